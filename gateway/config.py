@@ -1,0 +1,269 @@
+"""The configuration: frozen dataclasses that are the only source of keys, types and defaults, and one `load()`.
+
+The YAML file mirrors the dataclasses key by key. An unknown key, a wrong type or a value out of range is a `ConfigError`
+that names the place (`pools[0].replicas[1].url`) and says what would be right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from router import POLICIES
+
+MATCH_ALL = "*"
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the message says where and what to do."""
+
+
+def _positive(obj: Any, *names: str) -> None:
+    for name in names:
+        if getattr(obj, name) <= 0:
+            raise ConfigError(f"{name}: must be greater than 0, got {getattr(obj, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    """One model server. name: what metrics and headers call it (default: host:port). capacity_tokens: its KV cache."""
+
+    url: str
+    name: str = ""
+    capacity_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigError(f"url: {self.url!r} is not a base URL such as http://127.0.0.1:9001")
+        if parts.username or parts.password:
+            raise ConfigError("url: credentials do not belong in a URL; clients' Authorization headers are passed on")
+        try:
+            _ = parts.port
+        except ValueError as error:
+            raise ConfigError(f"url: {self.url!r} has no valid port") from error
+        # Engines say that their base URL ends in /v1; the gateway adds /v1 itself.
+        object.__setattr__(self, "url", self.url.rstrip("/").removesuffix("/v1"))
+        object.__setattr__(self, "name", self.name or parts.netloc)
+        if self.capacity_tokens is not None:
+            _positive(self, "capacity_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """Replicas that serve the same models. models: name prefixes, "*" for any; empty: whatever the replicas list."""
+
+    replicas: tuple[ReplicaConfig, ...]
+    models: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.replicas:
+            raise ConfigError("replicas: at least one replica URL is needed")
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingConfig:
+    """How a replica is chosen, and how long and how much the prefix index remembers."""
+
+    policy: str = "cost"
+    block_bytes: int = 256
+    block_tokens: int = 64
+    ttl_s: float = 300.0
+    memory_mb: int = 256
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy: {self.policy!r} is not one of {', '.join(POLICIES)}")
+        _positive(self, "block_bytes", "block_tokens", "ttl_s", "memory_mb")
+
+
+@dataclass(frozen=True, slots=True)
+class PriceConfig:
+    """USD per million tokens. cached_input: default a tenth of input."""
+
+    input: float
+    output: float
+    cached_input: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "cached_input"):
+            if (getattr(self, name) or 0.0) < 0:
+                raise ConfigError(f"{name}: a price is not negative")
+        if self.cached_input is None:
+            object.__setattr__(self, "cached_input", self.input / 10)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """Active probes. failures: failed probes in a row until a replica counts as down (one that refuses is down at once)."""
+
+    interval_s: float = 2.0
+    timeout_s: float = 5.0
+    failures: int = 2
+
+    def __post_init__(self) -> None:
+        _positive(self, "interval_s", "timeout_s", "failures")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutConfig:
+    """connect_s: to open a connection to a replica. idle_s: the longest silence of a replica, its prefill included."""
+
+    connect_s: float = 2.0
+    idle_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        _positive(self, "connect_s", "idle_s")
+
+
+@dataclass(frozen=True, slots=True)
+class LimitConfig:
+    """body_mb: the largest request body, in MiB. shutdown_s: how long running requests may go on after SIGTERM."""
+
+    body_mb: int = 64
+    shutdown_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _positive(self, "body_mb", "shutdown_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole file. `admin_key` is a secret: it comes from WARMROUTE_ADMIN_KEY, never from the file."""
+
+    pools: tuple[PoolConfig, ...]
+    listen: str = "127.0.0.1:8000"
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    prices: Mapping[str, PriceConfig] = field(default_factory=dict)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
+    limits: LimitConfig = field(default_factory=LimitConfig)
+    log_level: str = "info"
+    admin_key: str = field(default="", repr=False, metadata={"env": "WARMROUTE_ADMIN_KEY"})
+
+    def __post_init__(self) -> None:
+        if not self.pools:
+            raise ConfigError("pools: at least one pool with a replica is needed (or pass --replica URL)")
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
+        _ = self.address
+        names = [replica.name for pool in self.pools for replica in pool.replicas]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"pools: the replica {twice!r} is listed twice")
+        prefixes = [prefix for pool in self.pools for prefix in pool.models]
+        if doubled := next((prefix for prefix in prefixes if prefixes.count(prefix) > 1), None):
+            raise ConfigError(f"pools: the model prefix {doubled!r} is claimed twice")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """(host, port) of `listen`; an IPv6 host is written in brackets."""
+        host, _, port = self.listen.rpartition(":")
+        if not port.isdecimal() or int(port) > 65535 or not host:
+            raise ConfigError(f"listen: {self.listen!r} is not host:port, for example 0.0.0.0:8000")
+        return host.strip("[]"), int(port)
+
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def load(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> Config:
+    """The configuration from a YAML file (None: no file), then the environment, then `overrides` (raw values by key)."""
+    raw: dict[str, Any] = {} if path is None else _read(path)
+    if "admin_key" in raw:
+        raise ConfigError("admin_key: a secret does not belong in the file; set WARMROUTE_ADMIN_KEY")
+    if env.get("WARMROUTE_LISTEN"):
+        raw["listen"] = env["WARMROUTE_LISTEN"]
+    if env.get("WARMROUTE_ADMIN_KEY"):
+        raw["admin_key"] = env["WARMROUTE_ADMIN_KEY"]
+    raw.update(overrides)
+    raw.setdefault("pools", [])
+    config = _convert(Config, raw, "")
+    assert isinstance(config, Config)
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        raw = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: the file holds a {type(raw).__name__}, a mapping of keys is expected")
+    return raw
+
+
+def _convert(kind: Any, value: Any, where: str) -> Any:
+    """`value` (parsed YAML) as `kind` (a type hint of the dataclasses above), or a ConfigError that names `where`."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _convert_dataclass(kind, value, where)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ConfigError(f"{where}: a list is expected, got {_shown(value)}")
+        return tuple(_convert(args[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+    if origin is not None and issubclass(origin, Mapping) if isinstance(origin, type) else False:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: a mapping is expected, got {_shown(value)}")
+        return {str(key): _convert(args[1], item, f"{where}.{key}") for key, item in value.items()}
+    if origin is types.UnionType:
+        return None if value is None else _convert(args[0], value, where)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ConfigError(f"{where}: {_NAMES[kind]} is expected, got {_shown(value)}")
+    return value
+
+
+_NAMES: Mapping[Any, str] = types.MappingProxyType({int: "a whole number", float: "a number", str: "a text"})
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _convert_dataclass(kind: Any, value: Any, where: str) -> Any:
+    if kind is ReplicaConfig and isinstance(value, str):
+        value = {"url": value}  # the short form of a replica
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where or 'configuration'}: a mapping is expected, got {_shown(value)}")
+    hints = typing.get_type_hints(kind)
+    for key in value:
+        if key not in hints:
+            close = difflib.get_close_matches(str(key), hints, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(hints)}"
+            raise ConfigError(f"{_join(where, key)}: unknown key{hint}")
+    for item in dataclasses.fields(kind):
+        if item.name not in value and _required(item):
+            raise ConfigError(f"{_join(where, item.name)}: missing")
+    parts = {key: _convert(hints[key], item, _join(where, key)) for key, item in value.items()}
+    return _build(kind, parts, where)
+
+
+def _required(item: dataclasses.Field[Any]) -> bool:
+    return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+
+
+def _build(kind: Callable[..., Any], parts: Mapping[str, Any], where: str) -> Any:
+    try:
+        return kind(**parts)
+    except ConfigError as error:
+        raise ConfigError(_join(where, str(error))) from error
+
+
+def _join(where: str, key: Any) -> str:
+    return f"{where}.{key}" if where else str(key)

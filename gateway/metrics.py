@@ -1,0 +1,77 @@
+"""Every metric name, once.
+
+Labels are bounded: `model` is a name that a replica lists or a configured prefix, `replica` a configured name, `tenant` one
+of the first TENANTS distinct values of the tenant header, `code` an HTTP status. Units are in the names.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
+ROUTING_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05)
+
+TENANTS = 100
+
+
+class Metrics:
+    """The gateway's metrics in a registry of their own (no global state: two gateways can live in one process)."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"warmroute_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"warmroute_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+            return Histogram(f"warmroute_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self.requests = counter("requests_total", "Requests answered, by HTTP status (499: the client left).", "model", "code")
+        self.request_seconds = histogram("request_seconds", "Request read to last byte of the answer.", "model")
+        self.ttft_seconds = histogram(
+            "ttft_seconds",
+            "Request read to first byte of a streamed answer; hit: cached tokens were predicted.",
+            "model",
+            "cache",
+        )
+        self.inter_token_seconds = histogram(
+            "inter_token_seconds", "Mean gap between the tokens of a streamed answer.", "model"
+        )
+        self.prompt_tokens = counter(
+            "prompt_tokens_total",
+            "Prompt tokens as the engine reported them; hit: it had them cached.",
+            "model",
+            "replica",
+            "cache",
+        )
+        self.predicted_cached = counter(
+            "predicted_cached_tokens_total",
+            "Prompt tokens that the chosen replica was believed to hold.",
+            "model",
+            "replica",
+        )
+        self.completion_tokens = counter(
+            "completion_tokens_total", "Generated tokens as the engine reported them.", "model", "replica"
+        )
+        self.unmetered = counter(
+            "unmetered_requests_total", "Successful answers of generation requests without usage.", "model"
+        )
+        self.cost_usd = counter("cost_usd_total", "Cost by the configured prices, in USD.", "model", "tenant", "kind")
+        self.savings_usd = counter(
+            "savings_usd_total", "What the cached tokens would have cost more, in USD.", "model", "tenant"
+        )
+        self.routing_seconds = histogram(
+            "routing_seconds", "Time to hash a prompt and choose a replica.", buckets=ROUTING_SECONDS
+        )
+        self.routing = counter("routing_total", "Decisions, by policy and reason.", "policy", "reason")
+        self.retries = counter("retries_total", "Attempts on a further replica, by why the one before failed.", "reason")
+        self.replica_up = gauge("replica_up", "1 if the replica answers its probes.", "replica")
+        self.replica_inflight = gauge("replica_inflight", "Requests of this gateway on the replica.", "replica")
+        self.replica_booked = gauge("replica_booked_tokens", "Uncached prompt tokens awaiting their first token.", "replica")
+        self.prefill_rate = gauge("replica_prefill_tokens_per_second", "Learned prefill rate.", "replica")
+        self.trie_blocks = gauge("trie_blocks", "Block credits in the prefix index, summed over replicas.")
+        self.trie_bytes = gauge("trie_bytes", "Memory of the prefix index, estimated.")
+        self.trie_evicted = counter("trie_evicted_blocks_total", "Block credits that were forgotten, by why.", "reason")

@@ -1,0 +1,24 @@
+"""The decision core: which replica answers a prompt soonest. Pure: no I/O, no clock, no randomness of its own.
+
+This is the whole public surface; everything else is private to the package.
+"""
+
+from router.blocks import seed, text_keys, token_keys
+from router.policies import POLICIES
+from router.router import Booking, Router
+from router.types import Candidate, Cost, Decision, Outcome, Prompt, Replica
+
+__all__ = [
+    "POLICIES",
+    "Booking",
+    "Candidate",
+    "Cost",
+    "Decision",
+    "Outcome",
+    "Prompt",
+    "Replica",
+    "Router",
+    "seed",
+    "text_keys",
+    "token_keys",
+]

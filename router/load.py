@@ -1,0 +1,134 @@
+"""What is running where: leases, and the speed of each replica.
+
+A `Lease` is one request booked on a replica. It is open from `Ledger.open` to its one `close`; in between it may `move` to
+another replica (failover) and see its `first_token`. Until the first token its uncached prompt tokens count as booked
+prefill work, after it the lease counts as a decoding sequence. Every event is idempotent and ignored once the lease is
+closed, so that no order of events can make a count wrong; counts never need a floor at zero.
+
+The prefill rate of a replica is learned from its first tokens. An engine that serves prompts first come, first served works
+on ours from its arrival, or from the first token before it if that came later; so (uncached tokens) / (first token - that
+moment) measures its speed also under load. Sums that forget with a half-life keep small prompts from drowning large ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+DEFAULT_PREFILL_RATE = 8000.0  # tokens per second, believed until a replica has shown its own
+RATE_PRIOR_TOKENS = 2000.0  # how much evidence that belief is worth
+RATE_HALF_LIFE_TOKENS = 50_000.0  # evidence halves after so many further tokens
+
+
+@dataclass(slots=True)
+class ReplicaLoad:
+    """One replica's open leases, in three counts, and its learned speed."""
+
+    inflight: int = 0  # open leases
+    decoding: int = 0  # of these, past their first token
+    booked_tokens: int = 0  # uncached prompt tokens of the others
+    last_first_token: float = float("-inf")
+    rate_tokens: float = RATE_PRIOR_TOKENS
+    rate_seconds: float = RATE_PRIOR_TOKENS / DEFAULT_PREFILL_RATE
+
+    @property
+    def prefill_rate(self) -> float:
+        """Uncached prompt tokens per second; positive."""
+        return self.rate_tokens / self.rate_seconds
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        """Take one prefill (uncached tokens, service time) into the rate."""
+        if tokens <= 0 or seconds <= 0:
+            return
+        keep = 0.5 ** (tokens / RATE_HALF_LIFE_TOKENS)
+        self.rate_tokens = self.rate_tokens * keep + tokens
+        self.rate_seconds = self.rate_seconds * keep + seconds
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One request booked on a replica. Made by `Ledger.open`; `close` it exactly once, in a `finally`."""
+
+    ledger: Ledger = field(repr=False)
+    replica: str
+    uncached_tokens: int
+    since: float  # when it was booked on this replica
+    decoding: bool = False
+    closed: bool = False
+
+    def first_token(self, now: float) -> None:
+        """The prompt is prefilled: its tokens are no longer booked, and the rate learns from it."""
+        if self.closed or self.decoding:
+            return
+        self.decoding = True
+        load = self.ledger.of(self.replica)
+        load.booked_tokens -= self.uncached_tokens
+        load.decoding += 1
+        load.learn(self.uncached_tokens, now - max(self.since, load.last_first_token))
+        load.last_first_token = max(load.last_first_token, now)
+
+    def move(self, replica: str, uncached_tokens: int, now: float) -> None:
+        """Book on another replica instead (the first one failed). Nothing if closed."""
+        if self.closed:
+            return
+        self._leave()
+        self.replica, self.uncached_tokens, self.since, self.decoding = replica, uncached_tokens, now, False
+        self._enter()
+
+    def close(self) -> bool:
+        """Give the booking back. True the first time, False (and nothing happens) after that."""
+        if self.closed:
+            return False
+        self._leave()
+        self.closed = True
+        return True
+
+    def _enter(self) -> None:
+        load = self.ledger._loads.setdefault(self.replica, ReplicaLoad())
+        load.inflight += 1
+        load.booked_tokens += self.uncached_tokens
+
+    def _leave(self) -> None:
+        load = self.ledger.of(self.replica)
+        load.inflight -= 1
+        if self.decoding:
+            load.decoding -= 1
+        else:
+            load.booked_tokens -= self.uncached_tokens
+
+
+class Ledger:
+    """All open leases, by replica. Every operation is O(1)."""
+
+    def __init__(self) -> None:
+        self._loads: dict[str, ReplicaLoad] = {}
+
+    def of(self, replica: str) -> ReplicaLoad:
+        """A replica's load; that of a stranger is empty."""
+        return self._loads.get(replica) or ReplicaLoad()
+
+    def open(self, replica: str, uncached_tokens: int, now: float) -> Lease:
+        lease = Lease(self, replica, uncached_tokens, now)
+        lease._enter()
+        return lease
+
+    def remove(self, replica: str) -> None:
+        """Forget an idle replica's entry; a busy one stays, its leases still have to come home."""
+        load = self._loads.get(replica)
+        if load is not None and not load.inflight:
+            del self._loads[replica]
+
+    @property
+    def open_leases(self) -> int:
+        return sum(load.inflight for load in self._loads.values())
+
+    def check(self) -> None:
+        """Assert that no count can be wrong on its face; tests compare with the leases they hold."""
+        for load in self._loads.values():
+            assert 0 <= load.decoding <= load.inflight
+            assert load.booked_tokens >= 0
+            assert load.booked_tokens == 0 or load.inflight > load.decoding
+            assert load.prefill_rate > 0
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{name}: {load.inflight} ({load.booked_tokens} tokens)" for name, load in self._loads.items())
+        return f"<Ledger {rows}>"

@@ -1,0 +1,345 @@
+"""Which replica is believed to hold which prefix: a path-compressed radix tree over block keys.
+
+An edge is a run of keys (bytes, KEY_BYTES each); a node is the end of one edge. Keys are chained, so edges compare as plain
+bytes. A `Hold` says that a replica holds the first `blocks` blocks of a node's edge; holds are prefix-closed:
+
+    root ── "abc" (r1: 3, r2: 2) ──┬── "de" (r1: 2)          r1 holds abc, abcde, abcx; r2 holds ab.
+                                   └── "x"  (r1: 1)
+
+- a replica that holds any block of a node holds every block of the node's ancestors;
+- a hold that stops inside an edge has no hold of that replica below it, so r2 above costs no split;
+- every edge ends where its longest hold ends, and every leaf has a hold: nothing is stored that nobody holds.
+
+Each replica's holds form a list in order of last use. One `insert` moves the holds of its path to the fresh end, deepest
+first, so that the stale end is always a tail: forgetting from there never breaks prefix closure. TTL, per-replica capacity
+and the memory bound all forget from the stale end; they are enforced at every insert. An edge is split where prompts
+diverge and where use diverges; a node with one child is merged with it once their uses are one again.
+
+Time is an argument (seconds, any origin). A clock that goes backwards counts as one that stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from router.blocks import shared_blocks
+from router.holds import HOLD_BYTES, NODE_BYTES, Hold, Node, UseList
+from router.types import KEY_BYTES, BlockKeys
+
+
+class RadixTrie:
+    """See the top of this file. Replicas are named by strings and must be added before they can hold anything."""
+
+    def __init__(self, ttl_s: float, max_bytes: int) -> None:
+        self.ttl_s = ttl_s
+        self.max_bytes = max_bytes
+        self.evicted = dict.fromkeys(("ttl", "capacity", "memory", "purge", "correction"), 0)  # blocks forgotten, by why
+        self._root = Node(b"", None)
+        self._uses: dict[str, UseList] = {}
+        self._now = float("-inf")
+        self._nodes = 0
+        self._edge_bytes = 0
+        self._holds = 0
+
+    # -- what it knows
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory. O(1)."""
+        return self._nodes * NODE_BYTES + self._edge_bytes + self._holds * HOLD_BYTES
+
+    @property
+    def blocks(self) -> int:
+        """Block credits summed over replicas. O(replicas)."""
+        return sum(uses.blocks for uses in self._uses.values())
+
+    def held(self) -> Mapping[str, int]:
+        """Blocks credited to each replica. O(replicas)."""
+        return {replica: uses.blocks for replica, uses in self._uses.items()}
+
+    def match(self, keys: BlockKeys, now: float) -> dict[str, int]:
+        """replica -> leading blocks of `keys` that it is believed to hold; replicas that hold none are left out.
+
+        Reads only. O(edges on the path x their holders), plus one binary search at the divergence.
+        """
+        alive = max(self._now, now) - self.ttl_s
+        found: dict[str, int] = {}
+        for node, start, shared in self._walk(keys):
+            for replica, hold in node.holders.items():
+                if hold.used > alive:
+                    found[replica] = start + min(hold.blocks, shared)
+        return found
+
+    # -- what changes it
+
+    def add_replica(self, replica: str, capacity: int | None = None) -> None:
+        """Make `replica` known, or change its capacity (in blocks; None: unbounded), forgetting what no longer fits."""
+        if uses := self._uses.get(replica):
+            uses.capacity = capacity
+            self._enforce_capacity(replica, uses)
+        else:
+            self._uses[replica] = UseList(Hold(self._root, 0, 0.0), capacity)
+
+    def remove_replica(self, replica: str) -> None:
+        """Forget a replica and all it holds. O(its holds). Unknown names are ignored."""
+        self.purge(replica)
+        self._uses.pop(replica, None)
+
+    def purge(self, replica: str) -> None:
+        """Forget what a replica holds (it restarted) but not the replica. O(its holds)."""
+        uses = self._uses.get(replica)
+        while uses and (hold := uses.stalest):
+            self._forget(replica, uses, hold, 0, "purge")
+
+    def insert(self, replica: str, keys: BlockKeys, now: float) -> None:
+        """Credit `replica` with all blocks of `keys`, used now, and enforce every bound.
+
+        O(edges on the path), plus O(1) amortised for each hold that is forgotten. Unknown replicas are ignored (they left
+        while their request was running).
+        """
+        uses = self._uses.get(replica)
+        if uses is None:
+            return
+        self._now = now = max(self._now, now)
+        self._expire(replica, uses)
+        if keys:
+            self._credit(replica, uses, keys, now)
+            self._enforce_capacity(replica, uses)
+            self._enforce_memory()
+
+    def forget(self, replica: str, keys: BlockKeys, keep: int) -> None:
+        """Take from `replica` everything below the first `keep` blocks of `keys`: the path's rest and all its branches.
+
+        O(edges on the path + holds of the replica below it).
+        """
+        uses = self._uses.get(replica)
+        if uses is None:
+            return
+        for node, start, shared in self._walk(keys):
+            hold = node.holders.get(replica)
+            if hold is None:
+                return
+            if keep < start + shared:
+                self._forget_below(replica, uses, node)
+                self._forget(replica, uses, hold, max(0, keep - start), "correction")
+                return
+
+    def expire(self, now: float) -> None:
+        """Forget all that is past its TTL. O(replicas + holds forgotten). For a sweep while nothing is inserted."""
+        self._now = max(self._now, now)
+        for replica, uses in self._uses.items():
+            self._expire(replica, uses)
+
+    # -- the path
+
+    def _walk(self, keys: BlockKeys) -> Iterator[tuple[Node, int, int]]:
+        """(node, blocks before its edge, leading blocks of its edge that `keys` shares: at least 1), root excluded."""
+        node, at = self._root, 0
+        while child := node.children.get(keys[at : at + KEY_BYTES]):
+            end = at + len(child.edge)
+            if keys.startswith(child.edge, at):
+                yield child, at // KEY_BYTES, child.length
+                node, at = child, end
+            else:
+                yield child, at // KEY_BYTES, shared_blocks(child.edge, keys[at:end])
+                return
+
+    def _credit(self, replica: str, uses: UseList, keys: BlockKeys, now: float) -> None:
+        """Walk `keys`, splitting and growing the tree until a path spells them, and give the path to `replica`."""
+        path: list[tuple[Node, int]] = []  # (node, blocks of its edge on the path)
+        node, at = self._root, 0
+        for child, start, shared in self._walk(keys):
+            at = (start + shared) * KEY_BYTES
+            hold = child.holders.get(replica)
+            diverges = shared < child.length and at < len(keys)
+            used_beyond = shared < child.length and hold is not None and hold.blocks > shared
+            node = self._split(child, shared) if diverges or used_beyond else child
+            path.append((node, shared))
+        if rest := keys[at:]:
+            self._grow(path, node, rest)
+        for step, blocks in reversed(path):
+            self._touch(replica, uses, step, blocks, now)
+        for step, _ in reversed(path):
+            self._merge(step)
+
+    def _grow(self, path: list[tuple[Node, int]], node: Node, rest: BlockKeys) -> None:
+        """Append `rest` under `node`, the end of `path`: a leaf's edge is lengthened, else a new leaf is made."""
+        self._edge_bytes += len(rest)
+        if node is self._root or node.children:
+            leaf = Node(rest, node)
+            node.children[rest[:KEY_BYTES]] = leaf
+            self._nodes += 1
+            path.append((leaf, leaf.length))
+        else:
+            node.edge += rest
+            path[-1] = (node, node.length)
+
+    def _touch(self, replica: str, uses: UseList, node: Node, blocks: int, now: float) -> None:
+        hold = node.holders.get(replica)
+        if hold is None:
+            hold = node.holders[replica] = Hold(node, 0, now)
+            uses.link_after(hold, uses.ring.staler)
+            self._holds += 1
+        else:
+            uses.freshen(hold)
+        hold.used = now
+        uses.blocks += blocks - hold.blocks  # never less than before: `_credit` splits off what it does not use
+        hold.blocks = blocks
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut a node's edge after `at` blocks (0 < at < its length). Returns the new upper node; `node` is the lower."""
+        cut = at * KEY_BYTES
+        parent = node.parent
+        assert parent is not None
+        upper = Node(node.edge[:cut], parent)
+        parent.children[upper.edge[:KEY_BYTES]] = upper
+        node.edge = node.edge[cut:]
+        node.parent = upper
+        upper.children[node.edge[:KEY_BYTES]] = node
+        self._nodes += 1
+        for replica, hold in list(node.holders.items()):
+            if hold.blocks <= at:
+                del node.holders[replica]
+                upper.holders[replica] = hold
+                hold.node = upper
+            else:
+                above = upper.holders[replica] = Hold(upper, at, hold.used)
+                self._uses[replica].link_after(above, hold)
+                self._holds += 1
+                hold.blocks -= at
+        return upper
+
+    def _merge(self, node: Node) -> None:
+        """Undo a split that no longer divides anything: one child, and each of its holds was used with the one above."""
+        if node is self._root or len(node.children) != 1:
+            return
+        (child,) = node.children.values()
+        for replica, hold in child.holders.items():
+            above = node.holders[replica]
+            if hold.fresher is not above or hold.used != above.used:
+                return
+        for replica, hold in child.holders.items():
+            node.holders[replica].blocks += hold.blocks
+            hold.blocks = 0  # tells `_forget_below` that it is gone
+            self._uses[replica].unlink(hold)
+        self._holds -= len(child.holders)
+        self._nodes -= 1
+        node.edge += child.edge
+        node.children = child.children
+        for grandchild in node.children.values():
+            grandchild.parent = node
+
+    # -- forgetting
+
+    def _forget_below(self, replica: str, uses: UseList, node: Node) -> None:
+        """Take all of a replica's holds in the subtrees under `node`, deepest first."""
+        nodes, below = [node], []
+        while nodes:
+            holds = [child.holders[replica] for child in nodes.pop().children.values() if replica in child.holders]
+            below += holds
+            nodes += (hold.node for hold in holds)
+        for hold in reversed(below):
+            if hold.blocks:
+                self._forget(replica, uses, hold, 0, "correction")
+
+    def _forget(self, replica: str, uses: UseList, hold: Hold, keep: int, reason: str) -> None:
+        """Shorten a tail hold to its first `keep` blocks, and drop what then nobody holds."""
+        if keep >= hold.blocks:
+            return
+        self.evicted[reason] += hold.blocks - keep
+        uses.blocks -= hold.blocks - keep
+        hold.blocks = keep
+        node = hold.node
+        if keep == 0:
+            del node.holders[replica]
+            uses.unlink(hold)
+            self._holds -= 1
+        if node.children:
+            self._merge(node)
+        else:
+            self._shorten(node)
+
+    def _shorten(self, node: Node) -> None:
+        """End a leaf's edge where its longest hold ends; remove the leaf if it has none."""
+        longest = max((hold.blocks for hold in node.holders.values()), default=0)
+        if longest == node.length:
+            return
+        self._edge_bytes -= (node.length - longest) * KEY_BYTES
+        if longest:
+            node.edge = node.edge[: longest * KEY_BYTES]
+            return
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.edge[:KEY_BYTES]]
+        self._nodes -= 1
+        self._merge(parent)
+
+    def _expire(self, replica: str, uses: UseList) -> None:
+        while (hold := uses.stalest) and hold.used <= self._now - self.ttl_s:
+            self._forget(replica, uses, hold, 0, "ttl")
+
+    def _enforce_capacity(self, replica: str, uses: UseList) -> None:
+        while uses.capacity is not None and uses.blocks > uses.capacity and (hold := uses.stalest):
+            excess = uses.blocks - uses.capacity
+            self._forget(replica, uses, hold, max(0, hold.blocks - excess), "capacity")
+
+    def _enforce_memory(self) -> None:
+        """Forget the stalest holds of all replicas until the bound holds. O(replicas) for each hold forgotten."""
+        while self.size_bytes > self.max_bytes and self._holds:
+            stalest = (
+                (hold.used, replica, uses, hold) for replica, uses in self._uses.items() if (hold := uses.stalest) is not None
+            )
+            _, replica, uses, hold = min(stalest, key=lambda item: item[0])
+            self._forget(replica, uses, hold, 0, "memory")
+
+    # -- proof
+
+    def check(self) -> None:
+        """Assert every invariant that the top of this file states. O(everything)."""
+        nodes = edge_bytes = 0
+        blocks = dict.fromkeys(self._uses, 0)
+        stack = list(self._root.children.items())
+        assert not self._root.holders
+        while stack:
+            first, node = stack.pop()
+            stack += node.children.items()
+            nodes += 1
+            edge_bytes += len(node.edge)
+            self._check_node(first, node)
+            for replica, hold in node.holders.items():
+                blocks[replica] += hold.blocks
+        assert (nodes, edge_bytes) == (self._nodes, self._edge_bytes)
+        assert blocks == {replica: uses.blocks for replica, uses in self._uses.items()}
+        assert self._holds == sum(self._check_uses(replica, uses) for replica, uses in self._uses.items())
+
+    def _check_node(self, first: bytes, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        assert parent.children[first] is node
+        assert node.edge[:KEY_BYTES] == first
+        assert node.holders, "a node that nobody holds"
+        assert node.children or max(hold.blocks for hold in node.holders.values()) == node.length
+        for replica, hold in node.holders.items():
+            assert hold.node is node
+            assert 0 < hold.blocks <= node.length
+            if parent is not self._root:
+                above = parent.holders[replica]
+                assert above.blocks == parent.length, "a hole in a replica's prefix"
+                assert above.used >= hold.used
+
+    def _check_uses(self, replica: str, uses: UseList) -> int:
+        assert uses.capacity is None or uses.blocks <= uses.capacity
+        count, hold, last = 0, uses.ring.fresher, float("-inf")
+        fresh: set[int] = set()
+        while hold is not uses.ring:
+            assert hold.node.holders[replica] is hold
+            assert hold.fresher.staler is hold
+            assert last <= hold.used <= self._now
+            assert id(hold.node.parent) not in fresh, "an ancestor is staler than its descendant"
+            fresh.add(id(hold.node))
+            count, hold, last = count + 1, hold.fresher, hold.used
+        assert count == uses.count
+        return count
+
+    def __repr__(self) -> str:
+        return f"<RadixTrie {self._nodes} nodes, {self.blocks} blocks on {len(self._uses)} replicas, {self.size_bytes} bytes>"

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from router import Booking, Outcome, Prompt, Replica, Router, text_keys
+from tests.strategies import letters, prompt_of, replicas
+
+OK = Outcome(ok=True)
+
+
+def router_with(*names: str, **options: Any) -> Router:
+    router = Router(chance=random.Random(3), **options)
+    for name in names:
+        router.add(Replica(name), block_tokens=1)
+    return router
+
+
+def blocks_held(router: Router, prompt: Prompt, now: float = 0.0) -> dict[str, int]:
+    return router.trie.match(prompt.keys, now)
+
+
+def test_a_second_turn_follows_the_first() -> None:
+    router = router_with("r1", "r2", "r3")
+    first = router.choose(prompt_of(bytes(50)), ["r1", "r2", "r3"], 0.0)
+    assert first.decision.reason == "cold"
+    first.close(OK, 1.0)
+    for turn in range(2, 20):
+        booking = router.choose(prompt_of(bytes(50 * turn)), ["r1", "r2", "r3"], float(turn))
+        assert (booking.chosen.replica, booking.decision.reason) == (first.chosen.replica, "warm")
+        assert booking.chosen.matched_blocks == 50 * (turn - 1)
+        assert (booking.chosen.matched_tokens, booking.chosen.uncached_tokens) == (50 * (turn - 1), 50)
+        booking.close(OK, turn + 0.5)
+    router.check()
+    assert router.ledger.open_leases == 0
+
+
+def test_siblings_of_a_burst_meet_before_the_first_answer() -> None:
+    router = router_with("r1", "r2")
+    bookings = [router.choose(prompt_of(bytes(100) + bytes([1 + index]) * 2), ["r1", "r2"], 0.0) for index in range(3)]
+    assert len({booking.chosen.replica for booking in bookings}) == 1
+    assert [booking.decision.reason for booking in bookings] == ["cold", "warm", "warm"]
+
+
+def test_a_loaded_holder_spills_to_an_idle_replica() -> None:
+    router = router_with("r1", "r2")
+    warm = router.choose(prompt_of(bytes(100)), ["r1"], 0.0)
+    warm.close(OK, 1.0)
+    queue = [router.choose(prompt_of(bytes([9]) * 2000), ["r1"], 1.0)]
+    spilled = router.choose(prompt_of(bytes(100)), ["r1", "r2"], 1.0)
+    assert (spilled.chosen.replica, spilled.decision.reason) == ("r2", "spill")
+    assert blocks_held(router, prompt_of(bytes(100)), 1.0) == {"r1": 100, "r2": 100}, "the new holder is recorded"
+    for booking in (*queue, spilled):
+        booking.close(OK, 2.0)
+
+
+def test_what_is_booked_is_part_of_the_next_cost() -> None:
+    router = router_with("r1", "r2")
+    taken = [router.choose(prompt_of(bytes([index + 1]) * 100), ["r1", "r2"], 0.0) for index in range(10)]
+    names = [booking.chosen.replica for booking in taken]
+    assert names.count("r1") == names.count("r2") == 5
+
+
+def test_a_failure_takes_the_credit_back_but_not_what_was_known_before() -> None:
+    router = router_with("r1", "r2")
+    router.choose(prompt_of(b"aaaa"), ["r1"], 0.0).close(OK, 0.0)
+    booking = router.choose(prompt_of(b"aaaabbbb"), ["r1"], 0.0)
+    assert blocks_held(router, prompt_of(b"aaaabbbb")) == {"r1": 8}
+    booking.close(Outcome(ok=False), 0.0)
+    assert blocks_held(router, prompt_of(b"aaaabbbb")) == {"r1": 4}
+
+
+def test_a_move_takes_booking_and_credit_to_the_next_of_the_ranking() -> None:
+    router = router_with("r1", "r2")
+    booking = router.choose(prompt_of(b"abcd"), ["r1", "r2"], 0.0)
+    first, second = booking.decision.ranking
+    booking.move(second, 1.0)
+    assert blocks_held(router, prompt_of(b"abcd")) == {second.replica: 4}
+    assert router.ledger.of(first.replica).inflight == 0
+    assert router.ledger.of(second.replica).booked_tokens == 4
+    booking.first_token(2.0)
+    booking.close(OK, 3.0)
+    booking.close(OK, 3.0)
+    booking.move(first, 4.0)
+    assert router.ledger.open_leases == 0
+    assert blocks_held(router, prompt_of(b"abcd")) == {second.replica: 4}
+
+
+def test_the_engines_count_trims_what_it_did_not_hold() -> None:
+    router = router_with("r1")
+    router.choose(prompt_of(b"aaaaaaaa" + b"b"), ["r1"], 0.0).close(OK, 0.0)
+    router.choose(prompt_of(b"aaaaaaaa" + b"c"), ["r1"], 0.0).close(OK, 0.0)
+    booking = router.choose(prompt_of(b"aaaaaaaa" + b"d"), ["r1"], 0.0)
+    assert booking.chosen.matched_blocks == 8
+    booking.close(Outcome(ok=True, prompt_tokens=9, cached_tokens=2), 0.0)
+    assert blocks_held(router, prompt_of(b"aaaaaaaa" + b"d")) == {"r1": 9}, "what it has just computed it holds"
+    assert blocks_held(router, prompt_of(b"aaaaaaaa" + b"b")) == {"r1": 8}, "other branches hung on evicted blocks"
+
+
+@pytest.mark.parametrize("cached", [-5, 0, 7, 10**12, None])
+@pytest.mark.parametrize("tokens", [-1, 0, 10**12, None])
+def test_nonsense_from_an_engine_harms_nothing(cached: int | None, tokens: int | None) -> None:
+    router = router_with("r1")
+    for _ in range(3):
+        router.choose(prompt_of(b"abcdefgh", scale="m"), ["r1"], 0.0).close(Outcome(True, tokens, cached), 0.0)
+        router.check()
+    assert 0.01 <= router.units_per_token("m") <= 1000
+
+
+def test_bytes_per_token_are_learned_per_model() -> None:
+    router = router_with("r1")
+    assert router.units_per_token("m") == 4.0
+    for turn in range(100):
+        router.choose(prompt_of(bytes([turn]) * 3000, scale="m"), ["r1"], 0.0).close(Outcome(True, 1000, None), 0.0)
+    assert router.units_per_token("m") == pytest.approx(3.0, rel=0.02)
+    assert router.units_per_token("other") == 4.0
+    assert router.units_per_token("") == 1.0, "token ids need no scale"
+
+
+def test_a_slow_replica_learns_to_get_less() -> None:
+    router = router_with("fast", "slow")
+    speed = {"fast": 4000.0, "slow": 1000.0}
+    for turn in range(30):
+        for name, rate in speed.items():
+            booking = router.choose(prompt_of(bytes([turn, 1]) * 500), [name], turn * 10.0)
+            booking.first_token(turn * 10.0 + 1000 / rate)
+            booking.close(OK, turn * 10.0 + 5)
+    shares = [router.choose(prompt_of(bytes([99, i]) * 100), ["fast", "slow"], 999.0).chosen.replica for i in range(50)]
+    assert 36 <= shares.count("fast") <= 44
+
+
+def test_a_dry_run_changes_nothing() -> None:
+    router = router_with("r1", "r2")
+    before = repr(router)
+    decision = router.rank(prompt_of(b"abcd"), ["r1", "r2"], 0.0)
+    assert len(decision.ranking) == 2
+    assert repr(router) == before
+
+
+def test_a_replica_that_restarted_or_left_holds_nothing() -> None:
+    router = router_with("r1", "r2")
+    router.choose(prompt_of(b"abcd"), ["r1"], 0.0).close(OK, 0.0)
+    router.restarted("r1")
+    assert blocks_held(router, prompt_of(b"abcd")) == {}
+    running = router.choose(prompt_of(b"abcd"), ["r1"], 0.0)
+    router.remove("r1")
+    running.close(OK, 1.0)
+    assert blocks_held(router, prompt_of(b"abcd")) == {}, "a late success does not revive it"
+    assert router.ledger.open_leases == 0
+    router.check()
+
+
+def test_capacity_is_given_in_tokens() -> None:
+    router = Router(chance=random.Random(3))
+    router.add(Replica("r1", capacity_tokens=640), block_tokens=64)
+    router.choose(Prompt(text_keys(bytes(20 * 256), 256, 0), 20 * 256, 256, "m"), ["r1"], 0.0).close(OK, 0.0)
+    assert router.trie.held() == {"r1": 10}
+
+
+def test_a_prompt_without_a_full_block_is_routed_by_load_alone() -> None:
+    booking = router_with("r1", "r2").choose(Prompt(b"", 3, 256, "m"), ["r1", "r2"], 0.0)
+    assert booking.decision.reason == "blind"
+
+
+def test_no_candidates_is_a_caller_error() -> None:
+    with pytest.raises(ValueError, match="no replica"):
+        router_with().choose(prompt_of(b"a"), [], 0.0)
+
+
+class RouterMachine(RuleBasedStateMachine):
+    """Everything at once, with lying engines, late and repeated events and a clock that jumps."""
+
+    @initialize(
+        policy=st.sampled_from(["cost", "round_robin", "least_loaded", "random"]), memory=st.sampled_from([3000, 1 << 20])
+    )
+    def start(self, policy: str, memory: int) -> None:
+        self.router = Router(policy=policy, ttl_s=10, memory_bytes=memory, chance=random.Random(1))
+        self.bound, self.now = memory, 0.0
+        self.bookings: list[Booking] = []
+
+    @rule(name=replicas, capacity=st.none() | st.integers(1, 10))
+    def join(self, name: str, capacity: int | None) -> None:
+        self.router.add(Replica(name, capacity), block_tokens=1)
+
+    @rule(name=replicas)
+    def leave(self, name: str) -> None:
+        self.router.remove(name)
+
+    @rule(name=replicas)
+    def restart(self, name: str) -> None:
+        self.router.restarted(name)
+
+    @precondition(lambda self: self.router.replicas)
+    @rule(prompt=letters, scale=st.sampled_from(["", "m"]))
+    def choose(self, prompt: bytes, scale: str) -> None:
+        booking = self.router.choose(prompt_of(prompt, scale), list(self.router.replicas), self.now)
+        assert {candidate.replica for candidate in booking.decision.ranking} == set(self.router.replicas)
+        assert all(0 <= candidate.matched_tokens <= len(prompt) for candidate in booking.decision.ranking)
+        self.bookings.append(booking)
+
+    @precondition(lambda self: self.bookings)
+    @rule(data=st.data(), event=st.sampled_from(["first_token", "move", "close"]), keep=st.booleans())
+    def happens(self, data: st.DataObject, event: str, keep: bool) -> None:
+        booking = data.draw(st.sampled_from(self.bookings))
+        if event == "first_token":
+            booking.first_token(self.now)
+        elif event == "move":
+            booking.move(data.draw(st.sampled_from(booking.decision.ranking)), self.now)
+        else:
+            count = st.none() | st.integers(-10, 100)
+            booking.close(Outcome(data.draw(st.booleans()), data.draw(count), data.draw(count)), self.now)
+            if not keep:
+                self.bookings.remove(booking)
+
+    @rule(seconds=st.floats(-5, 20))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def sound(self) -> None:
+        self.router.check()
+        assert self.router.trie.size_bytes <= self.bound
+        assert self.router.ledger.open_leases == sum(not booking.lease.closed for booking in self.bookings)
+
+
+TestRouterMachine = RouterMachine.TestCase
+TestRouterMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,252 @@
+"""The trie against a plain oracle: one pygtrie per replica, one entry per block, evicted one by one."""
+
+from __future__ import annotations
+
+import gc
+import random
+import tracemalloc
+
+import pygtrie
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from router.trie import RadixTrie
+from tests.strategies import keys_of, letters, replicas
+
+TTL = 10.0
+PLENTY = 1 << 30
+
+
+class Oracle:
+    """What the trie means, with no compression and no cleverness: every block of every replica is one pygtrie entry."""
+
+    def __init__(self) -> None:
+        self.now = float("-inf")
+        self.touches = 0
+        self.held: dict[str, pygtrie.Trie] = {}
+        self.capacity: dict[str, int | None] = {}
+
+    def add(self, replica: str, capacity: int | None) -> None:
+        self.held.setdefault(replica, pygtrie.Trie())
+        self.capacity[replica] = capacity
+        self.shrink(replica)
+
+    def insert(self, replica: str, prompt: bytes, now: float) -> None:
+        if replica not in self.held:
+            return
+        self.now = max(self.now, now)
+        self.touches += 1
+        self.expire(replica)
+        for end in range(1, len(prompt) + 1):
+            self.held[replica][prompt[:end]] = (self.touches, self.now)
+        self.shrink(replica)
+
+    def expire(self, replica: str) -> None:
+        for block, (_, used) in list(self.held[replica].items()):
+            if used <= self.now - TTL:
+                del self.held[replica][block]
+
+    def shrink(self, replica: str) -> None:
+        held, capacity = self.held[replica], self.capacity[replica]
+        while capacity is not None and len(held) > capacity:
+            del held[min(held, key=lambda block: (held[block][0], -len(block)))]
+
+    def forget(self, replica: str, prompt: bytes, keep: int) -> None:
+        if replica in self.held and keep < len(prompt) and self.held[replica].has_node(prompt[: keep + 1]):
+            del self.held[replica][prompt[: keep + 1] :]
+
+    def match(self, prompt: bytes, now: float) -> dict[str, int]:
+        alive = max(self.now, now) - TTL
+        found = {}
+        for replica, held in self.held.items():
+            blocks = sum(1 for step in held.prefixes(prompt) if step.value[1] > alive)
+            if blocks:
+                found[replica] = blocks
+        return found
+
+
+class TrieMachine(RuleBasedStateMachine):
+    @initialize()
+    def start(self) -> None:
+        self.trie, self.oracle, self.now = RadixTrie(TTL, PLENTY), Oracle(), 0.0
+        self.prompts: set[bytes] = {b""}
+        for replica, capacity in (("r1", None), ("r2", 6)):
+            self.add(replica, capacity)
+
+    @rule(replica=replicas, capacity=st.none() | st.integers(0, 12))
+    def add(self, replica: str, capacity: int | None) -> None:
+        self.trie.add_replica(replica, capacity)
+        self.oracle.add(replica, capacity)
+
+    @rule(replica=replicas)
+    def remove(self, replica: str) -> None:
+        self.trie.remove_replica(replica)
+        self.oracle.held.pop(replica, None)
+
+    @rule(replica=replicas)
+    def purge(self, replica: str) -> None:
+        self.trie.purge(replica)
+        if replica in self.oracle.held:
+            self.oracle.held[replica].clear()
+
+    @rule(replica=replicas, prompt=letters)
+    def insert(self, replica: str, prompt: bytes) -> None:
+        self.prompts.add(prompt)
+        self.trie.insert(replica, keys_of(prompt), self.now)
+        self.oracle.insert(replica, prompt, self.now)
+
+    @rule(data=st.data(), replica=replicas, more=letters)
+    def extend(self, data: st.DataObject, replica: str, more: bytes) -> None:
+        """The next turn of a conversation, the case that the tree is made for."""
+        self.insert(replica, data.draw(st.sampled_from(sorted(self.prompts))) + more)
+
+    @rule(replica=replicas, prompt=letters, keep=st.integers(0, 9))
+    def forget(self, replica: str, prompt: bytes, keep: int) -> None:
+        self.trie.forget(replica, keys_of(prompt), keep)
+        self.oracle.forget(replica, prompt, keep)
+
+    @rule(seconds=st.floats(-5, 12))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def sweep(self) -> None:
+        self.trie.expire(self.now)
+        self.oracle.now = max(self.oracle.now, self.now)
+        for replica in self.oracle.held:
+            self.oracle.expire(replica)
+
+    @rule(prompt=letters)
+    def match(self, prompt: bytes) -> None:
+        assert self.trie.match(keys_of(prompt), self.now) == self.oracle.match(prompt, self.now)
+
+    @invariant()
+    def agrees(self) -> None:
+        self.trie.check()
+        assert self.trie.held() == {replica: len(held) for replica, held in self.oracle.held.items()}
+        for prompt in self.prompts:
+            assert self.trie.match(keys_of(prompt), self.now) == self.oracle.match(prompt, self.now)
+
+
+TestTrieMachine = TrieMachine.TestCase
+TestTrieMachine.settings = settings(
+    max_examples=300, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def trie_with(*names: str, capacity: int | None = None, max_bytes: int = PLENTY, ttl: float = TTL) -> RadixTrie:
+    trie = RadixTrie(ttl, max_bytes)
+    for name in names:
+        trie.add_replica(name, capacity)
+    return trie
+
+
+def test_a_growing_conversation_stays_one_node() -> None:
+    trie = trie_with("r1")
+    for end in range(10, 200, 10):
+        trie.insert("r1", keys_of(bytes(end)), 0.0)
+    assert repr(trie).startswith("<RadixTrie 1 nodes, 190 blocks")
+
+
+def test_a_split_is_undone_when_its_reason_is_gone() -> None:
+    trie = trie_with("r1", "r2")
+    trie.insert("r1", keys_of(b"aaaa"), 0.0)
+    trie.insert("r2", keys_of(b"aabb"), 0.0)
+    assert repr(trie).startswith("<RadixTrie 3 nodes")
+    trie.remove_replica("r2")
+    assert repr(trie).startswith("<RadixTrie 1 nodes, 4 blocks")
+    trie.check()
+
+
+def test_a_shorter_prompt_keeps_only_its_own_part_fresh() -> None:
+    trie = trie_with("r1", capacity=5)
+    trie.insert("r1", keys_of(b"aaaa"), 0.0)
+    trie.insert("r1", keys_of(b"aa"), 1.0)  # used again, but not its tail
+    trie.insert("r1", keys_of(b"b"), 2.0)
+    trie.insert("r1", keys_of(b"cc"), 3.0)  # needs two blocks: the tail of aaaa goes, its head stays
+    assert trie.match(keys_of(b"aaaa"), 3.0) == {"r1": 2}
+    assert trie.match(keys_of(b"b"), 3.0) == {"r1": 1}
+
+
+def test_time_to_live_counts_from_the_last_use() -> None:
+    trie = trie_with("r1")
+    trie.insert("r1", keys_of(b"aa"), 0.0)
+    trie.insert("r1", keys_of(b"aa"), 8.0)
+    assert trie.match(keys_of(b"aa"), 17.9) == {"r1": 2}
+    assert trie.match(keys_of(b"aa"), 18.0) == {}, "matches do not see what is past its time, swept or not"
+    trie.expire(18.0)
+    assert (trie.blocks, trie.size_bytes) == (0, 0)
+    assert trie.evicted["ttl"] == 2
+
+
+def test_an_insert_enforces_time_to_live_without_a_sweep() -> None:
+    trie = trie_with("r1")
+    trie.insert("r1", keys_of(b"aa"), 0.0)
+    trie.insert("r1", keys_of(b"b"), 50.0)
+    assert trie.held() == {"r1": 1}
+
+
+def test_a_prompt_longer_than_the_capacity_keeps_its_head() -> None:
+    trie = trie_with("r1", capacity=3)
+    trie.insert("r1", keys_of(b"abcdefgh"), 0.0)
+    assert trie.match(keys_of(b"abcdefgh"), 0.0) == {"r1": 3}
+    assert trie.evicted["capacity"] == 5
+
+
+def test_the_memory_bound_holds_under_hostile_prompts() -> None:
+    """A million-block flood in small: distinct one-block prompts, long ones, heads that differ late, forced splits."""
+    chance = random.Random(1)
+    bound = 200_000
+    trie = trie_with("r1", "r2", max_bytes=bound)
+    head = chance.randbytes(400)
+    for turn in range(3000):
+        kind = turn % 4
+        if kind == 0:
+            prompt = chance.randbytes(8)
+        elif kind == 1:
+            prompt = head[: chance.randrange(400)] + chance.randbytes(3)
+        elif kind == 2:
+            prompt = head
+        else:
+            prompt = chance.randbytes(3000 if turn % 100 == 3 else 40)
+        trie.insert(chance.choice(["r1", "r2"]), keys_of(prompt), float(turn) / 1000)
+        assert trie.size_bytes <= bound
+    trie.check()
+    assert trie.evicted["memory"] > 0
+    assert trie.match(keys_of(head), 3.0), "what is used all the time survives the flood"
+
+
+def test_one_prompt_beyond_the_memory_bound_leaves_nothing_broken() -> None:
+    trie = trie_with("r1", max_bytes=5000)
+    trie.insert("r1", keys_of(bytes(10_000)), 0.0)
+    trie.check()
+    assert trie.size_bytes <= 5000
+
+
+@pytest.mark.parametrize(("prompts", "holders"), [(400, 1), (400, 4)])
+def test_the_memory_estimate_is_honest(prompts: int, holders: int) -> None:
+    names = [f"r{index}" for index in range(holders)]
+    keys = [keys_of(random.Random(index).randbytes(40)) for index in range(prompts)]
+    gc.collect()
+    tracemalloc.start()
+    trie = trie_with(*names, ttl=1e9)
+    for item in keys:
+        for name in names:
+            trie.insert(name, bytes(bytearray(item)), 0.0)
+    del item
+    gc.collect()
+    measured = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert 0.7 * measured < trie.size_bytes < 1.5 * measured
+
+
+def test_unknown_replicas_are_ignored() -> None:
+    trie = trie_with("r1")
+    trie.insert("gone", keys_of(b"aa"), 0.0)
+    trie.forget("gone", keys_of(b"aa"), 0)
+    trie.purge("gone")
+    trie.remove_replica("gone")
+    trie.check()
+    assert trie.match(keys_of(b"aa"), 0.0) == {}
