@@ -22,6 +22,7 @@ import yaml
 from router import POLICIES
 
 MATCH_ALL = "*"
+DEFAULT_LISTEN = "127.0.0.1:8000"
 
 
 class ConfigError(ValueError):
@@ -142,7 +143,7 @@ class Config:
     """The whole file. `admin_key` is a secret: it comes from WARMROUTE_ADMIN_KEY, never from the file."""
 
     pools: tuple[PoolConfig, ...]
-    listen: str = "127.0.0.1:8000"
+    listen: str = DEFAULT_LISTEN
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     prices: Mapping[str, PriceConfig] = field(default_factory=dict)
     health: HealthConfig = field(default_factory=HealthConfig)
@@ -215,7 +216,7 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list):
             raise ConfigError(f"{where}: a list is expected, got {_shown(value)}")
         return tuple(_convert(args[0], item, f"{where}[{index}]") for index, item in enumerate(value))
-    if origin is not None and issubclass(origin, Mapping) if isinstance(origin, type) else False:
+    if origin is Mapping:
         if not isinstance(value, dict):
             raise ConfigError(f"{where}: a mapping is expected, got {_shown(value)}")
         return {str(key): _convert(args[1], item, f"{where}.{key}") for key, item in value.items()}

@@ -6,7 +6,9 @@ of the first TENANTS distinct values of the tenant header, `code` an HTTP status
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+from router import Router
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 ROUTING_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05)
@@ -18,7 +20,10 @@ class Metrics:
     """The gateway's metrics in a registry of their own (no global state: two gateways can live in one process)."""
 
     def __init__(self) -> None:
+        # By default there is a second series beside every counter, which nobody reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
+        self._evicted_before: dict[str, int] = {}
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"warmroute_{name}", text, labels, registry=registry)
@@ -75,3 +80,17 @@ class Metrics:
         self.trie_blocks = gauge("trie_blocks", "Block credits in the prefix index, summed over replicas.")
         self.trie_bytes = gauge("trie_bytes", "Memory of the prefix index, estimated.")
         self.trie_evicted = counter("trie_evicted_blocks_total", "Block credits that were forgotten, by why.", "reason")
+
+    def read(self, router: Router) -> None:
+        """Set the gauges that mirror the router's state; called at each scrape."""
+        for name in router.replicas:
+            load = router.ledger.of(name)
+            self.replica_inflight.labels(name).set(load.inflight)
+            self.replica_booked.labels(name).set(load.booked_tokens)
+            self.prefill_rate.labels(name).set(load.prefill_rate)
+        self.trie_blocks.set(router.trie.blocks)
+        self.trie_bytes.set(router.trie.size_bytes)
+        for reason, blocks in router.trie.evicted.items():
+            counter = self.trie_evicted.labels(reason)
+            counter.inc(blocks - self._evicted_before.get(reason, 0))
+            self._evicted_before[reason] = blocks

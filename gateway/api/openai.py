@@ -1,0 +1,130 @@
+"""The OpenAI dialect: a request body is parsed once into a frozen request with its canonical prompt; errors in its shape.
+
+What a client sends goes to the replica as it came (vendor fields included); the one thing that is added is the wish for
+usage at the end of a stream, because without it nothing could be metered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.api.prompt import chat_prompt, completion_prompt
+from gateway.errors import GatewayError, bad_request
+
+CHAT, COMPLETION, OTHER = "chat", "completion", "other"
+
+_KINDS: Mapping[str, str] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
+_ASK_USAGE = b'"stream_options":{"include_usage":true}}'
+MAX_MODEL_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """One request, understood as far as routing and metering need it.
+
+    kind: CHAT or COMPLETION (generation, metered), OTHER (passed through).
+    prompt: canonical text or token ids, None where the body has none that we know.
+    body: what goes to the replica. strip_usage: the usage event of the stream is ours, not the client's.
+    """
+
+    kind: str
+    model: str
+    prompt: bytes | list[int] | None
+    salt: str
+    stream: bool
+    strip_usage: bool
+    body: bytes
+
+    @property
+    def metered(self) -> bool:
+        return self.kind != OTHER
+
+
+def kind_of(path: str) -> str:
+    return _KINDS.get(path, OTHER)
+
+
+def parse(kind: str, raw: bytes) -> ApiRequest:
+    """Parse a generation request. Raises GatewayError 400 that names the field and says what it should be."""
+    body = _json_object(raw)
+    model = body.get("model")
+    if not isinstance(model, str) or not 0 < len(model) <= MAX_MODEL_CHARS:
+        raise bad_request("'model' is required and must be a string: the name of a model that GET /v1/models lists.", "model")
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise bad_request("'stream' must be true or false.", "stream")
+    prompt = chat_prompt(body) if kind == CHAT else completion_prompt(body, "prompt")
+    strip = bool(stream) and not _asks_usage(body)
+    return ApiRequest(kind, model, prompt, _salt(body), bool(stream), strip, _with_usage(raw, body) if strip else raw)
+
+
+def parse_other(raw: bytes) -> ApiRequest:
+    """Read what can be read of a body on a path that we only pass through; nothing in it is an error."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        body = None
+    if not isinstance(body, dict):
+        return ApiRequest(OTHER, "", None, "", False, False, raw)
+    model = body.get("model")
+    model = model if isinstance(model, str) and len(model) <= MAX_MODEL_CHARS else ""
+    return ApiRequest(OTHER, model, _lenient_prompt(body), _salt(body), body.get("stream") is True, False, raw)
+
+
+def _json_object(raw: bytes) -> dict[str, Any]:
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"The body is not valid JSON: {error}.", code="invalid_json") from error
+    if not isinstance(body, dict):
+        raise bad_request("The body must be a JSON object.", code="invalid_json")
+    return body
+
+
+def _lenient_prompt(body: Mapping[str, Any]) -> bytes | list[int] | None:
+    try:
+        if "messages" in body:
+            return chat_prompt(body)
+        return completion_prompt(body, "prompt" if "prompt" in body else "input")
+    except GatewayError:
+        return None
+
+
+def _salt(body: Mapping[str, Any]) -> str:
+    salt = body.get("cache_salt")
+    return salt if isinstance(salt, str) else ""
+
+
+def _asks_usage(body: Mapping[str, Any]) -> bool:
+    options = body.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def _with_usage(raw: bytes, body: dict[str, Any]) -> bytes:
+    """The body with `stream_options.include_usage`; spliced in as bytes where that is possible."""
+    if "stream_options" not in body:
+        return raw.rstrip()[:-1] + b"," + _ASK_USAGE  # a body with a model is not empty: the comma is right
+    options = body["stream_options"]
+    if options is not None and not isinstance(options, dict):
+        raise bad_request("'stream_options' must be an object.", "stream_options")
+    return orjson.dumps({**body, "stream_options": {**(options or {}), "include_usage": True}})
+
+
+def error_body(error: GatewayError) -> bytes:
+    """OpenAI's error shape."""
+    kind = "invalid_request_error" if error.fault == "client" else "server_error"
+    return orjson.dumps({"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}})
+
+
+def stream_error(error: GatewayError) -> bytes:
+    """An error after a stream began: the frame that makes official clients raise, then the end, as vLLM does."""
+    return b"data: " + error_body(error) + b"\n\ndata: [DONE]\n\n"
+
+
+def model_list(models: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """The answer to GET /v1/models."""
+    return orjson.dumps({"object": "list", "data": list(models.values())})

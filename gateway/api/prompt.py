@@ -1,0 +1,94 @@
+"""The canonical prompt: what the engine's template would see, as bytes.
+
+The one property that counts: a conversation that extends another in the engine extends it here, byte for byte. So the parts
+stand in the order of a template (tools first, then the messages), each message begins with a separator that no client can
+type into a role, and nothing that does not enter the prompt (sampling, limits, ids) is in it. An image, audio or file part
+stands as a digest: what matters is only whether it is the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import xxhash
+
+from gateway.errors import GatewayError, bad_request
+
+# ASCII separators: file (head parts), group (content parts), record (messages), unit (fields of a message).
+_HEAD, _PART, _MESSAGE, _FIELD = b"\x1c", b"\x1d", b"\x1e", b"\x1f"
+
+# Whatever a chat template reads beside the messages: it shapes the prompt from its first token on.
+_HEAD_KEYS = ("tools", "functions", "documents", "chat_template", "chat_template_kwargs")
+_PLACED_KEYS = ("role", "name", "content")
+
+
+def chat_prompt(body: Mapping[str, Any]) -> bytes:
+    """The canonical prompt of a chat request. Raises GatewayError 400 where the messages are not messages."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise bad_request("'messages' must be a list with at least one message.", "messages")
+    parts = [_HEAD + key.encode() + canonical_json(body[key]) for key in _HEAD_KEYS if body.get(key) is not None]
+    for index, message in enumerate(messages):
+        parts.append(_message(message, f"messages[{index}]"))
+    return b"".join(parts)
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON with sorted keys: equal values give equal bytes."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+
+
+def _message(message: Any, where: str) -> bytes:
+    if not isinstance(message, dict):
+        raise bad_request(f"{where} must be an object with 'role' and 'content'.", where)
+    role, name = message.get("role"), message.get("name")
+    if not isinstance(role, str):
+        raise bad_request(f"{where}.role must be a string such as 'user'.", f"{where}.role")
+    fields = [_MESSAGE + role.encode()]
+    if isinstance(name, str):
+        fields.append(b"@" + name.encode())
+    fields.append(_FIELD + _content(message.get("content"), f"{where}.content"))
+    others = sorted(key for key, value in message.items() if value is not None and key not in _PLACED_KEYS)
+    fields += (_FIELD + key.encode() + b"=" + canonical_json(message[key]) for key in others)
+    return b"".join(fields)
+
+
+def _content(content: Any, where: str) -> bytes:
+    if content is None:
+        return b""
+    if isinstance(content, str):
+        return content.encode()
+    if not isinstance(content, list):
+        raise bad_request(f"{where} must be a string or a list of content parts.", where)
+    # One text part reads as the plain string: templates print both alike.
+    return _PART.join(_part(part, where) for part in content)
+
+
+def _part(part: Any, where: str) -> bytes:
+    if not isinstance(part, dict):
+        raise bad_request(f"{where}: each content part must be an object with a 'type'.", where)
+    text = part.get("text")
+    if isinstance(text, str):
+        return text.encode()
+    return b"\x1a" + xxhash.xxh3_128_digest(canonical_json(part))
+
+
+def completion_prompt(body: Mapping[str, Any], key: str) -> bytes | list[int]:
+    """The prompt of a completion or embedding request: text, or token ids. Of a batch, the first one.
+
+    Raises GatewayError 400 where it is neither.
+    """
+    prompt = body.get(key)
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return prompt.encode()
+    if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
+        return prompt
+    raise _bad_prompt(key)
+
+
+def _bad_prompt(key: str) -> GatewayError:
+    return bad_request(f"'{key}' must be a string, a list of strings, a list of token ids, or a list of such lists.", key)

@@ -1,0 +1,224 @@
+"""The composition root: the one place that knows all parts and puts them together.
+
+config -> metrics, router -> fleet, relay, meter -> proxy, operator -> routes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import prometheus_client
+from aiohttp import web
+
+from gateway.api import openai
+from gateway.config import Config
+from gateway.errors import GatewayError, unknown_model
+from gateway.metering import Meter
+from gateway.metrics import Metrics
+from gateway.operator import Operator
+from gateway.proxy import Proxy
+from gateway.record import CLIENT_LEFT, begin
+from gateway.relay import Relay
+from gateway.replicas import Fleet
+from router import Router
+
+log = logging.getLogger("warmroute.gateway")
+
+TENANT_HEADER = "X-Tenant-Id"
+_SWEEP_S = 1.0
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The parts of one running gateway. Tests look inside through it."""
+
+    config: Config
+    metrics: Metrics
+    router: Router
+    fleet: Fleet
+    relay: Relay
+    meter: Meter
+    proxy: Proxy
+    operator: Operator
+    clock: Callable[[], float]
+
+
+GATEWAY = web.AppKey("gateway", Gateway)
+
+
+def compose(config: Config, clock: Callable[[], float] = time.monotonic) -> Gateway:
+    metrics = Metrics()
+    routing = config.routing
+    router = Router(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20, chance=random.Random())
+    fleet = Fleet(config, router, metrics)
+    relay = Relay(config.timeouts)
+    meter = Meter(config.prices, metrics)
+    proxy = Proxy(
+        fleet=fleet,
+        router=router,
+        relay=relay,
+        meter=meter,
+        metrics=metrics,
+        routing=routing,
+        limits=config.limits,
+        clock=clock,
+    )
+    operator = Operator(fleet=fleet, router=router, proxy=proxy, admin_key=config.admin_key, clock=clock)
+    return Gateway(config, metrics, router, fleet, relay, meter, proxy, operator, clock)
+
+
+def make_app(gateway: Gateway) -> web.Application:
+    """The web application around the parts. It probes the replicas from its startup to its cleanup."""
+    app = web.Application(client_max_size=gateway.config.limits.body_mb << 20, middlewares=[_errors])
+    app[GATEWAY] = gateway
+    app.cleanup_ctx.append(_background)
+    app.on_response_prepare.append(_name_server)
+    app.router.add_routes(
+        [
+            web.get("/health", health),
+            web.get("/ready", ready),
+            web.get("/metrics", metrics_page),
+            web.get("/v1/models", models),
+            web.get("/v1/models/{model:.+}", model_entry),
+            *gateway.operator.routes(),
+            web.route("*", "/v1/{path:.*}", forward),
+        ]
+    )
+    return app
+
+
+async def _background(app: web.Application) -> AsyncIterator[None]:
+    gateway = app[GATEWAY]
+    async with gateway.relay:
+        await gateway.fleet.probe_all(gateway.relay)
+        tasks = [asyncio.create_task(gateway.fleet.run(gateway.relay)), asyncio.create_task(_sweep(gateway))]
+        yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _sweep(gateway: Gateway) -> None:
+    """Forget what is past its time also while no request comes."""
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        gateway.router.trie.expire(gateway.clock())
+
+
+async def _name_server(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "warmroute"
+
+
+# -- endpoints
+
+
+async def health(_request: web.Request) -> web.Response:
+    return web.json_response({"status": "ok"})
+
+
+async def ready(request: web.Request) -> web.Response:
+    """200 if every pool has a live replica, else 503 and which pools have none."""
+    missing = [number for number, pool in enumerate(request.app[GATEWAY].fleet.pools) if not pool.ready]
+    return web.json_response({"ready": not missing, "pools_without_replica": missing}, status=503 if missing else 200)
+
+
+async def metrics_page(request: web.Request) -> web.Response:
+    gateway = request.app[GATEWAY]
+    gateway.metrics.read(gateway.router)
+    body = prometheus_client.generate_latest(gateway.metrics.registry)
+    return web.Response(body=body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
+
+
+async def models(request: web.Request) -> web.Response:
+    """The union of the models that the live replicas list."""
+    body = openai.model_list(request.app[GATEWAY].fleet.models)
+    return web.Response(body=body, content_type="application/json")
+
+
+async def model_entry(request: web.Request) -> web.Response:
+    known, name = request.app[GATEWAY].fleet.models, request.match_info["model"]
+    if name not in known:
+        raise unknown_model(name, list(known))
+    return web.json_response(dict(known[name]))
+
+
+async def forward(request: web.Request) -> web.StreamResponse:
+    """Everything else under /v1/: to the replica that answers it soonest."""
+    gateway = request.app[GATEWAY]
+    record = begin(request, gateway.meter.tenant(request.headers.get(TENANT_HEADER)), gateway.clock())
+    try:
+        raw = await request.read()
+        kind = openai.kind_of(request.path)
+        if kind != openai.OTHER and request.method != "POST":
+            raise GatewayError(405, "method_not_allowed", f"{request.path} takes POST.")
+        api = openai.parse_other(raw) if kind == openai.OTHER else openai.parse(kind, raw)
+        record.stream = api.stream
+        return await gateway.proxy.forward(request, api, record)
+    except GatewayError as error:
+        record.status, record.error = error.status, error.message
+        return _error_response(error, record.id)
+    except web.HTTPRequestEntityTooLarge:
+        record.status, record.error = 413, "body too large"
+        raise
+    except (asyncio.CancelledError, ConnectionError):
+        record.status, record.error = CLIENT_LEFT, record.error or "the client left"
+        raise
+    finally:
+        record.finish(gateway.metrics, gateway.clock())
+
+
+def _error_response(error: GatewayError, request_id: str | None = None) -> web.Response:
+    headers = {"X-Request-Id": request_id} if request_id else {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    return web.Response(status=error.status, body=openai.error_body(error), content_type="application/json", headers=headers)
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Whatever goes wrong outside of a forwarded request has OpenAI's error shape too."""
+    try:
+        return await handler(request)
+    except GatewayError as error:
+        return _error_response(error)
+    except web.HTTPRequestEntityTooLarge:
+        limit = request.app[GATEWAY].config.limits.body_mb
+        text = f"The body is larger than {limit} MiB (limits.body_mb). Send less, or raise the limit."
+        return _error_response(GatewayError(413, "request_too_large", text))
+    except web.HTTPNotFound:
+        return _error_response(GatewayError(404, "not_found", f"There is nothing at {request.path}; the API is under /v1/."))
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return _error_response(GatewayError(405, "method_not_allowed", f"{request.path} takes {allowed}."))
+    except Exception:  # the last border: a bug must not cost more than its own request
+        log.exception("unhandled error", extra={"path": request.path})
+        return _error_response(GatewayError(500, "internal_error", "The gateway failed on this request; its log says why."))
+
+
+async def serve(config: Config, stop: asyncio.Event, started: Callable[[str], None]) -> None:
+    """Run until `stop` is set: then stop accepting, let running requests finish for `limits.shutdown_s`, and end.
+
+    started: called with the base URL once requests are answered. Raises OSError if the address cannot be had.
+    """
+    host, port = config.address
+    app = make_app(compose(config))
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=config.limits.shutdown_s)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        bound = runner.addresses[0]
+        shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+        started(f"http://{shown}:{bound[1]}")
+        with contextlib.suppress(asyncio.CancelledError):
+            await stop.wait()
+    finally:
+        await runner.cleanup()

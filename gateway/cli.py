@@ -1,0 +1,139 @@
+"""The `warmroute` command."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gateway import __version__, logs
+from gateway.config import DEFAULT_LISTEN, Config, ConfigError, LimitConfig, RoutingConfig, load
+from router import POLICIES
+
+log = logging.getLogger("warmroute.gateway")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status (0 done, 1 failed, 2 unusable arguments or configuration)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["replica"]:
+        # The inference server is a world of its own (torch, transformers), loaded only where it is wanted.
+        from replica.cli import main as replica_main
+
+        return replica_main(arguments[1:])
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except ConfigError as error:
+        print(f"warmroute: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="warmroute", description="A prefix-cache-aware load-balancing gateway for LLM replicas.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"warmroute {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run the gateway", description=_SERVE, allow_abbrev=False)
+    serve.add_argument("--config", metavar="FILE", type=Path, help="YAML configuration (default: $WARMROUTE_CONFIG, or none)")
+    serve.add_argument("--replica", metavar="URL", action="append", help="base URL of a replica; repeat for more")
+    serve.add_argument("--host", help=f"address to listen on (default: {DEFAULT_LISTEN.rpartition(':')[0]})")
+    serve.add_argument(
+        "--port", type=int, help=f"port to listen on, 0 for any free one (default: {DEFAULT_LISTEN.rpartition(':')[2]})"
+    )
+    serve.add_argument("--policy", choices=list(POLICIES), help=f"routing policy (default: {RoutingConfig().policy})")
+    serve.set_defaults(command=_serve)
+
+    commands.add_parser("replica", help="run an inference server: a real engine, or a simulated one (see replica --help)")
+
+    demo = commands.add_parser("demo", help="two real replicas, a gateway, two conversations, a table", allow_abbrev=False)
+    demo.add_argument("--once", action="store_true", help="exit after the table: 0 if every later turn hit the cache")
+    demo.add_argument("--engine", choices=["transformers", "sim"], default="transformers", help="default: %(default)s")
+    demo.set_defaults(command=_demo)
+
+    check = commands.add_parser("check", help="validate a configuration file", allow_abbrev=False)
+    check.add_argument("file", metavar="FILE", type=Path)
+    check.set_defaults(command=_check)
+    return parser
+
+
+_SERVE = (
+    "Run the gateway. Flags win over the environment (WARMROUTE_CONFIG, WARMROUTE_LISTEN, WARMROUTE_ADMIN_KEY), which wins "
+    f"over the file. SIGTERM lets running requests finish for {LimitConfig().shutdown_s:g} s (limits.shutdown_s)."
+)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    config = _config_of(options)
+    logs.configure(config.log_level)
+    try:
+        _run(_serve_until_signal(config))
+    except OSError as error:
+        print(f"warmroute: cannot listen on {config.listen}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _config_of(options: argparse.Namespace) -> Config:
+    path = options.config or (Path(os.environ["WARMROUTE_CONFIG"]) if os.environ.get("WARMROUTE_CONFIG") else None)
+    overrides: dict[str, Any] = {}
+    if options.replica:
+        overrides["pools"] = [{"replicas": options.replica}]
+    config = load(path, overrides)
+    host, port = config.address
+    if options.host is not None or options.port is not None:
+        host, port = options.host or host, port if options.port is None else options.port
+        overrides["listen"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if options.policy:
+        overrides["routing"] = {**asdict(config.routing), "policy": options.policy}
+    return load(path, overrides) if overrides else config
+
+
+async def _serve_until_signal(config: Config) -> None:
+    from gateway.app import serve
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    replicas = [replica.url for pool in config.pools for replica in pool.replicas]
+    await serve(config, stop, lambda url: log.info("listening", extra={"url": url, "replicas": replicas}))
+    log.info("stopped")
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform; asyncio's own loop does the same, slower
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from gateway.demo import run
+
+    return run(engine=options.engine, once=options.once)
+
+
+def _check(options: argparse.Namespace) -> int:
+    config = load(options.file, {})
+    replicas = sum(len(pool.replicas) for pool in config.pools)
+    print(f"{options.file}: good: {len(config.pools)} pools, {replicas} replicas, policy {config.routing.policy}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

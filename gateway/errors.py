@@ -1,0 +1,57 @@
+"""What goes wrong, whose fault it is, which status it gets, whether another replica may help.
+
+Two families: `GatewayError` is an answer to the client (each dialect writes it in its own shape); `ReplicaFailure` is one
+attempt on one replica that failed before any byte went to the client, so that the next of the ranking may be tried.
+"""
+
+from __future__ import annotations
+
+
+class GatewayError(Exception):
+    """An answer that is an error. message says what to do; code and param are machine-readable, as OpenAI names them."""
+
+    def __init__(
+        self, status: int, code: str, message: str, *, param: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    @property
+    def fault(self) -> str:
+        """Whose: "client" or "server"."""
+        return "client" if self.status < 500 else "server"
+
+
+def bad_request(message: str, param: str | None = None, code: str = "invalid_request") -> GatewayError:
+    return GatewayError(400, code, message, param=param)
+
+
+def unknown_model(model: str, known: list[str]) -> GatewayError:
+    have = f"this gateway serves: {', '.join(known)}" if known else "no replica lists any model"
+    return GatewayError(404, "model_not_found", f"The model {model[:100]!r} does not exist here; {have}.", param="model")
+
+
+def no_replica(message: str) -> GatewayError:
+    return GatewayError(503, "no_replica_available", message, retry_after_s=2)
+
+
+class ReplicaFailure(Exception):
+    """An attempt that failed before its first byte reached the client.
+
+    reason: "unreachable" (no connection), "reset" (it broke), "timeout" (it was silent), "garbage" (not what an engine
+    says), "status" (a 5xx or 429, whose answer is kept in case that no other replica does better).
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+    @property
+    def reached(self) -> bool:
+        """The replica may have begun to work on the request (so the request itself may be what kills it)."""
+        return self.reason != "unreachable"

@@ -1,0 +1,111 @@
+"""Usage -> tokens -> money.
+
+What an engine reports is the truth; what it does not report is unknown, not zero: without a count of cached tokens the
+whole prompt is priced as uncached and nothing is claimed as saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pygtrie
+
+from gateway.config import PriceConfig
+from gateway.metrics import TENANTS, Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one answer as the engine counted them. prompt includes cached; cached is None where it is not reported."""
+
+    prompt: int
+    completion: int
+    cached: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """USD. saved: what the cached tokens would have cost more as uncached ones."""
+
+    input: float
+    cached_input: float
+    output: float
+    saved: float
+
+    @property
+    def total(self) -> float:
+        return self.input + self.cached_input + self.output
+
+
+def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
+    """The usage of an OpenAI-shaped answer or last chunk, None if it has none that makes sense.
+
+    Cached tokens: `prompt_tokens_details.cached_tokens` (OpenAI, vLLM, SGLang, llama.cpp), `prompt_cache_hit_tokens`
+    (DeepSeek). A count beyond the prompt is cut to it.
+    """
+    usage = answer.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    prompt = _count(usage.get("prompt_tokens"))
+    if prompt is None:
+        return None
+    details = usage.get("prompt_tokens_details")
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    if cached is None:
+        cached = _count(usage.get("prompt_cache_hit_tokens"))
+    return Usage(prompt, _count(usage.get("completion_tokens")) or 0, None if cached is None else min(cached, prompt))
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+class Meter:
+    """Prices answers and counts them. Prices are looked up by the longest matching model-name prefix."""
+
+    def __init__(self, prices: Mapping[str, PriceConfig], metrics: Metrics) -> None:
+        self._prices: Any = pygtrie.CharTrie()
+        for model, price in prices.items():
+            self._prices[model] = price
+        self._metrics = metrics
+        self._tenants: set[str] = set()
+
+    def bill(self, model: str, usage: Usage) -> Bill | None:
+        """None when no price is configured for the model."""
+        price = self._prices.longest_prefix(model).value
+        if price is None:
+            return None
+        cached = usage.cached or 0
+        return Bill(
+            input=(usage.prompt - cached) * price.input / 1e6,
+            cached_input=cached * price.cached_input / 1e6,
+            output=usage.completion * price.output / 1e6,
+            saved=cached * (price.input - price.cached_input) / 1e6,
+        )
+
+    def tenant(self, header: str | None) -> str:
+        """A bounded label for a tenant header: the first TENANTS distinct values as they are, any further "other"."""
+        if not header:
+            return "none"
+        if header not in self._tenants:
+            if len(self._tenants) >= TENANTS:
+                return "other"
+            self._tenants.add(header[:64])
+        return header[:64]
+
+    def count(self, model: str, replica: str, tenant: str, usage: Usage) -> Bill | None:
+        """Add one answer to the token and money counters; returns its bill."""
+        metrics = self._metrics
+        cached = usage.cached or 0
+        metrics.prompt_tokens.labels(model, replica, "miss").inc(usage.prompt - cached)
+        metrics.prompt_tokens.labels(model, replica, "hit").inc(cached)
+        metrics.completion_tokens.labels(model, replica).inc(usage.completion)
+        bill = self.bill(model, usage)
+        if bill:
+            metrics.cost_usd.labels(model, tenant, "input").inc(bill.input)
+            metrics.cost_usd.labels(model, tenant, "cached_input").inc(bill.cached_input)
+            metrics.cost_usd.labels(model, tenant, "output").inc(bill.output)
+            metrics.savings_usd.labels(model, tenant).inc(max(0.0, bill.saved))
+        return bill

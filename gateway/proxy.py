@@ -1,0 +1,262 @@
+"""One request's life: choose, send, fail over, pass the answer on, close the lease, meter, log.
+
+    read -> parse -> choose ──► attempt ──► first byte ──► bytes to the client ──► close, meter, log
+                        ▲          │ fails before its first byte
+                        └── move ◄─┘ to the next of the ranking
+
+Nothing goes to the client before the first byte of the replica's answer is here (the whole answer, if it is not a stream),
+so an attempt that fails until then is invisible: the lease moves on. After that an error can only be told inside the stream.
+The lease is closed in one `finally`, whatever happens, the client's leaving included (its handler is cancelled).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import orjson
+from aiohttp import web
+
+from gateway.api import openai
+from gateway.config import LimitConfig, RoutingConfig
+from gateway.errors import GatewayError, ReplicaFailure
+from gateway.metering import Meter, Usage, parse_usage
+from gateway.metrics import Metrics
+from gateway.record import Record
+from gateway.relay import Attempt, Call, Relay, request_headers
+from gateway.replicas import Fleet, Target
+from gateway.tap import StreamTap
+from router import Booking, Candidate, Outcome, Prompt, Router, seed, text_keys, token_keys
+
+log = logging.getLogger("warmroute.proxy")
+
+# Attempts that reached a replica. A prompt that kills its engine must not walk through the whole fleet; refused
+# connections do not count, they cannot be the prompt's fault.
+MAX_REACHED = 3
+
+_OVERLOADED = 429
+_EVENT_STREAM = "text/event-stream"
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What one request carries along: its parsed form, where it may go, its booking and the record of what happened."""
+
+    request: web.Request
+    api: openai.ApiRequest
+    target: Target
+    booking: Booking
+    record: Record
+
+
+class Proxy:
+    """Forwards requests. `clock` is monotonic seconds, the same for the router and for all durations."""
+
+    def __init__(  # noqa: PLR0913  (the composition root hands in every part)
+        self,
+        *,
+        fleet: Fleet,
+        router: Router,
+        relay: Relay,
+        meter: Meter,
+        metrics: Metrics,
+        routing: RoutingConfig,
+        limits: LimitConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self._fleet = fleet
+        self._router = router
+        self._relay = relay
+        self._meter = meter
+        self._metrics = metrics
+        self._routing = routing
+        self._max_body = limits.body_mb << 20
+        self._clock = clock
+
+    def prompt(self, api: openai.ApiRequest) -> Prompt:
+        """A request's prompt for the router, seeded so that models and cache salts never match each other."""
+        routing, name = self._routing, seed(api.model, api.salt)
+        if api.prompt is None:
+            return Prompt(b"", 0, routing.block_bytes, api.model)
+        if isinstance(api.prompt, bytes):
+            keys = text_keys(api.prompt, routing.block_bytes, name)
+            return Prompt(keys, len(api.prompt), routing.block_bytes, api.model)
+        try:
+            keys = token_keys(api.prompt, routing.block_tokens, name)
+        except ValueError as error:
+            raise GatewayError(400, "invalid_request", f"'prompt': {error}.", param="prompt") from error
+        return Prompt(keys, len(api.prompt), routing.block_tokens, "")
+
+    async def forward(self, request: web.Request, api: openai.ApiRequest, record: Record) -> web.StreamResponse:
+        """Answer a parsed request from a replica. Raises GatewayError when none could answer."""
+        record.model = api.model
+        target = self._fleet.target(api.model)
+        record.label = target.label
+        exchange = Exchange(request, api, target, self._choose(api, target, record), record)
+        ok = False
+        try:
+            attempt = await self._first_answer(exchange)
+            try:
+                answer = await self._pass_on(exchange, attempt)
+            finally:
+                attempt.close()
+            ok = attempt.status < 400 and not record.error
+            return answer
+        except (asyncio.CancelledError, ConnectionError):
+            # The client left. What the replica has prefilled by then it does hold.
+            ok = exchange.booking.lease.decoding
+            raise
+        finally:
+            self._close(exchange, ok)
+
+    def _choose(self, api: openai.ApiRequest, target: Target, record: Record) -> Booking:
+        begun = self._clock()
+        prompt = self.prompt(api)
+        booking = self._router.choose(prompt, target.replicas, begun)
+        decision = booking.decision
+        self._metrics.routing_seconds.observe(self._clock() - begun)
+        self._metrics.routing.labels(self._router.policy_name, decision.reason).inc()
+        record.reason = decision.reason
+        record.estimated_prompt_tokens = decision.prompt_tokens
+        record.chose(booking.chosen)
+        return booking
+
+    # -- until the first byte
+
+    async def _first_answer(self, exchange: Exchange) -> Attempt:
+        """The first attempt of the ranking that gives an answer. Raises GatewayError if none does."""
+        call = Call(
+            exchange.request.method,
+            exchange.request.raw_path,
+            request_headers(exchange.request.headers, exchange.record.id),
+            exchange.api.body,
+        )
+        reached, refusal = 0, None
+        for candidate in self._ranking(exchange):
+            if refusal:
+                refusal.close()
+                refusal = None
+            try:
+                attempt = await self._try(exchange, candidate, call)
+            except ReplicaFailure as failure:
+                self._fleet.failed(candidate.replica, failure)
+                reached += failure.reached
+                exchange.record.attempt_failed(candidate.replica, failure.reason, failure.message)
+            else:
+                if attempt.status < 500 and attempt.status != _OVERLOADED:
+                    return attempt
+                refusal = attempt
+                reached += 1
+                exchange.record.attempt_failed(candidate.replica, "status", f"answered {attempt.status}")
+            if reached >= MAX_REACHED:
+                break
+        if refusal:
+            return refusal  # every replica refused: the client hears the last one's own words
+        failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in exchange.record.failed_attempts)
+        raise GatewayError(502, "replica_failed", f"No replica could answer ({failures}). Retry; see /warmroute/replicas.")
+
+    def _ranking(self, exchange: Exchange) -> Iterator[Candidate]:
+        """The candidates, best first; taking the next one moves the lease to it. One that went down meanwhile is left out."""
+        booking, ranking = exchange.booking, exchange.booking.decision.ranking
+        yield ranking[0]
+        for candidate in itertools.islice(ranking, 1, None):
+            if exchange.target.replicas[candidate.replica].up:
+                self._metrics.retries.labels(exchange.record.failed_attempts[-1]["reason"]).inc()
+                booking.move(candidate, self._clock())
+                exchange.record.chose(candidate)
+                yield candidate
+
+    async def _try(self, exchange: Exchange, candidate: Candidate, call: Call) -> Attempt:
+        """One attempt on one replica, up to its first byte (its whole body, if it is a plain answer to a generation)."""
+        api = exchange.api
+        attempt = await self._relay.open(exchange.target.replicas[candidate.replica].config.url, call)
+        if not api.metered or attempt.status != 200:
+            return attempt
+        try:
+            if attempt.content_type == _EVENT_STREAM and api.stream:
+                return attempt
+            attempt.first = await attempt.read(self._max_body)
+            attempt.headers["Content-Length"] = str(len(attempt.first))
+            exchange.record.usage = _usage_of(attempt.first)
+        except BaseException:
+            attempt.close()
+            raise
+        return attempt
+
+    # -- from the first byte on
+
+    async def _pass_on(self, exchange: Exchange, attempt: Attempt) -> web.StreamResponse:
+        headers = attempt.headers
+        headers["X-Request-Id"] = exchange.record.id
+        headers["X-Warmroute-Replica"] = exchange.booking.chosen.replica
+        headers["X-Warmroute-Cached-Tokens"] = str(exchange.booking.chosen.matched_tokens)
+        exchange.record.status = attempt.status
+        if exchange.api.metered and attempt.status == 200 and exchange.api.stream:
+            exchange.record.first_byte = self._clock()
+            exchange.booking.first_token(exchange.record.first_byte)
+            headers.setdefault("Cache-Control", "no-cache")
+            headers["X-Accel-Buffering"] = "no"  # nginx in front must not hold chunks back
+        tap = StreamTap(exchange.api.strip_usage) if attempt.content_type == _EVENT_STREAM else None
+        if tap:
+            headers.popall("Content-Length", None)  # what is taken out would make it wrong
+        answer = web.StreamResponse(status=attempt.status, headers=headers)
+        await answer.prepare(exchange.request)
+        try:
+            await self._copy(exchange, attempt, answer, tap)
+        except ReplicaFailure as failure:
+            await self._break_off(exchange, answer, failure, is_stream=tap is not None)
+        if tap and tap.usage:
+            exchange.record.usage = tap.usage
+        return answer
+
+    async def _copy(self, exchange: Exchange, attempt: Attempt, answer: web.StreamResponse, tap: StreamTap | None) -> None:
+        """The replica's bytes to the client as they come. Raises ReplicaFailure if the replica breaks off."""
+        async for chunk in attempt.chunks():
+            data = tap.feed(chunk) if tap else chunk
+            if data:
+                await answer.write(data)
+            exchange.record.last_byte = self._clock()
+        if tap and (rest := tap.finish()):
+            await answer.write(rest)
+        await answer.write_eof()
+
+    async def _break_off(
+        self, exchange: Exchange, answer: web.StreamResponse, failure: ReplicaFailure, is_stream: bool
+    ) -> None:
+        """The replica died in mid-answer: say so where the dialect has words for it, else cut the connection."""
+        replica = exchange.booking.chosen.replica
+        exchange.record.error = f"{replica} broke off: {failure.message}"
+        self._fleet.failed(replica, failure)
+        if is_stream:
+            error = GatewayError(502, "replica_failed", f"The replica {replica} failed while it answered. Retry the request.")
+            await answer.write(openai.stream_error(error))
+            await answer.write_eof()
+        elif exchange.request.transport:
+            exchange.request.transport.abort()
+
+    def _close(self, exchange: Exchange, ok: bool) -> None:
+        usage, booking, record = exchange.record.usage, exchange.booking, exchange.record
+        outcome = Outcome(ok, usage.prompt if usage else None, usage.cached if usage else None)
+        booking.close(outcome, self._clock())
+        if not exchange.api.metered or record.status != 200:
+            return
+        replica = booking.chosen.replica
+        self._metrics.predicted_cached.labels(record.label, replica).inc(booking.chosen.matched_tokens)
+        if usage:
+            record.bill = self._meter.count(record.label, replica, record.tenant, usage)
+        elif ok:
+            self._metrics.unmetered.labels(record.label).inc()
+
+
+def _usage_of(body: bytes) -> Usage | None:
+    """The usage of a plain answer. Raises ReplicaFailure if the answer is no JSON object: no engine says such a thing."""
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ReplicaFailure("garbage", "the answer is not JSON") from error
+    if not isinstance(answer, dict):
+        raise ReplicaFailure("garbage", "the answer is no JSON object")
+    return parse_usage(answer)

@@ -1,0 +1,100 @@
+"""What happened to one request: collected on its way, counted and logged once at its end."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from gateway.metering import Bill, Usage
+from gateway.metrics import Metrics
+from router import Candidate
+
+log = logging.getLogger("warmroute.request")
+
+CLIENT_LEFT = 499  # nginx's status for it; never sent
+UNKNOWN = "unknown"
+_SAFE_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
+
+
+def request_id(offered: str | None) -> str:
+    """The client's x-request-id if it can stand in a log and a header, else a new one."""
+    return offered if offered and _SAFE_ID.fullmatch(offered) else f"wr-{uuid.uuid4().hex}"
+
+
+@dataclass(slots=True)
+class Record:
+    """Times are readings of the gateway's clock, in seconds; None: it did not come to that."""
+
+    id: str
+    path: str
+    begun: float
+    tenant: str
+    model: str = ""
+    label: str = UNKNOWN  # the model's bounded name for metrics
+    replica: str = ""
+    reason: str = ""
+    status: int = 500
+    stream: bool = False
+    estimated_prompt_tokens: int = 0
+    predicted_cached_tokens: int = 0
+    first_byte: float | None = None
+    last_byte: float | None = None
+    usage: Usage | None = None
+    bill: Bill | None = None
+    error: str = ""
+    failed_attempts: list[dict[str, str]] = field(default_factory=list)
+
+    def chose(self, candidate: Candidate) -> None:
+        self.replica = candidate.replica
+        self.predicted_cached_tokens = candidate.matched_tokens
+
+    def attempt_failed(self, replica: str, reason: str, error: str) -> None:
+        self.failed_attempts.append({"replica": replica, "reason": reason, "error": error})
+
+    def finish(self, metrics: Metrics, now: float) -> None:
+        """Count the request and write its log line."""
+        metrics.requests.labels(self.label, str(self.status)).inc()
+        metrics.request_seconds.labels(self.label).observe(now - self.begun)
+        if self.first_byte is not None:
+            cache = "hit" if self.predicted_cached_tokens else "miss"
+            metrics.ttft_seconds.labels(self.label, cache).observe(self.first_byte - self.begun)
+            if self.usage and self.usage.completion > 1 and self.last_byte is not None:
+                gap = (self.last_byte - self.first_byte) / (self.usage.completion - 1)
+                metrics.inter_token_seconds.labels(self.label).observe(gap)
+        log.log(logging.INFO if self.status < 500 else logging.WARNING, "request", extra=self._line(now))
+
+    def _line(self, now: float) -> dict[str, Any]:
+        usage, bill = self.usage, self.bill
+        line = {
+            "id": self.id,
+            "path": self.path,
+            "model": self.model[:100],
+            "tenant": self.tenant,
+            "replica": self.replica,
+            "reason": self.reason,
+            "status": self.status,
+            "stream": self.stream,
+            "ttft_s": None if self.first_byte is None else round(self.first_byte - self.begun, 6),
+            "seconds": round(now - self.begun, 6),
+            "prompt_tokens": usage.prompt if usage else None,
+            "estimated_prompt_tokens": self.estimated_prompt_tokens,
+            "cached_tokens_predicted": self.predicted_cached_tokens,
+            "cached_tokens_reported": usage.cached if usage else None,
+            "completion_tokens": usage.completion if usage else None,
+            "cost_usd": round(bill.total, 9) if bill else None,
+            "saved_usd": round(bill.saved, 9) if bill else None,
+        }
+        if self.failed_attempts:
+            line["failed_attempts"] = self.failed_attempts
+        if self.error:
+            line["error"] = self.error
+        return line
+
+
+def begin(request: web.Request, tenant: str, now: float) -> Record:
+    return Record(request_id(request.headers.get("X-Request-Id")), request.path, now, tenant)
