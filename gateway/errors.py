@@ -39,19 +39,19 @@ def no_replica(message: str) -> GatewayError:
     return GatewayError(503, "no_replica_available", message, retry_after_s=2)
 
 
+UNREACHABLE = "unreachable"
+
+
 class ReplicaFailure(Exception):
     """An attempt that failed before its first byte reached the client.
 
     reason: "unreachable" (no connection), "reset" (it broke), "timeout" (it was silent), "garbage" (not what an engine
-    says), "status" (a 5xx or 429, whose answer is kept in case that no other replica does better).
+    says), "status" (not the status that it should have).
+    reached: the replica may have begun to work on the request, so the request itself may be what kills it.
     """
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, *, reached: bool | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
-
-    @property
-    def reached(self) -> bool:
-        """The replica may have begun to work on the request (so the request itself may be what kills it)."""
-        return self.reason != "unreachable"
+        self.reached = reason != UNREACHABLE if reached is None else reached

@@ -74,9 +74,10 @@ class Meter:
 
     def bill(self, model: str, usage: Usage) -> Bill | None:
         """None when no price is configured for the model."""
-        price = self._prices.longest_prefix(model).value
-        if price is None:
+        match = self._prices.longest_prefix(model)
+        if not match:
             return None
+        price = match.value
         cached = usage.cached or 0
         return Bill(
             input=(usage.prompt - cached) * price.input / 1e6,

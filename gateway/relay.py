@@ -16,7 +16,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from gateway.config import TimeoutConfig
-from gateway.errors import ReplicaFailure
+from gateway.errors import UNREACHABLE, ReplicaFailure
 
 # RFC 9110 section 7.6.1: what concerns one connection only; a `Connection` header may name more.
 _HOP_BY_HOP = frozenset(
@@ -112,7 +112,11 @@ class Relay:
         except ReplicaFailure as failure:
             if failure.reason != "reset" or not note.reused:
                 raise
-        return await self._open(base_url, call, timeout_s, note)
+        try:
+            return await self._open(base_url, call, timeout_s, note)
+        except ReplicaFailure as failure:
+            # The first connection did take the call: if the replica is gone now, the call may be why.
+            raise ReplicaFailure(failure.reason, failure.message, reached=True) from failure
 
     async def _open(self, base_url: str, call: Call, timeout_s: float | None, note: SimpleNamespace) -> Attempt:
         assert self._session is not None
@@ -150,7 +154,7 @@ async def _next_chunk(response: aiohttp.ClientResponse) -> bytes:
 def _failure(error: Exception) -> ReplicaFailure:
     text = str(error) or type(error).__name__
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        return ReplicaFailure("unreachable", text)
+        return ReplicaFailure(UNREACHABLE, text)
     if isinstance(error, TimeoutError):
         return ReplicaFailure("timeout", text)
     if isinstance(error, aiohttp.ClientResponseError | aiohttp.InvalidURL):

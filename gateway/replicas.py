@@ -20,7 +20,7 @@ import pygtrie
 from multidict import CIMultiDict
 
 from gateway.config import MATCH_ALL, Config, HealthConfig, ReplicaConfig
-from gateway.errors import GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
+from gateway.errors import UNREACHABLE, GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
 from gateway.metrics import Metrics
 from gateway.relay import Call, Relay
 from router import Replica, Router
@@ -140,7 +140,7 @@ class Fleet:
         state = next((state for state in self.replicas if state.name == name), None)
         if state is None:
             return
-        if not failure.reached:
+        if failure.reason == UNREACHABLE:
             self._set_down(state, failure.message)
         state.look_now.set()
 
@@ -171,7 +171,7 @@ class Fleet:
             models = await _list_models(state, relay, self._health)
         except ReplicaFailure as failure:
             state.failed_probes += 1
-            if not failure.reached or state.failed_probes >= self._health.failures or not state.up:
+            if failure.reason == UNREACHABLE or state.failed_probes >= self._health.failures or not state.up:
                 self._set_down(state, failure.message)
             return
         state.failed_probes, state.error = 0, ""

@@ -1,0 +1,83 @@
+"""A gateway in this process, on a real socket, in front of whatever replicas a test brings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from aiohttp import web
+from yarl import URL
+
+from gateway.app import Gateway, compose, make_app
+from gateway.config import load
+from tests.fakes import FakeReplica
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hello " * 200}]}
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds that no event tells of; fail loudly if it never does."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  (what it waits for is in another process or deep in a library)
+            await asyncio.sleep(0.002)
+
+
+@dataclass(slots=True)
+class Running:
+    gateway: Gateway
+    url: str
+    session: aiohttp.ClientSession
+    client: openai.AsyncOpenAI
+
+    async def post(self, body: Any = BODY, path: str = "/v1/chat/completions", **options: Any) -> tuple[int, Any, Any]:
+        """(status, headers, parsed answer)."""
+        data = {"data": body} if isinstance(body, bytes) else {"json": body}
+        async with self.session.post(URL(self.url + path, encoded=True), **data, **options) as answer:
+            return answer.status, answer.headers, await answer.json(content_type=None)
+
+    async def get(self, path: str, **options: Any) -> tuple[int, Any, bytes]:
+        async with self.session.get(self.url + path, **options) as answer:
+            return answer.status, answer.headers, await answer.read()
+
+    async def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics, by its exposition name and labels."""
+        text = (await self.get("/metrics"))[2].decode()
+        rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in rows}
+
+
+@contextlib.asynccontextmanager
+async def running(*replicas: FakeReplica | str, **config: Any) -> AsyncIterator[Running]:
+    """A gateway over these replicas. At the end nothing may be left open: no lease, no broken invariant."""
+    urls = [replica if isinstance(replica, str) else replica.url for replica in replicas]
+    raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "limits": {"shutdown_s": 1}, **config}
+    gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}))
+    runner = web.AppRunner(make_app(gateway), access_log=None, handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
+        ):
+            yield Running(gateway, url, session, client)
+        await eventually(lambda: gateway.router.ledger.open_leases == 0)
+        gateway.router.check()
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+def request_lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]]:
+    """The request log lines so far, as their extra fields."""
+    caplog.set_level(logging.INFO, "warmroute.request")
+    return lambda: [vars(record) for record in caplog.records if record.name == "warmroute.request"]

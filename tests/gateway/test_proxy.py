@@ -1,0 +1,311 @@
+"""Requests through a real gateway on real sockets, in front of replicas that do their worst."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from tests.fakes import (
+    Behaviour,
+    FakeReplica,
+    FakeRequest,
+    answers,
+    dies,
+    dies_after_headers,
+    dies_in_plain_body,
+    event,
+    hangs,
+    http,
+    says,
+    status,
+    streams,
+)
+from tests.gateway.conftest import BODY, Running, eventually, running
+
+STREAM = {**BODY, "stream": True}
+TURNS = {"routing": {"policy": "round_robin"}}  # so that a broken replica is sure to be tried first sometimes
+
+
+async def text_of(run: Running, **options: Any) -> str:
+    stream = await run.client.chat.completions.create(**STREAM, **options)
+    return "".join([part.choices[0].delta.content or "" async for part in stream if part.choices])
+
+
+async def test_a_plain_answer_comes_through_byte_for_byte() -> None:
+    body = b'{"choices": [], "x": "\xc3\xa9",   "usage": null}'
+    async with FakeReplica([says(http(200, body, "application/json", "X-Vendor: 1"))]) as replica, running(replica) as run:
+        answer = await run.session.post(run.url + "/v1/chat/completions", json=BODY)
+        assert await answer.read() == body
+        assert answer.headers["X-Vendor"] == "1"
+        assert answer.headers["X-Warmroute-Replica"] == replica.name
+        assert answer.headers["X-Warmroute-Cached-Tokens"] == "0"
+        assert answer.headers["Content-Length"] == str(len(body))
+        assert answer.headers["Server"] == "warmroute"
+
+
+async def test_a_request_reaches_the_replica_as_it_was_sent() -> None:
+    raw = b'{ "model":"m", "messages":[{"role":"user","content":"hi"}], "vendor_field": [1.50, null] }'
+    async with FakeReplica() as replica, running(replica) as run:
+        headers = {
+            "Authorization": "Bearer s",
+            "X-Request-Id": "id-1",
+            "traceparent": "00-a-b-01",
+            "Connection": "X-Hop",
+            "X-Hop": "1",
+        }
+        _, answer, _ = await run.post(raw, headers=headers, path="/v1/chat/completions?x=%2F1")
+        sent = replica.requests[0]
+        assert (sent.body, sent.path) == (raw, "/v1/chat/completions?x=%2F1")
+        assert sent.headers["authorization"] == "Bearer s"
+        assert sent.headers["traceparent"] == "00-a-b-01"
+        assert sent.headers["x-request-id"] == answer["X-Request-Id"] == "id-1"
+        assert sent.headers["host"] == replica.name
+        assert "x-hop" not in sent.headers
+
+
+async def test_a_stream_comes_through_and_its_usage_is_taken_out_unless_asked_for() -> None:
+    async with FakeReplica([streams("a", "b", "c", cached=64)]) as replica, running(replica) as run:
+        assert await text_of(run) == "abc"
+        assert replica.requests[0].json["stream_options"] == {"include_usage": True}
+        async with run.session.post(run.url + "/v1/chat/completions", json=STREAM) as answer:
+            assert b"usage" not in await answer.read()
+        wanted = await run.client.chat.completions.create(**STREAM, stream_options={"include_usage": True})
+        last = [part async for part in wanted][-1]
+        assert last.usage is not None
+        assert last.usage.prompt_tokens_details is not None
+        assert last.usage.prompt_tokens_details.cached_tokens == 64
+        samples = await run.metrics()
+        labels = f'model="m",replica="{replica.name}"'
+        assert samples[f'warmroute_prompt_tokens_total{{cache="hit",{labels}}}'] == 3 * 64
+        assert samples[f'warmroute_prompt_tokens_total{{cache="miss",{labels}}}'] == 3 * 36
+
+
+async def test_a_chunk_is_not_held_back() -> None:
+    go_on = asyncio.Event()
+    async with FakeReplica([streams("first", "second", hold=go_on)]) as replica, running(replica) as run:
+        stream = await run.client.chat.completions.create(**STREAM)
+        parts = aiter(stream)
+        assert (await anext(parts)).choices[0].delta.content == "first"
+        assert run.gateway.router.ledger.of(replica.name).decoding == 1
+        go_on.set()
+        assert (await anext(parts)).choices[0].delta.content == "second"
+        assert [part async for part in parts] == []
+
+
+GARBAGE = [
+    says(b"\x00\x01\x02 this is not HTTP\r\n\r\n"),
+    says(http(200, b"<html>welcome</html>", "text/html")),
+    says(http(200, b"[1, 2]")),
+    says(http(200, b'{"truncated": ')),
+    says(http(200, event("a"), "text/event-stream")),  # a stream that nobody asked for
+]
+
+
+@pytest.mark.parametrize("bad", [dies, dies_in_plain_body, status(500), status(503), status(429), *GARBAGE])
+async def test_a_failure_before_the_first_byte_is_not_seen_by_the_client(bad: Behaviour) -> None:
+    async with FakeReplica([bad]) as broken, FakeReplica() as good, running(broken, good, **TURNS) as run:
+        for _ in range(4):  # whichever is tried first
+            code, headers, body = await run.post()
+            assert (code, body["choices"][0]["message"]["content"]) == (200, "hello")
+            assert headers["X-Warmroute-Replica"] == good.name
+        assert broken.requests, "the broken replica was never tried: the test shows nothing"
+        assert sum(value for name, value in (await run.metrics()).items() if name.startswith("warmroute_retries_total")) >= 1
+        held = run.gateway.router.trie.held()
+        assert held[broken.name] == 0, "a replica that failed is credited with nothing"
+        assert held[good.name] > 0
+
+
+@pytest.mark.parametrize("bad", [dies, dies_after_headers, streams(die=True), says(http(200, b"<html>", "text/html"))])
+async def test_a_stream_that_fails_before_its_first_byte_moves_on(bad: Behaviour) -> None:
+    async with FakeReplica([bad]) as broken, FakeReplica([streams("x", "y")]) as good, running(broken, good, **TURNS) as run:
+        for _ in range(4):
+            assert await text_of(run) == "xy"
+        assert broken.requests
+
+
+async def test_a_refused_connection_takes_the_replica_out_at_once() -> None:
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two) as run:
+        assert (await run.post())[0] == 200
+        warm, other = (one, two) if one.requests else (two, one)
+        await warm.stop()
+        code, headers, _ = await run.post()
+        assert (code, headers["X-Warmroute-Replica"]) == (200, other.name)
+        assert [state.up for state in run.gateway.fleet.replicas if state.name == warm.name] == [False]
+        assert run.gateway.router.trie.held()[warm.name] == 0, "its cache went with it"
+
+
+async def test_all_replicas_down_is_a_503_that_says_so() -> None:
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two) as run:
+        await one.stop()
+        await two.stop()
+        code, _, body = await run.post()
+        assert code == 502
+        assert one.name in body["error"]["message"]
+        code, headers, body = await run.post()
+        assert (code, headers["Retry-After"], body["error"]["code"]) == (503, "2", "no_replica_available")
+        assert (await run.get("/ready"))[0] == 503
+        assert (await run.get("/health"))[0] == 200
+
+
+async def test_a_down_replica_comes_back_by_itself() -> None:
+    async with FakeReplica() as replica, running(replica, health={"interval_s": 0.02}) as run:
+        port = replica.port
+        await replica.stop()
+        await eventually(lambda: not run.gateway.fleet.pools[0].ready)
+        async with FakeReplica(port=port):
+            await eventually(lambda: run.gateway.fleet.pools[0].ready)
+            assert (await run.post())[0] == 200
+
+
+async def test_when_every_replica_refuses_the_client_hears_the_engines_own_words() -> None:
+    async with FakeReplica([status(503, "queue full", "Retry-After: 7")]) as one, running(one) as run:
+        code, headers, body = await run.post()
+        assert (code, headers["Retry-After"], body["error"]["message"]) == (503, "7", "queue full")
+
+
+async def test_an_engines_4xx_is_the_clients_business_and_not_retried() -> None:
+    async with (
+        FakeReplica([status(400, "too long")]) as one,
+        FakeReplica([status(400, "too long")]) as two,
+        running(one, two) as run,
+    ):
+        code, _, body = await run.post()
+        assert (code, body["error"]["message"]) == (400, "too long")
+        assert len(one.requests) + len(two.requests) == 1
+
+
+async def test_a_prompt_that_kills_its_engine_does_not_walk_through_the_fleet() -> None:
+    fleet = [FakeReplica([dies]) for _ in range(6)]
+    async with fleet[0], fleet[1], fleet[2], fleet[3], fleet[4], fleet[5], running(*fleet) as run:
+        code, _, body = await run.post()
+        assert (code, body["error"]["code"]) == (502, "replica_failed")
+        assert sum(bool(replica.requests) for replica in fleet) == 3
+
+
+async def test_a_prompt_that_ends_its_engine_counts_as_its_own_fault_also_on_a_pooled_connection() -> None:
+    """The engine dies of it, so that the repeat on a fresh connection is refused: still, it had been reached."""
+    fleet = [FakeReplica() for _ in range(6)]
+
+    def dies_for_good(replica: FakeReplica) -> Behaviour:
+        async def behave(_request: FakeRequest, _writer: asyncio.StreamWriter) -> None:
+            replica.refuse()
+
+        return behave
+
+    for replica in fleet:
+        replica.script = [dies_for_good(replica)]
+    async with fleet[0], fleet[1], fleet[2], fleet[3], fleet[4], fleet[5], running(*fleet) as run:
+        assert (await run.post())[0] == 502
+        assert sum(bool(replica.requests) for replica in fleet) == 3
+        assert sum(state.up for state in run.gateway.fleet.replicas) == 3
+
+
+async def test_a_stream_that_breaks_off_ends_with_an_error_event(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    async with FakeReplica([streams("a", die=True)]) as one, running(one) as run:
+        parts = aiter(await run.client.chat.completions.create(**STREAM))
+        assert (await anext(parts)).choices[0].delta.content == "a"
+        with pytest.raises(openai.APIError, match="failed while it answered"):
+            await anext(parts)
+        await eventually(request_lines)
+        assert "broke off" in request_lines()[0]["error"]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_client_that_leaves_frees_its_replica(
+    streamed: bool, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    never = asyncio.Event()
+    behaviour = streams("a", "b", hold=never) if streamed else hangs(never)
+    async with FakeReplica([behaviour]) as replica, running(replica) as run:
+        body = STREAM if streamed else BODY
+        asking = asyncio.create_task(run.session.post(run.url + "/v1/chat/completions", json=body))
+        await eventually(lambda: replica.requests)
+        if streamed:
+            answer = await asking
+            await answer.content.readany()
+            answer.close()
+        else:
+            asking.cancel()
+        await eventually(lambda: replica.gone == 1)
+        await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
+        await eventually(request_lines)
+        assert request_lines()[0]["status"] == 499
+        held = run.gateway.router.trie.held()[replica.name]
+        assert (held > 0) is streamed, "what was prefilled is held; what was not, is not"
+
+
+async def test_a_silent_replica_is_given_up(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    never = asyncio.Event()
+    async with (
+        FakeReplica([hangs(never)]) as silent,
+        FakeReplica() as good,
+        running(silent, good, timeouts={"idle_s": 0.2}, **TURNS) as run,
+    ):
+        for _ in range(3):
+            assert (await run.post())[1]["X-Warmroute-Replica"] == good.name
+        assert silent.requests
+        failed = [attempt for line in request_lines() for attempt in line.get("failed_attempts", [])]
+        assert {attempt["reason"] for attempt in failed} == {"timeout"}
+
+
+async def test_a_pooled_connection_that_died_idle_is_no_failure(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    """The engine closes an idle connection just as the request is written to it."""
+    async with FakeReplica([answers(), dies, answers()]) as replica, running(replica) as run:
+        assert (await run.post())[0] == 200
+        assert (await run.post())[0] == 200, "repeated on a fresh connection, silently"
+        assert len(replica.requests) == 3
+        assert all("failed_attempts" not in line for line in request_lines())
+
+
+async def test_conversations_stay_and_the_log_says_what_was_predicted_and_reported(
+    request_lines: Callable[[], list[dict[str, Any]]],
+) -> None:
+    prices = {"m": {"input": 2.0, "cached_input": 0.5, "output": 10.0}}
+    behaviour = answers(prompt=1000, completion=100, cached=600)
+    async with FakeReplica([behaviour]) as one, FakeReplica([behaviour]) as two, running(one, two, prices=prices) as run:
+        messages = [{"role": "user", "content": "a long document " * 100}]
+        for turn in range(5):
+            code, _, body = await run.post({"model": "m", "messages": messages}, headers={"X-Tenant-Id": "acme"})
+            assert code == 200
+            messages += [body["choices"][0]["message"], {"role": "user", "content": f"and {turn}?"}]
+        assert sorted([len(one.requests), len(two.requests)]) == [0, 5]
+        first, *later = request_lines()
+        assert (first["reason"], first["cached_tokens_predicted"]) == ("cold", 0)
+        assert all(line["reason"] == "warm" and line["cached_tokens_predicted"] > 100 for line in later)
+        assert first["cached_tokens_reported"] == 600
+        assert first["cost_usd"] == pytest.approx((400 * 2.0 + 600 * 0.5 + 100 * 10.0) / 1e6)
+        assert first["saved_usd"] == pytest.approx(600 * 1.5 / 1e6)
+        samples = await run.metrics()
+        assert samples['warmroute_cost_usd_total{kind="output",model="m",tenant="acme"}'] == pytest.approx(5 * 1e-3)
+        assert samples['warmroute_savings_usd_total{model="m",tenant="acme"}'] == pytest.approx(5 * 9e-4)
+        assert samples['warmroute_routing_total{policy="cost",reason="warm"}'] == 4
+        assert samples['warmroute_requests_total{code="200",model="m"}'] == 5
+
+
+async def test_other_paths_pass_through_by_the_same_routing() -> None:
+    empty = says(http(200, b'{"data": []}'))
+    async with FakeReplica([empty]) as one, FakeReplica([empty]) as two, running(one, two) as run:
+        for _ in range(3):
+            code, _, _ = await run.post({"model": "m", "input": "the same text " * 100}, path="/v1/embeddings")
+            assert code == 200
+        assert sorted([len(one.requests), len(two.requests)]) == [0, 3], "the same prompt goes to the same replica"
+        async with run.session.delete(run.url + "/v1/files/f-1?q=1") as answer:
+            assert answer.status == 200
+        assert ("DELETE", "/v1/files/f-1?q=1") in {(sent.method, sent.path) for sent in one.requests + two.requests}
+
+
+async def test_a_plain_pass_through_that_breaks_off_is_cut_not_completed() -> None:
+    async with FakeReplica([dies_in_plain_body]) as replica, running(replica) as run:
+        with pytest.raises(aiohttp.ClientError):
+            await run.post({"model": "m", "input": "x"}, path="/v1/embeddings")
+
+
+async def test_an_answer_without_usage_is_counted_as_unmetered() -> None:
+    async with FakeReplica([says(http(200, b'{"choices": []}'))]) as replica, running(replica) as run:
+        await run.post()
+        assert (await run.metrics())['warmroute_unmetered_requests_total{model="m"}'] == 1
