@@ -15,6 +15,8 @@ import pygtrie
 from gateway.config import PriceConfig
 from gateway.metrics import TENANTS, Metrics
 
+_TENANT_CHARS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -90,11 +92,12 @@ class Meter:
         """A bounded label for a tenant header: the first TENANTS distinct values as they are, any further "other"."""
         if not header:
             return "none"
-        if header not in self._tenants:
+        name = header[:_TENANT_CHARS]
+        if name not in self._tenants:
             if len(self._tenants) >= TENANTS:
                 return "other"
-            self._tenants.add(header[:64])
-        return header[:64]
+            self._tenants.add(name)
+        return name
 
     def count(self, model: str, replica: str, tenant: str, usage: Usage) -> Bill | None:
         """Add one answer to the token and money counters; returns its bill."""

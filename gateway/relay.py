@@ -7,6 +7,7 @@ its connection, which is how every engine learns that nobody waits for its answe
 
 from __future__ import annotations
 
+import io
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -28,6 +29,8 @@ _ANSWER_OWN = _HOP_BY_HOP | {"date", "server"}
 
 # vLLM and other uvicorn servers close idle connections after 5 s; a pooled one must be gone before that.
 KEEPALIVE_S = 4.0
+
+_LARGE_BODY = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ class Relay:
                 call.method,
                 URL(base_url + call.path, encoded=True),
                 headers=call.headers,
-                data=call.body or None,
+                data=_payload(call.body),
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=timeout_s) if timeout_s else self._timeout,
                 trace_request_ctx=note,
@@ -138,6 +141,11 @@ class Relay:
             response.close()
             raise
         return Attempt(response.status, answer_headers(response.headers), first, response)
+
+
+def _payload(body: bytes) -> bytes | io.BytesIO | None:
+    """A large body is written in pieces, so that it does not hold up the event loop."""
+    return io.BytesIO(body) if len(body) > _LARGE_BODY else body or None
 
 
 async def _note_reuse(_session: object, context: SimpleNamespace, _params: object) -> None:

@@ -92,8 +92,8 @@ class Fleet:
         """The union of the models of all live replicas; where two list the same id, the first one's entry."""
         union: dict[str, Mapping[str, Any]] = {}
         for state in self.replicas:
-            if state.up:
-                union = {**state.models, **union}
+            for name, entry in state.models.items() if state.up else ():
+                union.setdefault(name, entry)
         return union
 
     # -- where a request may go

@@ -1,9 +1,10 @@
 """The canonical prompt: what the engine's template would see, as bytes.
 
-The one property that counts: a conversation that extends another in the engine extends it here, byte for byte. So the parts
-stand in the order of a template (tools first, then the messages), each message begins with a separator that no client can
-type into a role, and nothing that does not enter the prompt (sampling, limits, ids) is in it. An image, audio or file part
-stands as a digest: what matters is only whether it is the same one.
+The one property that counts: a conversation that extends another in the engine extends it here, byte for byte. So the
+parts stand in the order of a template (tools first, then the messages), each message begins with a separator, and nothing
+that does not enter the prompt (sampling, limits, ids) is in it. An image, audio or file part stands as a digest: what
+matters is only whether it is the same one. A client that types separators into its text fools only the prediction for its
+own requests.
 """
 
 from __future__ import annotations

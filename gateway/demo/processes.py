@@ -56,7 +56,16 @@ class Process:
                     why = "ended" if self._over else "was silent"
                     raise DemoError(f"{self.name} {why}; its last words:\n  " + "\n  ".join(self._lines[-8:]))
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_status(self) -> int:
+        """Wait for the process to end by itself."""
+        return self._process.wait(STOP_S)
+
     def stop(self) -> None:
+        """Ask the process to end, make it end if it does not; nothing if it has ended."""
         self._process.terminate()
         try:
             self._process.wait(STOP_S)

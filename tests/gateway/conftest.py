@@ -38,7 +38,7 @@ class Running:
 
     async def post(self, body: Any = BODY, path: str = "/v1/chat/completions", **options: Any) -> tuple[int, Any, Any]:
         """(status, headers, parsed answer)."""
-        data = {"data": body} if isinstance(body, bytes) else {"json": body}
+        data = {"json": body} if isinstance(body, dict) else {"data": body}
         async with self.session.post(URL(self.url + path, encoded=True), **data, **options) as answer:
             return answer.status, answer.headers, await answer.json(content_type=None)
 

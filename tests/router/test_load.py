@@ -57,7 +57,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLedgerMachine.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 def test_the_rate_is_learned_from_service_times_also_in_a_queue() -> None:

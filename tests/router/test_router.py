@@ -229,4 +229,4 @@ class RouterMachine(RuleBasedStateMachine):
 
 
 TestRouterMachine = RouterMachine.TestCase
-TestRouterMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestRouterMachine.settings = settings(max_examples=150, stateful_step_count=40)

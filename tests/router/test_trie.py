@@ -8,7 +8,7 @@ import tracemalloc
 
 import pygtrie
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -131,9 +131,7 @@ class TrieMachine(RuleBasedStateMachine):
 
 
 TestTrieMachine = TrieMachine.TestCase
-TestTrieMachine.settings = settings(
-    max_examples=300, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestTrieMachine.settings = settings(max_examples=300, stateful_step_count=50)
 
 
 def trie_with(*names: str, capacity: int | None = None, max_bytes: int = PLENTY, ttl: float = TTL) -> RadixTrie:

@@ -1,0 +1,140 @@
+"""The gateway's own endpoints, its limits, and bad input of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import json
+from typing import Any
+
+import pytest
+
+from gateway.record import request_id
+from tests.fakes import FakeReplica, answers, streams
+from tests.gateway.conftest import BODY, running
+
+
+async def test_health_and_readiness_differ() -> None:
+    async with running("http://127.0.0.1:9") as run:
+        assert (await run.get("/health"))[0] == 200
+        code, _, body = await run.get("/ready")
+        assert (code, json.loads(body)) == (503, {"ready": False, "pools_without_replica": [0]})
+    async with FakeReplica() as replica, running(replica) as run:
+        assert (await run.get("/ready"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"{", 400, "invalid_json"),
+        (b'{"model": "\xff"}', 400, "invalid_json"),
+        (b"", 400, "invalid_json"),
+        ({"messages": []}, 400, "invalid_request"),
+        ({"model": "m"}, 400, "invalid_request"),
+        ({"model": "m", "messages": 5}, 400, "invalid_request"),
+        ({**BODY, "model": "nope"}, 404, "model_not_found"),
+        ({**BODY, "stream": "x"}, 400, "invalid_request"),
+    ],
+)
+async def test_bad_input_gets_openais_error_shape_and_leaves_nothing_behind(body: Any, status: int, code: str) -> None:
+    async with FakeReplica() as replica, running(replica) as run:
+        answered, headers, error = await run.post(body, headers={"X-Request-Id": "mine"})
+        assert (answered, error["error"]["code"]) == (status, code)
+        assert set(error["error"]) == {"message", "type", "param", "code"}
+        assert headers["X-Request-Id"] == "mine"
+        assert not replica.requests
+        assert (await run.post())[0] == 200, "and the process lives on"
+
+
+async def test_token_ids_out_of_range_are_refused() -> None:
+    async with FakeReplica() as replica, running(replica) as run:
+        code, _, body = await run.post({"model": "m", "prompt": [1, -5]}, path="/v1/completions")
+        assert (code, body["error"]["param"]) == (400, "prompt")
+
+
+async def test_token_ids_route_like_text() -> None:
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two) as run:
+        for turn in range(4):
+            assert (await run.post({"model": "m", "prompt": list(range(200 + turn))}, path="/v1/completions"))[0] == 200
+        assert sorted([len(one.requests), len(two.requests)]) == [0, 4]
+
+
+async def test_a_cache_salt_shares_nothing() -> None:
+    async with FakeReplica() as replica, running(replica) as run:
+        answers = [await run.post({**BODY, "cache_salt": salt}) for salt in ("a", "a", "b")]
+        predicted = [int(headers["X-Warmroute-Cached-Tokens"]) for _, headers, _ in answers]
+        assert predicted[0] == predicted[2] == 0 < predicted[1]
+
+
+async def test_a_body_over_the_limit_is_a_413() -> None:
+    async with FakeReplica() as replica, running(replica, limits={"body_mb": 1}) as run:
+        big = io.BytesIO(json.dumps({**BODY, "messages": [{"role": "user", "content": "x" * (1 << 20)}]}).encode())
+        code, _, body = await run.post(big)
+        assert (code, body["error"]["code"]) == (413, "request_too_large")
+        assert "limits.body_mb" in body["error"]["message"]
+        bomb = gzip.compress(b" " * (8 << 20))
+        code, _, body = await run.post(bomb, headers={"Content-Encoding": "gzip"})
+        assert (code, body["error"]["code"]) == (413, "request_too_large")
+        assert not replica.requests
+        assert (await run.metrics())['warmroute_requests_total{code="413",model="unknown"}'] == 2
+
+
+async def test_a_large_body_under_the_limit_arrives_whole() -> None:
+    async with FakeReplica() as replica, running(replica) as run:
+        raw = json.dumps({**BODY, "messages": [{"role": "user", "content": "word " * (1 << 20)}]}).encode()
+        assert (await run.post(io.BytesIO(raw)))[0] == 200
+        assert replica.requests[0].body == raw
+
+
+async def test_a_compressed_body_is_read_and_sent_plain() -> None:
+    async with FakeReplica() as replica, running(replica) as run:
+        code, _, _ = await run.post(gzip.compress(json.dumps(BODY).encode()), headers={"Content-Encoding": "gzip"})
+        assert code == 200
+        assert replica.requests[0].json == BODY
+        assert "content-encoding" not in replica.requests[0].headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/", 404, "not_found"),
+        ("GET", "/v2/x", 404, "not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("POST", "/health", 405, "method_not_allowed"),
+        ("GET", "/warmroute/route", 405, "method_not_allowed"),
+    ],
+)
+async def test_wrong_paths_and_methods(method: str, path: str, status: int, code: str) -> None:
+    async with FakeReplica() as replica, running(replica) as run, run.session.request(method, run.url + path) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (status, code)
+
+
+async def test_shutdown_waits_for_running_streams() -> None:
+    go_on = asyncio.Event()
+    async with FakeReplica([streams("a", "b", hold=go_on)]) as replica, running(replica) as run:
+        stream = aiter(await run.client.chat.completions.create(**BODY, stream=True))
+        assert (await anext(stream)).choices[0].delta.content == "a"
+        assert run.gateway.router.ledger.open_leases == 1
+        go_on.set()
+        assert (await anext(stream)).choices[0].delta.content == "b"
+
+
+async def test_request_ids_that_could_break_a_log_are_replaced() -> None:
+    assert request_id("abc-1:2/3") == "abc-1:2/3"
+    for bad in (None, "", "a b", "x\ny", "é", "x" * 200, '"'):
+        assert request_id(bad).startswith("wr-")
+
+
+async def test_counters_equal_what_clients_saw() -> None:
+    async with FakeReplica([answers(prompt=50, completion=3, cached=20)]) as replica, running(replica) as run:
+        seen = [(await run.post(BODY if index % 3 else b"{"))[0] for index in range(12)]
+        samples = await run.metrics()
+        assert samples['warmroute_requests_total{code="200",model="m"}'] == seen.count(200)
+        assert samples['warmroute_requests_total{code="400",model="unknown"}'] == seen.count(400)
+        labels = f'model="m",replica="{replica.name}"'
+        assert samples[f"warmroute_completion_tokens_total{{{labels}}}"] == 3 * seen.count(200)
+        assert samples[f'warmroute_prompt_tokens_total{{cache="hit",{labels}}}'] == 20 * seen.count(200)
+        assert samples[f'warmroute_prompt_tokens_total{{cache="miss",{labels}}}'] == 30 * seen.count(200)
+        assert samples[f'warmroute_replica_inflight{{replica="{replica.name}"}}'] == 0
+        assert samples["warmroute_trie_blocks"] == run.gateway.router.trie.blocks > 0

@@ -1,0 +1,107 @@
+"""The command as a user runs it: processes, signals, exit statuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway import __version__
+from gateway.cli import main
+from gateway.demo.processes import Process, listening_url, log_line, ready_url
+
+COMMAND = [sys.executable, "-m", "gateway.cli"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["serve", "--help"], ["demo", "--help"], ["check", "--help"], ["replica", "--help"]]
+)
+def test_every_command_has_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 0
+    assert "usage: warmroute" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"warmroute {__version__}\n"
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert re.search(r'^version = "(.*)"', project, re.MULTILINE)[1] == __version__  # type: ignore[index]
+
+
+def test_no_replica_is_a_clear_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WARMROUTE_CONFIG", raising=False)
+    assert main(["serve"]) == 2
+    assert "--replica URL" in capsys.readouterr().err
+
+
+def test_a_taken_port_is_a_clear_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [*COMMAND, "serve", "--replica", "http://127.0.0.1:9", "--port", port],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(number: signal.Signals) -> None:
+    gateway = Process("gateway", ["serve", "--replica", "http://127.0.0.1:9", "--port", "0", "--host", "127.0.0.1"])
+    try:
+        assert gateway.wait_for(listening_url).startswith("http://127.0.0.1:")
+        os.kill(gateway.pid, number)
+        assert gateway.wait_for(lambda line: log_line(line).get("message") == "stopped")
+        assert gateway.exit_status() == 0
+    finally:
+        gateway.stop()
+
+
+def test_the_demo_ends_with_0_when_every_later_turn_hit_the_cache() -> None:
+    done = subprocess.run(
+        [*COMMAND, "demo", "--once", "--engine", "sim"], capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 of 6 later turns hit the cache" in done.stdout
+    rows = re.findall(r"^(lamp|fog) \d +(\S+) +(warm|cold|spill)", done.stdout, re.MULTILINE)
+    assert len(rows) == 8
+    assert len({replica for name, replica, _ in rows if name == "fog"}) == 1
+
+
+def test_the_demo_leaves_no_process_behind_when_it_is_stopped() -> None:
+    demo = subprocess.Popen([*COMMAND, "demo", "--engine", "sim"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert demo.stdout
+        lines = iter(demo.stdout.readline, "")
+        assert any("stays up until Ctrl-C" in line for line in lines)
+        children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
+        assert len(children) == 3, "two replicas and a gateway"
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(30) == 0
+        assert not any(Path(f"/proc/{child}").exists() for child in children)
+    finally:
+        demo.kill()
+        demo.wait()
+        assert demo.stdout
+        demo.stdout.close()
+
+
+def test_ready_lines_are_understood() -> None:
+    assert ready_url("replica sim (sim) ready on http://127.0.0.1:9001") == "http://127.0.0.1:9001"
+    assert ready_url("not ready on time") == ""
+    assert listening_url("not json") == listening_url("[]") == ""

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import PriceConfig
+from gateway.metering import Meter, Usage, parse_usage
+from gateway.metrics import TENANTS, Metrics
+
+PRICES = {"m": PriceConfig(input=2.0, output=10.0, cached_input=0.5), "m-large": PriceConfig(input=20.0, output=1.0)}
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"prompt_tokens": 10, "completion_tokens": 2}, Usage(10, 2, None)),
+        ({"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": None}, Usage(10, 2, None)),
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 0}}, Usage(10, 0, 0)),
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 8, "audio_tokens": 0}}, Usage(10, 0, 8)),
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 99}}, Usage(10, 0, 10)),
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": -1}}, Usage(10, 0, None)),
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": "8"}}, Usage(10, 0, None)),
+        ({"prompt_tokens": 10, "prompt_cache_hit_tokens": 4}, Usage(10, 0, 4)),
+        ({"prompt_tokens": True}, None),
+        ({"prompt_tokens": -5}, None),
+        ({"input_tokens": 5}, None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_usage_is_read_with_doubt(usage: Any, expected: Usage | None) -> None:
+    assert parse_usage({"usage": usage}) == expected
+
+
+def test_missing_is_not_zero_and_claims_no_savings() -> None:
+    meter = Meter(PRICES, Metrics())
+    bill = meter.bill("m", Usage(1000, 0, None))
+    assert bill is not None
+    assert (bill.total, bill.saved) == (pytest.approx(2e-3), 0)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**5))
+def test_cost_and_savings_add_up_to_the_uncached_price(prompt: int, cached: int, completion: int) -> None:
+    bill = Meter(PRICES, Metrics()).bill("m", Usage(prompt, completion, min(cached, prompt)))
+    assert bill is not None
+    assert bill.total + bill.saved == pytest.approx((prompt * 2.0 + completion * 10.0) / 1e6)
+
+
+def test_prices_go_by_the_longest_prefix() -> None:
+    meter = Meter(PRICES, Metrics())
+    assert [
+        meter.bill(model, Usage(10**6, 0)) and meter.bill(model, Usage(10**6, 0)).total for model in ("m", "m-7b", "m-large-2")
+    ] == [2, 2, 20]  # type: ignore[union-attr]
+    assert meter.bill("other", Usage(1, 1)) is None
+    assert meter.bill("", Usage(1, 1)) is None
+
+
+def test_tenants_are_bounded() -> None:
+    meter = Meter({}, Metrics())
+    names = [meter.tenant(f"t{index}") for index in range(TENANTS + 50)]
+    assert len(set(names)) == TENANTS + 1
+    assert names[-1] == "other"
+    assert meter.tenant("t0") == "t0"
+    assert meter.tenant(None) == meter.tenant("") == "none"
+    long = Meter({}, Metrics())
+    assert long.tenant("x" * 5000) == long.tenant("x" * 5000) == "x" * 64

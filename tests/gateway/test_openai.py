@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.api import openai
+from gateway.errors import GatewayError
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+
+
+def parse(body: Any, kind: str = openai.CHAT) -> openai.ApiRequest:
+    return openai.parse(kind, body if isinstance(body, bytes) else orjson.dumps(body))
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        (b"", None, "invalid_json"),
+        (b"{", None, "invalid_json"),
+        (b"\xff\xfe", None, "invalid_json"),
+        (b'{"model": "\xff"}', None, "invalid_json"),
+        (b'{"model": "\\ud800"}', None, "invalid_json"),
+        (b"[" * 5000, None, "invalid_json"),
+        (b"[1]", None, "invalid_json"),
+        ({"messages": []}, "model", "invalid_request"),
+        ({**CHAT, "model": ""}, "model", "invalid_request"),
+        ({**CHAT, "model": 7}, "model", "invalid_request"),
+        ({**CHAT, "model": "m" * 300}, "model", "invalid_request"),
+        ({**CHAT, "stream": "yes"}, "stream", "invalid_request"),
+        ({**CHAT, "stream": True, "stream_options": 5}, "stream_options", "invalid_request"),
+        ({"model": "m"}, "messages", "invalid_request"),
+    ],
+)
+def test_a_bad_body_is_a_400_that_names_the_field(body: Any, param: str | None, code: str) -> None:
+    with pytest.raises(GatewayError) as caught:
+        parse(body)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
+    shaped = orjson.loads(openai.error_body(caught.value))["error"]
+    assert set(shaped) == {"message", "type", "param", "code"}
+    assert shaped["type"] == "invalid_request_error"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+bodies = st.dictionaries(
+    st.sampled_from(["model", "messages", "prompt", "stream", "stream_options", "tools", "cache_salt", "input"]), json_values
+)
+
+
+@given(bodies, st.sampled_from([openai.CHAT, openai.COMPLETION]))
+def test_any_json_gives_a_request_or_a_400(body: dict[str, Any], kind: str) -> None:
+    raw = orjson.dumps(body)
+    openai.parse_other(raw)
+    try:
+        model = openai.parse(kind, raw).model
+    except GatewayError as error:
+        status = error.status
+    else:
+        status = 200
+        assert model == body["model"]
+    assert status in (200, 400)
+
+
+@given(st.binary(max_size=50))
+def test_any_bytes_pass_through_unread(raw: bytes) -> None:
+    assert openai.parse_other(raw).body == raw
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None, "x": 1}])
+@pytest.mark.parametrize("tail", [b"", b" \n\t"])
+def test_a_stream_is_asked_for_usage(options: Any, tail: bytes) -> None:
+    for body in ({**CHAT, "stream": True}, {**CHAT, "stream": True, "stream_options": options}):
+        api = parse(orjson.dumps(body) + tail)
+        assert api.strip_usage
+        sent = orjson.loads(api.body)
+        assert sent["stream_options"]["include_usage"] is True
+        assert {key: value for key, value in sent.items() if key != "stream_options"} == {**CHAT, "stream": True}
+    assert orjson.loads(parse({**CHAT, "stream": True, "stream_options": {"x": 1}}).body)["stream_options"]["x"] == 1
+
+
+def test_a_body_that_needs_nothing_is_sent_as_it_came() -> None:
+    for body in (CHAT, {**CHAT, "stream": False}, {**CHAT, "stream": True, "stream_options": {"include_usage": True}}):
+        raw = b"  " + orjson.dumps(body, option=orjson.OPT_INDENT_2)
+        api = parse(raw)
+        assert api.body is raw
+        assert not api.strip_usage
+
+
+def test_a_salt_separates_and_a_model_does() -> None:
+    assert parse({**CHAT, "cache_salt": "tenant-1"}).salt == "tenant-1"
+    assert parse({**CHAT, "cache_salt": 5}).salt == ""
+
+
+def test_other_paths_are_read_as_far_as_possible() -> None:
+    api = openai.parse_other(orjson.dumps({"model": "m", "input": "text", "stream": True}))
+    assert (api.kind, api.model, api.prompt, api.stream, api.metered) == (openai.OTHER, "m", b"text", True, False)
+    assert openai.parse_other(b'{"model": "m", "messages": 5}').prompt is None
+    assert openai.parse_other(b"not json").model == ""

@@ -1,0 +1,108 @@
+"""Which pool takes a model, which replicas are candidates, what probes find out."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from gateway.errors import GatewayError
+from tests.fakes import FakeReplica, dies, http, models, says, status
+from tests.gateway.conftest import Running, eventually, running
+
+
+def pool(*replicas: FakeReplica, models: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"replicas": [replica.url for replica in replicas], "models": list(models)}
+
+
+def names(run: Running, model: str) -> set[str]:
+    return set(run.gateway.fleet.target(model).replicas)
+
+
+async def test_the_longest_prefix_takes_the_model() -> None:
+    async with FakeReplica() as small, FakeReplica() as large, FakeReplica() as rest:
+        pools = [pool(small, models=("org/llama",)), pool(large, models=("org/llama-70b",)), pool(rest, models=("*",))]
+        async with running(pools=pools) as run:
+            assert names(run, "org/llama-8b") == {small.name}
+            assert names(run, "org/llama-70b-instruct") == {large.name}
+            assert names(run, "gpt") == {rest.name}
+            assert run.gateway.fleet.target("org/llama-8b").label == "org/llama", "labels stay bounded: nobody lists this name"
+            assert run.gateway.fleet.target("m").label == "m"
+
+
+async def test_without_prefixes_a_pool_serves_what_its_replicas_list() -> None:
+    one, two = FakeReplica(listing=models("a", "b")), FakeReplica(listing=models("c"))
+    async with one, two, running(pools=[pool(one), pool(two)]) as run:
+        assert (names(run, "b"), names(run, "c")) == ({one.name}, {two.name})
+        with pytest.raises(GatewayError, match="'nope' does not exist here; this gateway serves: a, b, c") as caught:
+            run.gateway.fleet.target("nope")
+        assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+        with pytest.raises(GatewayError, match="'model' is needed"):
+            run.gateway.fleet.target("")
+
+
+async def test_in_a_pool_the_replicas_that_list_the_model_are_the_candidates() -> None:
+    async with FakeReplica(listing=models("a")) as one, FakeReplica(listing=models("a", "b")) as two, running(one, two) as run:
+        assert names(run, "a") == {one.name, two.name}
+        assert names(run, "b") == {two.name}
+
+
+async def test_the_model_list_is_the_union() -> None:
+    async with (
+        FakeReplica(listing=models("a", "b")) as one,
+        FakeReplica(listing=models("b", "org/c")) as two,
+        running(one, two) as run,
+    ):
+        listed = await run.client.models.list()
+        assert [model.id for model in listed.data] == ["a", "b", "org/c"]
+        assert (await run.client.models.retrieve("org/c")).owned_by == "fake"
+        assert (await run.get("/v1/models/none"))[0] == 404
+
+
+async def test_a_replica_that_never_answered_makes_models_unknown_not_absent() -> None:
+    async with FakeReplica(listing=models("a")) as one, running(one, "http://127.0.0.1:9") as run:
+        assert names(run, "a") == {one.name}
+        with pytest.raises(GatewayError, match=r"127\.0\.0\.1:9 did not answer so far") as caught:
+            run.gateway.fleet.target("b")
+        assert caught.value.status == 503
+
+
+LIARS = [
+    says(b"garbage\r\n\r\n"),
+    says(http(200, b"[]")),
+    says(http(200, b'{"data": [1]}')),
+    says(http(200, b"<html>")),
+    status(500),
+    dies,
+]
+
+
+@pytest.mark.parametrize("listing", LIARS)
+async def test_what_lists_no_models_is_not_up(listing: Any) -> None:
+    async with FakeReplica(listing=listing) as liar, running(liar) as run:
+        assert not run.gateway.fleet.pools[0].ready
+        (row,) = json.loads((await run.get("/warmroute/replicas"))[2])["replicas"]
+        assert row["up"] is False
+        assert row["error"]
+
+
+async def test_a_replica_that_wants_a_key_is_up() -> None:
+    async with FakeReplica(listing=status(401)) as keyed, running(pools=[pool(keyed, models=("m",))]) as run:
+        assert names(run, "m") == {keyed.name}
+
+
+async def test_one_failed_probe_is_forgiven_and_two_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "warmroute.replicas")
+    async with FakeReplica() as replica, running(replica, health={"interval_s": 0.01}) as run:
+        (state,) = run.gateway.fleet.replicas
+        replica.listing = status(500)
+        await eventually(lambda: state.failed_probes == 1 or not state.up)
+        await eventually(lambda: not state.up)
+        assert state.failed_probes >= 2
+        replica.listing = models("m", "new")
+        await eventually(lambda: state.up)
+        assert list(state.models) == ["m", "new"]
+        assert [record.message for record in caplog.records] == ["replica up", "replica down", "replica up"]
+        assert (await run.metrics())[f'warmroute_replica_up{{replica="{replica.name}"}}'] == 1

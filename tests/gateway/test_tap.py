@@ -1,0 +1,115 @@
+"""The stream tap: any cutting of a stream gives the same bytes and the same findings."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway import tap as tap_module
+from gateway.metering import Usage
+from gateway.tap import StreamTap
+from tests.fakes import DONE, event, usage
+
+COMMENT = b": ping\n\n"
+USAGE = event(usage=usage(100, 5, 64))
+FOUND = Usage(100, 5, 64)
+STREAM = event("a", usage=None) + COMMENT + event("b") + USAGE + DONE
+CRLF = STREAM.replace(b"\n", b"\r\n")
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def run(strip: bool, chunks: list[bytes]) -> tuple[bytes, Usage | None]:
+    tap = StreamTap(strip)
+    out = b"".join([tap.feed(chunk) for chunk in chunks])
+    return out + tap.finish(), tap.usage
+
+
+fragments = st.lists(
+    st.sampled_from(
+        [
+            event("x"),
+            event("y", usage=None),
+            USAGE,
+            DONE,
+            COMMENT,
+            USAGE.replace(b"\n", b"\r\n"),
+            b"\n",
+            b"\r\n\r\n",
+            b"\r\r",
+            b"data: {",
+        ]
+    )
+    | st.binary(max_size=6),
+    max_size=8,
+).map(b"".join)
+places = st.lists(st.integers(0, 2000), max_size=12)
+
+
+@given(fragments, places, st.booleans())
+def test_any_cutting_gives_the_same(data: bytes, where: list[int], strip: bool) -> None:
+    assert run(strip, cut(data, where)) == run(strip, [data])
+
+
+@given(fragments, places)
+def test_without_stripping_not_a_byte_changes_or_waits(data: bytes, where: list[int]) -> None:
+    tap = StreamTap(strip_usage=False)
+    for chunk in cut(data, where):
+        assert tap.feed(chunk) == chunk
+    assert tap.finish() == b""
+
+
+@pytest.mark.parametrize("stream", [STREAM, CRLF])
+def test_only_the_usage_event_is_taken_out(stream: bytes) -> None:
+    usage_event = USAGE if stream is STREAM else USAGE.replace(b"\n", b"\r\n")
+    assert run(True, [stream]) == (stream.replace(usage_event, b""), FOUND)
+    assert run(True, [bytes([byte]) for byte in stream]) == (stream.replace(usage_event, b""), FOUND)
+    assert run(False, [stream]) == (stream, FOUND)
+
+
+def test_usage_beside_choices_is_read_but_stays() -> None:
+    """vLLM's continuous_usage_stats, llama.cpp's last chunk: the event has content, it is the client's."""
+    data = event("a", usage=usage(100, 5, 64)) + DONE
+    assert run(True, [data]) == (data, FOUND)
+
+
+def test_a_whole_event_goes_on_at_once() -> None:
+    tap = StreamTap(strip_usage=True)
+    assert tap.feed(event("a")) == event("a")
+    assert tap.feed(event("b")[:10]) == b""
+    assert tap.feed(event("b")[10:]) == event("b")
+
+
+def test_the_last_event_needs_no_end() -> None:
+    """dllama's [DONE] has no newline after it."""
+    assert run(True, [STREAM[:-2]])[0].endswith(b"data: [DONE]")
+    assert run(True, [USAGE[:-2]]) == (b"", FOUND)
+
+
+@given(places)
+def test_an_event_without_end_does_not_fill_the_memory(where: list[int]) -> None:
+    monster = b'data: {"usage": "' + b"x" * 5000
+    tap, out = StreamTap(strip_usage=True), b""
+    original, tap_module.MAX_EVENT_BYTES = tap_module.MAX_EVENT_BYTES, 1000
+    try:
+        for chunk in cut(monster + b"\n\n" + STREAM, where):
+            out += tap.feed(chunk)
+            assert len(tap._held) <= 1000
+        out += tap.finish()
+    finally:
+        tap_module.MAX_EVENT_BYTES = original
+    assert out == monster + b"\n\n" + STREAM.replace(USAGE, b"")
+    assert tap.usage == FOUND
+
+
+@pytest.mark.parametrize(
+    "bad", [b"data: {broken\n\n", b'data: {"usage": 5, "choices": []}\n\n', b'data: ["usage"]\n\n', b'"usage"\n\n']
+)
+def test_nonsense_passes_unharmed(bad: bytes) -> None:
+    assert run(True, [bad + DONE]) == (bad + DONE, None)
