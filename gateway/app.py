@@ -61,16 +61,7 @@ def compose(config: Config, clock: Callable[[], float] = time.monotonic) -> Gate
     fleet = Fleet(config, router, metrics)
     relay = Relay(config.timeouts)
     meter = Meter(config.prices, metrics)
-    proxy = Proxy(
-        fleet=fleet,
-        router=router,
-        relay=relay,
-        meter=meter,
-        metrics=metrics,
-        routing=routing,
-        limits=config.limits,
-        clock=clock,
-    )
+    proxy = Proxy(config=config, fleet=fleet, router=router, relay=relay, meter=meter, metrics=metrics, clock=clock)
     operator = Operator(fleet=fleet, router=router, proxy=proxy, admin_key=config.admin_key, clock=clock)
     return Gateway(config, metrics, router, fleet, relay, meter, proxy, operator, clock)
 

@@ -73,6 +73,9 @@ class Metrics:
         )
         self.routing = counter("routing_total", "Decisions, by policy and reason.", "policy", "reason")
         self.retries = counter("retries_total", "Attempts on a further replica, by why the one before failed.", "reason")
+        self.broken = counter(
+            "broken_answers_total", "Answers that the replica broke off after their first byte.", "model", "replica"
+        )
         self.replica_up = gauge("replica_up", "1 if the replica answers its probes.", "replica")
         self.replica_inflight = gauge("replica_inflight", "Requests of this gateway on the replica.", "replica")
         self.replica_booked = gauge("replica_booked_tokens", "Uncached prompt tokens awaiting their first token.", "replica")

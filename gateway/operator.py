@@ -69,6 +69,7 @@ class Operator:
         raw = await request.read()
         api = openai.parse(openai.CHAT if b'"messages"' in raw else openai.COMPLETION, raw)
         target = self._fleet.target(api.model)
+        target.require()
         decision = self._router.rank(self._proxy.prompt(api), target.replicas, self._clock())
         return _json(
             {

@@ -21,7 +21,7 @@ import orjson
 from aiohttp import web
 
 from gateway.api import openai
-from gateway.config import LimitConfig, RoutingConfig
+from gateway.config import Config
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.metering import Meter, Usage, parse_usage
 from gateway.metrics import Metrics
@@ -55,25 +55,24 @@ class Exchange:
 class Proxy:
     """Forwards requests. `clock` is monotonic seconds, the same for the router and for all durations."""
 
-    def __init__(  # noqa: PLR0913  (the composition root hands in every part)
+    def __init__(
         self,
         *,
+        config: Config,
         fleet: Fleet,
         router: Router,
         relay: Relay,
         meter: Meter,
         metrics: Metrics,
-        routing: RoutingConfig,
-        limits: LimitConfig,
         clock: Callable[[], float],
     ) -> None:
+        self._routing = config.routing
+        self._max_body = config.limits.body_mb << 20
         self._fleet = fleet
         self._router = router
         self._relay = relay
         self._meter = meter
         self._metrics = metrics
-        self._routing = routing
-        self._max_body = limits.body_mb << 20
         self._clock = clock
 
     def prompt(self, api: openai.ApiRequest) -> Prompt:
@@ -95,6 +94,7 @@ class Proxy:
         record.model = api.model
         target = self._fleet.target(api.model)
         record.label = target.label
+        target.require()
         exchange = Exchange(request, api, target, self._choose(api, target, record), record)
         ok = False
         try:
@@ -229,6 +229,7 @@ class Proxy:
         """The replica died in mid-answer: say so where the dialect has words for it, else cut the connection."""
         replica = exchange.booking.chosen.replica
         exchange.record.error = f"{replica} broke off: {failure.message}"
+        self._metrics.broken.labels(exchange.record.label, replica).inc()
         self._fleet.failed(replica, failure)
         if is_stream:
             error = GatewayError(502, "replica_failed", f"The replica {replica} failed while it answered. Retry the request.")

@@ -61,10 +61,16 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a model's requests may go. label: the bounded name of the model for metrics."""
+    """Where a model's requests may go. label: the bounded name of the model for metrics; down: who would serve it but is down."""
 
     label: str
     replicas: Mapping[str, ReplicaState]
+    down: str
+
+    def require(self) -> None:
+        """Raises GatewayError 503 if no replica is live."""
+        if not self.replicas:
+            raise no_replica(f"No replica that serves this model is up: {self.down}. They are probed all the time; retry.")
 
 
 class Fleet:
@@ -99,17 +105,13 @@ class Fleet:
     # -- where a request may go
 
     def target(self, model: str) -> Target:
-        """The live candidates for a model ("": the request names none). Raises GatewayError 400, 404 or 503."""
+        """The live candidates for a model ("": the request names none), maybe none. Raises GatewayError 400, 404 or 503."""
         label, pool = self._pool_of(model)
         live = [state for state in pool.replicas if state.up]
-        if not live:
-            names = ", ".join(f"{state.name} ({state.error})" for state in pool.replicas)
-            raise no_replica(
-                f"No replica for {model[:100] or 'this request'!r} is up: {names}. They are probed all the time; retry."
-            )
         # Engines answer 404 for what they do not serve; those that list the model know best.
         serving = [state for state in live if model in state.models] or live
-        return Target(label, {state.name: state for state in serving})
+        down = ", ".join(f"{state.name} ({state.error})" for state in pool.replicas if not state.up)
+        return Target(label, {state.name: state for state in serving}, down)
 
     def _pool_of(self, model: str) -> tuple[str, Pool]:
         if not model:

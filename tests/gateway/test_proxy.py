@@ -148,6 +148,7 @@ async def test_all_replicas_down_is_a_503_that_says_so() -> None:
         assert one.name in body["error"]["message"]
         code, headers, body = await run.post()
         assert (code, headers["Retry-After"], body["error"]["code"]) == (503, "2", "no_replica_available")
+        assert (await run.metrics())['warmroute_requests_total{code="503",model="m"}'] == 1
         assert (await run.get("/ready"))[0] == 503
         assert (await run.get("/health"))[0] == 200
 
@@ -213,6 +214,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(request_lines: 
             await anext(parts)
         await eventually(request_lines)
         assert "broke off" in request_lines()[0]["error"]
+        assert (await run.metrics())[f'warmroute_broken_answers_total{{model="m",replica="{one.name}"}}'] == 1
 
 
 @pytest.mark.parametrize("streamed", [True, False])

@@ -1,0 +1,22 @@
+FROM python:3.11-slim AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY router ./router
+COPY gateway ./gateway
+COPY replica ./replica
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN python -m venv /opt/warmroute \
+ && /opt/warmroute/bin/pip install --no-cache-dir /wheels/*.whl \
+ && /opt/warmroute/bin/pip uninstall --yes setuptools pip
+
+FROM python:3.11-slim
+COPY --from=build /opt/warmroute /opt/warmroute
+# The bytecode was compiled by pip above; at run time nothing is written.
+ENV PATH=/opt/warmroute/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    WARMROUTE_LISTEN=0.0.0.0:8000
+USER 65532:65532
+EXPOSE 8000
+ENTRYPOINT ["warmroute"]
+CMD ["serve", "--config", "/etc/warmroute/config.yaml"]

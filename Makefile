@@ -1,0 +1,54 @@
+# make demo | test | lint | bench: each is the only command that is needed; it makes its own virtual environment.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# make demo ONCE=1: exit after the table, with status 0 only if every later turn hit the cache
+ONCE ?=
+
+.PHONY: install demo test lint bench mutants fmt tools clean
+
+install: $(VENV)/.dev
+
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# The demo needs the real engine and a client, the tests need everything.
+$(VENV)/.demo: $(VENV)/.made pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.made pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $(VENV)/.demo $@
+
+demo: $(VENV)/.demo
+	$(BIN)/warmroute demo $(if $(ONCE),--once)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m bench.routing
+	$(BIN)/python -m bench.gateway
+
+# Breaks the router on purpose, one place at a time; every mutant must make its tests fail.
+mutants: $(VENV)/.dev
+	$(BIN)/python -m scripts.mutants
+
+fmt: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# helm 3 and 4, promtool, Prometheus, into .tools/bin: what the tests marked `tools` need
+tools:
+	scripts/tools.sh
+
+clean:
+	rm -rf $(VENV) .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

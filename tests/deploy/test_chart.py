@@ -1,0 +1,405 @@
+"""The chart as the real helm 3 and 4 render it: valid for Kubernetes, hardened, with a configuration that the gateway loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from gateway import config
+from tests.deploy.conftest import ROOT, tool
+
+CHART = ROOT / "helm"
+DASHBOARD = ROOT / "dashboards" / "warmroute.json"
+KUBERNETES = ("1.29.0", "1.32.0", "1.37.0")
+# kubernetes-validate has no schema of these; what we render of them is compared as a whole.
+CUSTOM_RESOURCES = {"ServiceMonitor"}
+
+Objects = dict[str, dict[str, Any]]
+
+ONE_REPLICA = {"config": {"pools": [{"replicas": ["http://vllm-0:8000"]}]}}
+EVERYTHING = {
+    "image": {"repository": "registry.example/warmroute", "digest": "sha256:" + "a" * 64, "pullPolicy": "Always"},
+    "imagePullSecrets": [{"name": "pull"}],
+    "nameOverride": "gw",
+    "replicaCount": 3,
+    "service": {"type": "LoadBalancer", "port": 80, "annotations": {"example.com/internal": "true"}},
+    "serviceAccount": {"name": "gateway", "annotations": {"example.com/role": "r"}},
+    "adminKey": {"existingSecret": {"name": "warmroute-admin", "key": "key"}},
+    "extraEnv": [
+        {"name": "TZ", "value": "UTC"},
+        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+    ],
+    "resources": {"requests": {"cpu": 2}, "limits": {"memory": "1Gi"}},
+    "preStopSleepSeconds": 10,
+    "terminationGracePeriodSeconds": 120,
+    "podAnnotations": {"example.com/note": "yes"},
+    "podLabels": {"team": "platform"},
+    "nodeSelector": {"kubernetes.io/arch": "amd64"},
+    "tolerations": [{"key": "dedicated", "operator": "Equal", "value": "gateway", "effect": "NoSchedule"}],
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]
+            }
+        }
+    },
+    "topologySpreadConstraints": [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {"team": "platform"}},
+        }
+    ],
+    "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"},
+    "serviceMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}},
+    "dashboards": {"enabled": True, "annotations": {"grafana_folder": "LLM"}},
+    "config": {
+        # Model names that a careless template would turn into other YAML values.
+        "pools": [
+            {
+                "models": ["smollm2", "no", "1e3", "0x10", "12:30:00", "null", "~", "a: b", "{{ x }}", "*"],
+                "replicas": [
+                    "http://vllm-0.vllm:8000/v1",
+                    {"url": "https://models.example/base", "name": "far", "capacity_tokens": 12_345_678},
+                    {"url": "http://[2001:db8::1]:8000", "capacity_tokens": None},
+                ],
+            },
+            {"replicas": ["http://llama-0:8080"]},
+        ],
+        "routing": {"policy": "least_loaded", "block_bytes": 512, "ttl_s": 0.25, "memory_mb": 4096},
+        "prices": {"smollm2": {"input": 0.5, "output": 1.5}, "no": {"input": 0.001, "output": 0, "cached_input": 0}},
+        "limits": {"shutdown_s": 60.5},
+        "log_level": "debug",
+    },
+}
+MATRIX = {
+    "one replica": ONE_REPLICA,
+    "everything": EVERYTHING,
+    "tag": {**ONE_REPLICA, "image": {"tag": "0.2.0"}},
+    "no service account": {**ONE_REPLICA, "serviceAccount": {"create": False}},
+    "no preStop": {**ONE_REPLICA, "preStopSleepSeconds": 0, "terminationGracePeriodSeconds": 31},
+    "scaled to zero": {**ONE_REPLICA, "replicaCount": 0},
+    "as a sub-chart": {**ONE_REPLICA, "global": {"imageRegistry": "registry.example"}},
+    "no resources": {**ONE_REPLICA, "resources": None},
+    "names": {**ONE_REPLICA, "fullnameOverride": "front-door", "podDisruptionBudget": {"enabled": True}},
+}
+
+pytestmark = pytest.mark.tools
+
+
+class Helm:
+    """One helm binary, kept away from the user's own helm settings."""
+
+    def __init__(self, binary: Path, scratch: Path) -> None:
+        self.binary, self.scratch = binary, scratch
+        self.env = {**os.environ, "HOME": str(scratch), "HELM_CACHE_HOME": str(scratch), "HELM_CONFIG_HOME": str(scratch)}
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self.binary), *arguments]
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+
+    def template(self, values: Mapping[str, Any], *arguments: str) -> subprocess.CompletedProcess[str]:
+        file = self.scratch / "values.json"
+        file.write_text(json.dumps(values), "utf-8")
+        return self.run("template", "demo", str(CHART), "--namespace", "llm", "--values", str(file), *arguments)
+
+    def objects(self, values: Mapping[str, Any]) -> Objects:
+        """What the values render to, by kind; two ConfigMaps are `ConfigMap` and `Dashboards`."""
+        done = self.template(values)
+        assert done.returncode == 0, done.stderr
+        return {kind_of(item): item for item in yaml.load_all(done.stdout, UniqueKeys) if item}
+
+    def refusal(self, values: Mapping[str, Any]) -> str:
+        done = self.template(values)
+        assert done.returncode != 0, "helm rendered what it should refuse"
+        return done.stderr
+
+
+class UniqueKeys(yaml.SafeLoader):
+    """Refuses a mapping with the same key twice, as the Kubernetes API does in strict mode."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"a key appears twice: {keys}"
+        return super().construct_mapping(node, deep)
+
+
+def kind_of(item: Mapping[str, Any]) -> str:
+    return "Dashboards" if "grafana_dashboard" in item["metadata"]["labels"] else str(item["kind"])
+
+
+@pytest.fixture(params=["helm", "helm3"])
+def helm(request: pytest.FixtureRequest, tmp_path: Path) -> Helm:
+    return Helm(tool(request.param), tmp_path)
+
+
+def container(objects: Objects) -> dict[str, Any]:
+    (only,) = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert isinstance(only, dict)
+    return only
+
+
+def pod(objects: Objects) -> dict[str, Any]:
+    spec = objects["Deployment"]["spec"]["template"]["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
+def checksum(objects: Objects) -> str:
+    return str(objects["Deployment"]["spec"]["template"]["metadata"]["annotations"]["checksum/config"])
+
+
+def changed(values: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of the values with the dotted path set."""
+    copy: dict[str, Any] = json.loads(json.dumps(values))
+    *parents, last = path.split(".")
+    here = copy
+    for key in parents:
+        here = here.setdefault(key, {})
+    here[last] = value
+    return copy
+
+
+def test_helm_is_the_version_that_the_fixture_says(helm: Helm) -> None:
+    done = helm.run("version", "--template", "{{.Version}}")
+    assert done.stdout.startswith("v3." if helm.binary.name == "helm3" else "v4.")
+
+
+@pytest.mark.parametrize("values", [{}, *MATRIX.values()], ids=["defaults", *MATRIX])
+def test_lints_strictly(helm: Helm, tmp_path: Path, values: Mapping[str, Any]) -> None:
+    file = tmp_path / "values.json"
+    file.write_text(json.dumps(values), "utf-8")
+    done = helm.run("lint", "--strict", str(CHART), "--values", str(file))
+    assert done.returncode == 0, done.stdout
+    assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
+def test_renders_what_kubernetes_accepts(helm: Helm, values: Mapping[str, Any]) -> None:
+    for item in helm.objects(values).values():
+        for version in KUBERNETES:
+            if item["kind"] not in CUSTOM_RESOURCES:
+                kubernetes_validate.validate(item, version, strict=True)
+
+
+@pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
+def test_the_gateway_loads_the_rendered_configuration(helm: Helm, tmp_path: Path, values: Mapping[str, Any]) -> None:
+    rendered = helm.objects(values)["ConfigMap"]["data"]["config.yaml"]
+    assert loaded(rendered, tmp_path) == loaded(yaml.safe_dump({**values["config"], "listen": "0.0.0.0:8000"}), tmp_path)
+
+
+def loaded(text: str, tmp_path: Path) -> config.Config:
+    file = tmp_path / "config.yaml"
+    file.write_text(text, "utf-8")
+    return config.load(file, {}, {})
+
+
+def test_helm_3_and_4_render_the_same(tmp_path: Path) -> None:
+    new, old = (Helm(tool(name), tmp_path).objects(EVERYTHING) for name in ("helm", "helm3"))
+    assert new == old
+
+
+def test_everything_arrives_where_it_belongs(helm: Helm) -> None:
+    objects = helm.objects(EVERYTHING)
+    assert objects.keys() == {
+        *("Deployment", "Service", "ServiceAccount", "ConfigMap", "PodDisruptionBudget", "ServiceMonitor", "Dashboards")
+    }
+    spec, main = pod(objects), container(objects)
+    assert main["image"] == "registry.example/warmroute@sha256:" + "a" * 64
+    assert main["command"] == ["warmroute", "serve", "--config", "/etc/warmroute/config.yaml"]
+    assert main["env"][0] == {
+        "name": "WARMROUTE_ADMIN_KEY",
+        "valueFrom": {"secretKeyRef": {"name": "warmroute-admin", "key": "key"}},
+    }
+    assert main["env"][1:] == EVERYTHING["extraEnv"]
+    assert main["resources"] == {"requests": {"cpu": 2, "memory": "512Mi"}, "limits": {"memory": "1Gi"}}
+    assert main["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "10"]
+    for key in ("imagePullSecrets", "nodeSelector", "tolerations", "affinity", "topologySpreadConstraints"):
+        assert spec[key] == EVERYTHING[key], key
+    assert spec["serviceAccountName"] == "gateway" == objects["ServiceAccount"]["metadata"]["name"]
+    assert spec["terminationGracePeriodSeconds"] == 120
+    assert objects["Deployment"]["spec"]["replicas"] == 3
+    assert objects["Service"]["spec"]["type"] == "LoadBalancer"
+    assert objects["PodDisruptionBudget"]["spec"]["maxUnavailable"] == "50%"
+    template = objects["Deployment"]["spec"]["template"]["metadata"]
+    assert template["labels"]["team"] == "platform"
+    assert template["annotations"]["example.com/note"] == "yes"
+
+
+def test_optional_parts_are_off_by_default(helm: Helm) -> None:
+    objects = helm.objects(ONE_REPLICA)
+    assert objects.keys() == {"Deployment", "Service", "ServiceAccount", "ConfigMap"}
+    assert "env" not in container(objects)
+    assert container(objects)["image"] == "warmroute:0.1.0"
+
+
+def test_the_pod_is_restricted(helm: Helm) -> None:
+    """The restricted pod security standard, and a root file system that cannot be written."""
+    objects = helm.objects(ONE_REPLICA)
+    spec, main = pod(objects), container(objects)
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "fsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert main["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["enableServiceLinks"] is False  # a Service named warmroute would set WARMROUTE_ variables
+    assert {"name": "tmp", "emptyDir": {}} in spec["volumes"]
+    assert {"name": "tmp", "mountPath": "/tmp"} in main["volumeMounts"]
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+
+
+def test_probes_and_strategy(helm: Helm) -> None:
+    objects = helm.objects(ONE_REPLICA)
+    main = container(objects)
+    paths = {name: main[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    health, ready = {"path": "/health", "port": "http"}, {"path": "/ready", "port": "http"}
+    assert paths == {"startupProbe": health, "livenessProbe": health, "readinessProbe": ready}
+    assert objects["Deployment"]["spec"]["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+    }
+
+
+def test_selectors_find_the_pod_and_the_port(helm: Helm) -> None:
+    objects = helm.objects(EVERYTHING)
+    labels = objects["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    selectors = {
+        "Deployment": objects["Deployment"]["spec"]["selector"]["matchLabels"],
+        "Service": objects["Service"]["spec"]["selector"],
+        "PodDisruptionBudget": objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+    }
+    assert [kind for kind, wanted in selectors.items() if not wanted.items() <= labels.items()] == []
+    (port,) = container(objects)["ports"]
+    listen = yaml.safe_load(objects["ConfigMap"]["data"]["config.yaml"])["listen"]
+    assert listen == f"0.0.0.0:{port['containerPort']}"
+    assert objects["Service"]["spec"]["ports"] == [{"name": "http", "port": 80, "targetPort": port["name"], "protocol": "TCP"}]
+    config_map = next(volume for volume in pod(objects)["volumes"] if volume["name"] == "config")
+    assert config_map["configMap"]["name"] == objects["ConfigMap"]["metadata"]["name"]
+
+
+def test_service_monitor(helm: Helm) -> None:
+    objects = helm.objects(EVERYTHING)
+    monitor, service = objects["ServiceMonitor"], objects["Service"]
+    assert (monitor["apiVersion"], monitor["metadata"]["labels"]["release"]) == ("monitoring.coreos.com/v1", "prometheus")
+    assert monitor["spec"] == {
+        "selector": {"matchLabels": {"app.kubernetes.io/name": "gw", "app.kubernetes.io/instance": "demo"}},
+        "endpoints": [{"port": "http", "path": "/metrics", "interval": "30s"}],
+    }
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+
+
+def test_dashboards_arrive_unchanged(helm: Helm) -> None:
+    dashboards = helm.objects(EVERYTHING)["Dashboards"]
+    assert dashboards["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert dashboards["metadata"]["annotations"] == {"grafana_folder": "LLM"}
+    assert dashboards["data"].keys() == {DASHBOARD.name}
+    assert json.loads(dashboards["data"][DASHBOARD.name]) == json.loads(DASHBOARD.read_text("utf-8"))
+
+
+def test_the_packaged_chart_has_the_dashboard_in_it(helm: Helm, tmp_path: Path) -> None:
+    """The chart's `dashboards` is a link to the repository's folder; a package must not depend on it."""
+    done = helm.run("package", str(CHART), "--destination", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / "values.json"
+    file.write_text(json.dumps(EVERYTHING), "utf-8")
+    rendered = helm.run("template", "demo", str(tmp_path / "warmroute-0.1.0.tgz"), "--values", str(file))
+    assert rendered.returncode == 0, rendered.stderr
+    assert "grafana_dashboard" in rendered.stdout
+    assert '"uid": "warmroute"' in rendered.stdout
+
+
+def test_the_checksum_follows_the_configuration_and_nothing_else(helm: Helm) -> None:
+    first = checksum(helm.objects(ONE_REPLICA))
+    assert checksum(helm.objects(changed(ONE_REPLICA, "config.routing.ttl_s", 60))) != first
+    assert checksum(helm.objects(changed(ONE_REPLICA, "podLabels.team", "platform"))) == first
+
+
+@pytest.mark.parametrize(
+    ("pools", "message"),
+    [([], "config.pools is empty"), ([{"replicas": []}], "config.pools[0].replicas is empty")],
+)
+def test_no_replicas_is_refused(helm: Helm, pools: list[Any], message: str) -> None:
+    assert message in helm.refusal({"config": {"pools": pools}})
+
+
+def test_replicas_can_be_named_on_the_command_line(helm: Helm) -> None:
+    """The way that NOTES, the README and the refusal of an empty list suggest."""
+    urls = ["http://vllm-0:8000", "http://vllm-1:8000"]
+    done = helm.template({}, "--set", "config.pools[0].replicas={" + ",".join(urls) + "}")
+    text = next(item for item in yaml.safe_load_all(done.stdout) if item["kind"] == "ConfigMap")["data"]["config.yaml"]
+    assert yaml.safe_load(text)["pools"] == [{"replicas": urls}]
+
+
+@pytest.mark.parametrize(("grace", "shutdown", "fits"), [(45, 40, False), (45, 39.5, True), (30, 300, False)])
+def test_the_grace_period_covers_the_shutdown(helm: Helm, grace: int, shutdown: float, fits: bool) -> None:
+    values = changed(changed(ONE_REPLICA, "config.limits.shutdown_s", shutdown), "terminationGracePeriodSeconds", grace)
+    if fits:
+        assert pod(helm.objects(values))["terminationGracePeriodSeconds"] == grace
+    else:
+        assert "terminationGracePeriodSeconds" in helm.refusal(values)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("replicas", ["http://vllm-0:8000"]),
+        ("image.name", "warmroute"),
+        ("image.digest", "latest"),
+        ("replicaCount", "2"),
+        ("service.port", 0),
+        ("service.type", "ExternalName"),
+        ("podLabels.version", 2),
+        ("extraEnv", [{"name": "A", "vaule": "b"}]),
+        ("resources.request", {}),
+        ("podDisruptionBudget.minAvailable", 1),
+        ("podDisruptionBudget.maxUnavailable", "half"),
+        ("serviceMonitor.interval", "15"),
+        ("terminationGracePeriodSeconds", 0),
+        ("config", None),
+        ("config.limits", None),
+        ("config.listen", "0.0.0.0:9000"),
+        ("config.admin_key", "secret"),
+        ("config.routing.policy", "fastest"),
+        ("config.routing.ttl_s", "300"),
+        ("config.routing.ttl_seconds", 300),
+        ("config.pools", [{"replicas": ["vllm-0:8000"]}]),
+        ("config.pools", [{"replicas": [{"url": "http://vllm-0:8000", "weight": 2}]}]),
+        ("config.prices", {"m": {"input": 1}}),
+    ],
+)
+def test_wrong_values_are_refused_by_name(helm: Helm, path: str, value: Any) -> None:
+    refusal = helm.refusal(changed(ONE_REPLICA, path, value))
+    assert path.partition(".")[0] in refusal
+    assert "schema" in refusal
+
+
+def test_notes_say_how_to_reach_the_gateway(tmp_path: Path) -> None:
+    """`helm install --dry-run=client` prints the notes without a cluster (helm 3 wants one even so)."""
+    helm = Helm(tool("helm"), tmp_path)
+    file = tmp_path / "values.json"
+    file.write_text(json.dumps(EVERYTHING), "utf-8")
+    arguments = ("--dry-run=client", "--namespace", "llm", "--values", str(file))
+    done = helm.run("install", "demo", str(CHART), *arguments)
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    assert "4 replica(s) in 2 pool(s)" in notes
+    assert "kubectl --namespace llm port-forward service/demo-gw 8000:80" in notes
+    assert "curl http://127.0.0.1:8000/v1/chat/completions" in notes
+    assert "With 3 gateway pods" in notes

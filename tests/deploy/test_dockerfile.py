@@ -1,0 +1,103 @@
+"""The Dockerfile without a Docker engine: what it says, and its build steps run in scratch folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.deploy.conftest import ROOT, missing
+
+# The folders of the image that the build steps write, and the scratch folders that stand for them here.
+IMAGE_FOLDERS = ("/wheels", "/opt/warmroute")
+
+
+@pytest.fixture(scope="module")
+def instructions() -> list[tuple[str, str]]:
+    """(instruction, its arguments), without comments, long lines joined."""
+    lines = [line for line in (ROOT / "Dockerfile").read_text("utf-8").splitlines() if not line.startswith("#")]
+    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]
+
+
+def last(instructions: list[tuple[str, str]], word: str) -> str:
+    return next(arguments for found, arguments in reversed(instructions) if found == word)
+
+
+def copied(instructions: list[tuple[str, str]]) -> list[str]:
+    """What is copied from the repository, in the first stage."""
+    copies = [arguments.split() for word, arguments in instructions if word == "COPY" and not arguments.startswith("--from")]
+    return [source for *sources, _ in copies for source in sources]
+
+
+def allowed() -> set[str]:
+    """The top-level names that .dockerignore lets through; it starts by keeping everything out."""
+    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    assert rules[0] == "*"
+    return {rule[1:] for rule in rules if rule.startswith("!")}
+
+
+def test_runs_as_a_user_without_rights(instructions: list[tuple[str, str]]) -> None:
+    words = [word for word, _ in instructions]
+    assert last(instructions, "USER") == "65532:65532"
+    assert not {"RUN", "COPY", "ADD"} & set(words[words.index("USER") :])  # what runs is not its own to change
+
+
+def test_both_stages_have_the_same_slim_python(instructions: list[tuple[str, str]]) -> None:
+    images = [arguments.split()[0] for word, arguments in instructions if word == "FROM"]
+    assert images == ["python:3.11-slim"] * 2  # the virtual environment of the first runs in the second
+
+
+def test_the_image_and_the_chart_agree(instructions: list[tuple[str, str]], root: Path) -> None:
+    templates = root / "helm" / "templates"
+    deployment = (templates / "deployment.yaml").read_text("utf-8")
+    (command,) = re.findall(r"^ +command: (\[warmroute.*\])$", deployment, re.MULTILINE)
+    (port,) = re.findall(r'define "warmroute.port" -\}\}(\d+)', (templates / "_helpers.tpl").read_text("utf-8"))
+    assert json.loads(last(instructions, "ENTRYPOINT")) + json.loads(last(instructions, "CMD")) == yaml.safe_load(command)
+    assert last(instructions, "EXPOSE") == port
+    assert f"WARMROUTE_LISTEN=0.0.0.0:{port}" in last(instructions, "ENV")
+    assert f"runAsUser: {last(instructions, 'USER').partition(':')[0]}" in deployment
+
+
+def test_what_is_copied_exists_and_is_not_ignored(instructions: list[tuple[str, str]]) -> None:
+    assert [source for source in copied(instructions) if not (ROOT / source).exists()] == []
+    assert set(copied(instructions)) == allowed()
+
+
+@pytest.mark.tools
+@pytest.mark.timeout(300)
+def test_the_build_steps_give_a_working_command(instructions: list[tuple[str, str]], tmp_path: Path) -> None:
+    """The RUN lines as they are, on nothing but the copied files; needs pip's network for the dependencies."""
+    source = tmp_path / "src"
+    source.mkdir()
+    for name in copied(instructions):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    for word, arguments in instructions:
+        if word == "RUN":
+            build_step(re.sub("|".join(IMAGE_FOLDERS), rf"{tmp_path}\g<0>", arguments), source)
+    warmroute = tmp_path / "opt" / "warmroute" / "bin" / "warmroute"
+    assert run(warmroute, "--version") == "warmroute 0.1.0\n"
+    python = warmroute.with_name("python")
+    assert run(python, "-c", "import gateway.app, importlib.util; print(importlib.util.find_spec('torch'))") == "None\n"
+
+
+def build_step(command: str, folder: Path) -> None:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if "Could not find a version" in done.stderr:
+        missing("pip cannot reach a package index")
+    assert done.returncode == 0, done.stderr
+
+
+def run(program: Path, *arguments: str) -> str:
+    """What the installed program prints, away from the checkout so that nothing of it is found."""
+    return subprocess.run([program, *arguments], cwd="/", capture_output=True, text=True, timeout=60, check=True).stdout
