@@ -15,6 +15,24 @@ ROUTING_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0
 
 TENANTS = 100
 
+_TOKEN_LABELS = ("model", "replica")
+
+
+class _Family:
+    """Makes metrics in one registry, all with the same prefix."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"warmroute_{name}", text, labels, registry=self._registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"warmroute_{name}", text, labels, registry=self._registry)
+
+    def seconds(self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+        return Histogram(f"warmroute_{name}_seconds", text, labels, buckets=buckets, registry=self._registry)
+
 
 class Metrics:
     """The gateway's metrics in a registry of their own (no global state: two gateways can live in one process)."""
@@ -22,67 +40,60 @@ class Metrics:
     def __init__(self) -> None:
         # By default there is a second series beside every counter, which nobody reads.
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._evicted_before: dict[str, int] = {}
+        family = _Family(self.registry)
+        self._add_requests(family)
+        self._add_tokens(family)
+        self._add_state(family)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"warmroute_{name}", text, labels, registry=registry)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"warmroute_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
-            return Histogram(f"warmroute_{name}", text, labels, buckets=buckets, registry=registry)
-
-        self.requests = counter("requests_total", "Requests answered, by HTTP status (499: the client left).", "model", "code")
-        self.request_seconds = histogram("request_seconds", "Request read to last byte of the answer.", "model")
-        self.ttft_seconds = histogram(
-            "ttft_seconds",
-            "Request read to first byte of a streamed answer; hit: cached tokens were predicted.",
-            "model",
-            "cache",
+    def _add_requests(self, make: _Family) -> None:
+        self.requests = make.counter(
+            "requests_total", "Requests answered, by HTTP status (499: the client left).", "model", "code"
         )
-        self.inter_token_seconds = histogram(
-            "inter_token_seconds", "Mean gap between the tokens of a streamed answer.", "model"
+        self.request_seconds = make.seconds("request", "Request read to last byte of the answer.", "model")
+        self.ttft_seconds = make.seconds(
+            "ttft", "Request read to first byte of a streamed answer; hit: cached tokens were predicted.", "model", "cache"
         )
-        self.prompt_tokens = counter(
-            "prompt_tokens_total",
-            "Prompt tokens as the engine reported them; hit: it had them cached.",
-            "model",
-            "replica",
-            "cache",
-        )
-        self.predicted_cached = counter(
-            "predicted_cached_tokens_total",
-            "Prompt tokens that the chosen replica was believed to hold.",
-            "model",
-            "replica",
-        )
-        self.completion_tokens = counter(
-            "completion_tokens_total", "Generated tokens as the engine reported them.", "model", "replica"
-        )
-        self.unmetered = counter(
-            "unmetered_requests_total", "Successful answers of generation requests without usage.", "model"
-        )
-        self.cost_usd = counter("cost_usd_total", "Cost by the configured prices, in USD.", "model", "tenant", "kind")
-        self.savings_usd = counter(
-            "savings_usd_total", "What the cached tokens would have cost more, in USD.", "model", "tenant"
-        )
-        self.routing_seconds = histogram(
-            "routing_seconds", "Time to hash a prompt and choose a replica.", buckets=ROUTING_SECONDS
-        )
-        self.routing = counter("routing_total", "Decisions, by policy and reason.", "policy", "reason")
-        self.retries = counter("retries_total", "Attempts on a further replica, by why the one before failed.", "reason")
-        self.broken = counter(
+        self.inter_token_seconds = make.seconds("inter_token", "Mean gap between the tokens of a streamed answer.", "model")
+        self.routing_seconds = make.seconds("routing", "Time to hash a prompt and choose a replica.", buckets=ROUTING_SECONDS)
+        self.routing = make.counter("routing_total", "Decisions, by policy and reason.", "policy", "reason")
+        self.retries = make.counter("retries_total", "Attempts on a further replica, by why the one before failed.", "reason")
+        self.broken = make.counter(
             "broken_answers_total", "Answers that the replica broke off after their first byte.", "model", "replica"
         )
-        self.replica_up = gauge("replica_up", "1 if the replica answers its probes.", "replica")
-        self.replica_inflight = gauge("replica_inflight", "Requests of this gateway on the replica.", "replica")
-        self.replica_booked = gauge("replica_booked_tokens", "Uncached prompt tokens awaiting their first token.", "replica")
-        self.prefill_rate = gauge("replica_prefill_tokens_per_second", "Learned prefill rate.", "replica")
-        self.trie_blocks = gauge("trie_blocks", "Block credits in the prefix index, summed over replicas.")
-        self.trie_bytes = gauge("trie_bytes", "Memory of the prefix index, estimated.")
-        self.trie_evicted = counter("trie_evicted_blocks_total", "Block credits that were forgotten, by why.", "reason")
+
+    def _add_tokens(self, make: _Family) -> None:
+        self.prompt_tokens = make.counter(
+            "prompt_tokens_total",
+            "Prompt tokens as the engine reported them; hit: it had them cached.",
+            *_TOKEN_LABELS,
+            "cache",
+        )
+        self.predicted_cached = make.counter(
+            "predicted_cached_tokens_total", "Prompt tokens that the chosen replica was believed to hold.", *_TOKEN_LABELS
+        )
+        self.completion_tokens = make.counter(
+            "completion_tokens_total", "Generated tokens as the engine reported them.", *_TOKEN_LABELS
+        )
+        self.unmetered = make.counter(
+            "unmetered_requests_total", "Successful answers of generation requests without usage.", "model"
+        )
+        self.cost_usd = make.counter("cost_usd_total", "Cost by the configured prices, in USD.", "model", "tenant", "kind")
+        self.savings_usd = make.counter(
+            "savings_usd_total", "What the cached tokens would have cost more, in USD.", "model", "tenant"
+        )
+
+    def _add_state(self, make: _Family) -> None:
+        self.replica_up = make.gauge("replica_up", "1 if the replica answers its probes.", "replica")
+        self.replica_inflight = make.gauge("replica_inflight", "Requests of this gateway on the replica.", "replica")
+        self.replica_booked = make.gauge(
+            "replica_booked_tokens", "Uncached prompt tokens awaiting their first token.", "replica"
+        )
+        self.prefill_rate = make.gauge("replica_prefill_tokens_per_second", "Learned prefill rate.", "replica")
+        self.trie_blocks = make.gauge("trie_blocks", "Block credits in the prefix index, summed over replicas.")
+        self.trie_bytes = make.gauge("trie_bytes", "Memory of the prefix index, estimated.")
+        self.trie_evicted = make.counter("trie_evicted_blocks_total", "Block credits that were forgotten, by why.", "reason")
 
     def read(self, router: Router) -> None:
         """Set the gauges that mirror the router's state; called at each scrape."""

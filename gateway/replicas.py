@@ -61,7 +61,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a model's requests may go. label: the bounded name of the model for metrics; down: who would serve it but is down."""
+    """Where a model's requests may go. label: the model's bounded name for metrics; down: who would serve it but is down."""
 
     label: str
     replicas: Mapping[str, ReplicaState]

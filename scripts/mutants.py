@@ -107,11 +107,12 @@ def survives(mutant: Mutant) -> bool | None:
 
 
 def main() -> int:
-    with ThreadPoolExecutor(2) as pool:
-        fates = list(pool.map(survives, MUTANTS))
     words = {True: "SURVIVES", False: "dies", None: "STALE"}
-    for mutant, fate in zip(MUTANTS, fates, strict=True):
-        print(f"{words[fate]:<9} {mutant.file}: {mutant.old.strip()!r} -> {mutant.new.strip()!r}")
+    with ThreadPoolExecutor(2) as pool:
+        fates = []
+        for mutant, fate in zip(MUTANTS, pool.map(survives, MUTANTS), strict=True):
+            fates.append(fate)
+            print(f"{words[fate]:<9} {mutant.file}: {mutant.old.strip()!r} -> {mutant.new.strip()!r}", flush=True)
     print(f"\n{fates.count(False)} of {len(fates)} mutants die")
     return 0 if fates.count(False) == len(fates) else 1
 
