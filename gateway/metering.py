@@ -99,17 +99,15 @@ class Meter:
             self._tenants.add(name)
         return name
 
-    def count(self, model: str, replica: str, tenant: str, usage: Usage) -> Bill | None:
-        """Add one answer to the token and money counters; returns its bill."""
+    def count(self, usage: Usage, bill: Bill | None, *, model: str, replica: str, tenant: str) -> None:
+        """Add one answer to the token and money counters. model: its label."""
         metrics = self._metrics
         cached = usage.cached or 0
         metrics.prompt_tokens.labels(model, replica, "miss").inc(usage.prompt - cached)
         metrics.prompt_tokens.labels(model, replica, "hit").inc(cached)
         metrics.completion_tokens.labels(model, replica).inc(usage.completion)
-        bill = self.bill(model, usage)
         if bill:
             metrics.cost_usd.labels(model, tenant, "input").inc(bill.input)
             metrics.cost_usd.labels(model, tenant, "cached_input").inc(bill.cached_input)
             metrics.cost_usd.labels(model, tenant, "output").inc(bill.output)
-            metrics.savings_usd.labels(model, tenant).inc(max(0.0, bill.saved))
-        return bill
+            metrics.savings_usd.labels(model, tenant).inc(max(0.0, bill.saved))  # a price list can be upside down

@@ -177,6 +177,8 @@ class Proxy:
             return attempt
         try:
             if attempt.content_type == _EVENT_STREAM and api.stream:
+                if not attempt.first:
+                    raise ReplicaFailure("garbage", "the stream is empty")
                 return attempt
             attempt.first = await attempt.read(self._max_body)
             attempt.headers["Content-Length"] = str(len(attempt.first))
@@ -208,8 +210,9 @@ class Proxy:
             await self._copy(exchange, attempt, answer, tap)
         except ReplicaFailure as failure:
             await self._break_off(exchange, answer, failure, is_stream=tap is not None)
-        if tap and tap.usage:
-            exchange.record.usage = tap.usage
+        finally:
+            if tap and tap.usage:  # also when the client leaves before the very end
+                exchange.record.usage = tap.usage
         return answer
 
     async def _copy(self, exchange: Exchange, attempt: Attempt, answer: web.StreamResponse, tap: StreamTap | None) -> None:
@@ -247,7 +250,9 @@ class Proxy:
         replica = booking.chosen.replica
         self._metrics.predicted_cached.labels(record.label, replica).inc(booking.chosen.matched_tokens)
         if usage:
-            record.bill = self._meter.count(record.label, replica, record.tenant, usage)
+            bill = self._meter.bill(record.model, usage)
+            self._meter.count(usage, bill, model=record.label, replica=replica, tenant=record.tenant)
+            record.bill = bill
         elif ok:
             self._metrics.unmetered.labels(record.label).inc()
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from gateway import config
-from tests.deploy.conftest import ROOT, tool
+from tests.tools import ROOT, tool
 
 CHART = ROOT / "helm"
 DASHBOARD = ROOT / "dashboards" / "warmroute.json"

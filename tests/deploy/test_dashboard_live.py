@@ -29,9 +29,9 @@ import pytest
 import yaml
 
 from tests.deploy import dashboard
-from tests.deploy.conftest import tool
 from tests.deploy.dashboard import FILES, Query
 from tests.deploy.processes import answers, free_port, running, until
+from tests.tools import tool
 
 # May be zero in a test that does nothing wrong: the engines always report their usage.
 QUIET = {"Unmetered answers/A"}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.conftest import ROOT, missing
+from tests.tools import ROOT, missing
 
 # The folders of the image that the build steps write, and the scratch folders that stand for them here.
 IMAGE_FOLDERS = ("/wheels", "/opt/warmroute")

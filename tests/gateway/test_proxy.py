@@ -11,10 +11,12 @@ import openai
 import pytest
 
 from tests.fakes import (
+    STREAM_HEAD,
     Behaviour,
     FakeReplica,
     FakeRequest,
     answers,
+    chunk,
     dies,
     dies_after_headers,
     dies_in_plain_body,
@@ -24,6 +26,7 @@ from tests.fakes import (
     says,
     status,
     streams,
+    usage,
 )
 from tests.gateway.conftest import BODY, Running, eventually, running
 
@@ -120,7 +123,11 @@ async def test_a_failure_before_the_first_byte_is_not_seen_by_the_client(bad: Be
         assert held[good.name] > 0
 
 
-@pytest.mark.parametrize("bad", [dies, dies_after_headers, streams(die=True), says(http(200, b"<html>", "text/html"))])
+EMPTY_STREAM = says(STREAM_HEAD + b"0\r\n\r\n")
+NOT_A_STREAM = says(http(200, b"<html>", "text/html"))
+
+
+@pytest.mark.parametrize("bad", [dies, dies_after_headers, streams(die=True), EMPTY_STREAM, NOT_A_STREAM])
 async def test_a_stream_that_fails_before_its_first_byte_moves_on(bad: Behaviour) -> None:
     async with FakeReplica([bad]) as broken, FakeReplica([streams("x", "y")]) as good, running(broken, good, **TURNS) as run:
         for _ in range(4):
@@ -239,6 +246,23 @@ async def test_a_client_that_leaves_frees_its_replica(
         assert request_lines()[0]["status"] == 499
         held = run.gateway.router.trie.held()[replica.name]
         assert (held > 0) is streamed, "what was prefilled is held; what was not, is not"
+
+
+async def test_a_client_that_leaves_after_the_usage_is_metered(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    never = asyncio.Event()
+    last = event("a", usage=usage(100, 1, 64))
+
+    async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(last))
+        await never.wait()
+
+    async with FakeReplica([behave]) as replica, running(replica) as run:
+        answer = await run.session.post(run.url + "/v1/chat/completions", json=STREAM)
+        assert await answer.content.readany() == last
+        answer.close()
+        await eventually(request_lines)
+        assert (request_lines()[0]["status"], request_lines()[0]["cached_tokens_reported"]) == (499, 64)
+        assert (await run.metrics())[f'warmroute_completion_tokens_total{{model="m",replica="{replica.name}"}}'] == 1
 
 
 async def test_a_silent_replica_is_given_up(request_lines: Callable[[], list[dict[str, Any]]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import urllib.request
@@ -17,6 +16,7 @@ import openai
 import pytest
 
 from gateway.demo.processes import Process, listening_url, log_line, ready_url
+from tests.tools import tool
 
 WORDS = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness. "
 
@@ -158,21 +158,11 @@ async def test_counters_and_engine_agree_with_what_clients_saw() -> None:
 
 
 @pytest.mark.tools
-def test_promtool_accepts_the_metrics(promtool: str) -> None:
+def test_promtool_accepts_the_metrics() -> None:
     with fleet(1) as (_, url, _replicas):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         with client:
             client.chat.completions.create(model="sim", messages=[{"role": "user", "content": WORDS * 20}], max_tokens=3)
         page = urllib.request.urlopen(f"{url}/metrics").read()
-    done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
+    done = subprocess.run([tool("promtool"), "check", "metrics"], input=page, capture_output=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
-
-
-@pytest.fixture
-def promtool() -> str:
-    found = shutil.which("promtool", path=os.pathsep.join([".tools/bin", os.environ["PATH"]]))
-    if not found:
-        if os.environ.get("WARMROUTE_REQUIRE_TOOLS"):
-            pytest.fail("promtool is missing: run scripts/tools.sh")
-        pytest.skip("promtool is missing: run scripts/tools.sh")
-    return found

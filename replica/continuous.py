@@ -1,0 +1,326 @@
+"""The real engine: transformers' continuous batching with paged attention and prefix sharing.
+
+Theory of operation. transformers' `ContinuousBatchingManager` runs the model in a thread of its own: each step it
+takes new requests, schedules up to `batch_tokens` of prefill and decode, runs the model and delivers tokens. All that
+touches its internals is in this file, at five places, each marked SEAM: where outputs go, how a prefix match is
+counted, when blocks are registered, how tokens are sampled, and how blocks are counted and dropped.
+
+Admission is ours. A request is handed over only when its worst case (prompt and max_tokens) fits into the blocks that
+no other running request may need. transformers would otherwise preempt requests, and after a preemption it takes no
+new ones until one finishes, which a cancelled one never does. The line is first come, first served.
+
+Threads: everything here runs on the event loop's thread, but for the methods of `_Seams`, which the engine's thread
+calls.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.requests import RequestStatus
+
+from replica.engine import EngineInfo, Finish, Load, Message, PromptError, Request, Sequence, SetupError
+from replica.sampling import Sampler
+
+STOP_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuousConfig:
+    """How to run a model. Sizes in tokens but for `max_batch` (requests) and `threads` (0: torch decides)."""
+
+    dtype: str = "bfloat16"
+    kv_tokens: int = 32_768
+    block_size: int = 32
+    max_batch: int = 16
+    batch_tokens: int = 512
+    max_model_len: int = 0
+    threads: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    id: str
+    sequence: Sequence
+    blocks: int
+    sampler: Sampler | None
+    cached_tokens: int = 0
+    seen: int = 0
+
+
+class ContinuousEngine:
+    """A model folder (or Hub id) as an Engine. The constructor loads the model: seconds."""
+
+    def __init__(self, model: str | Path, config: ContinuousConfig) -> None:
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self._config = config
+        self._tokenizer, self._model = _load(model, config.dtype)
+        num_blocks = config.kv_tokens // config.block_size
+        capacity = num_blocks * config.block_size
+        limits = [capacity, self._model.config.max_position_embeddings, config.max_model_len or capacity]
+        self._eos = _eos_tokens(self._model.generation_config.eos_token_id, self._tokenizer.eos_token_id)
+        self._info = EngineInfo(
+            kind="transformers",
+            context=min(limits),
+            vocab_size=self._model.config.vocab_size,
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+        )
+        self._manager: Any = None
+        self._ids = itertools.count()
+        self._waiting: deque[_Job] = deque()
+        self._running: dict[str, _Job] = {}
+        self._jobs: dict[Sequence, _Job] = {}
+        self._reserved = 0  # blocks that running requests may need
+        self._last_error: str | None = None
+
+    def __repr__(self) -> str:
+        total = self._info.num_blocks
+        return (
+            f"<ContinuousEngine {len(self._running)} running, {len(self._waiting)} waiting, {self._reserved}/{total} reserved>"
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    async def start(self) -> None:
+        self._last_error = None
+        seams = _Seams(asyncio.get_running_loop(), self._received, self._running)
+        self._manager = await asyncio.to_thread(_start_manager, self._model, self._config, self._eos, seams)
+
+    async def close(self) -> None:
+        for sequence in list(self._jobs):
+            sequence.fail("the replica is shutting down")
+        if self._manager is not None:
+            await asyncio.to_thread(self._manager.stop, block=True, timeout=STOP_TIMEOUT_S, hard_stop=True)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text))
+
+    def encode_chat(self, messages: list[Message], tools: list[Any] | None) -> list[int]:
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
+            raise PromptError(str(error)) from error
+        return list(ids)
+
+    def decode(self, tokens: list[int]) -> str:
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def load(self) -> Load:
+        return Load(len(self._running), len(self._waiting), _blocks_in_use(self._manager) / self._info.num_blocks)
+
+    def failure(self) -> str | None:
+        if self._manager is None:
+            return None
+        # Denials begin before requests are failed, so nobody is told of a failure by an engine that calls itself healthy.
+        denial: str | None = self._manager.background_thread_status.can_accept_new_requests()
+        return denial and (self._last_error or denial)
+
+    async def reset_prefix_cache(self) -> bool:
+        if self._jobs:
+            return False
+        await asyncio.to_thread(_drop_cached_blocks, self._manager)
+        return True
+
+    def submit(self, request: Request) -> Sequence:
+        """O(prompt)."""
+        sequence = Sequence(request, self._cancel)
+        blocks = -(-(len(request.prompt) + request.max_tokens) // self._info.block_size)
+        job = _Job(f"r{next(self._ids)}", sequence, blocks, Sampler.of(request))
+        self._jobs[sequence] = job
+        self._waiting.append(job)
+        self._admit()
+        return sequence
+
+    def _admit(self) -> None:
+        """Hand over the first of the line, as long as there is room."""
+        while self._waiting and len(self._running) < self._config.max_batch:
+            job = self._waiting[0]
+            if self._reserved + job.blocks > self._info.num_blocks:
+                return
+            self._waiting.popleft()
+            self._reserved += job.blocks
+            self._running[job.id] = job
+            request = job.sequence.request
+            accepted = self._manager.add_request(
+                list(request.prompt),
+                request_id=job.id,
+                max_new_tokens=request.max_tokens,
+                streaming=True,
+                eos_token_id=[] if request.ignore_eos else self._eos,
+            )
+            if accepted is None:
+                self._release(job)
+                job.sequence.fail(self.failure() or "the engine is stopping")
+
+    def _received(self, outputs: list[Any]) -> None:
+        """Outputs of one step, in the loop's thread."""
+        for output in outputs:
+            job = self._running.get(output.request_id)
+            if job is None:
+                # A cancellation can overtake its own request inside transformers, which then ignores it.
+                if not output.is_finished():
+                    self._manager.cancel_request(output.request_id)
+                continue
+            fresh, job.seen = output.generated_tokens[job.seen :], len(output.generated_tokens)
+            if output.is_finished():
+                self._release(job)
+            job.sequence.cached_tokens = job.cached_tokens
+            if output.error is not None:
+                self._last_error = output.error
+                job.sequence.fail(output.error)
+            elif fresh:
+                job.sequence.push(fresh, self._finish(job, output))
+        self._admit()
+
+    def _finish(self, job: _Job, output: Any) -> Finish | None:
+        if not output.is_finished():
+            return None
+        by_itself = output.generated_tokens[-1] in self._eos and not job.sequence.request.ignore_eos
+        return "stop" if by_itself else "length"
+
+    def _release(self, job: _Job) -> None:
+        del self._running[job.id]
+        del self._jobs[job.sequence]
+        self._reserved -= job.blocks
+
+    def _cancel(self, sequence: Sequence) -> None:
+        job = self._jobs[sequence]
+        if job.id in self._running:
+            self._release(job)
+            # Cancellations take effect at the start of a step, before new requests take their blocks.
+            self._manager.cancel_request(job.id)
+            self._admit()
+        else:
+            self._waiting.remove(job)
+            del self._jobs[sequence]
+
+
+class _Seams:
+    """What we put in the place of parts of transformers. Its methods run in the engine's thread."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, received: Callable[[list[Any]], None], running: dict[str, _Job]
+    ) -> None:
+        self._loop, self._received, self._running = loop, received, running
+
+    def install(self, manager: Any) -> None:
+        """Before the manager's thread starts."""
+        manager.output_router = self  # SEAM: outputs; deliver, deliver_batch and fail_and_deliver below
+        manager.warmup()  # creates the batch processor, which keeps the router it finds
+        processor = manager.batch_processor
+        cache = processor.cache
+        cache.search_prefix_match = partial(self._search_prefix_match, cache.search_prefix_match)  # SEAM: matches
+        cache.mark_complete_blocks = partial(self._mark_complete_blocks, cache)  # SEAM: registering
+        processor.model_runner._sample = partial(self._sample, processor.inputs_and_outputs)  # SEAM: sampling
+
+    def deliver(self, output: Any) -> None:
+        self.deliver_batch([output])
+
+    def deliver_batch(self, outputs: list[Any]) -> None:
+        self._loop.call_soon_threadsafe(self._received, outputs)
+
+    def fail_and_deliver(self, state: Any, error: Exception) -> None:
+        state.status, state.error = RequestStatus.FAILED, str(error)
+        self.deliver(state.to_generation_output())
+
+    def _search_prefix_match(self, search: Callable[[str, list[int]], int], request_id: str, tokens: list[int]) -> int:
+        """The scheduler takes the blocks that this finds, so its result is the truth about what was cached."""
+        matched = search(request_id, tokens)
+        job = self._running.get(request_id)
+        if job is not None:
+            job.cached_tokens = matched
+        return matched
+
+    def _mark_complete_blocks(self, cache: Any, state: Any, complete_blocks: dict[str, int]) -> None:
+        """As in transformers, but also for a request that has just finished: it would lose the blocks of its last step, and
+        with max_tokens 1 all of its prompt's. Its block table is still there, as we do not batch asynchronously."""
+        tokens = state.initial_tokens + state.generated_tokens
+        for name, count in complete_blocks.items():
+            if state.request_id in cache.cache_allocators[name].block_table:
+                cache.cache_allocators[name].mark_complete_blocks(state.request_id, tokens, count)
+
+    def _sample(self, batch: Any, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
+        """Each request's own sampling; transformers has one for all. Rows follow the requests that get a token."""
+        chosen = scores[0].argmax(dim=-1)
+        ids = [future.state.request_id for future in batch.requests_in_batch if future.has_new_token]
+        for row, request_id in enumerate(ids):
+            job = self._running.get(request_id)
+            if job is not None and job.sampler is not None:
+                chosen[row] = job.sampler.draw(scores[0, row])
+        output_ids[0, : len(chosen)].copy_(chosen)
+
+
+def _start_manager(model: Any, config: ContinuousConfig, eos: list[int], seams: _Seams) -> Any:
+    blocks = config.kv_tokens // config.block_size
+    # Cached blocks are dropped (all of them) when fewer blocks than this share are free. A step must always find its own.
+    step_blocks = config.batch_tokens // config.block_size + config.max_batch
+    manager = model.init_continuous_batching(
+        generation_config=GenerationConfig(do_sample=False, eos_token_id=eos),
+        continuous_batching_config=ContinuousBatchingConfig(
+            page_size=config.block_size,
+            num_blocks=blocks,
+            max_batch_tokens=config.batch_tokens,
+            max_requests_per_batch=config.max_batch,
+            safety_margin=min(1.0, max(0.15, step_blocks / blocks)),
+            use_async_batching=False,
+            use_cuda_graph=False,
+            auto_switch_to_flash=False,
+        ),
+    )
+    seams.install(manager)
+    manager.start()
+    return manager
+
+
+def _blocks_in_use(manager: Any) -> int:
+    """SEAM: blocks that running requests hold. Reads lengths only, so it may run beside the engine's thread."""
+    if manager is None or manager.batch_processor is None:
+        return 0
+    cache = manager.batch_processor.cache
+    used = cache.num_blocks
+    for allocator in cache.cache_allocators.values():
+        free = cache.pool.num_free_sectors * allocator.blocks_per_sector + cache.pool.count_free_blocks(allocator.index)
+        used = min(used, cache.num_blocks - free - len(allocator.ledger.cached_blocks))
+    return max(0, int(used))
+
+
+def _drop_cached_blocks(manager: Any) -> None:
+    """SEAM: forget the cached blocks that no request uses. Blocks until the engine's thread has paused."""
+    with manager.pause():
+        cache = manager.batch_processor.cache
+        cache.evict_cached_blocks()
+        cache.pool.try_to_free_sectors()
+
+
+def _load(model: str | Path, dtype: str) -> tuple[Any, Any]:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype), attn_implementation="sdpa")
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise SetupError(f"cannot load the model {model}: {reason}") from error
+    return tokenizer, loaded.eval()
+
+
+def _eos_tokens(*candidates: int | list[int] | None) -> list[int]:
+    """The first end-of-sequence setting there is, as a list."""
+    found = next((eos for eos in candidates if eos is not None), [])
+    return [found] if isinstance(found, int) else list(found)

@@ -1,0 +1,155 @@
+"""What a server needs from an engine, and the values that pass between them.
+
+Theory of operation. The server turns an HTTP body into a `Request` and gives it to `Engine.submit`, which never
+blocks and returns a `Sequence`: the request as long as it lives inside the engine. The engine pushes tokens into it;
+the server takes them out with `next`. Engines call `push` and `fail` on the event loop's thread only.
+
+Invariants: a sequence ends exactly once (finished, failed or closed) and the engine hears of a `close` only when it
+came before the end; tokens that the server has not taken yet are merged into one step, so a slow client costs one
+list and no queue; `cached_tokens` is the engine's own number, set before the first token.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+Finish = Literal["stop", "length"]
+Message = dict[str, Any]
+
+
+class EngineError(Exception):
+    """The engine could not finish a request; the message is for the client."""
+
+
+class PromptError(ValueError):
+    """The client's messages cannot become a prompt; the message is for the client."""
+
+
+class SetupError(Exception):
+    """The replica cannot start, and the message says what the user can do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to continue. `temperature` 0 is greedy."""
+
+    prompt: Items[int]
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Tokens that became available since the last step; `finish` on the last one."""
+
+    tokens: list[int]
+    finish: Finish | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is, fixed at start. `context` is the most tokens (prompt and answer) of one request."""
+
+    kind: str
+    context: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine is doing now. `kv_usage` is the share of blocks that running requests hold, 0 to 1."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+
+
+class Sequence:
+    """One request inside an engine, closed exactly once. All methods O(tokens given)."""
+
+    def __init__(self, request: Request, on_close: Callable[["Sequence"], None]) -> None:
+        self.request = request
+        self.cached_tokens = 0
+        self.ended = False
+        self._on_close = on_close
+        self._tokens: list[int] = []
+        self._finish: Finish | None = None
+        self._error: str | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "failed" if self._error else self._finish or ("closed" if self.ended else "open")
+        return f"<Sequence {state}, {len(self.request.prompt)} prompt tokens, {len(self._tokens)} not taken>"
+
+    def push(self, tokens: Iterable[int], finish: Finish | None = None) -> None:
+        """The engine has new tokens; with `finish` they are the last."""
+        if self.ended:
+            return
+        self._tokens.extend(tokens)
+        self._finish = finish
+        self.ended = finish is not None
+        self._wake()
+
+    def fail(self, message: str) -> None:
+        """The engine gives this request up."""
+        if not self.ended:
+            self.ended, self._error = True, message
+            self._wake()
+
+    async def next(self) -> Step:
+        """Wait for new tokens, or raise EngineError. Not to be called again after a step with `finish`."""
+        if not self._tokens and self._finish is None and self._error is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._error is not None:
+            raise EngineError(self._error)
+        tokens, self._tokens = self._tokens, []
+        return Step(tokens, self._finish)
+
+    def close(self) -> None:
+        """Nobody wants the rest: the engine stops working on it. Does nothing once the sequence has ended."""
+        if not self.ended:
+            self.ended = True
+            self._on_close(self)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Engine(Protocol):
+    """The interface of both engines. Everything but the coroutines is synchronous, and called on the event loop's thread."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    async def start(self) -> None:
+        """Begin to serve; `submit` may be called from here on."""
+
+    async def close(self) -> None:
+        """Stop working and free everything; open sequences fail."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_chat(self, messages: list[Message], tools: list[Any] | None) -> list[int]:
+        """The template's prompt for these messages, with the head of the answer. Raises PromptError."""
+
+    def decode(self, tokens: list[int]) -> str: ...
+
+    def submit(self, request: Request) -> Sequence:
+        """Take a request in; its prompt and max_tokens have been checked against `info`."""
+
+    def load(self) -> Load: ...
+
+    def failure(self) -> str | None:
+        """Why the engine can serve no more, or None while it can."""
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False, and nothing done, while requests run."""

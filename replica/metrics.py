@@ -1,0 +1,92 @@
+"""vLLM's metric names, so that every router and dashboard that reads vLLM reads this replica.
+
+Counters move as the engine's numbers reach the server: prompt, cached and queried tokens at the first token,
+generated tokens with each step, so `prefix_cache_hits_total` is the sum of the `cached_tokens` of all requests that
+had a first token. Gauges are asked from the engine when somebody scrapes, so they never lag.
+"""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from replica.engine import Engine
+
+TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+E2E_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
+    *(120, 240, 480, 960, 1920, 7680),
+)
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+FINISHES = ("stop", "length", "abort", "error")
+
+
+class Metrics:
+    """All metrics of one replica, in a registry of their own."""
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self._registry = registry = CollectorRegistry()
+        registry.register(_Gauges(engine, model))
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"vllm:{name}", text, LABELS, registry=registry).labels(model, ENGINE)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"vllm:{name}", text, LABELS, registry=registry, buckets=buckets).labels(model, ENGINE)
+
+        self._queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._prompt = counter("prompt_tokens", "Prompt tokens, cached ones included.")
+        self._generated = counter("generation_tokens", "Generated tokens.")
+        self._ttft = histogram("time_to_first_token_seconds", "From the request's arrival to its first token.", TTFT_BUCKETS)
+        self._e2e = histogram("e2e_request_latency_seconds", "From the request's arrival to its end.", E2E_BUCKETS)
+        success = Counter("vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), registry=registry)
+        self._ended = {reason: success.labels(model, ENGINE, reason) for reason in FINISHES}
+        info = engine.info
+        config = {
+            "block_size": str(info.block_size),
+            "num_gpu_blocks": str(info.num_blocks),
+            "kv_cache_size_tokens": str(info.block_size * info.num_blocks),
+            "enable_prefix_caching": "True",
+            "engine": ENGINE,
+        }
+        gauge = Gauge("vllm:cache_config_info", "The cache's configuration, as labels.", tuple(config), registry=registry)
+        gauge.labels(*config.values()).set(1)
+
+    def first_token(self, prompt_tokens: int, cached_tokens: int, seconds: float) -> None:
+        self._queries.inc(prompt_tokens)
+        self._hits.inc(cached_tokens)
+        self._prompt.inc(prompt_tokens)
+        self._ttft.observe(seconds)
+
+    def generated(self, tokens: int) -> None:
+        self._generated.inc(tokens)
+
+    def ended(self, reason: str, seconds: float) -> None:
+        """`reason` is a finish reason, "abort" (the client left) or "error"."""
+        self._ended[reason].inc()
+        self._e2e.observe(seconds)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _Gauges(Collector):
+    def __init__(self, engine: Engine, model: str) -> None:
+        self._engine, self._labels = engine, (model, ENGINE)
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        load = self._engine.load()
+        yield self._gauge("num_requests_running", "Requests in the batch.", load.running)
+        yield self._gauge("num_requests_waiting", "Requests waiting for a place in the batch.", load.waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of blocks held by running requests, 0 to 1.", load.kv_usage)
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family

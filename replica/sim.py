@@ -1,0 +1,209 @@
+"""The simulated engine: a replica's timing and memory without its arithmetic.
+
+Theory of operation. Requests wait in one line. The first of the line starts when prefill is free, the batch has a
+place and its blocks fit into the cache; it then occupies prefill for (prompt tokens that are not cached) / prefill
+rate, and its blocks become cached when that is over. After its first token it decodes with all others: one clock
+ticks for the whole batch and gives each sequence the tokens that are due since its own first token, so hundreds of
+streams cost one timer. Time comes from the clock (the event loop, or a test's), and nothing is random: the same
+requests at the same times give the same answers at the same times.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from replica import sim_text
+from replica.engine import EngineInfo, Load, Message, Request, Sequence
+from replica.prefix_cache import BLOCK, Lease, PrefixCache, block_keys
+
+MIN_TICK_S = 0.002  # above 500 tokens/s a tick gives several tokens: timers finer than this cost more than they show
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """The part of an event loop that the engine uses."""
+
+    def time(self) -> float: ...
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SimConfig:
+    """Capacity in tokens; rates in tokens per second (prefill: of the replica, decode: of each sequence)."""
+
+    kv_tokens: int = 100_000
+    prefill_rate: float = 5_000.0
+    decode_rate: float = 50.0
+    max_batch: int = 256
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    sequence: Sequence
+    prompt_keys: list[int]
+    answer: list[int]
+    ends_itself: bool
+    lease: Lease = field(default_factory=lambda: Lease(private=0))
+    first_at: float = 0.0
+    emitted: int = 0
+
+    def all_tokens(self) -> list[int]:
+        """Tokens whose KV is computed when `emitted` tokens are out: the last one's is not."""
+        return [*self.sequence.request.prompt, *self.answer[: self.emitted - 1]]
+
+
+class SimEngine:
+    """See the module. `clock` defaults to the running event loop at `start`."""
+
+    def __init__(self, config: SimConfig, clock: Clock | None = None) -> None:
+        self._config = config
+        self._cache = PrefixCache(max(1, config.kv_tokens // BLOCK))
+        self._clock = clock
+        self._waiting: deque[_Job] = deque()
+        self._prefilling: _Job | None = None
+        self._prefill_timer: Timer | None = None
+        self._decoding: dict[_Job, None] = {}
+        self._tick_timer: Timer | None = None
+        self._jobs: dict[Sequence, _Job] = {}
+
+    def __repr__(self) -> str:
+        busy = 1 if self._prefilling else 0
+        return f"<SimEngine {len(self._waiting)} waiting, {busy} in prefill, {len(self._decoding)} decoding, {self._cache!r}>"
+
+    @property
+    def info(self) -> EngineInfo:
+        context = self._cache.capacity * BLOCK
+        return EngineInfo("sim", context, sim_text.VOCAB_SIZE, BLOCK, self._cache.capacity)
+
+    async def start(self) -> None:
+        self._clock = self._clock or asyncio.get_running_loop()
+
+    async def close(self) -> None:
+        for timer in (self._prefill_timer, self._tick_timer):
+            if timer is not None:
+                timer.cancel()
+        for sequence in list(self._jobs):
+            sequence.fail("the replica is shutting down")
+        self._jobs.clear()
+
+    def encode(self, text: str) -> list[int]:
+        return sim_text.encode(text)
+
+    def encode_chat(self, messages: list[Message], tools: list[Any] | None) -> list[int]:
+        return sim_text.encode_chat(messages, tools)
+
+    def decode(self, tokens: list[int]) -> str:
+        return sim_text.decode(tokens)
+
+    def failure(self) -> str | None:
+        return None
+
+    def load(self) -> Load:
+        running = len(self._decoding) + (self._prefilling is not None)
+        return Load(running, len(self._waiting), self._cache.used / self._cache.capacity)
+
+    async def reset_prefix_cache(self) -> bool:
+        if self._jobs:
+            return False
+        self._cache.clear()
+        return True
+
+    def check(self) -> None:
+        """Prove the invariants. O(blocks + jobs)."""
+        self._cache.check()
+        known = [*self._waiting, *self._decoding, *([self._prefilling] if self._prefilling else [])]
+        assert sorted(map(id, known)) == sorted(map(id, self._jobs.values()))
+        assert bool(self._jobs) or self._cache.used == 0
+
+    def submit(self, request: Request) -> Sequence:
+        """O(prompt + answer)."""
+        sequence = Sequence(request, self._cancel)
+        tokens, ends_itself = sim_text.answer(request.prompt, request.max_tokens, endless=request.ignore_eos)
+        job = _Job(sequence, block_keys(request.prompt), tokens, ends_itself)
+        self._jobs[sequence] = job
+        self._waiting.append(job)
+        self._admit(self._now())
+        return sequence
+
+    def _now(self) -> float:
+        assert self._clock is not None, "submit before start"
+        return self._clock.time()
+
+    def _admit(self, now: float) -> None:
+        """Start the first in line, if it can start. `now` may be a little past: work follows on work without a gap."""
+        full = len(self._decoding) >= self._config.max_batch
+        if self._prefilling is not None or full or not self._waiting or self._clock is None:
+            return
+        job = self._waiting[0]
+        prompt = job.sequence.request.prompt
+        blocks = -(-(len(prompt) + len(job.answer)) // BLOCK)
+        # The last prompt token is always computed: its output is the first token. So its block cannot be a hit.
+        lease = self._cache.reserve(job.prompt_keys[: (len(prompt) - 1) // BLOCK], blocks)
+        if lease is None:
+            return
+        self._waiting.popleft()
+        job.lease = lease
+        job.sequence.cached_tokens = len(lease.held) * BLOCK
+        uncached = len(prompt) - job.sequence.cached_tokens
+        job.first_at = now + uncached / self._config.prefill_rate
+        self._prefilling = job
+        self._prefill_timer = self._clock.call_at(job.first_at, self._prefilled, job)
+
+    def _prefilled(self, job: _Job) -> None:
+        self._prefilling = self._prefill_timer = None
+        self._cache.commit(job.lease, job.prompt_keys)
+        self._decoding[job] = None
+        self._emit(job, 1)
+        if self._decoding and self._tick_timer is None:
+            self._schedule_tick(job.first_at)
+        self._admit(job.first_at)
+
+    def _schedule_tick(self, after: float) -> None:
+        assert self._clock is not None
+        period = max(1 / self._config.decode_rate, MIN_TICK_S)
+        self._tick_timer = self._clock.call_at(after + period, self._tick, after + period)
+
+    def _tick(self, when: float) -> None:
+        """One step of the batch. A late tick gives all that is due by now. O(decoding)."""
+        self._tick_timer = None
+        now = max(when, self._now())
+        for job in list(self._decoding):
+            # The small term absorbs rounding: a token due exactly now is due.
+            self._emit(job, 1 + int((now - job.first_at) * self._config.decode_rate + 1e-6))
+        if self._decoding:
+            self._schedule_tick(now)
+        self._admit(now)
+
+    def _emit(self, job: _Job, due: int) -> None:
+        due = min(due, len(job.answer))
+        if due <= job.emitted:
+            return
+        fresh, job.emitted = job.answer[job.emitted : due], due
+        if due < len(job.answer):
+            job.sequence.push(fresh)
+            return
+        self._forget(job)
+        job.sequence.push(fresh, "stop" if job.ends_itself else "length")
+
+    def _cancel(self, sequence: Sequence) -> None:
+        job = self._jobs[sequence]
+        if job is self._prefilling and self._prefill_timer is not None:
+            self._prefill_timer.cancel()
+            self._prefilling = self._prefill_timer = None
+        elif job in self._waiting:
+            self._waiting.remove(job)
+        self._forget(job)
+        self._admit(self._now())
+
+    def _forget(self, job: _Job) -> None:
+        """The job is over: its computed blocks stay in the cache, idle."""
+        del self._jobs[job.sequence]
+        if self._decoding.pop(job, True) is None:
+            self._cache.commit(job.lease, block_keys(job.all_tokens()))
+        self._cache.release(job.lease)

@@ -1,0 +1,129 @@
+"""The command as a user meets it: a process, its ready line, its mistakes in one line each."""
+
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from replica.cli import main
+
+# None in sys.modules makes an import fail, as if the package were not installed.
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; "
+RUN = "import sys; from replica.cli import main; sys.exit(main(sys.argv[1:]))"
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts the command in a process without torch; ends what is still running."""
+    running: list[subprocess.Popen[str]] = []
+
+    def run(*args: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", WITHOUT_TORCH + RUN, *args]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+        running.append(process)
+        return process
+
+    yield run
+    for process in running:
+        with process:
+            process.kill()
+
+
+def ready_url(process: "subprocess.Popen[str]") -> str:
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert line.startswith("replica sim (sim) ready on http://127.0.0.1:"), line
+    return line.split()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_without_torch_and_stops_cleanly(start: Start, number: signal.Signals) -> None:
+    process = start("--engine", "sim", "--port", "0")
+    url = ready_url(process)
+    with urllib.request.urlopen(url + "/health") as response:
+        assert response.status == 200
+    process.send_signal(number)
+    assert process.wait(10) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+
+
+def test_a_stream_that_is_open_does_not_keep_it_from_stopping(start: Start) -> None:
+    process = start("--engine", "sim", "--port", "0", "--decode-rate", "1")
+    body = b'{"prompt": "Hi", "stream": true, "max_tokens": 9}'
+    with urllib.request.urlopen(ready_url(process) + "/v1/completions", body) as response:
+        assert response.readline().startswith(b"data: ")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+
+
+def test_without_torch_a_real_model_is_refused_with_advice(start: Start) -> None:
+    process = start("--port", "0")
+    assert process.wait(10) == 1
+    assert process.stderr is not None
+    assert process.stderr.read() == (
+        "warmroute replica: torch, transformers not installed: pip install 'warmroute[replica]' (or use --engine sim)\n"
+    )
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["--engine", "sim", "--port", str(port)]) == 1
+    advice = "choose another --port, or 0 for any"
+    said = f"warmroute replica: cannot listen on 127.0.0.1:{port}: Address already in use; {advice}\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--engine", "sim", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
+        (["--engine", "sim", "--prepare-only"], "has no model to prepare"),
+        (["--port", "0", "--block-size", "2"], "--block-size must be at least 4"),
+        (["--port", "0", "--kv-tokens", "100"], "at least four blocks"),
+    ],
+)
+def test_mistakes_are_one_line(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == 1
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--port", "70000"], "a port is a number from 0 to 65535, not '70000'"),
+        (["--kv-tokens", "0"], "a whole number above 0, not '0'"),
+        (["--prefill-rate", "nan"], "a number above 0, not 'nan'"),
+        (["--engine", "tpu"], "invalid choice: 'tpu'"),
+    ],
+)
+def test_wrong_flags(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    assert caught.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_models_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    for model, says in ((tmp_path / "none", "there is no model folder"), (tmp_path, "has no config.json")):
+        assert main(["--port", "0", "--model", str(model)]) == 1
+        assert says in capsys.readouterr().err
+
+
+def test_every_flag_says_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    options = capsys.readouterr().out.split("\n  --")[1:]
+    assert len(options) >= 14
+    for option in options:
+        assert "default" in option or option.startswith(("prepare-only", "help")), option

@@ -1,0 +1,57 @@
+"""A sequence ends exactly once, and loses no token on the way."""
+
+import asyncio
+
+import pytest
+
+from replica.engine import EngineError, Request, Sequence, Step
+
+REQUEST = Request(prompt=[1, 2, 3], max_tokens=5)
+
+
+def sequence_and_closed() -> tuple[Sequence, list[Sequence]]:
+    closed: list[Sequence] = []
+    return Sequence(REQUEST, closed.append), closed
+
+
+async def test_tokens_that_nobody_took_are_merged() -> None:
+    sequence, _ = sequence_and_closed()
+    sequence.push([1])
+    sequence.push([2, 3])
+    assert repr(sequence) == "<Sequence open, 3 prompt tokens, 3 not taken>"
+    assert await sequence.next() == Step([1, 2, 3], None)
+    sequence.push([4], "stop")
+    assert await sequence.next() == Step([4], "stop")
+
+
+async def test_a_waiting_reader_wakes() -> None:
+    sequence, _ = sequence_and_closed()
+    reading = asyncio.create_task(sequence.next())
+    await asyncio.sleep(0)
+    sequence.push([1], "length")
+    assert await reading == Step([1], "length")
+
+
+async def test_a_failure_reaches_the_reader() -> None:
+    sequence, closed = sequence_and_closed()
+    reading = asyncio.create_task(sequence.next())
+    await asyncio.sleep(0)
+    sequence.fail("gone")
+    with pytest.raises(EngineError, match="gone"):
+        await reading
+    sequence.close()
+    assert closed == []
+
+
+def test_the_engine_hears_of_a_close_once_and_only_before_the_end() -> None:
+    sequence, closed = sequence_and_closed()
+    sequence.close()
+    sequence.close()
+    assert closed == [sequence]
+    sequence.push([1])
+    sequence.fail("late")
+    assert repr(sequence) == "<Sequence closed, 3 prompt tokens, 0 not taken>"
+    finished, closed = sequence_and_closed()
+    finished.push([1], "stop")
+    finished.close()
+    assert closed == []

@@ -1,0 +1,57 @@
+"""The simulated language: stable, prefix-preserving, and the same after a round trip."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replica import sim_text
+from replica.engine import PromptError
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What  is it?\n\tSay."}]
+
+
+@given(st.text(max_size=80), st.text(max_size=40))
+def test_an_extension_keeps_all_tokens_but_the_last(text: str, more: str) -> None:
+    tokens = sim_text.encode(text)
+    assert sim_text.encode(text + more)[: max(0, len(tokens) - 1)] == tokens[:-1]
+
+
+def test_an_answer_sent_back_has_the_tokens_that_were_generated() -> None:
+    prompt = sim_text.encode_chat(MESSAGES, None)
+    answer, _ = sim_text.answer(prompt, 40, endless=True)
+    turn = [*MESSAGES, {"role": "assistant", "content": sim_text.decode(answer)}, {"role": "user", "content": "And now?"}]
+    assert sim_text.encode_chat(turn, None)[: len(prompt) + 40] == prompt + answer
+
+
+def test_an_answer_depends_on_the_prompt_alone() -> None:
+    assert sim_text.answer([1, 2, 3], 30, endless=True) == sim_text.answer([1, 2, 3], 30, endless=True)
+    assert sim_text.answer([1, 2, 3], 30, endless=True) != sim_text.answer([1, 2, 4], 30, endless=True)
+
+
+@given(st.lists(st.integers(0, 1000), max_size=20), st.integers(1, 100))
+def test_an_answer_ends_by_itself_or_at_max_tokens(prompt: list[int], max_tokens: int) -> None:
+    tokens, ended = sim_text.answer(prompt, max_tokens, endless=False)
+    assert 1 <= len(tokens) <= max_tokens
+    assert ended or len(tokens) == max_tokens
+
+
+def test_a_token_is_about_four_bytes_of_english() -> None:
+    text = "The quick brown fox jumps over the lazy dog, and nobody remembers why it ever wanted to. " * 20
+    assert 3.2 < len(text) / len(sim_text.encode(text)) < 4.8
+
+
+def test_tools_change_the_prompt_and_odd_roles_are_refused() -> None:
+    assert sim_text.encode_chat(MESSAGES, [{"name": "f"}]) != sim_text.encode_chat(MESSAGES, None)
+    with pytest.raises(PromptError, match="unknown role 'A B'"):
+        sim_text.encode_chat([{"role": "A B", "content": ""}], None)
+
+
+def test_the_tokenizer_gives_the_same_ids_in_every_process() -> None:
+    assert sim_text.encode("Hello wide world\n") == [
+        3165958109,
+        252678980,
+        2319748071,
+        3951950374,
+        2564639436,
+        852952723,
+    ]  # crc32 of the pieces
