@@ -85,7 +85,7 @@ def test_a_move_takes_booking_and_credit_to_the_next_of_the_ranking() -> None:
     assert router.ledger.of(second.replica).booked_tokens == 4
     booking.first_token(2.0)
     booking.close(OK, 3.0)
-    booking.close(OK, 3.0)
+    booking.close(Outcome(ok=False), 3.0)
     booking.move(first, 4.0)
     assert router.ledger.open_leases == 0
     assert blocks_held(router, prompt_of(b"abcd")) == {second.replica: 4}

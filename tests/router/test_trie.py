@@ -107,7 +107,12 @@ class TrieMachine(RuleBasedStateMachine):
         self.trie.forget(replica, keys_of(prompt), keep)
         self.oracle.forget(replica, prompt, keep)
 
-    @rule(seconds=st.floats(-5, 12))
+    @rule(data=st.data(), replica=replicas, length=st.integers(1, 9))
+    def shorten(self, data: st.DataObject, replica: str, length: int) -> None:
+        """The head of a known prompt is used again, without its tail."""
+        self.insert(replica, data.draw(st.sampled_from(sorted(self.prompts)))[:length])
+
+    @rule(seconds=st.sampled_from([-3.0, 0.5, 4.0, 6.0, 11.0]))
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
 
@@ -156,6 +161,33 @@ def test_a_split_is_undone_when_its_reason_is_gone() -> None:
     trie.remove_replica("r2")
     assert repr(trie).startswith("<RadixTrie 1 nodes, 4 blocks")
     trie.check()
+
+
+def test_an_evicted_branch_leaves_no_split_behind() -> None:
+    trie = trie_with("r1", capacity=6)
+    trie.insert("r1", keys_of(b"aaaa"), 0.0)
+    trie.insert("r1", keys_of(b"aabb"), 1.0)
+    trie.insert("r1", keys_of(b"aabbcc"), 2.0)  # pushes out the tail of the first
+    assert trie.match(keys_of(b"aaaa"), 2.0) == {"r1": 2}
+    assert repr(trie).startswith("<RadixTrie 1 nodes, 6 blocks")
+
+
+def test_a_shorter_prompt_does_not_prolong_its_tail() -> None:
+    trie = trie_with("r1")
+    trie.insert("r1", keys_of(b"aaaa"), 0.0)
+    trie.insert("r1", keys_of(b"aa"), 5.0)
+    assert trie.match(keys_of(b"aaaa"), 9.9) == {"r1": 4}
+    assert trie.match(keys_of(b"aaaa"), 10.0) == {"r1": 2}
+
+
+def test_memory_is_taken_from_the_stalest_of_all_replicas() -> None:
+    trie = trie_with("old", "new", max_bytes=20_000)
+    trie.insert("old", keys_of(b"old"), 0.0)
+    for turn in range(100):
+        trie.insert("new", keys_of(b"new" + bytes([turn])), 1.0 + turn / 100)
+    assert trie.evicted["memory"] > 3
+    assert trie.match(keys_of(b"old"), 2.0) == {}
+    assert trie.match(keys_of(b"new" + bytes([99])), 2.0) == {"new": 4}
 
 
 def test_a_shorter_prompt_keeps_only_its_own_part_fresh() -> None:
