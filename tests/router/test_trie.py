@@ -180,6 +180,14 @@ def test_a_shorter_prompt_does_not_prolong_its_tail() -> None:
     assert trie.match(keys_of(b"aaaa"), 10.0) == {"r1": 2}
 
 
+def test_uses_at_the_same_instant_keep_their_order() -> None:
+    trie = trie_with("r1", capacity=3)
+    for prompt in (b"ab", b"x", b"a", b"y"):  # the tail b was used before x, its head a after it
+        trie.insert("r1", keys_of(prompt), 0.0)
+    assert trie.match(keys_of(b"ab"), 0.0) == {"r1": 1}
+    assert trie.match(keys_of(b"x"), 0.0) == {"r1": 1}
+
+
 def test_memory_is_taken_from_the_stalest_of_all_replicas() -> None:
     trie = trie_with("old", "new", max_bytes=20_000)
     trie.insert("old", keys_of(b"old"), 0.0)
