@@ -7,7 +7,9 @@ closed, so that no order of events can make a count wrong; counts never need a f
 
 The prefill rate of a replica is learned from its first tokens. An engine that serves prompts first come, first served works
 on ours from its arrival, or from the first token before it if that came later; so (uncached tokens) / (first token - that
-moment) measures its speed also under load. Sums that forget with a half-life keep small prompts from drowning large ones.
+moment) measures its speed also under load. The lease keeps that time; the rate learns when the answer is over and the engine
+has said how many tokens it really had to compute, for a wrong guess about its cache would be taken for a change of its speed.
+Sums that forget with a half-life keep small prompts from drowning large ones.
 """
 
 from __future__ import annotations
@@ -52,18 +54,21 @@ class Lease:
     replica: str
     uncached_tokens: int
     since: float  # when it was booked on this replica
-    decoding: bool = False
+    prefill_s: float | None = None  # what the prefill took, once the first token is there
     closed: bool = False
 
+    @property
+    def decoding(self) -> bool:
+        return self.prefill_s is not None
+
     def first_token(self, now: float) -> None:
-        """The prompt is prefilled: its tokens are no longer booked, and the rate learns from it."""
+        """The prompt is prefilled: its tokens are no longer booked."""
         if self.closed or self.decoding:
             return
-        self.decoding = True
         load = self.ledger.of(self.replica)
+        self.prefill_s = now - max(self.since, load.last_first_token)
         load.booked_tokens -= self.uncached_tokens
         load.decoding += 1
-        load.learn(self.uncached_tokens, now - max(self.since, load.last_first_token))
         load.last_first_token = max(load.last_first_token, now)
 
     def move(self, replica: str, uncached_tokens: int, now: float) -> None:
@@ -71,7 +76,7 @@ class Lease:
         if self.closed:
             return
         self._leave()
-        self.replica, self.uncached_tokens, self.since, self.decoding = replica, uncached_tokens, now, False
+        self.replica, self.uncached_tokens, self.since, self.prefill_s = replica, uncached_tokens, now, None
         self._enter()
 
     def close(self) -> bool:

@@ -155,6 +155,7 @@ class Router:
         if not outcome.ok:
             self._take_back(booking)
             return
+        self._learn_rate(booking.lease, outcome)
         self._learn_scale(booking.prompt, outcome.prompt_tokens)
         self._trim(booking, outcome)
         self.trie.insert(booking.chosen.replica, booking.prompt.keys, now)
@@ -185,6 +186,13 @@ class Router:
     def _take_back(self, booking: Booking) -> None:
         """The replica did not compute the prompt: leave it only what it was believed to hold before."""
         self.trie.forget(booking.chosen.replica, booking.prompt.keys, booking.chosen.matched_blocks)
+
+    def _learn_rate(self, lease: Lease, outcome: Outcome) -> None:
+        """From what the engine really had to compute, where it says so; else from what we believed."""
+        if lease.prefill_s is not None:
+            known = outcome.prompt_tokens is not None and outcome.cached_tokens is not None
+            tokens = (outcome.prompt_tokens or 0) - (outcome.cached_tokens or 0) if known else lease.uncached_tokens
+            self.ledger.of(lease.replica).learn(tokens, lease.prefill_s)
 
     def _learn_scale(self, prompt: Prompt, tokens: int | None) -> None:
         if prompt.scale and tokens is not None:

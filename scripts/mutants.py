@@ -71,6 +71,7 @@ MUTANTS = (
     Mutant("router/load.py", "        load.booked_tokens -= self.uncached_tokens\n        load.decoding += 1", "        load.decoding += 1"),
     Mutant("router/load.py", "if self.closed or self.decoding:", "if self.closed:"),
     Mutant("router/load.py", "now - max(self.since, load.last_first_token)", "now - self.since"),
+    Mutant("router/router.py", "if known else lease.uncached_tokens", "if False else lease.uncached_tokens"),
     Mutant("router/load.py", "if tokens <= 0 or seconds <= 0:", "if tokens <= 0:"),
     Mutant("router/load.py", "keep = 0.5 ** (tokens / RATE_HALF_LIFE_TOKENS)", "keep = 1.0"),
     Mutant("router/load.py", "if load is not None and not load.inflight:", "if load is not None:"),

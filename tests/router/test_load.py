@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from router.load import DEFAULT_PREFILL_RATE, Lease, Ledger
+from router.load import DEFAULT_PREFILL_RATE, Lease, Ledger, ReplicaLoad
 from tests.strategies import replicas
 
 
@@ -60,31 +60,28 @@ TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=100, stateful_step_count=40)
 
 
-def test_the_rate_is_learned_from_service_times_also_in_a_queue() -> None:
+def test_a_prefill_is_timed_from_its_turn_in_the_queue() -> None:
+    """Three prompts at once, served one after the other at 1000 tokens/s."""
     ledger = Ledger()
-    assert ledger.of("r").prefill_rate == DEFAULT_PREFILL_RATE
-    for batch in range(40):  # three prompts at once, served one after the other at 1000 tokens/s
-        start = batch * 100.0
-        for place, lease in enumerate([ledger.open("r", 2000, start) for _ in range(3)], 1):
-            lease.first_token(start + place * 2.0)
-            lease.close()
-    assert ledger.of("r").prefill_rate == pytest.approx(1000, rel=0.05)
+    leases = [ledger.open("r", tokens, 100.0) for tokens in (2000, 500, 1000)]
+    for lease, now in zip(leases, (102.0, 102.5, 103.5), strict=True):
+        lease.first_token(now)
+    assert [lease.prefill_s for lease in leases] == [2.0, 0.5, 1.0]
 
 
 def test_the_rate_follows_a_replica_that_slows_down() -> None:
-    ledger = Ledger()
-    for turn, seconds in enumerate([0.5] * 50 + [2.0] * 150):
-        lease = ledger.open("r", 1000, turn * 10.0)
-        lease.first_token(turn * 10.0 + seconds)
-        lease.close()
-    assert ledger.of("r").prefill_rate == pytest.approx(500, rel=0.1)
+    load = ReplicaLoad()
+    assert load.prefill_rate == DEFAULT_PREFILL_RATE
+    for seconds in [0.5] * 50 + [2.0] * 150:
+        load.learn(1000, seconds)
+    assert load.prefill_rate == pytest.approx(500, rel=0.1)
 
 
-@pytest.mark.parametrize("seconds", [0.0, -3.0])
-def test_a_clock_that_stands_still_teaches_nothing(seconds: float) -> None:
-    ledger = Ledger()
-    ledger.open("r", 1000, 10.0).first_token(10.0 + seconds)
-    assert ledger.of("r").prefill_rate == DEFAULT_PREFILL_RATE
+@pytest.mark.parametrize(("tokens", "seconds"), [(1000, 0.0), (1000, -3.0), (0, 1.0), (-5, 1.0)])
+def test_nonsense_teaches_nothing(tokens: int, seconds: float) -> None:
+    load = ReplicaLoad()
+    load.learn(tokens, seconds)
+    assert load.prefill_rate == DEFAULT_PREFILL_RATE
 
 
 def test_a_busy_replica_that_left_keeps_its_count_until_its_leases_are_home() -> None:

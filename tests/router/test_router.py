@@ -134,6 +134,27 @@ def test_a_slow_replica_learns_to_get_less() -> None:
     assert 36 <= shares.count("fast") <= 44
 
 
+def test_the_rate_is_learned_from_what_the_engine_really_computed() -> None:
+    """It had evicted what we believed it to hold: a long prefill, not a slow replica."""
+    router = router_with("r1")
+    router.choose(prompt_of(bytes(4000)), ["r1"], 0.0).close(OK, 0.0)
+    for turn in range(1, 40):
+        booking = router.choose(prompt_of(bytes(4000)), ["r1"], turn * 100.0)
+        assert booking.chosen.uncached_tokens == 0
+        booking.first_token(turn * 100.0 + 4.0)
+        booking.close(Outcome(True, 4000, 0), turn * 100.0 + 5.0)
+    assert router.ledger.of("r1").prefill_rate == pytest.approx(1000, rel=0.05)
+
+
+def test_without_the_engines_count_the_rate_is_learned_from_our_own() -> None:
+    router = router_with("r1")
+    for turn in range(40):
+        booking = router.choose(prompt_of(bytes([turn]) * 4000), ["r1"], turn * 100.0)
+        booking.first_token(turn * 100.0 + 4.0)
+        booking.close(OK, turn * 100.0 + 5.0)
+    assert router.ledger.of("r1").prefill_rate == pytest.approx(1000, rel=0.05)
+
+
 def test_a_dry_run_changes_nothing() -> None:
     router = router_with("r1", "r2")
     before = repr(router)
