@@ -2,7 +2,8 @@
 
     cost(r) = booked_r / rate_r  +  uncached_r / rate_r  +  decode_r  +  w * duplicate_r / rate_r
 
-booked_r: uncached prompt tokens of requests on r that wait for their first token: the queue before us, by our own count.
+booked_r: uncached prompt tokens of requests on r that wait for their first token, by our own count, less what the prefill
+that runs must have done by now: the queue before us.
 uncached_r: prompt tokens that r would have to compute.
 decode_r: running sequences take turns with our prefill; each is priced as DECODE_TOKENS tokens of prefill.
 duplicate_r: of the uncached tokens, those that another replica holds. Computing them again also evicts something else from

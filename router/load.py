@@ -1,19 +1,23 @@
 """What is running where: leases, and the speed of each replica.
 
 A `Lease` is one request booked on a replica. It is open from `Ledger.open` to its one `close`; in between it may `move` to
-another replica (failover) and see its `first_token`. Until the first token its uncached prompt tokens count as booked
-prefill work, after it the lease counts as a decoding sequence. Every event is idempotent and ignored once the lease is
-closed, so that no order of events can make a count wrong; counts never need a floor at zero.
+another replica (failover) and see its `first_token`. Until the first token its uncached prompt tokens are booked prefill work,
+after it the lease counts as a decoding sequence. Every event is idempotent and ignored once the lease is closed, so that no
+order of events can make a count wrong; counts never need a floor at zero.
 
-The prefill rate of a replica is learned from its first tokens. An engine that serves prompts first come, first served works
-on ours from its arrival, or from the first token before it if that came later; so (uncached tokens) / (first token - that
-moment) measures its speed also under load. The lease keeps that time; the rate learns when the answer is over and the engine
-has said how many tokens it really had to compute, for a wrong guess about its cache would be taken for a change of its speed.
-Sums that forget with a half-life keep small prompts from drowning large ones.
+An engine serves prompts about first come, first served. So the first of a replica's waiting leases is taken to be in prefill
+since its turn began: at its booking, or when the turn before it ended if that came later. Two things follow.
+- What is left of the booked work shrinks while that prefill runs (`remaining_tokens`). A prompt of 100,000 tokens that is
+  nearly through must not look like one that has just begun.
+- (tokens computed) / (first token - begin of the turn) measures the replica's speed also under load. The lease keeps that
+  time; the rate learns when the answer is over and the engine has said how many tokens it really had to compute, for a wrong
+  guess about its cache would be taken for a change of its speed. Sums that forget with a half-life keep small prompts from
+  drowning large ones.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 DEFAULT_PREFILL_RATE = 8000.0  # tokens per second, believed until a replica has shown its own
@@ -28,9 +32,18 @@ class ReplicaLoad:
     inflight: int = 0  # open leases
     decoding: int = 0  # of these, past their first token
     booked_tokens: int = 0  # uncached prompt tokens of the others
-    last_first_token: float = float("-inf")
+    waiting: OrderedDict[Lease, None] = field(default_factory=OrderedDict)  # the others, in order of booking
+    turn_ended: float = float("-inf")
     rate_tokens: float = RATE_PRIOR_TOKENS
     rate_seconds: float = RATE_PRIOR_TOKENS / DEFAULT_PREFILL_RATE
+
+    def remaining_tokens(self, now: float) -> int:
+        """Booked prefill work less what the running prefill must have done of its own. O(1)."""
+        first = next(iter(self.waiting), None)
+        if first is None:
+            return 0
+        done = max(0.0, now - max(first.since, self.turn_ended)) * self.prefill_rate
+        return self.booked_tokens - min(first.uncached_tokens, int(done))
 
     @property
     def prefill_rate(self) -> float:
@@ -66,24 +79,25 @@ class Lease:
         if self.closed or self.decoding:
             return
         load = self.ledger.of(self.replica)
-        self.prefill_s = now - max(self.since, load.last_first_token)
-        load.booked_tokens -= self.uncached_tokens
+        self.prefill_s = now - max(self.since, load.turn_ended)
         load.decoding += 1
-        load.last_first_token = max(load.last_first_token, now)
+        load.booked_tokens -= self.uncached_tokens
+        del load.waiting[self]
+        load.turn_ended = max(load.turn_ended, now)
 
     def move(self, replica: str, uncached_tokens: int, now: float) -> None:
         """Book on another replica instead (the first one failed). Nothing if closed."""
         if self.closed:
             return
-        self._leave()
+        self._leave(now)
         self.replica, self.uncached_tokens, self.since, self.prefill_s = replica, uncached_tokens, now, None
         self._enter()
 
-    def close(self) -> bool:
+    def close(self, now: float) -> bool:
         """Give the booking back. True the first time, False (and nothing happens) after that."""
         if self.closed:
             return False
-        self._leave()
+        self._leave(now)
         self.closed = True
         return True
 
@@ -91,14 +105,18 @@ class Lease:
         load = self.ledger._loads.setdefault(self.replica, ReplicaLoad())
         load.inflight += 1
         load.booked_tokens += self.uncached_tokens
+        load.waiting[self] = None
 
-    def _leave(self) -> None:
+    def _leave(self, now: float) -> None:
         load = self.ledger.of(self.replica)
         load.inflight -= 1
         if self.decoding:
             load.decoding -= 1
-        else:
-            load.booked_tokens -= self.uncached_tokens
+            return
+        load.booked_tokens -= self.uncached_tokens
+        if next(iter(load.waiting)) is self:
+            load.turn_ended = max(load.turn_ended, now)  # its turn is over, if with nothing to show
+        del load.waiting[self]
 
 
 class Ledger:
@@ -131,7 +149,8 @@ class Ledger:
         for load in self._loads.values():
             assert 0 <= load.decoding <= load.inflight
             assert load.booked_tokens >= 0
-            assert load.booked_tokens == 0 or load.inflight > load.decoding
+            assert load.booked_tokens == sum(lease.uncached_tokens for lease in load.waiting)
+            assert len(load.waiting) == load.inflight - load.decoding
             assert load.prefill_rate > 0
 
     def __repr__(self) -> str:

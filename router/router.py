@@ -120,7 +120,7 @@ class Router:
         """
         matched = self.trie.match(prompt.keys, now)
         longest = max((matched.get(name, 0) for name in replicas), default=0)
-        candidates = [self._candidate(prompt, name, matched.get(name, 0), longest) for name in replicas]
+        candidates = [self._candidate(prompt, name, matched.get(name, 0), longest, now) for name in replicas]
         ranking = tuple(self._policy.order(candidates, self._chance))
         return Decision(ranking, _reason(prompt, ranking[0], longest), self.tokens(prompt, prompt.units))
 
@@ -147,7 +147,7 @@ class Router:
 
     def observe(self, booking: Booking, outcome: Outcome, now: float) -> None:
         """See Booking.close. What the engine reports is checked before it is believed."""
-        if not booking.lease.close():
+        if not booking.lease.close(now):
             return
         if booking.chosen.replica not in self._replicas:
             self.ledger.remove(booking.chosen.replica)
@@ -160,8 +160,9 @@ class Router:
         self._trim(booking, outcome)
         self.trie.insert(booking.chosen.replica, booking.prompt.keys, now)
 
-    def _candidate(self, prompt: Prompt, name: str, matched_blocks: int, longest: int) -> Candidate:
+    def _candidate(self, prompt: Prompt, name: str, matched_blocks: int, longest: int, now: float) -> Candidate:
         load = self.ledger.of(name)
+        booked = load.remaining_tokens(now)
         total = self.tokens(prompt, prompt.units)
         matched = min(total, self.tokens(prompt, matched_blocks * prompt.block_units))
         elsewhere = min(total, self.tokens(prompt, longest * prompt.block_units))
@@ -170,12 +171,12 @@ class Router:
             matched_blocks=matched_blocks,
             matched_tokens=matched,
             uncached_tokens=total - matched,
-            booked_tokens=load.booked_tokens,
+            booked_tokens=booked,
             inflight=load.inflight,
             decoding=load.decoding,
             prefill_rate=load.prefill_rate,
             cost=cost(
-                booked=load.booked_tokens,
+                booked=booked,
                 uncached=total - matched,
                 duplicate=elsewhere - matched,
                 decoding=load.decoding,

@@ -35,7 +35,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(lease=leases)
     def close(self, lease: Lease) -> None:
         was_open = not lease.closed
-        assert lease.close() is was_open
+        assert lease.close(self.now) is was_open
 
     @rule(replica=replicas)
     def remove(self, replica: str) -> None:
@@ -54,6 +54,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert load.inflight == len(here)
             assert load.decoding == sum(lease.decoding for lease in here)
             assert load.booked_tokens == sum(lease.uncached_tokens for lease in here if not lease.decoding)
+            assert 0 <= load.remaining_tokens(self.now) <= load.booked_tokens
 
 
 TestLedgerMachine = LedgerMachine.TestCase
@@ -67,6 +68,26 @@ def test_a_prefill_is_timed_from_its_turn_in_the_queue() -> None:
     for lease, now in zip(leases, (102.0, 102.5, 103.5), strict=True):
         lease.first_token(now)
     assert [lease.prefill_s for lease in leases] == [2.0, 0.5, 1.0]
+
+
+def test_what_is_left_of_the_queue_shrinks_while_the_first_prompt_is_prefilled() -> None:
+    ledger = Ledger()
+    first, second, third = (ledger.open("r", tokens, 100.0) for tokens in (80_000, 1000, 16_000))
+    load = ledger.of("r")
+    assert [load.remaining_tokens(now) for now in (50.0, 100.0, 105.0)] == [97_000, 97_000, 57_000]
+    assert load.remaining_tokens(200.0) == 17_000, "at most all of the first: the next has not begun, or we would have heard"
+    first.first_token(120.0)
+    second.close(121.0)  # its client left while it was its turn
+    assert [load.remaining_tokens(now) for now in (121.0, 122.0)] == [16_000, 8000]
+    third.close(122.0)
+    assert load.remaining_tokens(123.0) == 0
+
+
+def test_one_that_leaves_the_middle_of_the_queue_ends_nobodys_turn() -> None:
+    ledger = Ledger()
+    _, second = ledger.open("r", 80_000, 0.0), ledger.open("r", 1000, 0.0)
+    second.close(5.0)
+    assert ledger.of("r").remaining_tokens(5.0) == 40_000
 
 
 def test_the_rate_follows_a_replica_that_slows_down() -> None:
@@ -89,6 +110,6 @@ def test_a_busy_replica_that_left_keeps_its_count_until_its_leases_are_home() ->
     lease = ledger.open("r", 10, 0.0)
     ledger.remove("r")
     assert ledger.open_leases == 1
-    lease.close()
+    lease.close(0.0)
     ledger.remove("r")
     assert repr(ledger) == "<Ledger >"

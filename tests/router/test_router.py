@@ -59,6 +59,14 @@ def test_a_loaded_holder_spills_to_an_idle_replica() -> None:
         booking.close(OK, 2.0)
 
 
+def test_a_prefill_that_is_nearly_done_is_worth_waiting_for() -> None:
+    router = router_with("r1", "r2")
+    router.choose(prompt_of(bytes(20_000)), ["r1"], 0.0).close(OK, 1.0)
+    router.choose(prompt_of(b"x" * 120_000), ["r1"], 10.0)  # fifteen seconds of work
+    soon, late = (router.rank(prompt_of(bytes(20_000)), ["r1", "r2"], now).best.replica for now in (10.1, 24.9))
+    assert (soon, late) == ("r2", "r1")
+
+
 def test_what_is_booked_is_part_of_the_next_cost() -> None:
     router = router_with("r1", "r2")
     taken = [router.choose(prompt_of(bytes([index + 1]) * 100), ["r1", "r2"], 0.0) for index in range(10)]
