@@ -20,7 +20,7 @@ ROUNDS = 400
 
 
 def filled(replicas: int, chance: random.Random) -> tuple[Router, list[str]]:
-    router = Router(ttl_s=1e9, memory_bytes=1 << 30, chance=chance)
+    router = Router(policy="cost", ttl_s=1e9, memory_bytes=1 << 30, chance=chance)
     names = [f"r{index}" for index in range(replicas)]
     for name in names:
         router.add(Replica(name), block_tokens=64)

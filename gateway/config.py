@@ -79,7 +79,7 @@ class RoutingConfig:
     policy: str = "cost"
     block_bytes: int = 256
     block_tokens: int = 64
-    ttl_s: float = 300.0
+    ttl_s: float = 900.0
     memory_mb: int = 256
 
     def __post_init__(self) -> None:

@@ -17,12 +17,14 @@ since its turn began: at its booking, or when the turn before it ended if that c
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
 DEFAULT_PREFILL_RATE = 8000.0  # tokens per second, believed until a replica has shown its own
 RATE_PRIOR_TOKENS = 2000.0  # how much evidence that belief is worth
 RATE_HALF_LIFE_TOKENS = 50_000.0  # evidence halves after so many further tokens
+ARRIVAL_WINDOW_S = 60.0  # arrivals are averaged over about so long
 
 
 @dataclass(slots=True)
@@ -34,6 +36,8 @@ class ReplicaLoad:
     booked_tokens: int = 0  # uncached prompt tokens of the others
     waiting: OrderedDict[Lease, None] = field(default_factory=OrderedDict)  # the others, in order of booking
     turn_ended: float = float("-inf")
+    arrivals: float = 0.0  # bookings, each fading by e in ARRIVAL_WINDOW_S
+    arrived: float = float("-inf")  # the last one
     rate_tokens: float = RATE_PRIOR_TOKENS
     rate_seconds: float = RATE_PRIOR_TOKENS / DEFAULT_PREFILL_RATE
 
@@ -44,6 +48,14 @@ class ReplicaLoad:
             return 0
         done = max(0.0, now - max(first.since, self.turn_ended)) * self.prefill_rate
         return self.booked_tokens - min(first.uncached_tokens, int(done))
+
+    def arrival_rate(self, now: float) -> float:
+        """Bookings per second, of late."""
+        return self.arrivals * math.exp(-max(0.0, now - self.arrived) / ARRIVAL_WINDOW_S) / ARRIVAL_WINDOW_S
+
+    def count_arrival(self, now: float) -> None:
+        self.arrivals = self.arrival_rate(now) * ARRIVAL_WINDOW_S + 1
+        self.arrived = max(self.arrived, now)
 
     @property
     def prefill_rate(self) -> float:
@@ -104,6 +116,7 @@ class Lease:
     def _enter(self) -> None:
         load = self.ledger._loads.setdefault(self.replica, ReplicaLoad())
         load.inflight += 1
+        load.count_arrival(self.since)
         load.booked_tokens += self.uncached_tokens
         load.waiting[self] = None
 

@@ -74,7 +74,7 @@ class Booking:
 class Router:
     """See the top of this file. Time comes as an argument, chance through the constructor; no call blocks."""
 
-    def __init__(self, *, policy: str = "cost", ttl_s: float = 300.0, memory_bytes: int = 256 << 20, chance: Random) -> None:
+    def __init__(self, *, policy: str, ttl_s: float, memory_bytes: int, chance: Random) -> None:
         self.trie = RadixTrie(ttl_s, memory_bytes)
         self.ledger = Ledger()
         self.policy_name = policy
@@ -181,6 +181,7 @@ class Router:
                 duplicate=elsewhere - matched,
                 decoding=load.decoding,
                 prefill_rate=load.prefill_rate,
+                arrival_rate=load.arrival_rate(now),
             ),
         )
 

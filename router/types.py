@@ -50,12 +50,13 @@ class Cost:
 
     queue_s: float  # prefill work booked before us
     prefill_s: float  # our own uncached tokens
-    decode_s: float  # what the sequences that are already running take away
+    others_s: float  # what those who come after us will wait for our prefill
     duplicate_s: float  # the price of a second copy of what another replica holds already
+    decode_s: float  # what the sequences that are already running take away
 
     @property
     def total_s(self) -> float:
-        return self.queue_s + self.prefill_s + self.decode_s + self.duplicate_s
+        return self.queue_s + self.prefill_s + self.others_s + self.duplicate_s + self.decode_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,8 +79,11 @@ MUTANTS = (
     Mutant("router/load.py", "if tokens <= 0 or seconds <= 0:", "if tokens <= 0:"),
     Mutant("router/load.py", "keep = 0.5 ** (tokens / RATE_HALF_LIFE_TOKENS)", "keep = 1.0"),
     Mutant("router/load.py", "if load is not None and not load.inflight:", "if load is not None:"),
-    Mutant("router/cost.py", "queue_s=booked / prefill_rate", "queue_s=0.0"),
-    Mutant("router/cost.py", "duplicate_s=DUPLICATE_WEIGHT * duplicate", "duplicate_s=duplicate"),
+    Mutant("router/cost.py", "queue_s=queue", "queue_s=0.0"),
+    Mutant("router/cost.py", "others_s=arrival_rate * (", "others_s=0 * ("),
+    Mutant("router/load.py", "max(0.0, now - self.arrived) / ARRIVAL_WINDOW_S", "max(0.0, now - self.arrived)"),
+    Mutant("router/load.py", "        load.count_arrival(self.since)\n", ""),
+    Mutant("router/cost.py", "duplicate_s=DUPLICATE_WEIGHT * duplicate", "duplicate_s=0 * duplicate"),
     Mutant("router/policies.py", "(self._key(candidate), chance.random())", "self._key(candidate)"),
     Mutant("router/policies.py", "self._taken[replica] = self._turn", "pass"),
     # router

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from router.load import DEFAULT_PREFILL_RATE, Lease, Ledger, ReplicaLoad
+from router.load import ARRIVAL_WINDOW_S, DEFAULT_PREFILL_RATE, Lease, Ledger, ReplicaLoad
 from tests.strategies import replicas
 
 
@@ -88,6 +88,16 @@ def test_one_that_leaves_the_middle_of_the_queue_ends_nobodys_turn() -> None:
     _, second = ledger.open("r", 80_000, 0.0), ledger.open("r", 1000, 0.0)
     second.close(5.0)
     assert ledger.of("r").remaining_tokens(5.0) == 40_000
+
+
+def test_arrivals_are_counted_and_fade() -> None:
+    load = ReplicaLoad()
+    assert load.arrival_rate(5.0) == 0
+    for second in range(600):
+        load.count_arrival(second / 2)
+    assert load.arrival_rate(300.0) == pytest.approx(2.0, rel=0.02)
+    assert load.arrival_rate(300.0 + ARRIVAL_WINDOW_S) == pytest.approx(2.0 / 2.718, rel=0.02)
+    assert load.arrival_rate(-100.0) > 0, "a clock that jumps back is no reason to forget"
 
 
 def test_the_rate_follows_a_replica_that_slows_down() -> None:

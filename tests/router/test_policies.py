@@ -10,7 +10,7 @@ from router.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost
 
 
 def candidate(name: str, *, seconds: float = 0.0, inflight: int = 0) -> Candidate:
-    return Candidate(name, 0, 0, 0, 0, inflight, 0, 1000.0, Cost(0.0, seconds, 0.0, 0.0))
+    return Candidate(name, 0, 0, 0, 0, inflight, 0, 1000.0, Cost(0.0, seconds, 0.0, 0.0, 0.0))
 
 
 def heads(policy: str, candidates: list[Candidate], rounds: int) -> Counter[str]:
@@ -60,6 +60,12 @@ def test_a_dry_run_does_not_take_a_turn() -> None:
 
 
 def test_the_cost_is_in_seconds_and_adds_up() -> None:
-    parts = cost(booked=3000, uncached=1000, duplicate=500, decoding=4, prefill_rate=2000.0)
-    assert parts == Cost(queue_s=1.5, prefill_s=0.5, decode_s=4 * DECODE_TOKENS / 2000, duplicate_s=DUPLICATE_WEIGHT * 0.25)
-    assert parts.total_s == pytest.approx(1.5 + 0.5 + 4 * DECODE_TOKENS / 2000 + DUPLICATE_WEIGHT * 0.25)
+    parts = cost(booked=3000, uncached=1000, duplicate=500, decoding=4, prefill_rate=2000.0, arrival_rate=2.0)
+    assert parts == Cost(
+        queue_s=1.5,
+        prefill_s=0.5,
+        others_s=2.0 * (1.5 * 0.5 + 0.5 * 0.5 / 2),
+        duplicate_s=DUPLICATE_WEIGHT * 0.25,
+        decode_s=4 * DECODE_TOKENS / 2000,
+    )
+    assert parts.total_s == pytest.approx(1.5 + 0.5 + 1.75 + 0.25 * DUPLICATE_WEIGHT + 4 * DECODE_TOKENS / 2000)

@@ -15,7 +15,7 @@ OK = Outcome(ok=True)
 
 
 def router_with(*names: str, **options: Any) -> Router:
-    router = Router(chance=random.Random(3), **options)
+    router = Router(**{"policy": "cost", "ttl_s": 300.0, "memory_bytes": 1 << 24, "chance": random.Random(3), **options})
     for name in names:
         router.add(Replica(name), block_tokens=1)
     return router
@@ -65,6 +65,17 @@ def test_a_prefill_that_is_nearly_done_is_worth_waiting_for() -> None:
     router.choose(prompt_of(b"x" * 120_000), ["r1"], 10.0)  # fifteen seconds of work
     soon, late = (router.rank(prompt_of(bytes(20_000)), ["r1", "r2"], now).best.replica for now in (10.1, 24.9))
     assert (soon, late) == ("r2", "r1")
+
+
+def test_a_long_cold_prompt_goes_where_the_fewest_are_about_to_ask() -> None:
+    router = router_with("busy", "quiet")
+    for turn in range(60):
+        name = "quiet" if turn % 10 == 0 else "busy"
+        booking = router.choose(prompt_of(bytes([turn]) * 40), [name], float(turn))
+        booking.first_token(turn + 0.005)
+        booking.close(OK, turn + 0.5)
+    taken = [router.rank(prompt_of(b"z" * 100_000), ["busy", "quiet"], 60.0).best.replica for _ in range(20)]
+    assert set(taken) == {"quiet"}
 
 
 def test_what_is_booked_is_part_of_the_next_cost() -> None:
@@ -185,7 +196,7 @@ def test_a_replica_that_restarted_or_left_holds_nothing() -> None:
 
 
 def test_capacity_is_given_in_tokens() -> None:
-    router = Router(chance=random.Random(3))
+    router = router_with()
     router.add(Replica("r1", capacity_tokens=640), block_tokens=64)
     router.choose(Prompt(text_keys(bytes(20 * 256), 256, 0), 20 * 256, 256, "m"), ["r1"], 0.0).close(OK, 0.0)
     assert router.trie.held() == {"r1": 10}
