@@ -6,7 +6,6 @@ config -> metrics, router -> fleet, relay, meter -> proxy, operator -> routes
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -14,23 +13,26 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import prometheus_client
-from aiohttp import web
+from aiohttp import ClientPayloadError, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.api import openai
 from gateway.config import Config
-from gateway.errors import GatewayError, unknown_model
+from gateway.drain import Drain
+from gateway.errors import GatewayError, bad_request, shutting_down, unknown_model
 from gateway.metering import Meter
 from gateway.metrics import Metrics
 from gateway.operator import Operator
 from gateway.proxy import Proxy
-from gateway.record import CLIENT_LEFT, begin
+from gateway.record import CLIENT_LEFT, Record, begin
 from gateway.relay import Relay
 from gateway.replicas import Fleet
 from router import Router
 
 log = logging.getLogger("warmroute.gateway")
 
-TENANT_HEADER = "X-Tenant-Id"
+BODY_S = 300.0  # to send a body in
+MAX_HEADER_BYTES = 64 << 10  # one header line: tokens and cookies can be long
 _SWEEP_S = 1.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -48,6 +50,7 @@ class Gateway:
     meter: Meter
     proxy: Proxy
     operator: Operator
+    drain: Drain
     clock: Callable[[], float]
 
 
@@ -61,9 +64,19 @@ def compose(config: Config, clock: Callable[[], float] = time.monotonic) -> Gate
     fleet = Fleet(config, router, metrics)
     relay = Relay(config.timeouts)
     meter = Meter(config.prices, metrics)
-    proxy = Proxy(config=config, fleet=fleet, router=router, relay=relay, meter=meter, metrics=metrics, clock=clock)
+    drain = Drain()
+    proxy = Proxy(
+        routing=routing,
+        fleet=fleet,
+        router=router,
+        relay=relay,
+        meter=meter,
+        metrics=metrics,
+        drain=drain,
+        clock=clock,
+    )
     operator = Operator(fleet=fleet, router=router, proxy=proxy, admin_key=config.admin_key, clock=clock)
-    return Gateway(config, metrics, router, fleet, relay, meter, proxy, operator, clock)
+    return Gateway(config, metrics, router, fleet, relay, meter, proxy, operator, drain, clock)
 
 
 def make_app(gateway: Gateway) -> web.Application:
@@ -71,7 +84,7 @@ def make_app(gateway: Gateway) -> web.Application:
     app = web.Application(client_max_size=gateway.config.limits.body_mb << 20, middlewares=[_errors])
     app[GATEWAY] = gateway
     app.cleanup_ctx.append(_background)
-    app.on_response_prepare.append(_name_server)
+    app.on_response_prepare.append(_finish_headers)
     app.router.add_routes(
         [
             web.get("/health", health),
@@ -104,8 +117,10 @@ async def _sweep(gateway: Gateway) -> None:
         gateway.router.trie.expire(gateway.clock())
 
 
-async def _name_server(_request: web.Request, response: web.StreamResponse) -> None:
+async def _finish_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "warmroute"
+    if request.app[GATEWAY].drain.draining:
+        response.force_close()  # so that the client's next request goes to somebody who stays
 
 
 # -- endpoints
@@ -116,9 +131,12 @@ async def health(_request: web.Request) -> web.Response:
 
 
 async def ready(request: web.Request) -> web.Response:
-    """200 if every pool has a live replica, else 503 and which pools have none."""
-    missing = [number for number, pool in enumerate(request.app[GATEWAY].fleet.pools) if not pool.ready]
-    return web.json_response({"ready": not missing, "pools_without_replica": missing}, status=503 if missing else 200)
+    """200 if every pool has a live replica and the gateway is not going down, else 503 and why."""
+    gateway = request.app[GATEWAY]
+    missing = [number for number, pool in enumerate(gateway.fleet.pools) if not pool.ready]
+    good = not missing and not gateway.drain.draining
+    state = {"ready": good, "pools_without_replica": missing, "draining": gateway.drain.draining}
+    return web.json_response(state, status=200 if good else 503)
 
 
 async def metrics_page(request: web.Request) -> web.Response:
@@ -144,26 +162,48 @@ async def model_entry(request: web.Request) -> web.Response:
 async def forward(request: web.Request) -> web.StreamResponse:
     """Everything else under /v1/: to the replica that answers it soonest."""
     gateway = request.app[GATEWAY]
-    record = begin(request, gateway.meter.tenant(request.headers.get(TENANT_HEADER)), gateway.clock())
+    record = begin(request, gateway.clock())
+    with gateway.drain.request():
+        try:
+            raw = await _body(request)
+            record.begun = gateway.clock()  # an upload takes its time; what counts is ours
+            return await _answer(request, raw, record)
+        except GatewayError as error:
+            record.status, record.error = error.status, error.message
+            return _error_response(error, record.id)
+        except (asyncio.CancelledError, ConnectionError):
+            if gateway.drain.over:
+                ended = shutting_down()
+                record.status, record.error = ended.status, ended.message
+                return _error_response(ended, record.id)
+            record.status, record.error = CLIENT_LEFT, record.error or "the client left"
+            raise
+        finally:
+            record.finish(gateway.metrics, gateway.clock())
+
+
+async def _answer(request: web.Request, raw: bytes, record: Record) -> web.StreamResponse:
+    kind = openai.kind_of(request.path)
+    if kind != openai.OTHER and request.method != "POST":
+        raise GatewayError(405, "method_not_allowed", f"{request.path} takes POST.")
+    api = openai.parse_other(raw) if kind == openai.OTHER else openai.parse(kind, raw)
+    record.stream = api.stream
+    return await request.app[GATEWAY].proxy.forward(request, api, record)
+
+
+async def _body(request: web.Request) -> bytes:
+    """The whole body. Raises GatewayError 400, 408 or 413."""
     try:
-        raw = await request.read()
-        kind = openai.kind_of(request.path)
-        if kind != openai.OTHER and request.method != "POST":
-            raise GatewayError(405, "method_not_allowed", f"{request.path} takes POST.")
-        api = openai.parse_other(raw) if kind == openai.OTHER else openai.parse(kind, raw)
-        record.stream = api.stream
-        return await gateway.proxy.forward(request, api, record)
-    except GatewayError as error:
-        record.status, record.error = error.status, error.message
-        return _error_response(error, record.id)
-    except web.HTTPRequestEntityTooLarge:
-        record.status, record.error = 413, "body too large"
-        raise
-    except (asyncio.CancelledError, ConnectionError):
-        record.status, record.error = CLIENT_LEFT, record.error or "the client left"
-        raise
-    finally:
-        record.finish(gateway.metrics, gateway.clock())
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        limit = request.app[GATEWAY].config.limits.body_mb
+        text = f"The body is larger than {limit} MiB (limits.body_mb). Send less, or raise the limit."
+        raise GatewayError(413, "request_too_large", text) from error
+    except TimeoutError as error:
+        raise GatewayError(408, "request_timeout", f"The body did not arrive within {BODY_S:g} s.") from error
+    except (web.RequestPayloadError, HttpProcessingError, ClientPayloadError) as error:
+        raise bad_request("The body cannot be read: its encoding is broken.", code="invalid_body") from error
 
 
 def _error_response(error: GatewayError, request_id: str | None = None) -> web.Response:
@@ -180,10 +220,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except GatewayError as error:
         return _error_response(error)
-    except web.HTTPRequestEntityTooLarge:
-        limit = request.app[GATEWAY].config.limits.body_mb
-        text = f"The body is larger than {limit} MiB (limits.body_mb). Send less, or raise the limit."
-        return _error_response(GatewayError(413, "request_too_large", text))
+    except ConnectionError:
+        raise  # the client left
     except web.HTTPNotFound:
         return _error_response(GatewayError(404, "not_found", f"There is nothing at {request.path}; the API is under /v1/."))
     except web.HTTPMethodNotAllowed as error:
@@ -194,14 +232,17 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _error_response(GatewayError(500, "internal_error", "The gateway failed on this request; its log says why."))
 
 
-async def serve(config: Config, stop: asyncio.Event, started: Callable[[str], None]) -> None:
+async def serve(config: Config, stop: asyncio.Event, hurry: asyncio.Event, started: Callable[[str], None]) -> None:
     """Run until `stop` is set: then stop accepting, let running requests finish for `limits.shutdown_s`, and end.
 
-    started: called with the base URL once requests are answered. Raises OSError if the address cannot be had.
+    hurry: do not wait any longer. started: called with the base URL once requests are answered. Raises OSError if the
+    address cannot be had.
     """
     host, port = config.address
-    app = make_app(compose(config))
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=config.limits.shutdown_s)
+    gateway = compose(config)
+    runner = web.AppRunner(
+        make_app(gateway), access_log=None, handler_cancellation=True, shutdown_timeout=0.1, max_field_size=MAX_HEADER_BYTES
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)
@@ -209,7 +250,8 @@ async def serve(config: Config, stop: asyncio.Event, started: Callable[[str], No
         bound = runner.addresses[0]
         shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         started(f"http://{shown}:{bound[1]}")
-        with contextlib.suppress(asyncio.CancelledError):
-            await stop.wait()
+        await stop.wait()
+        await site.stop()
+        await gateway.drain.wait(config.limits.shutdown_s, hurry)
     finally:
         await runner.cleanup()

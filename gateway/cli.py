@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -13,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gateway import __version__, logs
+from gateway import __version__, logs, simulate
 from gateway.config import DEFAULT_LISTEN, Config, ConfigError, LimitConfig, RoutingConfig, load
 from router import POLICIES
 
@@ -63,6 +64,12 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--engine", choices=["transformers", "sim"], default="transformers", help="default: %(default)s")
     demo.set_defaults(command=_demo)
 
+    simulation = commands.add_parser(
+        "simulate", help="replay a trace through policies", description=_SIMULATE, allow_abbrev=False
+    )
+    simulate.add_arguments(simulation)
+    simulation.set_defaults(command=simulate.run)
+
     check = commands.add_parser("check", help="validate a configuration file", allow_abbrev=False)
     check.add_argument("file", metavar="FILE", type=Path)
     check.set_defaults(command=_check)
@@ -71,19 +78,36 @@ def _parser() -> argparse.ArgumentParser:
 
 _SERVE = (
     "Run the gateway. Flags win over the environment (WARMROUTE_CONFIG, WARMROUTE_LISTEN, WARMROUTE_ADMIN_KEY), which wins "
-    f"over the file. SIGTERM lets running requests finish for {LimitConfig().shutdown_s:g} s (limits.shutdown_s)."
+    f"over the file. SIGTERM lets running requests finish for {LimitConfig().shutdown_s:g} s (limits.shutdown_s); "
+    "a second one does not wait."
 )
+
+_SIMULATE = (
+    "Replay a recorded workload through the production router on a simulated fleet, and print what users would feel: token "
+    "hit ratio, time to first token, end-to-end time (seconds), load skew (the busiest replica's prefill over the mean)."
+)
+
+
+_MAX_FILES = 1 << 20
 
 
 def _serve(options: argparse.Namespace) -> int:
     config = _config_of(options)
     logs.configure(config.log_level)
+    _raise_file_limit()
     try:
         _run(_serve_until_signal(config))
     except OSError as error:
         print(f"warmroute: cannot listen on {config.listen}: {error.strerror or error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _raise_file_limit() -> None:
+    """Every stream takes two file descriptors; the usual soft limit of 1024 is for other programs."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _config_of(options: argparse.Namespace) -> Config:
@@ -104,12 +128,16 @@ def _config_of(options: argparse.Namespace) -> Config:
 async def _serve_until_signal(config: Config) -> None:
     from gateway.app import serve
 
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_signal)
     replicas = [replica.url for pool in config.pools for replica in pool.replicas]
-    await serve(config, stop, lambda url: log.info("listening", extra={"url": url, "replicas": replicas}))
+    await serve(config, stop, hurry, lambda url: log.info("listening", extra={"url": url, "replicas": replicas}))
     log.info("stopped")
 
 

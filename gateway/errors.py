@@ -35,18 +35,28 @@ def unknown_model(model: str, known: list[str]) -> GatewayError:
     return GatewayError(404, "model_not_found", f"The model {model[:100]!r} does not exist here; {have}.", param="model")
 
 
+def out_of_resources(message: str) -> GatewayError:
+    """The gateway itself has run out of something; no replica's fault."""
+    return GatewayError(503, "gateway_overloaded", f"The gateway has run out of resources ({message}).", retry_after_s=1)
+
+
+def shutting_down() -> GatewayError:
+    return GatewayError(503, "shutting_down", "The gateway is shutting down. Retry the request.", retry_after_s=1)
+
+
 def no_replica(message: str) -> GatewayError:
     return GatewayError(503, "no_replica_available", message, retry_after_s=2)
 
 
-UNREACHABLE = "unreachable"
+REFUSED, UNREACHABLE = "refused", "unreachable"
 
 
 class ReplicaFailure(Exception):
     """An attempt that failed before its first byte reached the client.
 
-    reason: "unreachable" (no connection), "reset" (it broke), "timeout" (it was silent), "garbage" (not what an engine
-    says), "status" (not the status that it should have).
+    reason: "refused" (nobody listens: its process is gone, and its cache with it), "unreachable" (no connection for another
+    reason: a timeout, a name that does not resolve), "reset" (it broke), "timeout" (it was silent), "garbage" (not what an
+    engine says), "status" (not the status that it should have).
     reached: the replica may have begun to work on the request, so the request itself may be what kills it.
     """
 
@@ -54,4 +64,4 @@ class ReplicaFailure(Exception):
         super().__init__(message)
         self.reason = reason
         self.message = message
-        self.reached = reason != UNREACHABLE if reached is None else reached
+        self.reached = reason not in (REFUSED, UNREACHABLE) if reached is None else reached

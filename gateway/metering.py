@@ -12,10 +12,8 @@ from typing import Any
 
 import pygtrie
 
-from gateway.config import PriceConfig
+from gateway.config import MATCH_ALL, PriceConfig
 from gateway.metrics import TENANTS, Metrics
-
-_TENANT_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class Meter:
     def __init__(self, prices: Mapping[str, PriceConfig], metrics: Metrics) -> None:
         self._prices: Any = pygtrie.CharTrie()
         for model, price in prices.items():
-            self._prices[model] = price
+            self._prices["" if model == MATCH_ALL else model] = price
         self._metrics = metrics
         self._tenants: set[str] = set()
 
@@ -88,16 +86,13 @@ class Meter:
             saved=cached * (price.input - price.cached_input) / 1e6,
         )
 
-    def tenant(self, header: str | None) -> str:
-        """A bounded label for a tenant header: the first TENANTS distinct values as they are, any further "other"."""
-        if not header:
-            return "none"
-        name = header[:_TENANT_CHARS]
-        if name not in self._tenants:
+    def _label(self, tenant: str) -> str:
+        """A bounded label: the first TENANTS distinct tenants by name, any further as "other"."""
+        if tenant not in self._tenants:
             if len(self._tenants) >= TENANTS:
                 return "other"
-            self._tenants.add(name)
-        return name
+            self._tenants.add(tenant)
+        return tenant
 
     def count(self, usage: Usage, bill: Bill | None, *, model: str, replica: str, tenant: str) -> None:
         """Add one answer to the token and money counters. model: its label."""
@@ -107,6 +102,7 @@ class Meter:
         metrics.prompt_tokens.labels(model, replica, "hit").inc(cached)
         metrics.completion_tokens.labels(model, replica).inc(usage.completion)
         if bill:
+            tenant = self._label(tenant)
             metrics.cost_usd.labels(model, tenant, "input").inc(bill.input)
             metrics.cost_usd.labels(model, tenant, "cached_input").inc(bill.cached_input)
             metrics.cost_usd.labels(model, tenant, "output").inc(bill.output)

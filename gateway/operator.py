@@ -1,7 +1,8 @@
 """Operator endpoints under /warmroute/: what the gateway knows, and what it would do.
 
 They answer clients on the loopback address, and others only with the admin key (WARMROUTE_ADMIN_KEY) as a bearer token. A
-request that came through another proxy counts as remote, wherever that proxy runs.
+request that a proxy on this machine hands on counts as remote if the proxy says that it is one (Via, X-Forwarded-...) or keeps
+the Host that its client asked for.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from gateway.proxy import Proxy
 from gateway.replicas import Fleet
 from router import Candidate, Router
 
-_FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP")
+# Headers that a proxy in front leaves behind.
+_FORWARDED = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
 
 
 class Operator:
@@ -95,10 +97,17 @@ class Operator:
 
 
 def _is_local(request: web.Request) -> bool:
+    """A client on this machine that asked for this machine: a foreign Host is a proxy's, or a page's with a rebound name."""
     if any(name in request.headers for name in _FORWARDED):
         return False
+    return _is_loopback(request.remote or "") and _is_loopback(request.url.host or "")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
     try:
-        return ipaddress.ip_address(request.remote or "").is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 

@@ -21,8 +21,9 @@ import orjson
 from aiohttp import web
 
 from gateway.api import openai
-from gateway.config import Config
-from gateway.errors import GatewayError, ReplicaFailure
+from gateway.config import RoutingConfig
+from gateway.drain import Drain
+from gateway.errors import GatewayError, ReplicaFailure, shutting_down
 from gateway.metering import Meter, Usage, parse_usage
 from gateway.metrics import Metrics
 from gateway.record import Record
@@ -37,6 +38,8 @@ log = logging.getLogger("warmroute.proxy")
 # connections do not count, they cannot be the prompt's fault.
 MAX_REACHED = 3
 
+MAX_PLAIN_ANSWER = 256 << 20  # bytes; a plain answer is read whole before it goes on
+
 _OVERLOADED = 429
 _EVENT_STREAM = "text/event-stream"
 
@@ -50,49 +53,36 @@ class Exchange:
     target: Target
     booking: Booking
     record: Record
+    complete: bool = False  # the answer was good and went out whole
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Proxy:
     """Forwards requests. `clock` is monotonic seconds, the same for the router and for all durations."""
 
-    def __init__(
-        self,
-        *,
-        config: Config,
-        fleet: Fleet,
-        router: Router,
-        relay: Relay,
-        meter: Meter,
-        metrics: Metrics,
-        clock: Callable[[], float],
-    ) -> None:
-        self._routing = config.routing
-        self._max_body = config.limits.body_mb << 20
-        self._fleet = fleet
-        self._router = router
-        self._relay = relay
-        self._meter = meter
-        self._metrics = metrics
-        self._clock = clock
+    routing: RoutingConfig
+    fleet: Fleet
+    router: Router
+    relay: Relay
+    meter: Meter
+    metrics: Metrics
+    drain: Drain
+    clock: Callable[[], float]
 
     def prompt(self, api: openai.ApiRequest) -> Prompt:
         """A request's prompt for the router, seeded so that models and cache salts never match each other."""
-        routing, name = self._routing, seed(api.model, api.salt)
+        routing, name = self.routing, seed(api.model, api.salt)
         if api.prompt is None:
             return Prompt(b"", 0, routing.block_bytes, api.model)
         if isinstance(api.prompt, bytes):
             keys = text_keys(api.prompt, routing.block_bytes, name)
             return Prompt(keys, len(api.prompt), routing.block_bytes, api.model)
-        try:
-            keys = token_keys(api.prompt, routing.block_tokens, name)
-        except ValueError as error:
-            raise GatewayError(400, "invalid_request", f"'prompt': {error}.", param="prompt") from error
-        return Prompt(keys, len(api.prompt), routing.block_tokens, "")
+        return Prompt(token_keys(api.prompt, routing.block_tokens, name), len(api.prompt), routing.block_tokens, "")
 
     async def forward(self, request: web.Request, api: openai.ApiRequest, record: Record) -> web.StreamResponse:
         """Answer a parsed request from a replica. Raises GatewayError when none could answer."""
         record.model = api.model
-        target = self._fleet.target(api.model)
+        target = self.fleet.target(api.model)
         record.label = target.label
         target.require()
         exchange = Exchange(request, api, target, self._choose(api, target, record), record)
@@ -103,7 +93,7 @@ class Proxy:
                 answer = await self._pass_on(exchange, attempt)
             finally:
                 attempt.close()
-            ok = attempt.status < 400 and not record.error
+            ok = exchange.complete = attempt.status < 400 and not record.error
             return answer
         except (asyncio.CancelledError, ConnectionError):
             # The client left. What the replica has prefilled by then it does hold.
@@ -113,12 +103,12 @@ class Proxy:
             self._close(exchange, ok)
 
     def _choose(self, api: openai.ApiRequest, target: Target, record: Record) -> Booking:
-        begun = self._clock()
+        begun = self.clock()
         prompt = self.prompt(api)
-        booking = self._router.choose(prompt, target.replicas, begun)
+        booking = self.router.choose(prompt, target.replicas, begun)
         decision = booking.decision
-        self._metrics.routing_seconds.observe(self._clock() - begun)
-        self._metrics.routing.labels(self._router.policy_name, decision.reason).inc()
+        self.metrics.routing_seconds.observe(self.clock() - begun)
+        self.metrics.routing.labels(self.router.policy_name, decision.reason).inc()
         record.reason = decision.reason
         record.estimated_prompt_tokens = decision.prompt_tokens
         record.chose(booking.chosen)
@@ -130,9 +120,10 @@ class Proxy:
         """The first attempt of the ranking that gives an answer. Raises GatewayError if none does."""
         call = Call(
             exchange.request.method,
-            exchange.request.raw_path,
+            exchange.request.rel_url.raw_path_qs,
             request_headers(exchange.request.headers, exchange.record.id),
             exchange.api.body,
+            exchange.api.repeatable or exchange.request.method != "POST",
         )
         reached, refusal = 0, None
         for candidate in self._ranking(exchange):
@@ -142,7 +133,7 @@ class Proxy:
             try:
                 attempt = await self._try(exchange, candidate, call)
             except ReplicaFailure as failure:
-                self._fleet.failed(candidate.replica, failure)
+                self.fleet.failed(candidate.replica, failure)
                 reached += failure.reached
                 exchange.record.attempt_failed(candidate.replica, failure.reason, failure.message)
             else:
@@ -151,7 +142,7 @@ class Proxy:
                 refusal = attempt
                 reached += 1
                 exchange.record.attempt_failed(candidate.replica, "status", f"answered {attempt.status}")
-            if reached >= MAX_REACHED:
+            if reached >= (MAX_REACHED if call.repeatable else 1):
                 break
         if refusal:
             return refusal  # every replica refused: the client hears the last one's own words
@@ -164,15 +155,15 @@ class Proxy:
         yield ranking[0]
         for candidate in itertools.islice(ranking, 1, None):
             if exchange.target.replicas[candidate.replica].up:
-                self._metrics.retries.labels(exchange.record.failed_attempts[-1]["reason"]).inc()
-                booking.move(candidate, self._clock())
+                self.metrics.retries.labels(exchange.record.failed_attempts[-1]["reason"]).inc()
+                booking.move(candidate, self.clock())
                 exchange.record.chose(candidate)
                 yield candidate
 
     async def _try(self, exchange: Exchange, candidate: Candidate, call: Call) -> Attempt:
         """One attempt on one replica, up to its first byte (its whole body, if it is a plain answer to a generation)."""
         api = exchange.api
-        attempt = await self._relay.open(exchange.target.replicas[candidate.replica].config.url, call)
+        attempt = await self.relay.open(exchange.target.replicas[candidate.replica].config.url, call)
         if not api.metered or attempt.status != 200:
             return attempt
         try:
@@ -180,7 +171,7 @@ class Proxy:
                 if not attempt.first:
                     raise ReplicaFailure("garbage", "the stream is empty")
                 return attempt
-            attempt.first = await attempt.read(self._max_body)
+            attempt.first = await attempt.read(MAX_PLAIN_ANSWER)
             attempt.headers["Content-Length"] = str(len(attempt.first))
             exchange.record.usage = _usage_of(attempt.first)
         except BaseException:
@@ -197,7 +188,7 @@ class Proxy:
         headers["X-Warmroute-Cached-Tokens"] = str(exchange.booking.chosen.matched_tokens)
         exchange.record.status = attempt.status
         if exchange.api.metered and attempt.status == 200 and exchange.api.stream:
-            exchange.record.first_byte = self._clock()
+            exchange.record.first_byte = self.clock()
             exchange.booking.first_token(exchange.record.first_byte)
             headers.setdefault("Cache-Control", "no-cache")
             headers["X-Accel-Buffering"] = "no"  # nginx in front must not hold chunks back
@@ -209,7 +200,11 @@ class Proxy:
         try:
             await self._copy(exchange, attempt, answer, tap)
         except ReplicaFailure as failure:
-            await self._break_off(exchange, answer, failure, is_stream=tap is not None)
+            await _cut(exchange, answer, tap, self._broke_off(exchange, failure))
+        except asyncio.CancelledError:
+            if not self.drain.over:
+                raise  # the client left
+            await _cut(exchange, answer, tap, shutting_down())
         finally:
             if tap and tap.usage:  # also when the client leaves before the very end
                 exchange.record.usage = tap.usage
@@ -221,40 +216,44 @@ class Proxy:
             data = tap.feed(chunk) if tap else chunk
             if data:
                 await answer.write(data)
-            exchange.record.last_byte = self._clock()
+            exchange.record.last_byte = self.clock()
         if tap and (rest := tap.finish()):
             await answer.write(rest)
+        if tap and exchange.api.metered and not tap.done:
+            raise ReplicaFailure("reset", "the stream ended without [DONE]")
         await answer.write_eof()
 
-    async def _break_off(
-        self, exchange: Exchange, answer: web.StreamResponse, failure: ReplicaFailure, is_stream: bool
-    ) -> None:
-        """The replica died in mid-answer: say so where the dialect has words for it, else cut the connection."""
+    def _broke_off(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
         replica = exchange.booking.chosen.replica
-        exchange.record.error = f"{replica} broke off: {failure.message}"
-        self._metrics.broken.labels(exchange.record.label, replica).inc()
-        self._fleet.failed(replica, failure)
-        if is_stream:
-            error = GatewayError(502, "replica_failed", f"The replica {replica} failed while it answered. Retry the request.")
-            await answer.write(openai.stream_error(error))
-            await answer.write_eof()
-        elif exchange.request.transport:
-            exchange.request.transport.abort()
+        self.metrics.broken.labels(exchange.record.label, replica).inc()
+        self.fleet.failed(replica, failure)
+        text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
+        return GatewayError(502, "replica_failed", text)
 
     def _close(self, exchange: Exchange, ok: bool) -> None:
         usage, booking, record = exchange.record.usage, exchange.booking, exchange.record
         outcome = Outcome(ok, usage.prompt if usage else None, usage.cached if usage else None)
-        booking.close(outcome, self._clock())
+        booking.close(outcome, self.clock())
         if not exchange.api.metered or record.status != 200:
             return
         replica = booking.chosen.replica
-        self._metrics.predicted_cached.labels(record.label, replica).inc(booking.chosen.matched_tokens)
+        self.metrics.predicted_cached.labels(record.label, replica).inc(booking.chosen.matched_tokens)
         if usage:
-            bill = self._meter.bill(record.model, usage)
-            self._meter.count(usage, bill, model=record.label, replica=replica, tenant=record.tenant)
+            bill = self.meter.bill(record.model, usage)
+            self.meter.count(usage, bill, model=record.label, replica=replica, tenant=record.tenant)
             record.bill = bill
-        elif ok:
-            self._metrics.unmetered.labels(record.label).inc()
+        elif exchange.complete:
+            self.metrics.unmetered.labels(record.label).inc()
+
+
+async def _cut(exchange: Exchange, answer: web.StreamResponse, tap: StreamTap | None, error: GatewayError) -> None:
+    """End an answer that cannot be completed: say so where the dialect has words for it, else cut the connection."""
+    exchange.record.error = error.message
+    if tap:
+        await answer.write(openai.stream_error(error))
+        await answer.write_eof()
+    elif exchange.request.transport:
+        exchange.request.transport.abort()
 
 
 def _usage_of(body: bytes) -> Usage | None:

@@ -18,12 +18,19 @@ log = logging.getLogger("warmroute.request")
 
 CLIENT_LEFT = 499  # nginx's status for it; never sent
 UNKNOWN = "unknown"
+TENANT_HEADER = "X-Tenant-Id"
+_UNSAFE = re.compile(r"[^ -~]")
 _SAFE_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 
 def request_id(offered: str | None) -> str:
     """The client's x-request-id if it can stand in a log and a header, else a new one."""
     return offered if offered and _SAFE_ID.fullmatch(offered) else f"wr-{uuid.uuid4().hex}"
+
+
+def tenant(header: str | None) -> str:
+    """The tenant header as it can stand in a log and a label: printable ASCII, not too long."""
+    return _UNSAFE.sub("?", header)[:64] if header else "none"
 
 
 @dataclass(slots=True)
@@ -96,5 +103,6 @@ class Record:
         return line
 
 
-def begin(request: web.Request, tenant: str, now: float) -> Record:
-    return Record(request_id(request.headers.get("X-Request-Id")), request.path, now, tenant)
+def begin(request: web.Request, now: float) -> Record:
+    headers = request.headers
+    return Record(request_id(headers.get("X-Request-Id")), request.path, now, tenant(headers.get(TENANT_HEADER)))

@@ -7,8 +7,9 @@ its connection, which is how every engine learns that nobody waits for its answe
 
 from __future__ import annotations
 
+import errno
 import io
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from gateway.config import TimeoutConfig
-from gateway.errors import UNREACHABLE, ReplicaFailure
+from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure, out_of_resources
 
 # RFC 9110 section 7.6.1: what concerns one connection only; a `Connection` header may name more.
 _HOP_BY_HOP = frozenset(
@@ -32,15 +33,23 @@ KEEPALIVE_S = 4.0
 
 _LARGE_BODY = 1 << 19
 
+# What keeps us from connecting is our own lack of file descriptors, ports or memory.
+_OUR_OWN = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request as it goes upstream. path: with its query, as the client sent it."""
+    """One request as it goes upstream. path: with its query, as the client sent it.
+
+    repeatable: to send it twice does no harm (generations; not a file upload). Only then may it be tried again after it may
+    have reached a replica.
+    """
 
     method: str
     path: str
     headers: CIMultiDict[str]
     body: bytes
+    repeatable: bool = True
 
 
 @dataclass(slots=True)
@@ -106,14 +115,14 @@ class Relay:
         """Send `call` and await the first byte of the answer's body. Raises ReplicaFailure.
 
         A pooled connection that dies before any answer says nothing about the replica (it may just have closed an idle
-        connection), so the call is repeated on a fresh one.
+        connection), so the call is repeated once. Raises GatewayError 503 where the gateway itself is out of resources.
         """
         note = SimpleNamespace(reused=False)
         note = SimpleNamespace(reused=False)
         try:
             return await self._open(base_url, call, timeout_s, note)
         except ReplicaFailure as failure:
-            if failure.reason != "reset" or not note.reused:
+            if failure.reason != "reset" or not note.reused or not call.repeatable:
                 raise
         try:
             return await self._open(base_url, call, timeout_s, note)
@@ -133,8 +142,11 @@ class Relay:
                 timeout=aiohttp.ClientTimeout(total=timeout_s) if timeout_s else self._timeout,
                 trace_request_ctx=note,
             )
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise _failure(error) from error
+        if response.status == 101:
+            response.close()
+            raise ReplicaFailure("garbage", "the answer switches protocols")
         try:
             first = await _next_chunk(response)
         except BaseException:
@@ -159,9 +171,13 @@ async def _next_chunk(response: aiohttp.ClientResponse) -> bytes:
         raise _failure(error) from error
 
 
-def _failure(error: Exception) -> ReplicaFailure:
+def _failure(error: Exception) -> ReplicaFailure | GatewayError:
     text = str(error) or type(error).__name__
-    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+    if isinstance(error, aiohttp.ClientConnectorError):
+        if error.errno in _OUR_OWN:
+            return out_of_resources(error.strerror or text)
+        return ReplicaFailure(REFUSED if error.errno == errno.ECONNREFUSED else UNREACHABLE, text)
+    if isinstance(error, aiohttp.ConnectionTimeoutError | UnicodeError):
         return ReplicaFailure(UNREACHABLE, text)
     if isinstance(error, TimeoutError):
         return ReplicaFailure("timeout", text)
@@ -170,7 +186,7 @@ def _failure(error: Exception) -> ReplicaFailure:
     return ReplicaFailure("reset", text)
 
 
-def request_headers(headers: Mapping[str, str], request_id: str) -> CIMultiDict[str]:
+def request_headers(headers: CIMultiDictProxy[str], request_id: str) -> CIMultiDict[str]:
     """A client's headers as they go to a replica."""
     kept = _without(headers, _REQUEST_OWN | _named_by_connection(headers))
     kept["Accept-Encoding"] = "identity"
@@ -183,9 +199,9 @@ def answer_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     return _without(headers, _ANSWER_OWN | _named_by_connection(headers))
 
 
-def _without(headers: Mapping[str, str], names: frozenset[str]) -> CIMultiDict[str]:
+def _without(headers: CIMultiDictProxy[str], names: frozenset[str]) -> CIMultiDict[str]:
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in names)
 
 
-def _named_by_connection(headers: Mapping[str, str]) -> frozenset[str]:
-    return frozenset(name.strip().lower() for name in headers.get("Connection", "").split(","))
+def _named_by_connection(headers: CIMultiDictProxy[str]) -> frozenset[str]:
+    return frozenset(name.strip().lower() for line in headers.getall("Connection", []) for name in line.split(","))

@@ -2,8 +2,8 @@
 
 Every replica has one prober, which asks it for `/v1/models`: that any engine answers, it costs the engine nothing, and it
 brings the models too. A replica is down after `failures` failed probes in a row, or at once when it refuses a connection,
-be it a probe's or a request's; then its cache is taken for lost. One good probe brings it back. A request that failed in any
-other way only makes the prober look sooner.
+be it a probe's or a request's; only then its cache is taken for lost. One good probe brings it back. A request that failed in
+any other way only makes the prober look sooner.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pygtrie
 from multidict import CIMultiDict
 
 from gateway.config import MATCH_ALL, Config, HealthConfig, ReplicaConfig
-from gateway.errors import UNREACHABLE, GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
+from gateway.errors import REFUSED, GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
 from gateway.metrics import Metrics
 from gateway.relay import Call, Relay
 from router import Replica, Router
@@ -37,6 +37,7 @@ class ReplicaState:
 
     config: ReplicaConfig
     up: bool = False
+    keyed: bool = False  # it wants a key for its model list, so that its models are unknown
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     failed_probes: int = 0
     error: str = "not probed yet"
@@ -97,9 +98,11 @@ class Fleet:
     def models(self) -> dict[str, Mapping[str, Any]]:
         """The union of the models of all live replicas; where two list the same id, the first one's entry."""
         union: dict[str, Mapping[str, Any]] = {}
-        for state in self.replicas:
-            for name, entry in state.models.items() if state.up else ():
-                union.setdefault(name, entry)
+        for pool in self.pools:
+            for state in pool.replicas:
+                for name, entry in state.models.items() if state.up else ():
+                    if (home := self._home(name)) and home[1] is pool:
+                        union.setdefault(name, entry)
         return union
 
     # -- where a request may go
@@ -109,7 +112,8 @@ class Fleet:
         label, pool = self._pool_of(model)
         live = [state for state in pool.replicas if state.up]
         # Engines answer 404 for what they do not serve; those that list the model know best.
-        serving = [state for state in live if model in state.models] or live
+        listing = [state for state in pool.replicas if model in state.models]
+        serving = [state for state in live if state in listing] if listing else live
         down = ", ".join(f"{state.name} ({state.error})" for state in pool.replicas if not state.up)
         return Target(label, {state.name: state for state in serving}, down)
 
@@ -118,14 +122,22 @@ class Fleet:
             if len(self.pools) == 1:
                 return "none", self.pools[0]
             raise bad_request("'model' is needed to choose between the pools of this gateway.", "model")
+        if home := self._home(model):
+            return home
+        raise self._unknown(model)
+
+    def _home(self, model: str) -> tuple[str, Pool] | None:
+        """(the model's bounded name, its pool): by the longest prefix, by who lists it, by whose models are unknown."""
         listing = next((pool for pool in self.pools if any(model in state.models for state in pool.replicas)), None)
-        match = self._prefixes.longest_prefix(model)
-        if match:
+        if match := self._prefixes.longest_prefix(model):
             prefix, pool = match.value
             return (model if listing else prefix), pool
         if listing and not listing.models:
             return model, listing
-        raise self._unknown(model)
+        keyed = (pool for pool in self.pools if not pool.models and any(state.keyed for state in pool.replicas))
+        if blind := next(keyed, None):
+            return "unlisted", blind
+        return None
 
     def _unknown(self, model: str) -> GatewayError:
         blind = [
@@ -142,8 +154,8 @@ class Fleet:
         state = next((state for state in self.replicas if state.name == name), None)
         if state is None:
             return
-        if failure.reason == UNREACHABLE:
-            self._set_down(state, failure.message)
+        if failure.reason == REFUSED:
+            self._set_down(state, failure)
         state.look_now.set()
 
     # -- probing
@@ -173,24 +185,31 @@ class Fleet:
             models = await _list_models(state, relay, self._health)
         except ReplicaFailure as failure:
             state.failed_probes += 1
-            if failure.reason == UNREACHABLE or state.failed_probes >= self._health.failures or not state.up:
-                self._set_down(state, failure.message)
+            if failure.reason == REFUSED or state.failed_probes >= self._health.failures or not state.up:
+                self._set_down(state, failure)
+            return
+        except GatewayError as error:  # our own lack of resources says nothing about the replica
+            log.warning("cannot probe", extra={"replica": state.name, "error": error.message})
             return
         state.failed_probes, state.error = 0, ""
+        state.keyed = models is None
         if models is not None:
             state.models = models
+        if state.keyed and not state.up:
+            log.warning("replica wants a key for its model list; models unknown", extra={"replica": state.name})
         if not state.up:
             state.up = True
             self._metrics.replica_up.labels(state.name).set(1)
             log.info("replica up", extra={"replica": state.name, "models": list(state.models)})
 
-    def _set_down(self, state: ReplicaState, error: str) -> None:
+    def _set_down(self, state: ReplicaState, failure: ReplicaFailure) -> None:
         changed = state.up or state.error == "not probed yet"
-        state.up, state.error = False, error
+        state.up, state.error = False, failure.message
         self._metrics.replica_up.labels(state.name).set(0)
-        self._router.restarted(state.name)
+        if failure.reason == REFUSED:
+            self._router.restarted(state.name)
         if changed:
-            log.warning("replica down", extra={"replica": state.name, "error": error})
+            log.warning("replica down", extra={"replica": state.name, "reason": failure.reason, "error": failure.message})
 
 
 async def _list_models(state: ReplicaState, relay: Relay, health: HealthConfig) -> dict[str, Mapping[str, Any]] | None:

@@ -184,7 +184,8 @@ class FakeReplica:
         self._tasks.add(task)
         self.connections += 1
         try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            # Cancelled by `refuse`: asyncio's streams would log it as an error.
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while not writer.is_closing():
                     await self._one(await _read_request(reader), reader, writer)
         finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.api.prompt import chat_prompt, completion_prompt
+from gateway.api.prompt import canonical_json, chat_prompt, completion_prompt
 from gateway.errors import GatewayError, bad_request
 
 CHAT, COMPLETION, OTHER = "chat", "completion", "other"
@@ -42,6 +42,11 @@ class ApiRequest:
     @property
     def metered(self) -> bool:
         return self.kind != OTHER
+
+    @property
+    def repeatable(self) -> bool:
+        """Sending it twice does no harm: it computes something from a prompt (unlike a file upload, say)."""
+        return self.metered or self.prompt is not None
 
 
 def kind_of(path: str) -> str:
@@ -111,7 +116,7 @@ def _with_usage(raw: bytes, body: dict[str, Any]) -> bytes:
     options = body["stream_options"]
     if options is not None and not isinstance(options, dict):
         raise bad_request("'stream_options' must be an object.", "stream_options")
-    return orjson.dumps({**body, "stream_options": {**(options or {}), "include_usage": True}})
+    return canonical_json({**body, "stream_options": {**(options or {}), "include_usage": True}})
 
 
 def error_body(error: GatewayError) -> bytes:

@@ -21,7 +21,8 @@ from gateway.errors import GatewayError, bad_request
 _HEAD, _PART, _MESSAGE, _FIELD = b"\x1c", b"\x1d", b"\x1e", b"\x1f"
 
 # Whatever a chat template reads beside the messages: it shapes the prompt from its first token on.
-_HEAD_KEYS = ("tools", "functions", "documents", "chat_template", "chat_template_kwargs")
+_HEAD_KEYS = ("tools", "functions", "documents", "chat_template", "chat_template_kwargs", "system")
+_MAX_TOKEN_ID = (1 << 32) - 1
 _PLACED_KEYS = ("role", "name", "content")
 
 
@@ -37,8 +38,11 @@ def chat_prompt(body: Mapping[str, Any]) -> bytes:
 
 
 def canonical_json(value: Any) -> bytes:
-    """JSON with sorted keys: equal values give equal bytes."""
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    """JSON with sorted keys: equal values give equal bytes. Raises GatewayError 400 for what is nested too deeply."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise bad_request("The body is nested too deeply.", code="invalid_json") from error
 
 
 def _message(message: Any, where: str) -> bytes:
@@ -86,7 +90,7 @@ def completion_prompt(body: Mapping[str, Any], key: str) -> bytes | list[int]:
         prompt = prompt[0]
     if isinstance(prompt, str):
         return prompt.encode()
-    if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
+    if isinstance(prompt, list) and prompt and all(type(item) is int and 0 <= item <= _MAX_TOKEN_ID for item in prompt):
         return prompt
     raise _bad_prompt(key)
 

@@ -64,7 +64,7 @@ def _play(engine: str, once: bool, stack: contextlib.ExitStack) -> int:
     missed = [turn for turn in warm if not turn.usage.cached]
     print(f"\n{len(warm) - len(missed)} of {len(warm)} later turns hit the cache.")
     if not once:
-        _stay(gateway.url)
+        _stay(gateway.url, gateway.model)
     return 1 if missed else 0
 
 
@@ -119,7 +119,7 @@ class _Gateway:
         stack.callback(self._process.stop)
         self.url: str = self._process.wait_for(listening_url)
         self._client = stack.enter_context(openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0))
-        self._model = self._client.models.list().data[0].id
+        self.model = self._client.models.list().data[0].id
 
     def converse(self) -> Iterator[Turn]:
         """Play the script; every answer becomes part of its conversation."""
@@ -136,7 +136,7 @@ class _Gateway:
         begun, first, text, usage = time.monotonic(), 0.0, [], None
         client: Any = self._client.chat.completions.with_raw_response
         raw = client.create(
-            model=self._model,
+            model=self.model,
             messages=messages,
             max_tokens=script.MAX_TOKENS,
             temperature=0,
@@ -187,8 +187,9 @@ def _replay_round_robin(turns: Sequence[Turn], replicas: Sequence[str], config: 
         return [gateway.ask(turn.conversation, turn.number, turn.messages) for turn in turns]
 
 
-def _stay(url: str) -> None:
-    body = '{"model":"smollm2","messages":[{"role":"user","content":"Hello!"}],"max_tokens":20,"stream":true}'
+def _stay(url: str, model: str) -> None:
+    message = {"role": "user", "content": "Hello!"}
+    body = json.dumps({"model": model, "messages": [message], "max_tokens": 20, "stream": True})
     print("\nThe gateway stays up until Ctrl-C. To try:\n")
     print(f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
     print(f"  curl {url}/v1/models\n  curl {url}/warmroute/replicas\n  curl {url}/metrics")

@@ -6,20 +6,22 @@ import asyncio
 import gzip
 import io
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from yarl import URL
 
-from gateway.record import request_id
-from tests.fakes import FakeReplica, answers, streams
-from tests.gateway.conftest import BODY, running
+from gateway.record import request_id, tenant
+from tests.fakes import FakeReplica, answers
+from tests.gateway.conftest import BODY, Running, eventually, running
 
 
 async def test_health_and_readiness_differ() -> None:
     async with running("http://127.0.0.1:9") as run:
         assert (await run.get("/health"))[0] == 200
         code, _, body = await run.get("/ready")
-        assert (code, json.loads(body)) == (503, {"ready": False, "pools_without_replica": [0]})
+        assert (code, json.loads(body)) == (503, {"ready": False, "pools_without_replica": [0], "draining": False})
     async with FakeReplica() as replica, running(replica) as run:
         assert (await run.get("/ready"))[0] == 200
 
@@ -110,20 +112,60 @@ async def test_wrong_paths_and_methods(method: str, path: str, status: int, code
         assert (answer.status, (await answer.json())["error"]["code"]) == (status, code)
 
 
-async def test_shutdown_waits_for_running_streams() -> None:
-    go_on = asyncio.Event()
-    async with FakeReplica([streams("a", "b", hold=go_on)]) as replica, running(replica) as run:
-        stream = aiter(await run.client.chat.completions.create(**BODY, stream=True))
-        assert (await anext(stream)).choices[0].delta.content == "a"
-        assert run.gateway.router.ledger.open_leases == 1
-        go_on.set()
-        assert (await anext(stream)).choices[0].delta.content == "b"
-
-
 async def test_request_ids_that_could_break_a_log_are_replaced() -> None:
     assert request_id("abc-1:2/3") == "abc-1:2/3"
     for bad in (None, "", "a b", "x\ny", "é", "x" * 200, '"'):
         assert request_id(bad).startswith("wr-")
+    assert tenant("acme corp") == "acme corp"
+    assert (tenant(None), tenant("")) == ("none", "none")
+    assert tenant("\udcff\n" + "x" * 100) == "??" + "x" * 62
+
+
+async def test_a_header_of_any_bytes_breaks_neither_metrics_nor_log(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    prices = {"m": {"input": 1, "output": 1}}
+    async with FakeReplica() as replica, running(replica, prices=prices) as run:
+        assert (await raw(run, b"/v1/chat/completions", b"X-Tenant-Id: \xff\r\n")).startswith(b"HTTP/1.1 200")
+        await eventually(request_lines)
+        assert request_lines()[0]["tenant"] == "?"
+        assert any('tenant="?"' in name for name in await run.metrics())
+
+
+async def test_a_target_in_absolute_form_is_understood() -> None:
+    async with FakeReplica() as replica, running(replica) as run:
+        assert (await raw(run, b"http://x/v1/chat/completions?a=1")).startswith(b"HTTP/1.1 200")
+        assert replica.requests[0].path == "/v1/chat/completions?a=1"
+
+
+async def raw(run: Running, target: bytes, headers: bytes = b"") -> bytes:
+    """The status line of a hand-written POST of BODY."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", URL(run.url).port)
+    body = json.dumps(BODY).encode()
+    writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n%s" % (target, headers, len(body), body))
+    line = await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+    return line
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("where", [{"tools": nested(300)}, {"stream": True, "stream_options": {}, "x": nested(300)}])
+async def test_what_is_nested_too_deeply_is_a_400(where: dict[str, Any]) -> None:
+    async with FakeReplica() as replica, running(replica) as run:
+        code, _, body = await run.post({**BODY, **where})
+        assert (code, body["error"]["code"]) == (400, "invalid_json")
+        assert (await run.post({"model": "m", "messages": [], "tools": nested(300)}, path="/v1/x"))[0] == 200
+
+
+async def test_a_broken_encoding_is_a_400() -> None:
+    async with FakeReplica() as replica, running(replica) as run:
+        code, _, body = await run.post(b"not gzip at all", headers={"Content-Encoding": "gzip"})
+        assert (code, body["error"]["code"]) == (400, "invalid_body")
 
 
 async def test_counters_equal_what_clients_saw() -> None:

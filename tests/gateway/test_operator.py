@@ -38,7 +38,14 @@ async def test_the_replica_list_tells_state_and_load() -> None:
         assert "connect" in rows[1]["error"].lower()
 
 
-async def test_others_are_kept_out_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("headers", [{"Via": "1.1 proxy"}, {"X-Forwarded-Proto": "https"}, {"Host": "evil.example"}])
+async def test_what_a_proxy_on_this_machine_hands_on_is_remote(headers: dict[str, str]) -> None:
+    async with FakeReplica() as one, running(one) as run:
+        assert (await run.get("/warmroute/replicas", headers=headers))[0] == 403
+        assert (await run.get("/warmroute/replicas", headers={"Host": "localhost:1"}))[0] == 200
+
+
+async def test_others_are_kept_out_without_the_key() -> None:
     async with FakeReplica() as one, running(one) as run:
         code, _, body = await run.get("/warmroute/replicas", headers=FOREIGN)
         assert code == 403

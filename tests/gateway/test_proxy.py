@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import openai
 import pytest
+from multidict import CIMultiDict
 
+from gateway import relay
+from gateway.errors import GatewayError, ReplicaFailure
 from tests.fakes import (
     STREAM_HEAD,
     Behaviour,
@@ -220,8 +225,64 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(request_lines: 
         with pytest.raises(openai.APIError, match="failed while it answered"):
             await anext(parts)
         await eventually(request_lines)
-        assert "broke off" in request_lines()[0]["error"]
+        assert "failed while it answered" in request_lines()[0]["error"]
         assert (await run.metrics())[f'warmroute_broken_answers_total{{model="m",replica="{one.name}"}}'] == 1
+
+
+HALF_AN_EVENT = says(STREAM_HEAD + chunk(event("a") + event("b")[:30]))
+NO_END = says(STREAM_HEAD + chunk(event("a")) + b"0\r\n\r\n")
+CLOSED = says(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + event("a"))
+
+
+def then_dies(behave: Behaviour) -> Behaviour:
+    async def both(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await behave(request, writer)
+        await writer.drain()
+        writer.write_eof()
+
+    return both
+
+
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}])
+@pytest.mark.parametrize("broken", [then_dies(HALF_AN_EVENT), NO_END, then_dies(CLOSED)])
+async def test_however_a_stream_breaks_off_the_client_is_told(broken: Behaviour, options: dict[str, Any]) -> None:
+    async with FakeReplica([broken]) as one, running(one) as run:
+        parts = aiter(await run.client.chat.completions.create(**STREAM, **options))
+        assert (await anext(parts)).choices[0].delta.content == "a"
+        with pytest.raises(openai.APIError, match="failed while it answered"):
+            await anext(parts)
+
+
+async def test_what_may_not_be_sent_twice_is_not() -> None:
+    async with FakeReplica([dies]) as one, FakeReplica([dies]) as two, running(one, two) as run:
+        code, _, _ = await run.post(b"a file", path="/v1/files", headers={"Content-Type": "text/plain"})
+        assert code == 502
+        assert len(one.requests) + len(two.requests) == 1
+        code, _, _ = await run.post({"model": "m", "input": "x"}, path="/v1/embeddings")
+        assert len(one.requests) + len(two.requests) >= 3, "but an embedding may"
+
+
+async def test_headers_of_the_connection_stay_on_it() -> None:
+    answer = http(200, b"{}", "application/json", "Connection: X-A", "Connection: X-B", "X-A: 1", "X-B: 1", "X-C: 1")
+    async with FakeReplica([says(answer)]) as replica, running(replica) as run:
+        hops = CIMultiDict([("Connection", "X-A"), ("Connection", "X-B"), ("X-A", "1"), ("X-B", "1"), ("X-C", "1")])
+        _, headers, _ = await run.post(headers=hops)
+        for seen in (headers, CIMultiDict(replica.requests[0].headers)):
+            assert [name in seen for name in ("X-A", "X-B", "X-C")] == [False, False, True]
+
+
+def test_our_own_lack_of_file_descriptors_is_no_replicas_fault() -> None:
+    def failure(number: int) -> Exception:
+        there: Any = SimpleNamespace(host="h", port=80, ssl=True)
+        return relay._failure(aiohttp.ClientConnectorError(there, OSError(number, "why")))
+
+    ours = failure(errno.EMFILE)
+    assert isinstance(ours, GatewayError)
+    assert (ours.status, ours.code) == (503, "gateway_overloaded")
+    for number, reason in ((errno.ECONNREFUSED, "refused"), (errno.EHOSTUNREACH, "unreachable")):
+        theirs = failure(number)
+        assert isinstance(theirs, ReplicaFailure)
+        assert (theirs.reason, theirs.reached) == (reason, False)
 
 
 @pytest.mark.parametrize("streamed", [True, False])

@@ -49,6 +49,20 @@ async def test_in_a_pool_the_replicas_that_list_the_model_are_the_candidates() -
         assert names(run, "b") == {two.name}
 
 
+async def test_a_model_whose_only_replica_is_down_is_unavailable_not_unknown() -> None:
+    async with FakeReplica(listing=models("a")) as one, FakeReplica(listing=models("b")) as two, running(one, two) as run:
+        await one.stop()
+        body = {"model": "a", "messages": [{"role": "user", "content": "x"}]}
+        codes = [(await run.post(body))[0] for _ in range(2)]
+        assert codes == [502, 503]
+        assert not two.requests
+
+
+async def test_what_no_pool_would_take_is_not_listed() -> None:
+    async with FakeReplica(listing=models("a", "b")) as one, running(pools=[pool(one, models=("a",))]) as run:
+        assert [model.id for model in (await run.client.models.list()).data] == ["a"]
+
+
 async def test_the_model_list_is_the_union() -> None:
     async with (
         FakeReplica(listing=models("a", "b")) as one,
@@ -91,6 +105,9 @@ async def test_what_lists_no_models_is_not_up(listing: Any) -> None:
 async def test_a_replica_that_wants_a_key_is_up() -> None:
     async with FakeReplica(listing=status(401)) as keyed, running(pools=[pool(keyed, models=("m",))]) as run:
         assert names(run, "m") == {keyed.name}
+    async with FakeReplica(listing=status(401)) as keyed, running(keyed) as run:
+        assert names(run, "any") == {keyed.name}, "it may serve any model; who has the key will see"
+        assert run.gateway.fleet.target("any").label == "unlisted"
 
 
 async def test_one_failed_probe_is_forgiven_and_two_are_not(caplog: pytest.LogCaptureFixture) -> None:

@@ -58,11 +58,16 @@ def test_any_cutting_gives_the_same(data: bytes, where: list[int], strip: bool) 
 
 
 @given(fragments, places)
-def test_without_stripping_not_a_byte_changes_or_waits(data: bytes, where: list[int]) -> None:
-    tap = StreamTap(strip_usage=False)
+def test_without_stripping_not_a_byte_changes(data: bytes, where: list[int]) -> None:
+    assert run(False, cut(data, where))[0] == data
+
+
+@given(fragments, places, st.booleans())
+def test_what_went_out_ends_between_two_events(data: bytes, where: list[int], strip: bool) -> None:
+    tap, out = StreamTap(strip), b""
     for chunk in cut(data, where):
-        assert tap.feed(chunk) == chunk
-    assert tap.finish() == b""
+        out += tap.feed(chunk)
+        assert out == b"" or out.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
 
 
 @pytest.mark.parametrize("stream", [STREAM, CRLF])
@@ -79,8 +84,9 @@ def test_usage_beside_choices_is_read_but_stays() -> None:
     assert run(True, [data]) == (data, FOUND)
 
 
-def test_a_whole_event_goes_on_at_once() -> None:
-    tap = StreamTap(strip_usage=True)
+@pytest.mark.parametrize("strip", [True, False])
+def test_a_whole_event_goes_on_at_once(strip: bool) -> None:
+    tap = StreamTap(strip)
     assert tap.feed(event("a")) == event("a")
     assert tap.feed(event("b")[:10]) == b""
     assert tap.feed(event("b")[10:]) == event("b")
@@ -90,6 +96,21 @@ def test_the_last_event_needs_no_end() -> None:
     """dllama's [DONE] has no newline after it."""
     assert run(True, [STREAM[:-2]])[0].endswith(b"data: [DONE]")
     assert run(True, [USAGE[:-2]]) == (b"", FOUND)
+
+
+def test_choices_inside_of_something_else_are_not_meant() -> None:
+    data = event("a", usage=usage(100, 5, 64), vendor={"choices": []})
+    assert run(True, [data]) == (data, FOUND)
+
+
+@pytest.mark.parametrize(
+    ("data", "done"), [(DONE, True), (b"data:[DONE]", True), (event("[DONE]"), False), (b": [DONE]\n\n", False)]
+)
+def test_the_end_is_noticed(data: bytes, done: bool) -> None:
+    tap = StreamTap(strip_usage=True)
+    tap.feed(data)
+    tap.finish()
+    assert tap.done is done
 
 
 @given(places)
