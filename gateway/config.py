@@ -1,21 +1,24 @@
 """The configuration: frozen dataclasses that are the only source of keys, types and defaults, and one `load()`.
 
-The YAML file mirrors the dataclasses key by key. An unknown key, a wrong type or a value out of range is a `ConfigError`
-that names the place (`pools[0].replicas[1].url`) and says what would be right.
+The YAML file mirrors the dataclasses key by key. An unknown key, a key given twice, a wrong type or a value out of range
+is a `ConfigError` that names the place (`pools[0].replicas[1].url`) and says what would be right: whatever passes here can
+be connected to, computed with and written into a header.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
+import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import yaml
 
@@ -23,6 +26,15 @@ from router import POLICIES
 
 MATCH_ALL = "*"
 DEFAULT_LISTEN = "127.0.0.1:8000"
+
+_NAME = re.compile(r"[!#-&(-~]{1,100}")  # printable ASCII but for the space and the two quotes
+_HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_BRACKETED = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")  # an IPv6 address, maybe with its zone
+_BASE_URL = re.compile(
+    r"(?i:https?)://(?P<host>\[[^\]]+\]|[^\[\]:/?#]+)(?P<port>:[^/?#]*)?(?P<path>(/([\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)*)",
+    re.ASCII,
+)
+_SCIENTIFIC = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 
 
 class ConfigError(ValueError):
@@ -35,6 +47,38 @@ def _positive(obj: Any, *names: str) -> None:
             raise ConfigError(f"{name}: must be greater than 0, got {getattr(obj, name)}")
 
 
+def _base_url(url: str) -> tuple[str, str]:
+    """(the URL without the /v1 at its end, its host:port)."""
+    netloc = url.partition("://")[2].partition("/")[0]
+    if "@" in netloc:
+        raise ConfigError("url: credentials do not belong in a URL; clients' Authorization headers are passed on")
+    match = _BASE_URL.fullmatch(url)
+    if not match or not _is_host(match["host"]):
+        raise ConfigError(f"url: {_shown(url)} is not a base URL such as http://127.0.0.1:9001")
+    if match["port"] and not _port(match["port"][1:]):
+        raise ConfigError(f"url: {_shown(url)} has no valid port")
+    # Engines say that their base URL ends in /v1; the gateway adds /v1 itself.
+    return url.rstrip("/").removesuffix("/v1"), netloc
+
+
+def _is_host(host: str) -> bool:
+    """Whether it is a name that a resolver takes, an IPv4 address, or an IPv6 address in brackets."""
+    try:
+        if _BRACKETED.fullmatch(host):
+            ipaddress.IPv6Address(host[1:-1])
+        elif not host.strip("0123456789."):
+            ipaddress.IPv4Address(host)
+        else:
+            return _HOST.fullmatch(host) is not None
+    except ValueError:
+        return False
+    return True
+
+
+def _port(text: str) -> int | None:
+    return int(text) if re.fullmatch("[0-9]{1,5}", text) and int(text) <= 65535 else None
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
     """One model server. name: what metrics and headers call it (default: host:port). capacity_tokens: its KV cache."""
@@ -44,18 +88,12 @@ class ReplicaConfig:
     capacity_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigError(f"url: {self.url!r} is not a base URL such as http://127.0.0.1:9001")
-        if parts.username or parts.password:
-            raise ConfigError("url: credentials do not belong in a URL; clients' Authorization headers are passed on")
-        try:
-            _ = parts.port
-        except ValueError as error:
-            raise ConfigError(f"url: {self.url!r} has no valid port") from error
-        # Engines say that their base URL ends in /v1; the gateway adds /v1 itself.
-        object.__setattr__(self, "url", self.url.rstrip("/").removesuffix("/v1"))
-        object.__setattr__(self, "name", self.name or parts.netloc)
+        url, netloc = _base_url(self.url)
+        if self.name and not _NAME.fullmatch(self.name):
+            wanted = "1 to 100 printable ASCII characters, no spaces and no quotes, are expected"
+            raise ConfigError(f"name: {wanted}, got {_shown(self.name)}")
+        object.__setattr__(self, "url", url)
+        object.__setattr__(self, "name", self.name or netloc)
         if self.capacity_tokens is not None:
             _positive(self, "capacity_tokens")
 
@@ -70,6 +108,8 @@ class PoolConfig:
     def __post_init__(self) -> None:
         if not self.replicas:
             raise ConfigError("replicas: at least one replica URL is needed")
+        if "" in self.models:
+            raise ConfigError(f'models: a prefix is not empty; write "{MATCH_ALL}" for any model')
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +198,8 @@ class Config:
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
         _ = self.address
+        if "" in self.prices:
+            raise ConfigError(f'prices: a model prefix is not empty; write "{MATCH_ALL}" for any model')
         names = [replica.name for pool in self.pools for replica in pool.replicas]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(f"pools: the replica {twice!r} is listed twice")
@@ -168,10 +210,11 @@ class Config:
     @property
     def address(self) -> tuple[str, int]:
         """(host, port) of `listen`; an IPv6 host is written in brackets."""
-        host, _, port = self.listen.rpartition(":")
-        if not port.isdecimal() or int(port) > 65535 or not host:
-            raise ConfigError(f"listen: {self.listen!r} is not host:port, for example 0.0.0.0:8000")
-        return host.strip("[]"), int(port)
+        host, _, text = self.listen.rpartition(":")
+        port = _port(text)
+        if port is None or not _is_host(host):
+            raise ConfigError(f"listen: {_shown(self.listen)} is not host:port, for example 0.0.0.0:8000")
+        return host.strip("[]"), port
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -193,12 +236,28 @@ def load(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
     return config
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key is given once; PyYAML lets the last one win. It looks before merge keys (`<<`) are put in."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line, name = key.start_mark.line + 1, (key.tag, key.value)
+            if name in lines:
+                raise ConfigError(f"line {line}: the key {_shown(key.value)} is given twice, first in line {lines[name]}")
+            lines[name] = line
+        return node
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        raw = yaml.safe_load(path.read_text("utf-8"))
+        raw = yaml.load(path.read_text("utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date such as 2026-99-99
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if raw is None:
         return {}
@@ -219,17 +278,26 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     if origin is Mapping:
         if not isinstance(value, dict):
             raise ConfigError(f"{where}: a mapping is expected, got {_shown(value)}")
-        return {str(key): _convert(args[1], item, f"{where}.{key}") for key, item in value.items()}
+        return {_convert(str, key, f"{where}.{key}"): _convert(args[1], item, f"{where}.{key}") for key, item in value.items()}
     if origin is types.UnionType:
         return None if value is None else _convert(args[0], value, where)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or isinstance(value, bool):
+    return _convert_scalar(kind, value, where)
+
+
+def _convert_scalar(kind: Any, value: Any, where: str) -> Any:
+    # YAML 1.1 takes 1e-05, which is how Helm writes small numbers, for a text.
+    scientific = isinstance(value, str) and _SCIENTIFIC.fullmatch(value)
+    if kind is float and not isinstance(value, bool) and (isinstance(value, int) or scientific):
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
+    if not isinstance(value, kind) or isinstance(value, bool) or (kind is float and not math.isfinite(value)):
         raise ConfigError(f"{where}: {_NAMES[kind]} is expected, got {_shown(value)}")
     return value
 
 
-_NAMES: Mapping[Any, str] = types.MappingProxyType({int: "a whole number", float: "a number", str: "a text"})
+_NAMES: Mapping[Any, str] = types.MappingProxyType({int: "a whole number", float: "a finite number", str: "a text"})
 
 
 def _shown(value: Any) -> str:
@@ -245,8 +313,9 @@ def _convert_dataclass(kind: Any, value: Any, where: str) -> Any:
     hints = typing.get_type_hints(kind)
     for key in value:
         if key not in hints:
-            close = difflib.get_close_matches(str(key), hints, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(hints)}"
+            known = [item.name for item in dataclasses.fields(kind) if "env" not in item.metadata]
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
             raise ConfigError(f"{_join(where, key)}: unknown key{hint}")
     for item in dataclasses.fields(kind):
         if item.name not in value and _required(item):

@@ -105,7 +105,7 @@ class Proxy:
     def _choose(self, api: openai.ApiRequest, target: Target, record: Record) -> Booking:
         begun = self.clock()
         prompt = self.prompt(api)
-        booking = self.router.choose(prompt, target.replicas, begun)
+        booking = self.router.choose(prompt, target.replicas, begun, silent=not api.stream)
         decision = booking.decision
         self.metrics.routing_seconds.observe(self.clock() - begun)
         self.metrics.routing.labels(self.router.policy_name, decision.reason).inc()

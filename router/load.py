@@ -13,6 +13,9 @@ since its turn began: at its booking, or when the turn before it ended if that c
   time; the rate learns when the answer is over and the engine has said how many tokens it really had to compute, for a wrong
   guess about its cache would be taken for a change of its speed. Sums that forget with a half-life keep small prompts from
   drowning large ones.
+
+A plain answer shows no first token: its lease is `silent`. It is taken to be through its prefill when its share of the work
+must be done (`settle`); else a long answer would look like a long queue until its very end. It teaches nothing.
 """
 
 from __future__ import annotations
@@ -40,6 +43,14 @@ class ReplicaLoad:
     arrived: float = float("-inf")  # the last one
     rate_tokens: float = RATE_PRIOR_TOKENS
     rate_seconds: float = RATE_PRIOR_TOKENS / DEFAULT_PREFILL_RATE
+
+    def settle(self, now: float) -> None:
+        """Let silent leases at the head of the queue decode whose prefill must be over by now. O(1) amortised."""
+        while (first := next(iter(self.waiting), None)) and first.silent:
+            ends = max(first.since, self.turn_ended) + first.uncached_tokens / self.prefill_rate
+            if ends > now:
+                return
+            first.prefilled(ends)
 
     def remaining_tokens(self, now: float) -> int:
         """Booked prefill work less what the running prefill must have done of its own. O(1)."""
@@ -79,19 +90,22 @@ class Lease:
     replica: str
     uncached_tokens: int
     since: float  # when it was booked on this replica
+    silent: bool = False  # its answer will show no first token
+    decoding: bool = False
     prefill_s: float | None = None  # what the prefill took, once the first token is there
     closed: bool = False
-
-    @property
-    def decoding(self) -> bool:
-        return self.prefill_s is not None
 
     def first_token(self, now: float) -> None:
         """The prompt is prefilled: its tokens are no longer booked."""
         if self.closed or self.decoding:
             return
+        self.prefill_s = now - max(self.since, self.ledger.of(self.replica).turn_ended)
+        self.prefilled(now)
+
+    def prefilled(self, now: float) -> None:
+        """The prefill is over, by what was seen or by what must be."""
         load = self.ledger.of(self.replica)
-        self.prefill_s = now - max(self.since, load.turn_ended)
+        self.decoding = True
         load.decoding += 1
         load.booked_tokens -= self.uncached_tokens
         del load.waiting[self]
@@ -102,7 +116,8 @@ class Lease:
         if self.closed:
             return
         self._leave(now)
-        self.replica, self.uncached_tokens, self.since, self.prefill_s = replica, uncached_tokens, now, None
+        self.replica, self.uncached_tokens, self.since = replica, uncached_tokens, now
+        self.decoding, self.prefill_s = False, None
         self._enter()
 
     def close(self, now: float) -> bool:
@@ -142,8 +157,8 @@ class Ledger:
         """A replica's load; that of a stranger is empty."""
         return self._loads.get(replica) or ReplicaLoad()
 
-    def open(self, replica: str, uncached_tokens: int, now: float) -> Lease:
-        lease = Lease(self, replica, uncached_tokens, now)
+    def open(self, replica: str, uncached_tokens: int, now: float, *, silent: bool = False) -> Lease:
+        lease = Lease(self, replica, uncached_tokens, now, silent)
         lease._enter()
         return lease
 

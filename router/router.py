@@ -124,15 +124,18 @@ class Router:
         ranking = tuple(self._policy.order(candidates, self._chance))
         return Decision(ranking, _reason(prompt, ranking[0], longest), self.tokens(prompt, prompt.units))
 
-    def choose(self, prompt: Prompt, replicas: Collection[str], now: float) -> Booking:
-        """Rank, book the best and credit it with the prompt. Raises ValueError if there are no candidates."""
+    def choose(self, prompt: Prompt, replicas: Collection[str], now: float, *, silent: bool = False) -> Booking:
+        """Rank, book the best and credit it with the prompt. Raises ValueError if there are no candidates.
+
+        silent: the answer is plain, so that nobody will tell when its first token was there.
+        """
         if not replicas:
             raise ValueError("no replica to choose from")
         decision = self.rank(prompt, replicas, now)
         best = decision.best
         self._policy.booked(best.replica)
         self.trie.insert(best.replica, prompt.keys, now)
-        return Booking(self, prompt, decision, self.ledger.open(best.replica, best.uncached_tokens, now))
+        return Booking(self, prompt, decision, self.ledger.open(best.replica, best.uncached_tokens, now, silent=silent))
 
     # -- after it
 
@@ -162,6 +165,7 @@ class Router:
 
     def _candidate(self, prompt: Prompt, name: str, matched_blocks: int, longest: int, now: float) -> Candidate:
         load = self.ledger.of(name)
+        load.settle(now)
         booked = load.remaining_tokens(now)
         total = self.tokens(prompt, prompt.units)
         matched = min(total, self.tokens(prompt, matched_blocks * prompt.block_units))

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+import yarl
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,7 +63,7 @@ prices:
         ({"rooting": {}}, "rooting: unknown key; did you mean 'routing'"),
         ({"routing": {"zzz": 1}}, "routing.zzz: unknown key; known keys: policy"),
         ({"routing": {"policy": "best"}}, "routing.policy: 'best' is not one of cost, round_robin"),
-        ({"routing": {"ttl_s": "long"}}, "routing.ttl_s: a number is expected, got 'long'"),
+        ({"routing": {"ttl_s": "long"}}, "routing.ttl_s: a finite number is expected, got 'long'"),
         ({"routing": {"block_bytes": 1.5}}, "routing.block_bytes: a whole number is expected"),
         ({"routing": {"block_bytes": True}}, "routing.block_bytes: a whole number is expected"),
         ({"routing": {"memory_mb": -1}}, "routing.memory_mb: must be greater than 0, got -1"),
@@ -71,12 +73,197 @@ prices:
         ({"prices": [1]}, "prices: a mapping is expected"),
         ({"listen": "8000"}, "listen: '8000' is not host:port"),
         ({"listen": "h:70000"}, "listen: "),
+        ({"listen": ":8000"}, "listen: "),
+        ({"listen": "a b:8000"}, "listen: "),
+        ({"listen": "::1:8000"}, "listen: "),
         ({"log_level": "loud"}, "log_level: 'loud' is not one of debug"),
+        ({"pools": [{"models": [""], "replicas": [URL]}]}, r'pools\[0\].models: .* write "\*" for any model'),
+        ({"prices": {"": {"input": 1, "output": 1}}}, r'prices: .* write "\*" for any model'),
+        ({"prices": {7: {"input": 1, "output": 1}}}, "prices.7: a text is expected, got 7"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(**raw)
+
+
+def refused(**raw: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config(**raw)
+    return str(caught.value)
+
+
+def loaded_url(url: str) -> str:
+    return config(pools=[{"replicas": [url]}]).pools[0].replicas[0].url
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\r", "a b", 'a"', "a'", "é", "\x7f", "a" * 101, " "])
+def test_a_replica_name_can_be_written_into_a_header(name: str) -> None:
+    message = refused(pools=[{"replicas": [{"url": URL, "name": name}]}])
+    assert message.startswith("pools[0].replicas[0].name: 1 to 100 printable ASCII characters, no spaces and no quotes")
+    assert "\n" not in message
+
+
+def test_a_replica_name_has_up_to_100_characters() -> None:
+    for name in ("a", "gpu-7/vllm:8000", "#~!" + "x" * 97):
+        assert config(pools=[{"replicas": [{"url": URL, "name": name}]}]).pools[0].replicas[0].name == name
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a b:1",
+        "http://a..b:1",
+        "http://.a:1",
+        "http://a:1/v1/v1?",
+        "http://a:1/#",
+        "http://a:1/x y",
+        "http://a:1/x\ny",
+        "http://a:1/\n",
+        "http://a\n:1",
+        " http://a:1",
+        "http://a:1/%zz",
+        'http://a:1/"',
+        "http://b\u00fccher:1",
+        "http://:1",
+        "http:///v1",
+        "http://" + "a" * 64,
+        "http://" + "a." * 127,
+        "http://999.1.1.1:1",
+        "http://7:1",
+        "http://[::1",
+        "http://[]:1",
+        "http://[fe80::1%a b]:1",
+        "http://[fe80::1%a\nb]:1",
+        "http://[v1.a]:1",
+        "http://x[::1]:1",
+        "http://::1:1",
+    ],
+)
+def test_a_url_that_cannot_be_connected_to_is_refused(url: str) -> None:
+    message = refused(pools=[{"replicas": [url]}])
+    assert message.startswith("pools[0].replicas[0].url: ")
+    assert message.endswith(" is not a base URL such as http://127.0.0.1:9001")
+
+
+@pytest.mark.parametrize("port", ["", "0", "65536", "1x", "-1", "\uff11", "9" * 5000])
+def test_a_port_is_between_1_and_65535(port: str) -> None:
+    assert "has no valid port" in refused(pools=[{"replicas": [f"http://a:{port}"]}])
+
+
+@pytest.mark.parametrize("url", ["http://u:p@h", "http://@h", "http://:@h", "http://u:top@h?x", "http://u:top secret@h"])
+def test_credentials_in_a_url_are_refused_and_not_shown(url: str) -> None:
+    message = refused(pools=[{"replicas": [url]}])
+    assert "credentials do not belong" in message
+    assert "top" not in message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a",
+        "https://vllm-0.vllm_headless.ns.svc.cluster.local.:8000",
+        "http://10.0.0.1:65535",
+        "http://[2001:db8::1]:8000",
+        "http://[fe80::1%25eth0]:1",
+        "HTTP://a:1",
+        "http://a:1/team-a/%20;x=1,y@z",
+    ],
+)
+def test_a_good_url_is_kept_as_it_is(url: str) -> None:
+    assert loaded_url(url) == url
+
+
+@given(st.from_regex(r"https?://[\[\]:.%@a-z0-9 ]{1,30}(/[^?]{0,10})?", fullmatch=True))
+def test_the_host_of_a_good_url_is_one_that_a_resolver_takes(url: str) -> None:
+    with contextlib.suppress(ConfigError):
+        host = yarl.URL(loaded_url(url)).host
+        assert host
+        host.encode("idna")
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 10**400, "1e999"])
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [("routing", "ttl_s"), ("health", "interval_s"), ("health", "timeout_s"), ("timeouts", "idle_s"), ("limits", "shutdown_s")],
+)
+def test_a_number_is_finite(section: str, key: str, number: object) -> None:
+    assert refused(**{section: {key: number}}).startswith(f"{section}.{key}: a finite number is expected, got ")
+
+
+@pytest.mark.parametrize("text", [".nan", ".inf", "-.inf"])
+@pytest.mark.parametrize("key", ["input", "output", "cached_input"])
+def test_a_price_is_finite(text: str, key: str, tmp_path: Path) -> None:
+    price = ", ".join(f"{name}: {text if name == key else 1}" for name in ("input", "output", "cached_input"))
+    path = written(tmp_path, f"pools: [{{replicas: [{URL}]}}]\nprices: {{m: {{{price}}}}}")
+    with pytest.raises(ConfigError, match=f"prices.m.{key}: a finite number is expected, got -?(nan|inf)"):
+        load(path, {}, env={})
+
+
+def test_a_whole_number_is_finite_too() -> None:
+    assert refused(routing={"memory_mb": math.nan}) == "routing.memory_mb: a whole number is expected, got nan"
+    assert refused(routing={"memory_mb": math.inf}) == "routing.memory_mb: a whole number is expected, got inf"
+
+
+@pytest.mark.parametrize("text", ["1e-05", "1E5", "1.5e10", "+2.e3", ".5e-2"])
+def test_a_number_may_be_in_scientific_notation(text: str, tmp_path: Path) -> None:
+    path = written(tmp_path, f"pools: [{{replicas: [{URL}]}}]\nrouting: {{ttl_s: {text}}}")
+    assert load(path, {}, env={}).routing.ttl_s == float(text)
+
+
+@pytest.mark.parametrize("text", ["1", "0.5", "nan", "inf", "1_0e5", " 1e5", "1e5\n", "e5", ".e5", "1e", "\uff11e5", "0x1e5"])
+def test_no_other_text_is_a_number(text: str) -> None:
+    assert "routing.ttl_s: a finite number is expected" in refused(routing={"ttl_s": text})
+    assert "routing.memory_mb: a whole number is expected" in refused(routing={"memory_mb": "1e5"})
+
+
+def test_a_price_for_any_model_may_be_given() -> None:
+    assert config(prices={"*": {"input": 1, "output": 1}}).prices["*"].output == 1
+
+
+def test_any_model_is_claimed_once() -> None:
+    pools = [{"models": ["*"], "replicas": [url]} for url in (URL, "http://a:1")]
+    assert refused(pools=pools) == "pools: the model prefix '*' is claimed twice"
+
+
+def test_the_admin_key_is_not_offered_as_a_key() -> None:
+    for key in ("zzzzz", "admin_kei"):
+        message = refused(**{key: 1})
+        assert "known keys: pools, listen" in message
+        assert "admin_key" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("routing:\n  ttl_s: 1\n  block_bytes: 2\n  ttl_s: 3", "line 4: the key 'ttl_s' is given twice, first in line 2"),
+        ("pools: []\n\n'pools': []", "line 3: the key 'pools' is given twice, first in line 1"),
+        ("prices: {m: {input: 1, input: 2}}", "line 1: the key 'input' is given twice, first in line 1"),
+    ],
+)
+def test_a_key_is_given_once(text: str, message: str, tmp_path: Path) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load(path, {}, env={})
+    assert str(caught.value) == f"{path}: {message}"
+
+
+def test_a_merged_key_may_be_given_again(tmp_path: Path) -> None:
+    text = f"""
+pools: [{{replicas: [{URL}]}}]
+prices:
+  small: &small {{input: 1, output: 2}}
+  large: &large {{<<: *small, output: 3}}
+  huge: {{<<: *large, output: 4}}
+"""
+    prices = load(written(tmp_path, text), {}, env={}).prices
+    assert [(price.input, price.output) for price in prices.values()] == [(1, 2), (1, 3), (1, 4)]
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "written.yaml"
+    path.write_text(text, "utf-8")
+    return path
 
 
 keys = st.sampled_from(["pools", "replicas", "url", "routing", "policy", "prices", "listen", "models", "memory_mb"])
@@ -118,7 +305,7 @@ def test_a_secret_in_the_file_is_refused(tmp_path: Path) -> None:
         load(path, {}, env={})
 
 
-@pytest.mark.parametrize("text", ["a: [", "just text", "\x00"])
+@pytest.mark.parametrize("text", ["a: [", "just text", "\x00", "a: 2026-99-99", "a: " + "9" * 5000, "[" * 5000])
 def test_a_broken_file_is_an_error_not_a_traceback(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text(text)

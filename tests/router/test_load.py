@@ -19,10 +19,14 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger, self.now = Ledger(), 0.0
         self.all: list[Lease] = []
 
-    @rule(target=leases, replica=replicas, tokens=st.integers(0, 5000))
-    def open(self, replica: str, tokens: int) -> Lease:
-        self.all.append(self.ledger.open(replica, tokens, self.now))
+    @rule(target=leases, replica=replicas, tokens=st.integers(0, 5000), silent=st.booleans())
+    def open(self, replica: str, tokens: int, silent: bool) -> Lease:
+        self.all.append(self.ledger.open(replica, tokens, self.now, silent=silent))
         return self.all[-1]
+
+    @rule(replica=replicas)
+    def settle(self, replica: str) -> None:
+        self.ledger.of(replica).settle(self.now)
 
     @rule(lease=leases)
     def first_token(self, lease: Lease) -> None:
@@ -81,6 +85,20 @@ def test_what_is_left_of_the_queue_shrinks_while_the_first_prompt_is_prefilled()
     assert [load.remaining_tokens(now) for now in (121.0, 122.0)] == [16_000, 8000]
     third.close(122.0)
     assert load.remaining_tokens(123.0) == 0
+
+
+def test_a_plain_answer_decodes_when_its_prefill_must_be_over() -> None:
+    ledger = Ledger()
+    plain = [ledger.open("r", 8000, 0.0, silent=True) for _ in range(3)]  # a second each, at the believed rate
+    streamed = ledger.open("r", 8000, 0.0)
+    ledger.open("r", 8000, 0.0, silent=True)
+    load = ledger.of("r")
+    for now, decoding, left in ((0.5, 0, 36_000), (1.5, 1, 28_000), (2.0, 2, 24_000), (3.5, 3, 12_000), (100.0, 3, 8000)):
+        load.settle(now)
+        assert (load.decoding, load.remaining_tokens(now)) == (decoding, left)
+    assert all(lease.prefill_s is None for lease in plain), "an assumption teaches nothing"
+    streamed.first_token(101.0)
+    assert streamed.prefill_s == 98.0, "its turn began when the plain ones must have been through"
 
 
 def test_one_that_leaves_the_middle_of_the_queue_ends_nobodys_turn() -> None:

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.logs import JsonFormatter
+
+
+def formatted(message: object = "said", *args: object, extra: dict[Any, Any] | None = None, exc_info: Any = None) -> Any:
+    """The line for such a record, parsed; strictly: no NaN, one line, and what UTF-8 can carry."""
+    record = logging.getLogger("warmroute.test").makeRecord(
+        "warmroute.test", logging.INFO, "file.py", 1, message, args, exc_info, extra=extra
+    )
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    assert "\r" not in line
+    line.encode("utf-8")
+    return json.loads(line, parse_constant=pytest.fail)
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+class Unrepresentable(Unprintable):
+    __repr__ = Unprintable.__str__
+
+
+class Printable:
+    def __str__(self) -> str:
+        return "a replica"
+
+
+def test_a_line_has_time_level_logger_message_and_the_extras() -> None:
+    line = formatted("replica %s", "up", extra={"replica": "a:1", "models": ["m"], "cost": 0.5})
+    assert line.pop("time").endswith("+00:00")
+    assert line == {
+        "level": "info",
+        "logger": "warmroute.test",
+        "message": "replica up",
+        "replica": "a:1",
+        "models": ["m"],
+        "cost": 0.5,
+    }
+
+
+cycle: list[Any] = []
+cycle.append(cycle)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("tenant\udce9", "tenant\\udce9"),
+        (["a", "\udce9"], "['a', '\\udce9']"),
+        (2**70, str(2**70)),
+        (2**64 - 1, 2**64 - 1),
+        (float("nan"), None),
+        (float("inf"), None),
+        ({1: 2}, "{1: 2}"),
+        ({"ok": 1}, {"ok": 1}),
+        (b"\xff", "b'\\xff'"),
+        (Printable(), "a replica"),
+        (Unprintable(), "<Unprintable without a text: RuntimeError>"),
+        ([Unrepresentable()], "<list without a text: RuntimeError>"),
+        (10**5000, "<int without a text: ValueError>"),
+        (cycle, "[[...]]"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_that_json_has_no_place_for_is_its_text(value: object, written: object) -> None:
+    line = formatted(extra={"value": value, "other": {"kept": [1]}})
+    assert line["value"] == written
+    assert (line["message"], line["other"]) == ("said", {"kept": [1]})
+
+
+def test_names_of_extras_are_texts() -> None:
+    line = formatted(extra={"tenant\udce9": 1, 7: 2})
+    assert (line["tenant\\udce9"], line["7"]) == (1, 2)
+
+
+def test_a_message_may_hold_anything() -> None:
+    assert formatted("two\r\nlines")["message"] == "two\r\nlines"
+    assert formatted("header \udce9")["message"] == "header \\udce9"
+    assert formatted("header %s", "\udce9")["message"] == "header \\udce9"
+    assert formatted(Printable())["message"] == "a replica"
+
+
+def test_a_message_that_its_arguments_do_not_fit_is_not_lost() -> None:
+    assert formatted("%d replicas", "no")["message"] == "%d replicas ('no',)"
+    assert formatted("all", 1, 2)["message"] == "all (1, 2)"
+    assert formatted("%s", Unprintable())["message"].startswith("%s (<")
+    assert formatted(Unprintable())["message"].startswith("<Unprintable without a text")
+
+
+@pytest.mark.parametrize("error", [ValueError("two\nlines"), ValueError("\udce9"), ValueError(Unprintable())])
+def test_a_traceback_stays_in_its_line(error: Exception) -> None:
+    try:
+        raise error
+    except ValueError:
+        line = formatted(exc_info=sys.exc_info())
+    assert line["traceback"].startswith("Traceback (most recent call last):\n")
+    assert "ValueError: " in line["traceback"]
+
+
+characters = st.characters() | st.characters(categories=["Cs", "Cc"])
+texts = st.text(characters, max_size=5)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.binary(max_size=3) | texts | st.builds(Unprintable)
+anything = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.integers() | texts, inner, max_size=3), max_leaves=8
+)
+STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "time", "level", "logger", "traceback"}
+
+
+@given(st.text(characters), st.dictionaries(texts.filter(lambda name: name not in STANDARD), anything, max_size=4))
+def test_any_record_is_one_line_of_json(message: str, extra: dict[str, Any]) -> None:
+    line = formatted(message, extra=extra)
+    assert line["level"] == "info"
+    assert set(line) >= {name for name in extra if name.isprintable()}
