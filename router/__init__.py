@@ -1,6 +1,7 @@
 """The decision core: which replica answers a prompt soonest. Pure: no I/O, no clock, no randomness of its own.
 
-This is the whole public surface; everything else is private to the package.
+This is the whole public surface for those who route; `router.simulate` and `router.workloads` are for those who replay a
+workload. Everything else is private to the package.
 """
 
 from router.blocks import seed, text_keys, token_keys

@@ -1,0 +1,194 @@
+"""`warmroute simulate` as a user runs it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.cli import main
+
+KEYS = ["policy", "replicas", "kv_tokens", "requests", "hit_ratio"]
+KEYS += ["ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "e2e_mean_s", "load_skew"]
+CHAT = [
+    {
+        "timestamp": 3000 * turn,
+        "input_length": 1024 + 512 * turn,
+        "output_length": 50,
+        "hash_ids": [user, *range(100, 102 + turn)],
+    }
+    for turn in range(4)
+    for user in range(5)
+]
+AGENTS = [
+    {
+        "id": f"s{number}",
+        "block_size": 64,
+        "tool_tokens": 640,
+        "system_tokens": 64,
+        "requests": [
+            {"in": 6400, "out": 50, "think_time": 0.0, "keep": 0, "new": [[1, 100]]},
+            {"in": 6464, "out": 50, "think_time": 2.0, "keep": 100, "new": [[101, 1]]},
+        ],
+    }
+    for number in range(20)
+]
+
+
+def lines(rows: list[Any]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> str:
+    path = tmp_path / "chat.jsonl.gz"
+    path.write_bytes(gzip.compress(lines(CHAT)))
+    return str(path)
+
+
+@pytest.fixture
+def coding(tmp_path: Path) -> str:
+    path = tmp_path / "agents.jsonl"
+    path.write_bytes(lines(AGENTS))
+    return str(path)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that it says."""
+    assert main(["simulate", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("warmroute: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def results(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main(["simulate", *arguments, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "", "progress is for terminals"
+    found = json.loads(out)
+    assert list(found) == ["results"]
+    rows: list[dict[str, Any]] = found["results"]
+    return rows
+
+
+def test_a_table_has_a_row_for_each_policy(chat: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", chat, "--policy", "cost,round_robin,pooled,infinite"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["policy", "requests", "hits", "TTFT", "mean", "p50", "p90", "p99", "e2e", "mean", "skew"]
+    assert [row.split()[:2] for row in rows] == [[name, "20"] for name in ("cost", "round_robin", "pooled", "infinite")]
+    assert len({len(row) for row in (head, *rows)}) == 1, "columns are aligned"
+
+
+def test_json_has_exactly_these_keys(chat: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [cost, infinite] = results(capsys, chat, "--policy", "cost,infinite", "--replicas", "3", "--kv-tokens", "5000")
+    assert list(cost) == list(infinite) == KEYS
+    assert (cost["policy"], cost["replicas"], cost["kv_tokens"], cost["requests"]) == ("cost", 3, 5000, 20)
+    assert 0 <= cost["hit_ratio"] <= infinite["hit_ratio"] < 1
+
+
+def test_every_policy_runs_on_the_agents(coding: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["cost", "least_loaded", "round_robin", "random", "pooled", "infinite"]
+    found = results(capsys, coding, "--policy", ",".join(names), "--replicas", "2", "--users", "2")
+    assert [one["policy"] for one in found] == names
+    assert {one["requests"] for one in found} == {40}
+    assert found[0]["hit_ratio"] > found[2]["hit_ratio"]
+
+
+def test_the_numbers_of_the_fleet_matter(chat: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [plain], [slower] = (results(capsys, chat, *more) for more in ((), ("--prefill-rate", "100", "--decode-rate", "5")))
+    [compressed], [alone] = (
+        results(capsys, chat, *more) for more in (("--speed", "50"), ("--batch-limit", "1", "--replicas", "1"))
+    )
+    assert slower["ttft_mean_s"] > 50 * plain["ttft_mean_s"]
+    assert slower["e2e_mean_s"] - slower["ttft_mean_s"] == pytest.approx(10.0)
+    assert compressed["ttft_mean_s"] > plain["ttft_mean_s"]
+    assert alone["ttft_mean_s"] > 2 * plain["ttft_mean_s"]
+
+
+def test_a_seed_decides_all_chance(chat: str, capsys: pytest.CaptureFixture[str]) -> None:
+    one, again, other = (results(capsys, chat, "--policy", "random", "--seed", seed) for seed in ("-3", "-3", "4"))
+    assert one == again != other
+
+
+# -- errors
+
+FLAGS = ["replicas", "kv-tokens", "prefill-rate", "decode-rate", "batch-limit", "speed", "users", "max-input", "hours"]
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_numbers_must_be_positive(chat: str, flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"--{flag}: " in refused(capsys, chat, f"--{flag}", value)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_numbers_must_be_numbers(chat: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--speed: " in refused(capsys, chat, "--speed", value)
+
+
+def test_an_unknown_policy_is_named(chat: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'fastest' is not one of cost, " in refused(capsys, chat, "--policy", "cost,fastest")
+    assert "'' is not one of" in refused(capsys, chat, "--policy", "")
+
+
+def test_a_missing_file_is_a_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "No such file" in refused(capsys, str(tmp_path / "nothing.jsonl"))
+    assert "directory" in refused(capsys, str(tmp_path))
+
+
+PACKED = gzip.compress(lines(CHAT))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "JSON objects, one a line"),
+        (gzip.compress(b""), "JSON objects, one a line"),
+        (b"[1, 2]\n", "JSON objects, one a line"),
+        (b'{"hash_ids": [1]}\n7\n', "JSON objects, one a line"),
+        (lines(CHAT) + b'{"timestamp": 1', "row 21 is not JSON"),
+        (b"\xff\xfe\x00garbage", "row 1 is not JSON"),
+        (b"[" * 100_000, "row 1 is not JSON"),
+        (PACKED[: len(PACKED) // 2], "a damaged gzip file"),
+        (PACKED[:-3] + b"abc", "a damaged gzip file"),
+        (PACKED[:12] + b"\xff" * 40 + PACKED[52:], "a damaged gzip file"),
+        (b"\x1f\x8bnothing of the kind", "a damaged gzip file"),
+        (lines([{"prompt": "hello"}]), "neither Mooncake's format"),
+        (lines([*CHAT, AGENTS[0]]), "row 21 is not as its format says"),
+        (lines([*AGENTS, CHAT[0]]), "row 21 is not as its format says"),
+        (lines([{**CHAT[0], "input_length": -1}]), "row 1 is not as its format says"),
+    ],
+)
+def test_a_garbled_trace_is_a_clear_error(
+    content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(content)
+    assert f"{path}: {message}" in refused(capsys, str(path))
+
+
+def test_nothing_to_replay_is_a_clear_error(coding: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--max-input" in refused(capsys, coding, "--max-input", "6463")
+    assert "--hours" in refused(capsys, coding, "--hours", "1e-9")
+
+
+def test_the_command_is_wired(chat: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "simulate", chat], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1].startswith("cost ")
+
+
+def test_it_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["simulate", "--help"])
+    assert caught.value.code == 0
+    assert "--kv-tokens" in capsys.readouterr().out
