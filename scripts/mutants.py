@@ -74,7 +74,7 @@ MUTANTS = (
     Mutant("router/load.py", "if next(iter(load.waiting)) is self:", "if True:"),
     Mutant("router/load.py", "if next(iter(load.waiting)) is self:", "if False:"),
     Mutant("router/load.py", "if self.closed or self.decoding:", "if self.closed:"),
-    Mutant("router/load.py", "now - max(self.since, load.turn_ended)", "now - self.since"),
+    Mutant("router/load.py", "now - max(self.since, self.ledger.of(self.replica).turn_ended)", "now - self.since"),
     Mutant("router/router.py", "if known else lease.uncached_tokens", "if False else lease.uncached_tokens"),
     Mutant("router/load.py", "if ends > now:", "if True:"),
     Mutant("router/load.py", "and first.silent:", "and True:"),

@@ -71,9 +71,7 @@ def test_a_long_cold_prompt_goes_where_the_fewest_are_about_to_ask() -> None:
     router = router_with("busy", "quiet")
     for turn in range(60):
         name = "quiet" if turn % 10 == 0 else "busy"
-        booking = router.choose(prompt_of(bytes([turn]) * 40), [name], float(turn))
-        booking.first_token(turn + 0.005)
-        booking.close(OK, turn + 0.5)
+        router.choose(prompt_of(bytes([turn]) * 40), [name], float(turn)).close(OK, turn + 0.5)
     taken = [router.rank(prompt_of(b"z" * 100_000), ["busy", "quiet"], 60.0).best.replica for _ in range(20)]
     assert set(taken) == {"quiet"}
 
