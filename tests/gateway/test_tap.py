@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -134,3 +135,28 @@ def test_an_event_without_end_does_not_fill_the_memory(where: list[int]) -> None
 )
 def test_nonsense_passes_unharmed(bad: bytes) -> None:
     assert run(True, [bad + DONE]) == (bad + DONE, None)
+
+
+CAPTURES = sorted((Path(__file__).parents[3] / "shared" / "captures").glob("*/*stream*.sse"))
+
+
+@pytest.mark.skipif(not CAPTURES, reason="no recorded answers of engines beside the repository")
+def test_what_real_engines_stream_is_understood() -> None:
+    """vLLM's and llama.cpp's own streams: usage where they were asked for it, the end in each, every other byte untouched."""
+    found = {}
+    for path in CAPTURES:
+        data = path.read_bytes()
+        if b"chat.completion.chunk" not in data:
+            continue
+        tap = StreamTap(strip_usage=False)
+        assert tap.feed(data) + tap.finish() == data
+        assert tap.done
+        found[f"{path.parent.name}/{path.stem}"] = tap.usage
+        stripped = StreamTap(strip_usage=True)
+        out = stripped.feed(data) + stripped.finish()
+        assert stripped.usage == tap.usage
+        assert out.count(b"data: ") in (data.count(b"data: "), data.count(b"data: ") - 1)
+    assert found["vllm/chat_5_stream_usage"] is not None
+    assert found["vllm/chat_5_stream_usage"].cached is not None
+    assert found["vllm/chat_6_stream_plain"] is None
+    assert found["llamacpp/chat_8_stream_usage"] is not None
