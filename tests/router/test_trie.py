@@ -180,6 +180,18 @@ def test_a_shorter_prompt_does_not_prolong_its_tail() -> None:
     assert trie.match(keys_of(b"aaaa"), 10.0) == {"r1": 2}
 
 
+def test_forgetting_takes_the_rest_of_the_path_and_nothing_beside_it() -> None:
+    trie = trie_with("r1")
+    for prompt in (b"aabb", b"aacc", b"aabbdd"):
+        trie.insert("r1", keys_of(prompt), 0.0)
+    trie.forget("r1", keys_of(b"aabb"), 4)
+    trie.forget("r1", keys_of(b"aa"), 2)
+    assert trie.match(keys_of(b"aabbdd"), 0.0) == {"r1": 6}, "all was kept"
+    trie.forget("r1", keys_of(b"aabb"), 2)
+    assert trie.match(keys_of(b"aabbdd"), 0.0) == {"r1": 2}
+    assert trie.match(keys_of(b"aacc"), 0.0) == {"r1": 4}, "another branch"
+
+
 def test_uses_at_the_same_instant_keep_their_order() -> None:
     trie = trie_with("r1", capacity=3)
     for prompt in (b"ab", b"x", b"a", b"y"):  # the tail b was used before x, its head a after it
