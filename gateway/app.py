@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import prometheus_client
-from aiohttp import ClientPayloadError, web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp import web
 
 from gateway.api import openai
+from gateway.body import read_body
 from gateway.config import Config
 from gateway.drain import Drain
-from gateway.errors import GatewayError, bad_request, shutting_down, unknown_model
+from gateway.errors import GatewayError, shutting_down, unknown_model
 from gateway.metering import Meter
 from gateway.metrics import Metrics
 from gateway.operator import Operator
@@ -31,7 +31,6 @@ from router import Router
 
 log = logging.getLogger("warmroute.gateway")
 
-BODY_S = 300.0  # to send a body in
 MAX_HEADER_BYTES = 64 << 10  # one header line: tokens and cookies can be long
 _SWEEP_S = 1.0
 
@@ -165,7 +164,7 @@ async def forward(request: web.Request) -> web.StreamResponse:
     record = begin(request, gateway.clock())
     with gateway.drain.request():
         try:
-            raw = await _body(request)
+            raw = await read_body(request)
             record.begun = gateway.clock()  # an upload takes its time; what counts is ours
             return await _answer(request, raw, record)
         except GatewayError as error:
@@ -191,21 +190,6 @@ async def _answer(request: web.Request, raw: bytes, record: Record) -> web.Strea
     return await request.app[GATEWAY].proxy.forward(request, api, record)
 
 
-async def _body(request: web.Request) -> bytes:
-    """The whole body. Raises GatewayError 400, 408 or 413."""
-    try:
-        async with asyncio.timeout(BODY_S):
-            return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        limit = request.app[GATEWAY].config.limits.body_mb
-        text = f"The body is larger than {limit} MiB (limits.body_mb). Send less, or raise the limit."
-        raise GatewayError(413, "request_too_large", text) from error
-    except TimeoutError as error:
-        raise GatewayError(408, "request_timeout", f"The body did not arrive within {BODY_S:g} s.") from error
-    except (web.RequestPayloadError, HttpProcessingError, ClientPayloadError) as error:
-        raise bad_request("The body cannot be read: its encoding is broken.", code="invalid_body") from error
-
-
 def _error_response(error: GatewayError, request_id: str | None = None) -> web.Response:
     headers = {"X-Request-Id": request_id} if request_id else {}
     if error.retry_after_s is not None:
@@ -227,6 +211,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
         return _error_response(GatewayError(405, "method_not_allowed", f"{request.path} takes {allowed}."))
+    except web.HTTPException as error:
+        return _error_response(GatewayError(error.status, "http_error", error.reason))
     except Exception:  # the last border: a bug must not cost more than its own request
         log.exception("unhandled error", extra={"path": request.path})
         return _error_response(GatewayError(500, "internal_error", "The gateway failed on this request; its log says why."))

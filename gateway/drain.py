@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
+LAST_WORDS_S = 1.0  # for writing the last words to clients that read
+
 
 class Drain:
     """draining: the gateway is going down. over: its requests must end now."""
@@ -43,7 +45,7 @@ class Drain:
         await asyncio.wait([idle, hurried], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
         self.over = True
-        for task in self._running:
+        for task in tuple(self._running):
             task.cancel()
         await asyncio.wait([idle], timeout=LAST_WORDS_S)
         idle.cancel()
@@ -51,6 +53,3 @@ class Drain:
     def __repr__(self) -> str:
         state = "over" if self.over else "draining" if self.draining else "up"
         return f"<Drain {state}, {len(self._running)} running>"
-
-
-LAST_WORDS_S = 1.0  # for writing the last words to clients that read

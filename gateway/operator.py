@@ -17,6 +17,7 @@ import orjson
 from aiohttp import web
 
 from gateway.api import openai
+from gateway.body import read_body
 from gateway.errors import GatewayError
 from gateway.proxy import Proxy
 from gateway.replicas import Fleet
@@ -68,7 +69,7 @@ class Operator:
     async def route(self, request: web.Request) -> web.Response:
         """A dry run: the decision for a chat or completion body, with every candidate's match, load and cost."""
         self._allow(request)
-        raw = await request.read()
+        raw = await read_body(request)
         api = openai.parse(openai.CHAT if b'"messages"' in raw else openai.COMPLETION, raw)
         target = self._fleet.target(api.model)
         target.require()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -31,8 +30,6 @@ from gateway.relay import Attempt, Call, Relay, request_headers
 from gateway.replicas import Fleet, Target
 from gateway.tap import StreamTap
 from router import Booking, Candidate, Outcome, Prompt, Router, seed, text_keys, token_keys
-
-log = logging.getLogger("warmroute.proxy")
 
 # Attempts that reached a replica. A prompt that kills its engine must not walk through the whole fleet; refused
 # connections do not count, they cannot be the prompt's fault.
@@ -105,7 +102,7 @@ class Proxy:
     def _choose(self, api: openai.ApiRequest, target: Target, record: Record) -> Booking:
         begun = self.clock()
         prompt = self.prompt(api)
-        booking = self.router.choose(prompt, target.replicas, begun, silent=not api.stream)
+        booking = self.router.choose(prompt, target.replicas, begun, silent=not (api.metered and api.stream))
         decision = booking.decision
         self.metrics.routing_seconds.observe(self.clock() - begun)
         self.metrics.routing.labels(self.router.policy_name, decision.reason).inc()
@@ -187,14 +184,14 @@ class Proxy:
         headers["X-Warmroute-Replica"] = exchange.booking.chosen.replica
         headers["X-Warmroute-Cached-Tokens"] = str(exchange.booking.chosen.matched_tokens)
         exchange.record.status = attempt.status
-        if exchange.api.metered and attempt.status == 200 and exchange.api.stream:
-            exchange.record.first_byte = self.clock()
-            exchange.booking.first_token(exchange.record.first_byte)
-            headers.setdefault("Cache-Control", "no-cache")
-            headers["X-Accel-Buffering"] = "no"  # nginx in front must not hold chunks back
         tap = StreamTap(exchange.api.strip_usage) if attempt.content_type == _EVENT_STREAM else None
         if tap:
             headers.popall("Content-Length", None)  # what is taken out would make it wrong
+            headers.setdefault("Cache-Control", "no-cache")
+            headers["X-Accel-Buffering"] = "no"  # nginx in front must not hold chunks back
+            if exchange.api.metered and attempt.status == 200:
+                exchange.record.first_byte = self.clock()
+                exchange.booking.first_token(exchange.record.first_byte)
         answer = web.StreamResponse(status=attempt.status, headers=headers)
         await answer.prepare(exchange.request)
         try:

@@ -118,7 +118,6 @@ class Relay:
         connection), so the call is repeated once. Raises GatewayError 503 where the gateway itself is out of resources.
         """
         note = SimpleNamespace(reused=False)
-        note = SimpleNamespace(reused=False)
         try:
             return await self._open(base_url, call, timeout_s, note)
         except ReplicaFailure as failure:

@@ -98,7 +98,7 @@ class Router:
         self.ledger.remove(name)
 
     def restarted(self, name: str) -> None:
-        """A replica lost its cache (it restarted, or does not answer)."""
+        """A replica lost its cache."""
         self.trie.purge(name)
 
     # -- before a request

@@ -78,6 +78,8 @@ async def test_a_body_over_the_limit_is_a_413() -> None:
         bomb = gzip.compress(b" " * (8 << 20))
         code, _, body = await run.post(bomb, headers={"Content-Encoding": "gzip"})
         assert (code, body["error"]["code"]) == (413, "request_too_large")
+        code, _, body = await run.post(bomb, path="/warmroute/route", headers={"Content-Encoding": "gzip"})
+        assert (code, body["error"]["code"]) == (413, "request_too_large")
         assert not replica.requests
         assert (await run.metrics())['warmroute_requests_total{code="413",model="unknown"}'] == 2
 

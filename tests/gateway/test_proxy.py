@@ -93,6 +93,14 @@ async def test_a_stream_comes_through_and_its_usage_is_taken_out_unless_asked_fo
         assert samples[f'warmroute_prompt_tokens_total{{cache="miss",{labels}}}'] == 3 * 36
 
 
+async def test_a_plain_answer_to_a_stream_request_is_no_first_token() -> None:
+    async with FakeReplica() as replica, running(replica) as run:
+        code, headers, body = await run.post(STREAM)
+        assert (code, body["choices"][0]["message"]["content"]) == (200, "hello")
+        assert "X-Accel-Buffering" not in headers
+        assert not any(name.startswith("warmroute_ttft_seconds") for name in await run.metrics())
+
+
 async def test_a_chunk_is_not_held_back() -> None:
     go_on = asyncio.Event()
     async with FakeReplica([streams("first", "second", hold=go_on)]) as replica, running(replica) as run:

@@ -47,7 +47,7 @@ def lines(rows: list[Any]) -> bytes:
 @pytest.fixture
 def chat(tmp_path: Path) -> str:
     path = tmp_path / "chat.jsonl.gz"
-    path.write_bytes(gzip.compress(lines(CHAT)))
+    path.write_bytes(gzip.compress(lines(CHAT), mtime=0))
     return str(path)
 
 
@@ -143,14 +143,14 @@ def test_a_missing_file_is_a_clear_error(tmp_path: Path, capsys: pytest.CaptureF
     assert "directory" in refused(capsys, str(tmp_path))
 
 
-PACKED = gzip.compress(lines(CHAT))
+PACKED = gzip.compress(lines(CHAT), mtime=0)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "JSON objects, one a line"),
-        (gzip.compress(b""), "JSON objects, one a line"),
+        (gzip.compress(b"", mtime=0), "JSON objects, one a line"),
         (b"[1, 2]\n", "JSON objects, one a line"),
         (b'{"hash_ids": [1]}\n7\n', "JSON objects, one a line"),
         (lines(CHAT) + b'{"timestamp": 1', "row 21 is not JSON"),
