@@ -1,7 +1,7 @@
 """What goes wrong, whose fault it is, which status it gets, whether another replica may help.
 
 Two families: `GatewayError` is an answer to the client (each dialect writes it in its own shape); `ReplicaFailure` is one
-attempt on one replica that failed before any byte went to the client, so that the next of the ranking may be tried.
+attempt on one replica that failed before any byte went to the client, so that another may be tried.
 """
 
 from __future__ import annotations

@@ -73,6 +73,9 @@ class Metrics:
         self.predicted_cached = make.counter(
             "predicted_cached_tokens_total", "Prompt tokens that the chosen replica was believed to hold.", *_TOKEN_LABELS
         )
+        self.available_cached = make.counter(
+            "available_cached_tokens_total", "Prompt tokens that the best holder was believed to hold, chosen or not.", "model"
+        )
         self.completion_tokens = make.counter(
             "completion_tokens_total", "Generated tokens as the engine reported them.", *_TOKEN_LABELS
         )
@@ -91,6 +94,21 @@ class Metrics:
             "replica_booked_tokens", "Uncached prompt tokens awaiting their first token.", "replica"
         )
         self.prefill_rate = make.gauge("replica_prefill_tokens_per_second", "Learned prefill rate.", "replica")
+        self.replica_capacity = make.gauge(
+            "replica_capacity_tokens", "KV cache by the configuration, else by the engine's own word.", "replica"
+        )
+        self.replica_engine_running = make.gauge(
+            "replica_engine_running", "Sequences that the engine says it runs, whoever sent them.", "replica"
+        )
+        self.replica_engine_waiting = make.gauge(
+            "replica_engine_waiting", "Sequences that the engine says wait in it, whoever sent them.", "replica"
+        )
+        self.replica_overlap_zero = make.gauge(
+            "replica_overlap_zero", "1 while the engine reports no cached tokens though many were predicted.", "replica"
+        )
+        self.replica_restarts = make.counter(
+            "replica_restarts_total", "Times that its cache was taken for lost, by the first sign of it.", "replica", "reason"
+        )
         self.trie_blocks = make.gauge("trie_blocks", "Block credits in the prefix index, summed over replicas.")
         self.trie_bytes = make.gauge("trie_bytes", "Memory of the prefix index, estimated.")
         self.trie_evicted = make.counter("trie_evicted_blocks_total", "Block credits that were forgotten, by why.", "reason")
@@ -101,7 +119,7 @@ class Metrics:
             load = router.ledger.of(name)
             self.replica_inflight.labels(name).set(load.inflight)
             self.replica_booked.labels(name).set(load.booked_tokens)
-            self.prefill_rate.labels(name).set(load.prefill_rate)
+            self.prefill_rate.labels(name).set(load.rate.value)
         self.trie_blocks.set(router.trie.blocks)
         self.trie_bytes.set(router.trie.size_bytes)
         for reason, blocks in router.trie.evicted.items():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -59,8 +58,13 @@ class Operator:
                         "inflight": load.inflight,
                         "decoding": load.decoding,
                         "booked_tokens": load.booked_tokens,
-                        "prefill_tokens_per_second": round(load.prefill_rate, 1),
-                        "capacity_tokens": state.config.capacity_tokens,
+                        "prefill_tokens_per_second": round(load.rate.value, 1),
+                        "engine": state.facts.engine.name,
+                        "engine_running": state.facts.running,
+                        "engine_waiting": state.facts.waiting,
+                        "engine_kv_tokens": state.facts.kv_tokens,
+                        "capacity_tokens": state.capacity_tokens,
+                        "learned_capacity_blocks": self._router.learned_capacity(state.name),
                         "held_blocks": held.get(state.name, 0),
                     }
                 )
@@ -73,7 +77,7 @@ class Operator:
         api = openai.parse(openai.CHAT if b'"messages"' in raw else openai.COMPLETION, raw)
         target = self._fleet.target(api.model)
         target.require()
-        decision = self._router.rank(self._proxy.prompt(api), target.replicas, self._clock())
+        decision, ranking = self._router.rank(self._proxy.prompt(api, request.headers), target.replicas, self._clock())
         return _json(
             {
                 "model": api.model,
@@ -81,7 +85,7 @@ class Operator:
                 "replica": decision.best.replica,
                 "reason": decision.reason,
                 "estimated_prompt_tokens": decision.prompt_tokens,
-                "candidates": [_candidate(candidate) for candidate in decision.ranking],
+                "candidates": [_candidate(candidate) for candidate in ranking],
             }
         )
 
@@ -114,7 +118,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:
-    return {**asdict(candidate), "cost": {**asdict(candidate.cost), "total_s": candidate.cost.total_s}}
+    return {**candidate._asdict(), "cost": {**candidate.cost._asdict(), "total_s": candidate.cost.total_s}}
 
 
 def _json(value: dict[str, Any]) -> web.Response:

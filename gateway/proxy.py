@@ -2,7 +2,7 @@
 
     read -> parse -> choose ──► attempt ──► first byte ──► bytes to the client ──► close, meter, log
                         ▲          │ fails before its first byte
-                        └── move ◄─┘ to the next of the ranking
+                        └── move ◄─┘ to the best of the others
 
 Nothing goes to the client before the first byte of the replica's answer is here (the whole answer, if it is not a stream),
 so an attempt that fails until then is invisible: the lease moves on. After that an error can only be told inside the stream.
@@ -12,8 +12,7 @@ The lease is closed in one `finally`, whatever happens, the client's leaving inc
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -66,15 +65,16 @@ class Proxy:
     drain: Drain
     clock: Callable[[], float]
 
-    def prompt(self, api: openai.ApiRequest) -> Prompt:
+    def prompt(self, api: openai.ApiRequest, headers: Mapping[str, str]) -> Prompt:
         """A request's prompt for the router, seeded so that models and cache salts never match each other."""
-        routing, name = self.routing, seed(api.model, api.salt)
+        routing, name, session = self.routing, seed(api.model, api.salt), _session(headers)
         if api.prompt is None:
-            return Prompt(b"", 0, routing.block_bytes, api.model)
+            return Prompt(b"", 0, routing.block_bytes, api.model, session)
         if isinstance(api.prompt, bytes):
             keys = text_keys(api.prompt, routing.block_bytes, name)
-            return Prompt(keys, len(api.prompt), routing.block_bytes, api.model)
-        return Prompt(token_keys(api.prompt, routing.block_tokens, name), len(api.prompt), routing.block_tokens, "")
+            return Prompt(keys, len(api.prompt), routing.block_bytes, api.model, session)
+        keys = token_keys(api.prompt, routing.block_tokens, name)
+        return Prompt(keys, len(api.prompt), routing.block_tokens, "", session)
 
     async def forward(self, request: web.Request, api: openai.ApiRequest, record: Record) -> web.StreamResponse:
         """Answer a parsed request from a replica. Raises GatewayError when none could answer."""
@@ -82,7 +82,7 @@ class Proxy:
         target = self.fleet.target(api.model)
         record.label = target.label
         target.require()
-        exchange = Exchange(request, api, target, self._choose(api, target, record), record)
+        exchange = Exchange(request, api, target, self._choose(request, api, target, record), record)
         ok = False
         try:
             attempt = await self._first_answer(exchange)
@@ -99,22 +99,21 @@ class Proxy:
         finally:
             self._close(exchange, ok)
 
-    def _choose(self, api: openai.ApiRequest, target: Target, record: Record) -> Booking:
+    def _choose(self, request: web.Request, api: openai.ApiRequest, target: Target, record: Record) -> Booking:
         begun = self.clock()
-        prompt = self.prompt(api)
+        prompt = self.prompt(api, request.headers)
         booking = self.router.choose(prompt, target.replicas, begun, silent=not (api.metered and api.stream))
         decision = booking.decision
         self.metrics.routing_seconds.observe(self.clock() - begun)
         self.metrics.routing.labels(self.router.policy_name, decision.reason).inc()
         record.reason = decision.reason
         record.estimated_prompt_tokens = decision.prompt_tokens
-        record.chose(booking.chosen)
         return booking
 
     # -- until the first byte
 
     async def _first_answer(self, exchange: Exchange) -> Attempt:
-        """The first attempt of the ranking that gives an answer. Raises GatewayError if none does."""
+        """The first attempt that gives an answer, on the best candidate, then on the next. Raises GatewayError if none does."""
         call = Call(
             exchange.request.method,
             exchange.request.rel_url.raw_path_qs,
@@ -123,7 +122,7 @@ class Proxy:
             exchange.api.repeatable or exchange.request.method != "POST",
         )
         reached, refusal = 0, None
-        for candidate in self._ranking(exchange):
+        for candidate in self._candidates(exchange):
             if refusal:
                 refusal.close()
                 refusal = None
@@ -146,16 +145,18 @@ class Proxy:
         failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in exchange.record.failed_attempts)
         raise GatewayError(502, "replica_failed", f"No replica could answer ({failures}). Retry; see /warmroute/replicas.")
 
-    def _ranking(self, exchange: Exchange) -> Iterator[Candidate]:
-        """The candidates, best first; taking the next one moves the lease to it. One that went down meanwhile is left out."""
-        booking, ranking = exchange.booking, exchange.booking.decision.ranking
-        yield ranking[0]
-        for candidate in itertools.islice(ranking, 1, None):
-            if exchange.target.replicas[candidate.replica].up:
-                self.metrics.retries.labels(exchange.record.failed_attempts[-1]["reason"]).inc()
-                booking.move(candidate, self.clock())
-                exchange.record.chose(candidate)
-                yield candidate
+    def _candidates(self, exchange: Exchange) -> Iterator[Candidate]:
+        """The chosen replica, then the best of the others that are up, each once; taking the next one moves the lease to it."""
+        booking, untried = exchange.booking, dict(exchange.target.replicas)
+        while True:
+            exchange.record.chose(booking.chosen)
+            yield booking.chosen
+            del untried[booking.chosen.replica]
+            live = [name for name, state in untried.items() if state.up]
+            if not live:
+                return
+            self.metrics.retries.labels(exchange.record.failed_attempts[-1]["reason"]).inc()
+            booking.move(live, self.clock())
 
     async def _try(self, exchange: Exchange, candidate: Candidate, call: Call) -> Attempt:
         """One attempt on one replica, up to its first byte (its whole body, if it is a plain answer to a generation)."""
@@ -230,12 +231,15 @@ class Proxy:
     def _close(self, exchange: Exchange, ok: bool) -> None:
         usage, booking, record = exchange.record.usage, exchange.booking, exchange.record
         outcome = Outcome(ok, usage.prompt if usage else None, usage.cached if usage else None)
-        booking.close(outcome, self.clock())
+        replica, predicted = booking.chosen.replica, booking.chosen.matched_tokens
+        if booking.close(outcome, self.clock()):
+            self.fleet.zero_hits(replica)
         if not exchange.api.metered or record.status != 200:
             return
-        replica = booking.chosen.replica
-        self.metrics.predicted_cached.labels(record.label, replica).inc(booking.chosen.matched_tokens)
+        self.metrics.predicted_cached.labels(record.label, replica).inc(predicted)
+        self.metrics.available_cached.labels(record.label).inc(booking.decision.available_tokens)
         if usage:
+            self.fleet.metered(replica, predicted, usage.cached)
             bill = self.meter.bill(record.model, usage)
             self.meter.count(usage, bill, model=record.label, replica=replica, tenant=record.tenant)
             record.bill = bill
@@ -251,6 +255,11 @@ async def _cut(exchange: Exchange, answer: web.StreamResponse, tap: StreamTap | 
         await answer.write_eof()
     elif exchange.request.transport:
         exchange.request.transport.abort()
+
+
+def _session(headers: Mapping[str, str]) -> str:
+    """The conversation that the client names, if it does; no header is worth a long name."""
+    return (headers.get("X-Session-Id") or headers.get("X-Correlation-Id") or "")[:256]
 
 
 def _usage_of(body: bytes) -> Usage | None:

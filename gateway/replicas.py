@@ -1,51 +1,23 @@
-"""The fleet: which replicas there are, which of them answer, which models they serve, which pool takes a model.
+"""The fleet: which replicas there are, which models they serve, which pool takes a model, where a request may go.
 
-Every replica has one prober, which asks it for `/v1/models`: that any engine answers, it costs the engine nothing, and it
-brings the models too. A replica is down after `failures` failed probes in a row, or at once when it refuses a connection,
-be it a probe's or a request's; only then its cache is taken for lost. One good probe brings it back. A request that failed in
-any other way only makes the prober look sooner.
+Who is up is the prober's to say (`probe.py`); here the question is who may answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import orjson
 import pygtrie
-from multidict import CIMultiDict
 
-from gateway.config import MATCH_ALL, Config, HealthConfig, ReplicaConfig
-from gateway.errors import REFUSED, GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
+from gateway.config import MATCH_ALL, Config
+from gateway.errors import GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
 from gateway.metrics import Metrics
-from gateway.relay import Call, Relay
-from router import Replica, Router
-
-log = logging.getLogger("warmroute.replicas")
-
-_PROBE = Call("GET", "/v1/models", CIMultiDict({"Accept-Encoding": "identity"}), b"")
-_MAX_MODELS_BYTES = 4 << 20
-
-
-@dataclass(slots=True, eq=False)
-class ReplicaState:
-    """What is known of one replica. models: id -> its entry in the replica's model list, kept while it is down."""
-
-    config: ReplicaConfig
-    up: bool = False
-    keyed: bool = False  # it wants a key for its model list, so that its models are unknown
-    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    failed_probes: int = 0
-    error: str = "not probed yet"
-    look_now: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
-
-    @property
-    def name(self) -> str:
-        return self.config.name
+from gateway.probe import Prober, ReplicaState
+from gateway.relay import Relay
+from router import Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +50,15 @@ class Fleet:
     """See the top of this file. `run()` probes until it is cancelled; everything else is synchronous."""
 
     def __init__(self, config: Config, router: Router, metrics: Metrics) -> None:
-        self._health = config.health
-        self._router = router
-        self._metrics = metrics
+        self._prober = Prober(config.health, config.routing.block_tokens, router, metrics)
         self.pools = tuple(Pool(pool.models, tuple(map(ReplicaState, pool.replicas))) for pool in config.pools)
         self._prefixes: Any = pygtrie.CharTrie()
         for pool in self.pools:
             for prefix in pool.models:
                 self._prefixes["" if prefix == MATCH_ALL else prefix] = (prefix, pool)
+        self._by_name = {state.name: state for state in self.replicas}
         for state in self.replicas:
-            router.add(Replica(state.name, state.config.capacity_tokens), config.routing.block_tokens)
-            metrics.replica_up.labels(state.name).set(0)
+            self._prober.add(state)
 
     @property
     def replicas(self) -> Iterable[ReplicaState]:
@@ -151,79 +121,22 @@ class Fleet:
 
     def failed(self, name: str, failure: ReplicaFailure) -> None:
         """A request's attempt failed on this replica."""
-        state = next((state for state in self.replicas if state.name == name), None)
-        if state is None:
-            return
-        if failure.reason == REFUSED:
-            self._set_down(state, failure)
-        state.look_now.set()
+        self._prober.failed(self._by_name[name], failure)
+
+    def zero_hits(self, name: str) -> None:
+        """The router has forgotten what this replica held, for the engine reported zero hits again and again."""
+        self._prober.zero_hits(self._by_name[name])
+
+    def metered(self, name: str, predicted: int, reported: int | None) -> None:
+        """An answer's cached tokens, as the router predicted them and as the engine reported them (None: it did not)."""
+        self._prober.metered(self._by_name[name], predicted, reported)
 
     # -- probing
 
     async def run(self, relay: Relay) -> None:
         """Probe every replica until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for state in self.replicas:
-                group.create_task(self._keep_probing(state, relay))
+        await self._prober.run(self.replicas, relay)
 
     async def probe_all(self, relay: Relay) -> None:
         """One round, so that the first requests find their replicas."""
-        await asyncio.gather(*(self._probe(state, relay) for state in self.replicas))
-
-    async def _keep_probing(self, state: ReplicaState, relay: Relay) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(state.look_now.wait(), self._health.interval_s)
-            state.look_now.clear()
-            try:
-                await self._probe(state, relay)
-            except Exception:  # a bug in one probe must not end the probing
-                log.exception("probe failed", extra={"replica": state.name})
-
-    async def _probe(self, state: ReplicaState, relay: Relay) -> None:
-        try:
-            models = await _list_models(state, relay, self._health)
-        except ReplicaFailure as failure:
-            state.failed_probes += 1
-            if failure.reason == REFUSED or state.failed_probes >= self._health.failures or not state.up:
-                self._set_down(state, failure)
-            return
-        except GatewayError as error:  # our own lack of resources says nothing about the replica
-            log.warning("cannot probe", extra={"replica": state.name, "error": error.message})
-            return
-        state.failed_probes, state.error = 0, ""
-        state.keyed = models is None
-        if models is not None:
-            state.models = models
-        if state.keyed and not state.up:
-            log.warning("replica wants a key for its model list; models unknown", extra={"replica": state.name})
-        if not state.up:
-            state.up = True
-            self._metrics.replica_up.labels(state.name).set(1)
-            log.info("replica up", extra={"replica": state.name, "models": list(state.models)})
-
-    def _set_down(self, state: ReplicaState, failure: ReplicaFailure) -> None:
-        changed = state.up or state.error == "not probed yet"
-        state.up, state.error = False, failure.message
-        self._metrics.replica_up.labels(state.name).set(0)
-        if failure.reason == REFUSED:
-            self._router.restarted(state.name)
-        if changed:
-            log.warning("replica down", extra={"replica": state.name, "reason": failure.reason, "error": failure.message})
-
-
-async def _list_models(state: ReplicaState, relay: Relay, health: HealthConfig) -> dict[str, Mapping[str, Any]] | None:
-    """id -> entry of a replica's model list; None where it wants a key that we do not have. Raises ReplicaFailure."""
-    attempt = await relay.open(state.config.url, _PROBE, health.timeout_s)
-    try:
-        if attempt.status in (401, 403):
-            return None
-        body = await attempt.read(_MAX_MODELS_BYTES)
-    finally:
-        attempt.close()
-    if attempt.status != 200:
-        raise ReplicaFailure("status", f"GET /v1/models answers {attempt.status}")
-    try:
-        return {entry["id"]: entry for entry in orjson.loads(body)["data"] if isinstance(entry["id"], str)}
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise ReplicaFailure("garbage", "GET /v1/models answers something that is no OpenAI model list") from error
+        await asyncio.gather(*(self._prober.probe(state, relay) for state in self.replicas))

@@ -2,12 +2,13 @@
 
 Counters move as the engine's numbers reach the server: prompt, cached and queried tokens at the first token,
 generated tokens with each step, so `prefix_cache_hits_total` is the sum of the `cached_tokens` of all requests that
-had a first token. Gauges are asked from the engine when somebody scrapes, so they never lag.
+had a first token. Gauges are asked from the engine when somebody scrapes, so they never lag. The process's own metrics are
+there too: its start time tells a router when the cache was lost.
 """
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -32,6 +33,7 @@ class Metrics:
     def __init__(self, engine: Engine, model: str) -> None:
         self._registry = registry = CollectorRegistry()
         registry.register(_Gauges(engine, model))
+        ProcessCollector(registry=registry)
 
         def counter(name: str, text: str) -> Counter:
             return Counter(f"vllm:{name}", text, LABELS, registry=registry).labels(model, ENGINE)

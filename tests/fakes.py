@@ -1,7 +1,8 @@
 """A replica on loopback that does as it is told: answers, streams, refuses, dies before or after its first byte, hangs, lies.
 
 A behaviour is an async function of (request, writer). Each generation request takes the next behaviour of `script`, the
-last one for ever. `/v1/models` is answered by `listing`, so that probes do not disturb the script.
+last one for ever. `/v1/models` is answered by `listing` and what engines tell of themselves by `pages` (404 without), so that
+probes do not disturb the script.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,14 +29,16 @@ class FakeRequest:
 
 Behaviour = Callable[[FakeRequest, asyncio.StreamWriter], Awaitable[None]]
 
+FACTS = frozenset(["/metrics", "/props", "/v1/loads", "/server_info", "/get_server_info"])  # what probes ask for
+
 
 def http(status: int, body: bytes, content_type: str = "application/json", *headers: str) -> bytes:
     head = [f"HTTP/1.1 {status} X", f"Content-Type: {content_type}", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
-def models(*names: str) -> Behaviour:
-    entries = [{"id": name, "object": "model", "created": 1, "owned_by": "fake"} for name in names]
+def models(*names: str, owner: str = "fake") -> Behaviour:
+    entries = [{"id": name, "object": "model", "created": 1, "owned_by": owner} for name in names]
     return says(http(200, json.dumps({"object": "list", "data": entries}).encode()))
 
 
@@ -140,7 +143,9 @@ class FakeReplica:
 
     script: Sequence[Behaviour] = (answers(),)
     listing: Behaviour = field(default_factory=lambda: models("m"))
+    pages: MutableMapping[str, Behaviour] = field(default_factory=dict)
     requests: list[FakeRequest] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)  # paths of FACTS
     port: int = 0
     gone: int = 0
     connections: int = 0
@@ -195,6 +200,9 @@ class FakeReplica:
     async def _one(self, request: FakeRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if request.path == "/v1/models":
             behaviour = self.listing
+        elif request.method == "GET" and request.path in FACTS:
+            behaviour = self.pages.get(request.path, status(404))
+            self.asked.append(request.path)
         else:
             behaviour = self.script[min(len(self.requests), len(self.script) - 1)]
             self.requests.append(request)

@@ -55,3 +55,15 @@ async def test_others_are_kept_out_without_the_key() -> None:
         for wrong in ({}, {"Authorization": "Bearer k-2"}, {"Authorization": "Bearer é"}):
             assert (await run.get("/warmroute/replicas", headers={**FOREIGN, **wrong}))[0] == 401
         assert (await run.get("/warmroute/replicas", headers={**FOREIGN, "Authorization": "Bearer k-1"}))[0] == 200
+
+
+@pytest.mark.parametrize("header", ["X-Session-Id", "X-Correlation-Id"])
+async def test_sticky_follows_the_session_that_the_client_names(header: str) -> None:
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two, routing={"policy": "sticky"}) as run:
+        homes = set()
+        for session in range(20):
+            taken = {(await run.post(headers={header: f"s{session}"}))[1]["X-Warmroute-Replica"] for _ in range(3)}
+            dry = await run.post(path="/warmroute/route", headers={header: f"s{session}"})
+            assert taken == {dry[2]["replica"]}
+            homes |= taken
+        assert homes == {one.name, two.name}, "the prompt is the same: only the header tells the sessions apart"

@@ -110,6 +110,15 @@ async def test_a_replica_that_wants_a_key_is_up() -> None:
         assert run.gateway.fleet.target("any").label == "unlisted"
 
 
+async def test_a_failed_request_makes_the_prober_look_at_once() -> None:
+    async with FakeReplica(script=(dies,)) as replica, running(replica) as run:
+        (state,) = run.gateway.fleet.replicas
+        replica.listing = status(500)
+        await run.post()
+        await eventually(lambda: state.failed_probes == 1)
+        assert state.up
+
+
 async def test_one_failed_probe_is_forgiven_and_two_are_not(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "warmroute.replicas")
     async with FakeReplica() as replica, running(replica, health={"interval_s": 0.01}) as run:

@@ -32,7 +32,8 @@ def test_names_labels_and_buckets_are_vllms() -> None:
     metrics.ended("stop", 1.2)
     text = metrics.text().decode()
     assert set(re.findall(r"^([\w:]+)\{", text, re.MULTILINE)) >= NAMES
-    samples = [line for line in text.splitlines() if not line.startswith("#")]
+    assert re.search(r"^process_start_time_seconds 1\.\d+e\+09$", text, re.MULTILINE)
+    samples = [line for line in text.splitlines() if not line.startswith(("#", "process_"))]
     assert all('engine="0"' in line for line in samples)
     assert all('model_name="m"' in line for line in samples if "cache_config_info" not in line)
     assert 'block_size="16"' in text

@@ -1,0 +1,85 @@
+"""What a replica is asked: its model list, which decides whether it is up, and its engine's facts, if it tells any."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from multidict import CIMultiDict
+
+from gateway import engines
+from gateway.engines import Facts, Page
+from gateway.errors import GatewayError, ReplicaFailure
+from gateway.relay import Call, Relay
+
+Models = Mapping[str, Mapping[str, Any]]
+"""id -> entry of a replica's model list."""
+
+_MAX_MODELS_BYTES = 4 << 20
+
+
+async def models_of(relay: Relay, url: str, timeout_s: float) -> Models | None:
+    """Its models; None where it wants a key that we do not have. Raises ReplicaFailure."""
+    attempt = await relay.open(url, _call("/v1/models"), timeout_s)
+    try:
+        if attempt.status in (401, 403):
+            return None
+        body = await attempt.read(_MAX_MODELS_BYTES)
+    finally:
+        attempt.close()
+    if attempt.status != 200:
+        raise ReplicaFailure("status", f"GET /v1/models answers {attempt.status}")
+    try:
+        return {entry["id"]: entry for entry in orjson.loads(body)["data"] if isinstance(entry["id"], str)}
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise ReplicaFailure("garbage", "GET /v1/models answers something that is no OpenAI model list") from error
+
+
+async def facts_of(
+    relay: Relay, url: str, timeout_s: float, models: Models, known: Facts, *, inquire: bool
+) -> tuple[Facts, bool]:
+    """(its engine's facts, whether it has a page of metrics). Never raises for what the replica does.
+
+    known: what it told before; of this the KV size is kept, which cannot change while it is up.
+    inquire: ask further where its page does not tell that size.
+    """
+    page: Page = {}
+    facts = Facts(known.engine, known.kv_tokens)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            page = engines.parse_page(await _get(relay, url, "/metrics"))
+            engine = engines.recognise((entry.get("owned_by") for entry in models.values()), page)
+            facts = engines.read(engine, page)
+            if facts.kv_tokens is None:
+                facts = replace(facts, kv_tokens=known.kv_tokens)
+            for path in engine.inquiries if inquire else ():
+                if facts.kv_tokens is None:
+                    facts = replace(facts, kv_tokens=engines.kv_of(engine, _json(await _get(relay, url, path))))
+    return facts, bool(page)
+
+
+def _call(path: str) -> Call:
+    return Call("GET", path, CIMultiDict({"Accept-Encoding": "identity"}), b"")
+
+
+async def _get(relay: Relay, url: str, path: str) -> bytes:
+    """The body of a good answer of a reasonable size, else b""."""
+    try:
+        attempt = await relay.open(url, _call(path))
+        try:
+            return await attempt.read(engines.MAX_PAGE_BYTES) if attempt.status == 200 else b""
+        finally:
+            attempt.close()
+    except (ReplicaFailure, GatewayError):
+        return b""
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None

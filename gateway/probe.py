@@ -1,0 +1,244 @@
+"""Watching the replicas: who answers, with which models, what its engine tells, and whether its cache is still there.
+
+Every replica has one prober, which asks it for `/v1/models`: that any engine answers, it costs the engine nothing, and it
+brings the models too. A replica is down after `failures` failed probes in a row, or at once when it refuses a connection, be
+it a probe's or a request's. One good probe brings it back. A request that failed in any other way only makes the prober look
+sooner.
+
+After a good probe the engine is asked for its own facts (`engines.py`). That it does not tell them is no failure; it is then
+asked rarely. The KV size that it tells bounds what the router believes it to hold, unless the configuration says otherwise.
+
+A cache is taken for lost when nobody listens any more ("refused"), when the engine's process started later than any that was
+seen before ("start_time"), or when the router was told of zero hits on warm prefixes again and again ("zero_hits"). One
+restart counts once: whatever sign came first, the next start time is then only remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from prometheus_client import Gauge
+
+from gateway.ask import Models, facts_of, models_of
+from gateway.config import HealthConfig, ReplicaConfig
+from gateway.engines import Facts
+from gateway.errors import REFUSED, GatewayError, ReplicaFailure
+from gateway.metrics import Metrics
+from gateway.overlap import Finding, Overlap
+from gateway.relay import Relay
+from router import Replica, Router
+
+log = logging.getLogger("warmroute.replicas")
+
+START_TIME, ZERO_HITS = "start_time", "zero_hits"
+RESTART_SIGNS = (REFUSED, START_TIME, ZERO_HITS)
+
+RARELY = 30  # probes from one question to the next, where the engine had no answer to it
+
+# Start times are computed from the time of the boot, which drifts a little. Who lived for less had nothing cached.
+_START_TOLERANCE_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class ReplicaState:
+    """What is known of one replica, kept while it is down. models: id -> its entry in the replica's model list.
+
+    started: the latest start of its process that was seen. warm: it was up since its cache was last taken for lost.
+    told_tokens: the KV size that bounds it by its own word. probes: good ones since it came up. tells: it has a metrics page.
+    """
+
+    config: ReplicaConfig
+    up: bool = False
+    keyed: bool = False  # it wants a key for its model list, so that its models are unknown
+    models: Models = field(default_factory=dict)
+    failed_probes: int = 0
+    error: str = "not probed yet"
+    facts: Facts = field(default_factory=Facts)
+    told_tokens: int | None = None
+    started: float | None = None
+    warm: bool = False
+    probes: int = 0
+    tells: bool = False
+    overlap: Overlap = field(default_factory=Overlap)
+    look_now: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """What bounds the router's belief: the configuration's word, else the engine's."""
+        return self.config.capacity_tokens or self.told_tokens
+
+
+class Prober:
+    """See the top of this file. `run` and `probe` do the asking; everything else is synchronous."""
+
+    def __init__(self, health: HealthConfig, block_tokens: int, router: Router, metrics: Metrics) -> None:
+        self._health = health
+        self._block_tokens = block_tokens
+        self._router = router
+        self._metrics = metrics
+
+    def add(self, state: ReplicaState) -> None:
+        """A replica joins the fleet."""
+        self._bound(state)
+        self._metrics.replica_up.labels(state.name).set(0)
+        self._metrics.replica_overlap_zero.labels(state.name).set(0)
+        for sign in RESTART_SIGNS:
+            self._metrics.replica_restarts.labels(state.name, sign)
+
+    # -- what requests tell
+
+    def failed(self, state: ReplicaState, failure: ReplicaFailure) -> None:
+        """A request's attempt failed on this replica."""
+        if failure.reason == REFUSED:
+            self._set_down(state, failure)
+        state.look_now.set()
+
+    def zero_hits(self, state: ReplicaState) -> None:
+        """The router has taken repeated zero hits for a restart, and forgotten what the replica held."""
+        log.warning("replica restarted?", extra={"replica": state.name, "reason": ZERO_HITS})
+        self._lost(state, ZERO_HITS)
+
+    def metered(self, state: ReplicaState, predicted: int, reported: int | None) -> None:
+        """An answer's cached tokens, as predicted and as reported."""
+        finding = state.overlap.metered(predicted, reported)
+        if finding is None:
+            return
+        told = {"replica": state.name, "engine": state.facts.engine.name}
+        match finding:
+            case Finding.ZERO:
+                self._metrics.replica_overlap_zero.labels(state.name).set(1)
+                log.warning("cached tokens stay at zero", extra={**told, "hint": _zero_hint(state.facts)})
+            case Finding.SILENT:
+                log.info("cached tokens are not reported", extra={**told, "hint": state.facts.engine.silent})
+            case Finding.HIT:
+                self._metrics.replica_overlap_zero.labels(state.name).set(0)
+                log.info("cached tokens are no longer zero", extra=told)
+
+    # -- probing
+
+    async def run(self, states: Iterable[ReplicaState], relay: Relay) -> None:
+        """Probe every replica until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for state in states:
+                group.create_task(self._keep_probing(state, relay))
+
+    async def _keep_probing(self, state: ReplicaState, relay: Relay) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(state.look_now.wait(), self._health.interval_s)
+            state.look_now.clear()
+            try:
+                await self.probe(state, relay)
+            except Exception:  # a bug in one probe must not end the probing
+                log.exception("probe failed", extra={"replica": state.name})
+
+    async def probe(self, state: ReplicaState, relay: Relay) -> None:
+        try:
+            models = await models_of(relay, state.config.url, self._health.timeout_s)
+        except ReplicaFailure as failure:
+            state.failed_probes += 1
+            if failure.reason == REFUSED or state.failed_probes >= self._health.failures or not state.up:
+                self._set_down(state, failure)
+            return
+        except GatewayError as error:  # our own lack of resources says nothing about the replica
+            log.warning("cannot probe", extra={"replica": state.name, "error": error.message})
+            return
+        state.keyed = models is None
+        if models is not None:
+            state.models = models
+        self._set_up(state)
+        await self._ask_engine(state, relay)
+
+    def _set_up(self, state: ReplicaState) -> None:
+        state.failed_probes, state.error = 0, ""
+        if state.up:
+            return
+        if state.keyed:
+            log.warning("replica wants a key for its model list; models unknown", extra={"replica": state.name})
+        state.up = state.warm = True
+        state.probes = 0
+        state.facts = Facts()
+        self._metrics.replica_up.labels(state.name).set(1)
+        log.info("replica up", extra={"replica": state.name, "models": list(state.models)})
+
+    def _set_down(self, state: ReplicaState, failure: ReplicaFailure) -> None:
+        changed = state.up or state.error == "not probed yet"
+        state.up, state.error = False, failure.message
+        self._metrics.replica_up.labels(state.name).set(0)
+        self._show_load(state.name, None, None)
+        if failure.reason == REFUSED:
+            self._router.restarted(state.name)
+            if state.warm:
+                self._lost(state, REFUSED)
+                state.warm = False
+        if changed:
+            log.warning("replica down", extra={"replica": state.name, "reason": failure.reason, "error": failure.message})
+
+    # -- the engine's facts
+
+    async def _ask_engine(self, state: ReplicaState, relay: Relay) -> None:
+        again = state.probes % RARELY == 0
+        state.probes += 1
+        if not state.tells and not again:
+            return
+        timeout_s = self._health.timeout_s
+        facts, state.tells = await facts_of(relay, state.config.url, timeout_s, state.models, state.facts, inquire=again)
+        if state.up:  # a request may have found it down meanwhile
+            self._learn(state, facts)
+
+    def _learn(self, state: ReplicaState, facts: Facts) -> None:
+        """The replica's engine told these facts."""
+        state.facts = facts
+        self._show_load(state.name, facts.running, facts.waiting)
+        if facts.capacity_tokens is not None and facts.capacity_tokens != state.told_tokens:
+            state.told_tokens = facts.capacity_tokens
+            if state.config.capacity_tokens is None:
+                self._bound(state)
+                told = {"replica": state.name, "engine": facts.engine.name, "capacity_tokens": state.told_tokens}
+                log.info("replica tells the size of its KV cache", extra=told)
+        if facts.started is not None:
+            if state.started is not None and facts.started > state.started + _START_TOLERANCE_S:
+                log.warning("replica restarted", extra={"replica": state.name, "reason": START_TIME})
+                self._router.restarted(state.name)
+                self._lost(state, START_TIME)
+            # Several processes may answer under one address, by turns; only a start later than all of theirs is a restart.
+            state.started = max(facts.started, state.started or 0.0)
+
+    def _bound(self, state: ReplicaState) -> None:
+        capacity = state.capacity_tokens
+        self._router.add(Replica(state.name, capacity), self._block_tokens)
+        if capacity is not None:
+            self._metrics.replica_capacity.labels(state.name).set(capacity)
+
+    def _lost(self, state: ReplicaState, sign: str) -> None:
+        state.started = None
+        if sign != ZERO_HITS:  # which a cache that never works looks like too
+            state.overlap.begin()
+        self._metrics.replica_restarts.labels(state.name, sign).inc()
+
+    def _show_load(self, name: str, running: int | None, waiting: int | None) -> None:
+        _show(self._metrics.replica_engine_running, name, running)
+        _show(self._metrics.replica_engine_waiting, name, waiting)
+
+
+def _show(gauge: Gauge, name: str, value: int | None) -> None:
+    """A gauge without a value has no series: an old one would be taken for true."""
+    if value is not None:
+        gauge.labels(name).set(value)
+        return
+    with contextlib.suppress(KeyError):
+        gauge.remove(name)
+
+
+def _zero_hint(facts: Facts) -> str:
+    if facts.caching is False:
+        return f"Its metrics say that prefix caching is off. {facts.engine.zero}"
+    return f"{facts.engine.zero} Or does the chat template put something that changes, such as the time, before the messages?"
