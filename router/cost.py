@@ -3,26 +3,32 @@
     queue_r = booked_r / rate_r        work_r = uncached_r / rate_r
 
     cost(r) = queue_r + work_r
-            + arrivals_r * (queue_r * work_r + work_r^2 / 2)
-            + w * duplicate_r / rate_r
+            + returns_r * (queue_r * work_r + work_r^2 / 2)
+            + (w * duplicate_r + evicted_r) / rate_r
             + decode_r
 
 booked_r: uncached prompt tokens of requests on r that wait for their first token, by our own count, less what the prefill
 that runs must have done by now: the queue before us. uncached_r: prompt tokens that r would have to compute.
 
-The second line is what our work costs those who come to r after us, arrivals_r of them in a second. Whoever comes while the
-queue before us is served waits for all of our work, too; whoever comes during our own prefill waits for half of it on average.
-A short prompt takes nothing from anybody; a cold prompt of 100,000 tokens goes where the fewest are about to ask. It needs no
-weight: it is in the same seconds as our own waiting.
+The second line is what our work costs those who come to r after us, returns_r of them in a second: who was just answered by r
+comes back to r with the next turn. Whoever comes while the queue before us is served waits for all of our work, too; whoever
+comes during our own prefill waits for half of it on average. A short prompt takes nothing from anybody; a cold prompt of
+100,000 tokens goes where the fewest are about to ask. It needs no weight: it is in the same seconds as our own waiting.
 
-duplicate_r: of the uncached tokens, those that another replica holds. Computing them again evicts something else from the
-fleet's memory, so they are priced on top. decode_r: running sequences take turns with our prefill; each is priced as
-DECODE_TOKENS tokens of prefill.
+The third line is what it costs the fleet's memory. duplicate_r: of the uncached tokens, those that another replica holds;
+computing them again leaves less room for everything else, so they are priced on top. evicted_r: tokens that r must forget to
+make room, each times the chance that somebody would have asked for it again (`reuse_chance`).
+
+decode_r: running sequences take turns with our prefill; each is priced as DECODE_TOKENS tokens of prefill.
+
+`discounted` takes off what waiting for want of a copy has cost before (`replication.py`).
 
 There is no threshold and no mode: an overloaded holder is simply expensive.
 """
 
 from __future__ import annotations
+
+import math
 
 from router.types import Cost
 
@@ -30,17 +36,38 @@ DUPLICATE_WEIGHT = 1.0
 DECODE_TOKENS = 32.0
 
 
-def cost(*, booked: int, uncached: int, duplicate: int, decoding: int, prefill_rate: float, arrival_rate: float) -> Cost:
+def cost(
+    *,
+    booked: int,
+    uncached: int,
+    duplicate: int,
+    evicted: float,
+    decoding: int,
+    prefill_rate: float,
+    return_rate: float,
+) -> Cost:
     """Price one replica.
 
-    Counts in tokens but `decoding` (sequences); prefill_rate in tokens per second, positive; arrival_rate in requests per
+    Counts in tokens but `decoding` (sequences); prefill_rate in tokens per second, positive; return_rate in requests per
     second.
     """
     queue, work = booked / prefill_rate, uncached / prefill_rate
     return Cost(
-        queue_s=queue,
-        prefill_s=work,
-        others_s=arrival_rate * (queue * work + work * work / 2),
-        duplicate_s=DUPLICATE_WEIGHT * duplicate / prefill_rate,
-        decode_s=decoding * DECODE_TOKENS / prefill_rate,
+        queue,
+        work,
+        return_rate * (queue * work + work * work / 2),
+        DUPLICATE_WEIGHT * duplicate / prefill_rate,
+        evicted / prefill_rate,
+        decoding * DECODE_TOKENS / prefill_rate,
     )
+
+
+def reuse_chance(idle_s: float, lifetime_s: float) -> float:
+    """The chance that a block that nobody used for idle_s will be asked for again, where blocks are evicted at lifetime_s."""
+    return math.exp(-max(0.0, idle_s) / lifetime_s)
+
+
+def discounted(full: Cost, rent_s: float) -> Cost:
+    """The cost where computing the prompt makes a copy that others paid rent_s for: off its price, but no more than that."""
+    copy = full.prefill_s + full.others_s + full.duplicate_s + full.evicted_s
+    return full._replace(rent_s=-min(copy, rent_s))

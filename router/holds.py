@@ -52,7 +52,7 @@ class Node:
 
 
 class UseList:
-    """One replica's holds, stale to fresh, as a ring around a sentinel. All operations O(1)."""
+    """One replica's holds, stale to fresh, as a ring around a sentinel. All operations O(1) but `used_since`."""
 
     __slots__ = ("blocks", "capacity", "count", "ring")
 
@@ -66,6 +66,14 @@ class UseList:
     @property
     def stalest(self) -> Hold | None:
         return self.ring.fresher if self.count else None
+
+    def used_since(self, since: float) -> int:
+        """Blocks of the holds that were used after `since`. O(those holds)."""
+        blocks, hold = 0, self.ring.staler
+        while hold is not self.ring and hold.used > since:
+            blocks += hold.blocks
+            hold = hold.staler
+        return blocks
 
     def link_after(self, hold: Hold, left: Hold) -> None:
         """Put `hold` on the fresh side of `left`."""

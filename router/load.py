@@ -11,8 +11,7 @@ since its turn began: at its booking, or when the turn before it ended if that c
   nearly through must not look like one that has just begun.
 - (tokens computed) / (first token - begin of the turn) measures the replica's speed also under load. The lease keeps that
   time; the rate learns when the answer is over and the engine has said how many tokens it really had to compute, for a wrong
-  guess about its cache would be taken for a change of its speed. Sums that forget with a half-life keep small prompts from
-  drowning large ones.
+  guess about its cache would be taken for a change of its speed.
 
 A plain answer shows no first token: its lease is `silent`. It is taken to be through its prefill when its share of the work
 must be done (`settle`); else a long answer would look like a long queue until its very end. It teaches nothing.
@@ -24,30 +23,32 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-DEFAULT_PREFILL_RATE = 8000.0  # tokens per second, believed until a replica has shown its own
+from router.learned import Median, Ratio
+
+DEFAULT_PREFILL_RATE = 8000.0  # tokens per second, believed until some replica has shown its own
 RATE_PRIOR_TOKENS = 2000.0  # how much evidence that belief is worth
 RATE_HALF_LIFE_TOKENS = 50_000.0  # evidence halves after so many further tokens
-ARRIVAL_WINDOW_S = 60.0  # arrivals are averaged over about so long
+TURN_GAP_S = 15.0, 1.0, 300.0  # from an answer to the next turn: believed at first, at least, at most
 
 
 @dataclass(slots=True)
 class ReplicaLoad:
-    """One replica's open leases, in three counts, and its learned speed."""
+    """One replica's open leases, in four counts, its learned speed, and who will be back."""
 
+    rate: Ratio  # uncached prompt tokens per second
     inflight: int = 0  # open leases
     decoding: int = 0  # of these, past their first token
     booked_tokens: int = 0  # uncached prompt tokens of the others
+    active_tokens: int = 0  # prompt tokens of all of them
     waiting: OrderedDict[Lease, None] = field(default_factory=OrderedDict)  # the others, in order of booking
     turn_ended: float = float("-inf")
-    arrivals: float = 0.0  # bookings, each fading by e in ARRIVAL_WINDOW_S
-    arrived: float = float("-inf")  # the last one
-    rate_tokens: float = RATE_PRIOR_TOKENS
-    rate_seconds: float = RATE_PRIOR_TOKENS / DEFAULT_PREFILL_RATE
+    answered: float = 0.0  # closed leases, each fading by e in a turn's gap
+    answered_at: float = float("-inf")  # the last one
 
     def settle(self, now: float) -> None:
         """Let silent leases at the head of the queue decode whose prefill must be over by now. O(1) amortised."""
         while (first := next(iter(self.waiting), None)) and first.silent:
-            ends = max(first.since, self.turn_ended) + first.uncached_tokens / self.prefill_rate
+            ends = max(first.since, self.turn_ended) + first.uncached_tokens / self.rate.value
             if ends > now:
                 return
             first.prefilled(ends)
@@ -57,29 +58,26 @@ class ReplicaLoad:
         first = next(iter(self.waiting), None)
         if first is None:
             return 0
-        done = max(0.0, now - max(first.since, self.turn_ended)) * self.prefill_rate
+        done = max(0.0, now - max(first.since, self.turn_ended)) * self.rate.value
         return self.booked_tokens - min(first.uncached_tokens, int(done))
 
-    def arrival_rate(self, now: float) -> float:
-        """Bookings per second, of late."""
-        return self.arrivals * math.exp(-max(0.0, now - self.arrived) / ARRIVAL_WINDOW_S) / ARRIVAL_WINDOW_S
+    def return_rate(self, now: float, gap_s: float) -> float:
+        """Requests per second that come back for their next turn, if a turn comes about gap_s after the last answer."""
+        return self.answered * math.exp(min(0.0, self.answered_at - now) / gap_s) / gap_s
 
-    def count_arrival(self, now: float) -> None:
-        self.arrivals = self.arrival_rate(now) * ARRIVAL_WINDOW_S + 1
-        self.arrived = max(self.arrived, now)
+    def count_answer(self, now: float, gap_s: float) -> None:
+        self.answered = self.return_rate(now, gap_s) * gap_s + 1
+        self.answered_at = max(self.answered_at, now)
 
-    @property
-    def prefill_rate(self) -> float:
-        """Uncached prompt tokens per second; positive."""
-        return self.rate_tokens / self.rate_seconds
+    def count_return(self, now: float, gap_s: float, idle_s: float) -> None:
+        """One that was answered idle_s ago is back, and no longer expected."""
+        self.answered = max(0.0, self.return_rate(now, gap_s) * gap_s - math.exp(-idle_s / gap_s))
+        self.answered_at = max(self.answered_at, now)
 
     def learn(self, tokens: int, seconds: float) -> None:
         """Take one prefill (uncached tokens, service time) into the rate."""
-        if tokens <= 0 or seconds <= 0:
-            return
-        keep = 0.5 ** (tokens / RATE_HALF_LIFE_TOKENS)
-        self.rate_tokens = self.rate_tokens * keep + tokens
-        self.rate_seconds = self.rate_seconds * keep + seconds
+        if tokens > 0 and seconds > 0:
+            self.rate.learn(tokens, seconds, tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +86,7 @@ class Lease:
 
     ledger: Ledger = field(repr=False)
     replica: str
+    prompt_tokens: int
     uncached_tokens: int
     since: float  # when it was booked on this replica
     silent: bool = False  # its answer will show no first token
@@ -125,19 +124,22 @@ class Lease:
         if self.closed:
             return False
         self._leave(now)
+        self.ledger.of(self.replica).count_answer(now, self.ledger.turn_gap.value)
         self.closed = True
         return True
 
     def _enter(self) -> None:
-        load = self.ledger._loads.setdefault(self.replica, ReplicaLoad())
+        load = self.ledger.of(self.replica)
+        self.ledger._loads[self.replica] = load
         load.inflight += 1
-        load.count_arrival(self.since)
+        load.active_tokens += self.prompt_tokens
         load.booked_tokens += self.uncached_tokens
         load.waiting[self] = None
 
     def _leave(self, now: float) -> None:
         load = self.ledger.of(self.replica)
         load.inflight -= 1
+        load.active_tokens -= self.prompt_tokens
         if self.decoding:
             load.decoding -= 1
             return
@@ -152,15 +154,31 @@ class Ledger:
 
     def __init__(self) -> None:
         self._loads: dict[str, ReplicaLoad] = {}
+        self.turn_gap = Median(*TURN_GAP_S)
 
     def of(self, replica: str) -> ReplicaLoad:
-        """A replica's load; that of a stranger is empty."""
-        return self._loads.get(replica) or ReplicaLoad()
+        """A replica's load; that of a stranger is empty, and its speed that of the others."""
+        return self._loads.get(replica) or ReplicaLoad(rate=self._rate_of_a_stranger())
 
-    def open(self, replica: str, uncached_tokens: int, now: float, *, silent: bool = False) -> Lease:
-        lease = Lease(self, replica, uncached_tokens, now, silent)
+    def open(self, replica: str, prompt_tokens: int, uncached_tokens: int, now: float, *, silent: bool = False) -> Lease:
+        lease = Lease(self, replica, prompt_tokens, uncached_tokens, now, silent)
         lease._enter()
         return lease
+
+    def came_back(self, replica: str, idle_s: float, weight: float, next_turn: bool, now: float) -> None:
+        """A prompt has come to `replica` that extends one of idle_s ago, mostly (next_turn) or not. weight: see `Median`."""
+        if next_turn:
+            self.of(replica).count_return(now, self.turn_gap.value, idle_s)
+        self.turn_gap.learn(idle_s, weight)
+
+    def teach(self, replica: str, rate: Ratio) -> None:
+        """Believe that this is a replica's prefill rate."""
+        self._loads.setdefault(replica, ReplicaLoad(rate)).rate = rate
+
+    def _rate_of_a_stranger(self) -> Ratio:
+        known = [load.rate.value for load in self._loads.values()]
+        rate = sum(known) / len(known) if known else DEFAULT_PREFILL_RATE
+        return Ratio(rate, RATE_PRIOR_TOKENS / rate, RATE_HALF_LIFE_TOKENS)
 
     def remove(self, replica: str) -> None:
         """Forget an idle replica's entry; a busy one stays, its leases still have to come home."""
@@ -179,7 +197,8 @@ class Ledger:
             assert load.booked_tokens >= 0
             assert load.booked_tokens == sum(lease.uncached_tokens for lease in load.waiting)
             assert len(load.waiting) == load.inflight - load.decoding
-            assert load.prefill_rate > 0
+            assert load.active_tokens >= 0
+            assert load.rate.value > 0
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{name}: {load.inflight} ({load.booked_tokens} tokens)" for name, load in self._loads.items())

@@ -5,67 +5,56 @@ one call without an await: two requests can never decide on the same stale view.
 answer, so that siblings in a burst meet on one replica.
 
 Belief is corrected by what happens: success confirms the credit, failure takes it back, the engine's own count of cached
-tokens trims what it turned out not to hold, a replica that leaves or restarts is purged.
+tokens trims what it turned out not to hold, a replica that leaves or restarts is purged (`evidence.py` says how a restart
+shows, and how much a cache can hold).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
-from router.cost import cost
+from router.evidence import Evidence
+from router.learned import Ratio
 from router.load import Lease, Ledger
 from router.policies import POLICIES
+from router.pricing import Quotes
+from router.replication import Rents
 from router.trie import RadixTrie
 from router.types import Candidate, Decision, Outcome, Prompt, Random, Replica
 
 DEFAULT_UNITS_PER_TOKEN = 4.0  # bytes of canonical text, believed until an engine has counted
 SCALE_PRIOR_TOKENS = 200.0
 SCALE_HALF_LIFE_TOKENS = 20_000.0
-
-
-@dataclass(slots=True)
-class Scale:
-    """Units per token of one model, learned from (units, tokens) pairs; sums with a half-life."""
-
-    units: float = SCALE_PRIOR_TOKENS * DEFAULT_UNITS_PER_TOKEN
-    tokens: float = SCALE_PRIOR_TOKENS
-
-    @property
-    def units_per_token(self) -> float:
-        return self.units / self.tokens
-
-    def learn(self, units: int, tokens: int) -> None:
-        if units <= 0 or tokens <= 0 or not 0.01 < units / tokens < 1000:
-            return  # nonsense, or a prompt that is mostly an image
-        keep = 0.5 ** (tokens / SCALE_HALF_LIFE_TOKENS)
-        self.units = self.units * keep + units
-        self.tokens = self.tokens * keep + tokens
+TURN_TOKENS = 4096  # a match of so many tokens has full weight in the gap between turns: short heads are shared by chance
 
 
 class Booking:
     """One request's way through the router: its decision and its open lease. `Router.choose` makes it, `close` ends it."""
 
-    __slots__ = ("_router", "chosen", "decision", "lease", "prompt")
+    __slots__ = ("_router", "decision", "idle_s", "lease", "prompt")
 
     def __init__(self, router: Router, prompt: Prompt, decision: Decision, lease: Lease) -> None:
         self._router = router
         self.prompt = prompt
         self.decision = decision
-        self.chosen = decision.best
         self.lease = lease
+        self.idle_s: float | None = None  # how long the match had not been used on the chosen replica
+
+    @property
+    def chosen(self) -> Candidate:
+        return self.decision.best
 
     def first_token(self, now: float) -> None:
         """The answer's first byte came."""
         self.lease.first_token(now)
 
-    def move(self, candidate: Candidate, now: float) -> None:
-        """The replica failed before its first byte: book on another candidate of the ranking instead."""
-        self._router.move(self, candidate, now)
+    def move(self, replicas: Collection[str], now: float) -> None:
+        """The replica failed before its first byte: decide anew between `replicas` (not empty), and book there instead."""
+        self._router.move(self, replicas, now)
 
-    def close(self, outcome: Outcome, now: float) -> None:
-        """The request is over. Only the first call counts."""
-        self._router.observe(self, outcome, now)
+    def close(self, outcome: Outcome, now: float) -> bool:
+        """The request is over. Only the first call counts. True if it showed that the replica had lost its cache."""
+        return self._router.observe(self, outcome, now)
 
     def __repr__(self) -> str:
         return f"<Booking on {self.chosen.replica}, {self.decision.reason}, {self.lease!r}>"
@@ -77,142 +66,191 @@ class Router:
     def __init__(self, *, policy: str, ttl_s: float, memory_bytes: int, chance: Random) -> None:
         self.trie = RadixTrie(ttl_s, memory_bytes)
         self.ledger = Ledger()
+        self.rents = Rents()
         self.policy_name = policy
         self._policy = POLICIES[policy]()
         self._chance = chance
         self._replicas: dict[str, Replica] = {}
-        self._scales: dict[str, Scale] = {}
+        self._evidence: dict[str, Evidence] = {}
+        self._scales: dict[str, Ratio] = {}
 
     # -- replicas
 
     def add(self, replica: Replica, block_tokens: float) -> None:
         """A replica joined, or its capacity changed. block_tokens: the length of a block, to bound what we believe it holds."""
+        known = self._replicas.get(replica.name)
         self._replicas[replica.name] = replica
+        if known == replica:
+            return
         capacity = replica.capacity_tokens
+        self._evidence[replica.name] = Evidence(learns_capacity=capacity is None)
         self.trie.add_replica(replica.name, None if capacity is None else max(1, int(capacity / block_tokens)))
 
     def remove(self, name: str) -> None:
         """A replica left: nothing is expected of it any more. Its open leases still close."""
         self._replicas.pop(name, None)
+        self._evidence.pop(name, None)
         self.trie.remove_replica(name)
         self.ledger.remove(name)
 
     def restarted(self, name: str) -> None:
         """A replica lost its cache."""
         self.trie.purge(name)
+        if evidence := self._evidence.get(name):
+            evidence.purged(self.trie.now)
+
+    def learned_capacity(self, name: str) -> int | None:
+        """Blocks that a replica was found to hold, where its size was not given."""
+        evidence = self._evidence.get(name)
+        return evidence.capacity if evidence else None
 
     # -- before a request
 
-    def tokens(self, prompt: Prompt, units: int) -> int:
-        """`units` of a prompt in tokens, by what was learned of its scale."""
-        return round(units / self.units_per_token(prompt.scale))
-
     def units_per_token(self, scale: str) -> float:
+        """Of a model, as learned; 1 where a unit is a token."""
         if not scale:
             return 1.0
         known = self._scales.get(scale)
-        return known.units_per_token if known else DEFAULT_UNITS_PER_TOKEN
+        return known.value if known else DEFAULT_UNITS_PER_TOKEN
 
-    def rank(self, prompt: Prompt, replicas: Collection[str], now: float) -> Decision:
-        """What `choose` would decide, without booking anything. `replicas` (not empty): the live candidates' names.
+    def rank(self, prompt: Prompt, replicas: Collection[str], now: float) -> tuple[Decision, list[Candidate]]:
+        """What `choose` would decide, and all candidates, best first; books nothing. `replicas`: not empty.
 
         O(edges on the prompt's path x their holders + replicas log replicas).
         """
-        matched = self.trie.match(prompt.keys, now)
-        longest = max((matched.get(name, 0) for name in replicas), default=0)
-        candidates = [self._candidate(prompt, name, matched.get(name, 0), longest, now) for name in replicas]
-        ranking = tuple(self._policy.order(candidates, self._chance))
-        return Decision(ranking, _reason(prompt, ranking[0], longest), self.tokens(prompt, prompt.units))
+        quotes = self._quotes(prompt, replicas, now)
+        ranking = self._policy.order(prompt, [quotes.candidate(name) for name in replicas], self._chance)
+        return quotes.decision(ranking[0]), ranking
 
     def choose(self, prompt: Prompt, replicas: Collection[str], now: float, *, silent: bool = False) -> Booking:
-        """Rank, book the best and credit it with the prompt. Raises ValueError if there are no candidates.
+        """Book the best and credit it with the prompt. Raises ValueError if there are no candidates.
 
         silent: the answer is plain, so that nobody will tell when its first token was there.
         """
-        if not replicas:
-            raise ValueError("no replica to choose from")
-        decision = self.rank(prompt, replicas, now)
+        decision = self._decide(prompt, replicas, now)
         best = decision.best
-        self._policy.booked(best.replica)
-        self.trie.insert(best.replica, prompt.keys, now)
-        return Booking(self, prompt, decision, self.ledger.open(best.replica, best.uncached_tokens, now, silent=silent))
+        lease = self.ledger.open(best.replica, decision.prompt_tokens, best.uncached_tokens, now, silent=silent)
+        booking = Booking(self, prompt, decision, lease)
+        self._credit(booking, now)
+        return booking
 
     # -- after it
 
-    def move(self, booking: Booking, candidate: Candidate, now: float) -> None:
+    def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""
         if booking.lease.closed:
             return
+        left, decision = booking.chosen.replica, self._decide(booking.prompt, replicas, now)
         self._take_back(booking)
-        booking.chosen = candidate
-        booking.lease.move(candidate.replica, candidate.uncached_tokens, now)
-        self.trie.insert(candidate.replica, booking.prompt.keys, now)
+        booking.decision = decision
+        booking.lease.move(decision.best.replica, decision.best.uncached_tokens, now)
+        if left not in self._replicas:
+            self.ledger.remove(left)
+        self._credit(booking, now)
 
-    def observe(self, booking: Booking, outcome: Outcome, now: float) -> None:
+    def observe(self, booking: Booking, outcome: Outcome, now: float) -> bool:
         """See Booking.close. What the engine reports is checked before it is believed."""
+        name = booking.chosen.replica
         if not booking.lease.close(now):
-            return
-        if booking.chosen.replica not in self._replicas:
-            self.ledger.remove(booking.chosen.replica)
-            return
+            return False
+        if name not in self._replicas:
+            self.ledger.remove(name)
+            return False
         if not outcome.ok:
             self._take_back(booking)
-            return
-        self._learn_rate(booking.lease, outcome)
+            return False
+        self._learn_rate(booking, outcome)
         self._learn_scale(booking.prompt, outcome.prompt_tokens)
-        self._trim(booking, outcome)
-        self.trie.insert(booking.chosen.replica, booking.prompt.keys, now)
+        restarted = self._believe(booking, outcome, now)
+        self.trie.insert(name, booking.prompt.keys, now)
+        return restarted
 
-    def _candidate(self, prompt: Prompt, name: str, matched_blocks: int, longest: int, now: float) -> Candidate:
-        load = self.ledger.of(name)
-        load.settle(now)
-        booked = load.remaining_tokens(now)
-        total = self.tokens(prompt, prompt.units)
-        matched = min(total, self.tokens(prompt, matched_blocks * prompt.block_units))
-        elsewhere = min(total, self.tokens(prompt, longest * prompt.block_units))
-        return Candidate(
-            replica=name,
-            matched_blocks=matched_blocks,
-            matched_tokens=matched,
-            uncached_tokens=total - matched,
-            booked_tokens=booked,
-            inflight=load.inflight,
-            decoding=load.decoding,
-            prefill_rate=load.prefill_rate,
-            cost=cost(
-                booked=booked,
-                uncached=total - matched,
-                duplicate=elsewhere - matched,
-                decoding=load.decoding,
-                prefill_rate=load.prefill_rate,
-                arrival_rate=load.arrival_rate(now),
-            ),
-        )
+    # -- deciding
+
+    def _quotes(self, prompt: Prompt, replicas: Collection[str], now: float) -> Quotes:
+        """Raises ValueError if there are no candidates."""
+        if not replicas:
+            raise ValueError("no replica to choose from")
+        quotes = Quotes(self.trie, self.ledger, prompt, self.units_per_token(prompt.scale), replicas, now)
+        quotes.discount(self.rents)
+        return quotes
+
+    def _decide(self, prompt: Prompt, replicas: Collection[str], now: float) -> Decision:
+        if self.policy_name != "cost":
+            return self.rank(prompt, replicas, now)[0]
+        quotes = self._quotes(prompt, replicas, now)
+        best, idle = quotes.cheapest(self._chance)
+        if best.matched_blocks < quotes.longest:
+            self.rents.bought(quotes.shared_prefix)
+        elif idle:
+            self.rents.pay(quotes.shared_prefix, best.cost.queue_s)
+        return quotes.decision(best)
+
+    def _credit(self, booking: Booking, now: float) -> None:
+        best = booking.chosen
+        self._policy.booked(best.replica)
+        booking.idle_s = self.trie.insert(best.replica, booking.prompt.keys, now)
+        if booking.idle_s is not None:
+            weight = min(1.0, best.matched_tokens / TURN_TOKENS)
+            next_turn = best.matched_tokens * 2 >= booking.decision.prompt_tokens
+            self.ledger.came_back(best.replica, booking.idle_s, weight, next_turn, now)
+
+    # -- learning
 
     def _take_back(self, booking: Booking) -> None:
         """The replica did not compute the prompt: leave it only what it was believed to hold before."""
         self.trie.forget(booking.chosen.replica, booking.prompt.keys, booking.chosen.matched_blocks)
 
-    def _learn_rate(self, lease: Lease, outcome: Outcome) -> None:
+    def _learn_rate(self, booking: Booking, outcome: Outcome) -> None:
         """From what the engine really had to compute, where it says so; else from what we believed."""
+        lease, tokens, cached = booking.lease, outcome.prompt_tokens, outcome.cached_tokens
         if lease.prefill_s is not None:
-            known = outcome.prompt_tokens is not None and outcome.cached_tokens is not None
-            tokens = (outcome.prompt_tokens or 0) - (outcome.cached_tokens or 0) if known else lease.uncached_tokens
-            self.ledger.of(lease.replica).learn(tokens, lease.prefill_s)
+            known = tokens is not None and cached is not None and 0 <= cached <= tokens < 100 * booking.prompt.units
+            computed = (tokens or 0) - (cached or 0) if known else lease.uncached_tokens
+            self.ledger.of(lease.replica).learn(computed, lease.prefill_s)
 
     def _learn_scale(self, prompt: Prompt, tokens: int | None) -> None:
-        if prompt.scale and tokens is not None:
-            self._scales.setdefault(prompt.scale, Scale()).learn(prompt.units, tokens)
+        if not prompt.scale or not tokens or not 0.01 < prompt.units / tokens < 1000:
+            return  # nothing to learn, or nonsense, or a prompt that is mostly an image
+        scale = self._scales.setdefault(
+            prompt.scale, Ratio(DEFAULT_UNITS_PER_TOKEN, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
+        )
+        scale.learn(prompt.units, tokens, tokens)
 
-    def _trim(self, booking: Booking, outcome: Outcome) -> None:
-        """Forget what the engine turned out not to hold, on other branches too: it evicted the blocks that they hang on."""
-        cached, prompt = outcome.cached_tokens, booking.prompt
-        if cached is None or cached < 0:
-            return
+    def _believe(self, booking: Booking, outcome: Outcome, now: float) -> bool:
+        """Take in what the engine says that it held. True if it had lost its cache."""
+        cached, prompt, chosen = outcome.cached_tokens, booking.prompt, booking.chosen
+        if cached is None or not 0 <= cached <= (outcome.prompt_tokens or 0):
+            return False
+        evidence, known = self._evidence[chosen.replica], self.learned_capacity(chosen.replica)
         held = int(cached * self.units_per_token(prompt.scale) / prompt.block_units)
         # One block of doubt: tokens are an estimate, and an engine's own blocks end elsewhere than ours.
-        if held + 1 < booking.chosen.matched_blocks:
-            self.trie.forget(booking.chosen.replica, prompt.keys, held + 1)
+        lost = held + 1 < chosen.matched_blocks
+        if held > chosen.matched_blocks + 1:
+            evidence.held_more(self.trie.held_by(chosen.replica))
+        restarted = booking.idle_s is not None and self._weigh(booking, evidence, booking.idle_s, cached, lost, now)
+        if restarted:
+            self.restarted(chosen.replica)
+        elif lost:  # on other branches too: it evicted what they hang on
+            self.trie.forget(chosen.replica, prompt.keys, held + 1)
+        if evidence.capacity != known:
+            self.trie.add_replica(chosen.replica, evidence.capacity)
+        return restarted
+
+    def _weigh(self, booking: Booking, evidence: Evidence, idle_s: float, cached: int, lost: bool, now: float) -> bool:
+        """Take a warm prefix that came back after idle_s as evidence. True if the replica had lost its cache."""
+        since = booking.lease.since - idle_s
+        if lost:
+            return evidence.lost(self._younger(booking, since), cached == 0, booking.lease.since)
+        if cached:
+            evidence.hit()
+            if evidence.worth_measuring(idle_s, now):
+                evidence.kept(self._younger(booking, since))
+        return False
+
+    def _younger(self, booking: Booking, since: float) -> int:
+        """Blocks of the replica, other than the prompt's own, that were used after `since`."""
+        return max(0, self.trie.used_since(booking.chosen.replica, since) - booking.prompt.blocks)
 
     # -- for metrics and proof
 
@@ -224,15 +262,7 @@ class Router:
         """Assert the invariants of all parts. O(everything)."""
         self.trie.check()
         self.ledger.check()
-        assert set(self.trie.held()) == set(self._replicas)
+        assert set(self.trie.held()) == set(self._replicas) == set(self._evidence)
 
     def __repr__(self) -> str:
         return f"<Router {self.policy_name}, {self.ledger!r}, {self.trie!r}>"
-
-
-def _reason(prompt: Prompt, best: Candidate, longest: int) -> str:
-    if not prompt.blocks:
-        return "blind"
-    if not longest:
-        return "cold"
-    return "warm" if best.matched_blocks == longest else "spill"

@@ -24,6 +24,8 @@ from collections.abc import Iterator, Mapping
 
 from router.blocks import shared_blocks
 from router.holds import HOLD_BYTES, NODE_BYTES, Hold, Node, UseList
+from router.learned import Ratio
+from router.trie_check import check
 from router.types import KEY_BYTES, BlockKeys
 
 
@@ -36,10 +38,11 @@ class RadixTrie:
         self.evicted = dict.fromkeys(("ttl", "capacity", "memory", "purge", "correction"), 0)  # blocks forgotten, by why
         self._root = Node(b"", None)
         self._uses: dict[str, UseList] = {}
-        self._now = float("-inf")
+        self.now = float("-inf")
         self._nodes = 0
         self._edge_bytes = 0
         self._holds = 0
+        self._lifetime: Ratio | None = None
 
     # -- what it knows
 
@@ -57,12 +60,34 @@ class RadixTrie:
         """Blocks credited to each replica. O(replicas)."""
         return {replica: uses.blocks for replica, uses in self._uses.items()}
 
+    def held_by(self, replica: str) -> int:
+        """Blocks credited to one replica. O(1)."""
+        uses = self._uses.get(replica)
+        return uses.blocks if uses else 0
+
+    @property
+    def lifetime_s(self) -> float | None:
+        """How long blocks go unused before they are evicted for want of room, of late; None as long as there was room."""
+        return self._lifetime.value if self._lifetime else None
+
+    def room(self, replica: str, blocks: int) -> tuple[int, float]:
+        """(what the replica would have to evict to take in `blocks` more, when the stalest of it was last used). O(1)."""
+        uses = self._uses.get(replica)
+        if uses is None or uses.capacity is None or (stalest := uses.stalest) is None:
+            return 0, 0.0
+        return max(0, uses.blocks + blocks - uses.capacity), stalest.used
+
+    def used_since(self, replica: str, since: float) -> int:
+        """Blocks of a replica that were used after `since`. O(holds used after it)."""
+        uses = self._uses.get(replica)
+        return uses.used_since(since) if uses else 0
+
     def match(self, keys: BlockKeys, now: float) -> dict[str, int]:
         """replica -> leading blocks of `keys` that it is believed to hold; replicas that hold none are left out.
 
         Reads only. O(edges on the path x their holders), plus one binary search at the divergence.
         """
-        alive = max(self._now, now) - self.ttl_s
+        alive = max(self.now, now) - self.ttl_s
         found: dict[str, int] = {}
         for node, start, shared in self._walk(keys):
             for replica, hold in node.holders.items():
@@ -91,21 +116,24 @@ class RadixTrie:
         while uses and (hold := uses.stalest):
             self._forget(replica, uses, hold, 0, "purge")
 
-    def insert(self, replica: str, keys: BlockKeys, now: float) -> None:
+    def insert(self, replica: str, keys: BlockKeys, now: float) -> float | None:
         """Credit `replica` with all blocks of `keys`, used now, and enforce every bound.
 
+        Returns for how many seconds the deepest of the blocks that it held already had not been used; None if it held none.
         O(edges on the path), plus O(1) amortised for each hold that is forgotten. Unknown replicas are ignored (they left
         while their request was running).
         """
         uses = self._uses.get(replica)
         if uses is None:
-            return
-        self._now = now = max(self._now, now)
+            return None
+        self.now = now = max(self.now, now)
         self._expire(replica, uses)
-        if keys:
-            self._credit(replica, uses, keys, now)
-            self._enforce_capacity(replica, uses)
-            self._enforce_memory()
+        if not keys:
+            return None
+        used = self._credit(replica, uses, keys, now)
+        self._enforce_capacity(replica, uses)
+        self._enforce_memory()
+        return None if used is None else now - used
 
     def forget(self, replica: str, keys: BlockKeys, keep: int) -> None:
         """Take from `replica` everything below the first `keep` blocks of `keys`: the path's rest and all its branches.
@@ -126,7 +154,7 @@ class RadixTrie:
 
     def expire(self, now: float) -> None:
         """Forget all that is past its TTL. O(replicas + holds forgotten). For a sweep while nothing is inserted."""
-        self._now = max(self._now, now)
+        self.now = max(self.now, now)
         for replica, uses in self._uses.items():
             self._expire(replica, uses)
 
@@ -144,13 +172,19 @@ class RadixTrie:
                 yield child, at // KEY_BYTES, shared_blocks(child.edge, keys[at:end])
                 return
 
-    def _credit(self, replica: str, uses: UseList, keys: BlockKeys, now: float) -> None:
-        """Walk `keys`, splitting and growing the tree until a path spells them, and give the path to `replica`."""
+    def _credit(self, replica: str, uses: UseList, keys: BlockKeys, now: float) -> float | None:
+        """Walk `keys`, splitting and growing the tree until a path spells them, and give the path to `replica`.
+
+        Returns when the deepest hold of the replica on the path was last used.
+        """
         path: list[tuple[Node, int]] = []  # (node, blocks of its edge on the path)
+        used = None
         node, at = self._root, 0
         for child, start, shared in self._walk(keys):
             at = (start + shared) * KEY_BYTES
             hold = child.holders.get(replica)
+            if hold:
+                used = hold.used
             diverges = shared < child.length and at < len(keys)
             used_beyond = shared < child.length and hold is not None and hold.blocks > shared
             node = self._split(child, shared) if diverges or used_beyond else child
@@ -161,6 +195,7 @@ class RadixTrie:
             self._touch(replica, uses, step, blocks, now)
         for step, _ in reversed(path):
             self._merge(step)
+        return used
 
     def _grow(self, path: list[tuple[Node, int]], node: Node, rest: BlockKeys) -> None:
         """Append `rest` under `node`, the end of `path`: a leaf's edge is lengthened, else a new leaf is made."""
@@ -275,13 +310,21 @@ class RadixTrie:
         self._merge(parent)
 
     def _expire(self, replica: str, uses: UseList) -> None:
-        while (hold := uses.stalest) and hold.used <= self._now - self.ttl_s:
+        while (hold := uses.stalest) and hold.used <= self.now - self.ttl_s:
             self._forget(replica, uses, hold, 0, "ttl")
 
     def _enforce_capacity(self, replica: str, uses: UseList) -> None:
         while uses.capacity is not None and uses.blocks > uses.capacity and (hold := uses.stalest):
-            excess = uses.blocks - uses.capacity
-            self._forget(replica, uses, hold, max(0, hold.blocks - excess), "capacity")
+            evicted = min(hold.blocks, uses.blocks - uses.capacity)
+            self._learn_lifetime(self.now - hold.used, evicted, uses.capacity)
+            self._forget(replica, uses, hold, hold.blocks - evicted, "capacity")
+
+    def _learn_lifetime(self, idle_s: float, blocks: int, capacity: int) -> None:
+        """Old evidence halves with every cache that is turned over."""
+        if self._lifetime is None:
+            self._lifetime = Ratio(max(idle_s, 1.0), blocks, max(capacity, 1))
+        else:
+            self._lifetime.learn(max(idle_s, 1e-3) * blocks, blocks, blocks)
 
     def _enforce_memory(self) -> None:
         """Forget the stalest holds of all replicas until the bound holds. O(replicas) for each hold forgotten."""
@@ -296,50 +339,7 @@ class RadixTrie:
 
     def check(self) -> None:
         """Assert every invariant that the top of this file states. O(everything)."""
-        nodes = edge_bytes = 0
-        blocks = dict.fromkeys(self._uses, 0)
-        stack = list(self._root.children.items())
-        assert not self._root.holders
-        while stack:
-            first, node = stack.pop()
-            stack += node.children.items()
-            nodes += 1
-            edge_bytes += len(node.edge)
-            self._check_node(first, node)
-            for replica, hold in node.holders.items():
-                blocks[replica] += hold.blocks
-        assert (nodes, edge_bytes) == (self._nodes, self._edge_bytes)
-        assert blocks == {replica: uses.blocks for replica, uses in self._uses.items()}
-        assert self._holds == sum(self._check_uses(replica, uses) for replica, uses in self._uses.items())
-
-    def _check_node(self, first: bytes, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None
-        assert parent.children[first] is node
-        assert node.edge[:KEY_BYTES] == first
-        assert node.holders, "a node that nobody holds"
-        assert node.children or max(hold.blocks for hold in node.holders.values()) == node.length
-        for replica, hold in node.holders.items():
-            assert hold.node is node
-            assert 0 < hold.blocks <= node.length
-            if parent is not self._root:
-                above = parent.holders[replica]
-                assert above.blocks == parent.length, "a hole in a replica's prefix"
-                assert above.used >= hold.used
-
-    def _check_uses(self, replica: str, uses: UseList) -> int:
-        assert uses.capacity is None or uses.blocks <= uses.capacity
-        count, hold, last = 0, uses.ring.fresher, float("-inf")
-        fresh: set[int] = set()
-        while hold is not uses.ring:
-            assert hold.node.holders[replica] is hold
-            assert hold.fresher.staler is hold
-            assert last <= hold.used <= self._now
-            assert id(hold.node.parent) not in fresh, "an ancestor is staler than its descendant"
-            fresh.add(id(hold.node))
-            count, hold, last = count + 1, hold.fresher, hold.used
-        assert count == uses.count
-        return count
+        check(self)
 
     def __repr__(self) -> str:
         return f"<RadixTrie {self._nodes} nodes, {self.blocks} blocks on {len(self._uses)} replicas, {self.size_bytes} bytes>"

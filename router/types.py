@@ -1,14 +1,16 @@
 """The words of the decision core, as frozen values.
 
-A `Prompt` comes in, a `Decision` (a ranking of `Candidate`s, and why) goes out, an `Outcome` comes back when the request
+A `Prompt` comes in, a `Decision` (the best `Candidate`, and why) goes out, an `Outcome` comes back when the request
 is over. Lengths are in units of the prompt: bytes of its canonical text, or token ids. Tokens are an estimate until the
 engine reports them; the scale between the two is learned per `Prompt.scale`.
+
+What is made for every decision is a NamedTuple: a frozen dataclass takes five times as long to make.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 KEY_BYTES = 8  # one block key is an unsigned 64-bit hash, stored as its 8 bytes
 
@@ -24,12 +26,14 @@ class Prompt:
     units: its whole length (the partial last block included), in bytes of canonical text or in token ids.
     block_units: the length of one block, in the same units.
     scale: the name under which units per token are learned (a model); "" when a unit is a token.
+    session: the conversation that it belongs to, where the client names one; read by sticky policies only.
     """
 
     keys: BlockKeys
     units: int
     block_units: int
     scale: str
+    session: str = ""
 
     @property
     def blocks(self) -> int:
@@ -44,24 +48,28 @@ class Replica:
     capacity_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """The cost of sending a prompt to a replica: seconds, lower is better. The parts add up to `total_s`."""
 
     queue_s: float  # prefill work booked before us
     prefill_s: float  # our own uncached tokens
     others_s: float  # what those who come after us will wait for our prefill
     duplicate_s: float  # the price of a second copy of what another replica holds already
+    evicted_s: float  # the price of what must be forgotten to make room
     decode_s: float  # what the sequences that are already running take away
+    rent_s: float = 0.0  # off the price of a copy: what waiting for want of one has cost before (not above 0)
 
     @property
     def total_s(self) -> float:
-        return self.queue_s + self.prefill_s + self.others_s + self.duplicate_s + self.decode_s
+        return sum(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """What the router knew of one replica when it chose. Tokens are estimates; `inflight` and `decoding` are our own leases."""
+class Candidate(NamedTuple):
+    """What the router knew of one replica when it chose. Tokens are estimates.
+
+    booked_tokens: uncached prompt tokens that wait for their first token. inflight, decoding: our own leases, and those of
+    them past their first token; active_tokens: the prompt tokens of all of them. held_blocks: its share of the index.
+    """
 
     replica: str
     matched_blocks: int
@@ -70,25 +78,23 @@ class Candidate:
     booked_tokens: int
     inflight: int
     decoding: int
+    active_tokens: int
+    held_blocks: int
     prefill_rate: float  # tokens per second
     cost: Cost
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A ranking, best first, and why its head was chosen.
+class Decision(NamedTuple):
+    """Which replica a prompt goes to, and why.
 
-    reason: "warm" (the head holds the longest match), "spill" (another holds more but costs more), "cold" (no candidate
-    holds any of it), "blind" (the prompt has no full block to match).
+    reason: "warm" (the best holds the longest match), "spill" (another holds more but costs more), "cold" (no candidate
+    holds any of it), "blind" (the prompt has no full block to match). available_tokens: the longest match of all.
     """
 
-    ranking: tuple[Candidate, ...]
+    best: Candidate
     reason: str
     prompt_tokens: int
-
-    @property
-    def best(self) -> Candidate:
-        return self.ranking[0]
+    available_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

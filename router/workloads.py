@@ -1,4 +1,4 @@
-"""Workloads for the simulator: recorded traces.
+"""Workloads for the simulator: what a source of requests is, and recorded traces as such (`generators.py` makes up others).
 
 A workload is a source of requests in time. Open-loop sources know all their arrivals beforehand; in a closed loop a user
 sends the next request a think time after the previous answer. Pure: a trace comes in as parsed JSON lines, chance as an
@@ -8,7 +8,7 @@ argument.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,7 +27,10 @@ Row = Mapping[str, Any]  # a line of a trace
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: its prompt in token units, the length of its answer in tokens, the conversation that it belongs to."""
+    """One request: its prompt in token units, the length of its answer in tokens, the conversation that it belongs to.
+
+    The prompt names a session, too, if the client would.
+    """
 
     prompt: Prompt
     output_tokens: int
@@ -52,6 +55,9 @@ class OpenLoop:
     def __init__(self, arrivals: Iterable[Arrival]) -> None:
         self._arrivals = list(arrivals)
 
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
     def begin(self) -> Iterator[Arrival]:
         return iter(self._arrivals)
 
@@ -65,7 +71,7 @@ class ClosedLoop:
     The users begin at random within START_S, or all their first, cold prompts would meet. After `horizon_s` nobody sends.
     """
 
-    def __init__(self, sessions: Iterable[Sequence[Turn]], users: int, horizon_s: float, chance: Random) -> None:
+    def __init__(self, sessions: Iterable[Iterable[Turn]], users: int, horizon_s: float, chance: Random) -> None:
         self._sessions = iter(sessions)
         self._users = users
         self._horizon = horizon_s
@@ -116,7 +122,7 @@ def mooncake(rows: Iterable[Row], chance: Random, speed: float = 1.0) -> Iterato
                 raise ValueError("timestamp is not a time")
             ids = row["hash_ids"][: row["input_length"] // MOONCAKE_BLOCK]
             keys = b"".join(key.to_bytes(KEY_BYTES, "little") for key in ids)
-            ask = _ask(keys, row["input_length"], MOONCAKE_BLOCK, row["output_length"], str(number))
+            ask = _ask(Prompt(keys, row["input_length"], MOONCAKE_BLOCK, ""), row["output_length"], str(number))
         yield at, ask
 
 
@@ -152,7 +158,8 @@ def _agent_turns(row: Row, size: int, session: str, name: str) -> Iterator[Turn]
         think = request.get("think_time") or 0.0
         if not think >= 0:
             raise ValueError(f"think_time of request {number} is below 0")
-        yield min(think, THINK_CAP_S), _ask(b"".join(path[:blocks]), request["in"], size, request["out"], session)
+        prompt = Prompt(b"".join(path[:blocks]), request["in"], size, "", session)
+        yield min(think, THINK_CAP_S), _ask(prompt, request["out"], session)
 
 
 def _block_key(place: int, head: int, block: int, shared: int, own: int) -> bytes:
@@ -162,10 +169,10 @@ def _block_key(place: int, head: int, block: int, shared: int, own: int) -> byte
     return xxhash.xxh3_64_digest(block.to_bytes(8, "little"), own)
 
 
-def _ask(keys: bytes, input_tokens: int, block: int, output_tokens: int, session: str) -> Ask:
-    if not (isinstance(input_tokens, int) and input_tokens > 0 and isinstance(output_tokens, int) and output_tokens >= 0):
-        raise ValueError(f"{input_tokens!r} tokens in, {output_tokens!r} out")
-    return Ask(Prompt(keys, input_tokens, block, ""), output_tokens, session)
+def _ask(prompt: Prompt, output_tokens: int, session: str) -> Ask:
+    if not (isinstance(prompt.units, int) and prompt.units > 0 and isinstance(output_tokens, int) and output_tokens >= 0):
+        raise ValueError(f"{prompt.units!r} tokens in, {output_tokens!r} out")
+    return Ask(prompt, output_tokens, session)
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
-from router import Prompt, text_keys
+from router import Candidate, Cost, Prompt, text_keys
 from router.types import BlockKeys
 
 # Prompts of one-letter blocks over a tiny alphabet, so that random prompts share prefixes, extend and split each other.
@@ -19,3 +21,10 @@ def keys_of(prompt: bytes) -> BlockKeys:
 
 def prompt_of(text: bytes, scale: str = "") -> Prompt:
     return Prompt(keys_of(text), len(text), 1, scale)
+
+
+def candidate_of(name: str, *, seconds: float = 0.0, **known: Any) -> Candidate:
+    """A candidate of which only this is known, all else being 0; `seconds`: what it costs."""
+    nothing: dict[str, Any] = dict.fromkeys(Candidate._fields, 0)
+    cost = Cost(*[0.0] * len(Cost._fields))._replace(prefill_s=seconds)
+    return Candidate(**nothing | {"replica": name, "prefill_rate": 1000.0, "cost": cost} | known)  # type: ignore[arg-type]

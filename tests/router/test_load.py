@@ -1,15 +1,18 @@
 from __future__ import annotations
 
-import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+import math
 
-from router.load import ARRIVAL_WINDOW_S, DEFAULT_PREFILL_RATE, Lease, Ledger, ReplicaLoad
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, initialize, invariant, rule
+
+from router.load import DEFAULT_PREFILL_RATE, RATE_PRIOR_TOKENS, Lease, Ledger
+from tests.machines import STEPS, CountedMachine, steps_of
 from tests.strategies import replicas
 
 
-class LedgerMachine(RuleBasedStateMachine):
+class LedgerMachine(CountedMachine):
     """Any order of events, repeated and late ones too; the expected counts are recomputed from the leases themselves."""
 
     leases = Bundle("leases")
@@ -21,7 +24,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(target=leases, replica=replicas, tokens=st.integers(0, 5000), silent=st.booleans())
     def open(self, replica: str, tokens: int, silent: bool) -> Lease:
-        self.all.append(self.ledger.open(replica, tokens, self.now, silent=silent))
+        self.all.append(self.ledger.open(replica, tokens + 5, tokens, self.now, silent=silent))
         return self.all[-1]
 
     @rule(replica=replicas)
@@ -56,19 +59,23 @@ class LedgerMachine(RuleBasedStateMachine):
             here = [lease for lease in self.all if not lease.closed and lease.replica == name]
             load = self.ledger.of(name)
             assert load.inflight == len(here)
+            assert load.active_tokens == sum(lease.prompt_tokens for lease in here)
             assert load.decoding == sum(lease.decoding for lease in here)
             assert load.booked_tokens == sum(lease.uncached_tokens for lease in here if not lease.decoding)
             assert 0 <= load.remaining_tokens(self.now) <= load.booked_tokens
+            assert load.waiting.keys() == {lease for lease in here if not lease.decoding}
+            assert 0 <= load.answered <= sum(lease.closed for lease in self.all)
+            assert load.return_rate(self.now, 15.0) >= 0
 
 
-TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=100, stateful_step_count=40)
+def test_no_order_of_events_makes_a_count_wrong() -> None:
+    assert steps_of(LedgerMachine, examples=270, steps=50) >= STEPS
 
 
 def test_a_prefill_is_timed_from_its_turn_in_the_queue() -> None:
     """Three prompts at once, served one after the other at 1000 tokens/s."""
     ledger = Ledger()
-    leases = [ledger.open("r", tokens, 100.0) for tokens in (2000, 500, 1000)]
+    leases = [ledger.open("r", tokens, tokens, 100.0) for tokens in (2000, 500, 1000)]
     for lease, now in zip(leases, (102.0, 102.5, 103.5), strict=True):
         lease.first_token(now)
     assert [lease.prefill_s for lease in leases] == [2.0, 0.5, 1.0]
@@ -76,7 +83,7 @@ def test_a_prefill_is_timed_from_its_turn_in_the_queue() -> None:
 
 def test_what_is_left_of_the_queue_shrinks_while_the_first_prompt_is_prefilled() -> None:
     ledger = Ledger()
-    first, second, third = (ledger.open("r", tokens, 100.0) for tokens in (80_000, 1000, 16_000))
+    first, second, third = (ledger.open("r", tokens, tokens, 100.0) for tokens in (80_000, 1000, 16_000))
     load = ledger.of("r")
     assert [load.remaining_tokens(now) for now in (50.0, 100.0, 105.0)] == [97_000, 97_000, 57_000]
     assert load.remaining_tokens(200.0) == 17_000, "at most all of the first: the next has not begun, or we would have heard"
@@ -89,9 +96,9 @@ def test_what_is_left_of_the_queue_shrinks_while_the_first_prompt_is_prefilled()
 
 def test_a_plain_answer_decodes_when_its_prefill_must_be_over() -> None:
     ledger = Ledger()
-    plain = [ledger.open("r", 8000, 0.0, silent=True) for _ in range(3)]  # a second each, at the believed rate
-    streamed = ledger.open("r", 8000, 0.0)
-    ledger.open("r", 8000, 0.0, silent=True)
+    plain = [ledger.open("r", 8000, 8000, 0.0, silent=True) for _ in range(3)]  # a second each, at the believed rate
+    streamed = ledger.open("r", 8000, 8000, 0.0)
+    ledger.open("r", 8000, 8000, 0.0, silent=True)
     load = ledger.of("r")
     for now, decoding, left in ((0.5, 0, 36_000), (1.5, 1, 28_000), (2.0, 2, 24_000), (3.5, 3, 12_000), (100.0, 3, 8000)):
         load.settle(now)
@@ -103,39 +110,120 @@ def test_a_plain_answer_decodes_when_its_prefill_must_be_over() -> None:
 
 def test_one_that_leaves_the_middle_of_the_queue_ends_nobodys_turn() -> None:
     ledger = Ledger()
-    _, second = ledger.open("r", 80_000, 0.0), ledger.open("r", 1000, 0.0)
+    _, second = ledger.open("r", 80_000, 80_000, 0.0), ledger.open("r", 1000, 1000, 0.0)
     second.close(5.0)
     assert ledger.of("r").remaining_tokens(5.0) == 40_000
 
 
-def test_arrivals_are_counted_and_fade() -> None:
-    load = ReplicaLoad()
-    assert load.arrival_rate(5.0) == 0
+def test_who_was_answered_is_expected_back_about_a_turns_gap_later() -> None:
+    load, gap = Ledger().of("r"), 20.0
+    assert load.return_rate(5.0, gap) == 0
     for second in range(600):
-        load.count_arrival(second / 2)
-    assert load.arrival_rate(300.0) == pytest.approx(2.0, rel=0.02)
-    assert load.arrival_rate(300.0 + ARRIVAL_WINDOW_S) == pytest.approx(2.0 / 2.718, rel=0.02)
-    assert load.arrival_rate(-100.0) > 0, "a clock that jumps back is no reason to forget"
+        load.count_answer(second / 2, gap)
+    assert load.return_rate(299.5, gap) == pytest.approx(2.0, rel=0.02), "as many come as were answered"
+    assert load.return_rate(299.5 + gap, gap) == pytest.approx(2.0 / math.e, rel=0.02), "and fewer the longer nobody was"
+    assert load.return_rate(299.5, 2 * gap) == pytest.approx(1.0, rel=0.02), "the same users, in twice the time"
+    assert load.return_rate(-100.0, gap) == load.return_rate(299.5, gap), "a clock that jumps back is no reason to forget"
+    load.count_answer(-100.0, gap)
+    assert load.answered_at == 299.5, "nor to begin anew"
+
+
+@given(st.lists(st.floats(0, 100), max_size=30), st.floats(0.5, 300), st.floats(0, 100))
+def test_returns_are_a_sum_over_all_answers_in_constant_memory(gaps: list[float], gap: float, later: float) -> None:
+    load, now, answers = Ledger().of("r"), 0.0, []
+    for pause in gaps:
+        now += pause
+        answers.append(now)
+        load.count_answer(now, gap)
+    now += later
+    assert load.return_rate(now, gap) == pytest.approx(sum(math.exp((at - now) / gap) for at in answers) / gap)
+
+
+def test_who_is_back_is_no_longer_expected() -> None:
+    load, gap = Ledger().of("r"), 20.0
+    for now in (0.0, 5.0, 10.0):
+        load.count_answer(now, gap)
+    load.count_return(12.0, gap, idle_s=7.0)
+    assert load.return_rate(12.0, gap) == pytest.approx((math.exp(-12 / gap) + math.exp(-2 / gap)) / gap), "the one of second 5"
+    for _ in range(9):
+        load.count_return(12.0, gap, idle_s=0.0)
+    assert load.return_rate(12.0, gap) == 0.0, "never fewer than nobody"
+    load.count_return(-50.0, gap, idle_s=0.0)
+    assert load.answered_at == 12.0
+
+
+def test_one_that_extends_another_s_head_is_nobody_s_next_turn() -> None:
+    ledger = Ledger()
+    ledger.open("r", 10, 10, 0.0).close(0.0)
+    ledger.came_back("r", 40.0, weight=1.0, next_turn=False, now=40.0)
+    before = ledger.of("r").return_rate(40.0, 20.0)
+    ledger.came_back("r", 40.0, weight=0.0, next_turn=True, now=40.0)
+    assert before > 0 == ledger.of("r").return_rate(40.0, 20.0)
+    assert ledger.turn_gap.value == pytest.approx(15.0 * math.exp(0.1)), "both are seen, as far as they weigh"
+
+
+def test_only_a_lease_that_closes_counts_as_an_answer_and_only_where_it_ended() -> None:
+    ledger = Ledger()
+    lease = ledger.open("left", 10, 10, 0.0)
+    lease.first_token(1.0)
+    lease.move("right", 10, 2.0)
+    assert (ledger.of("left").answered, ledger.of("right").answered) == (0, 0)
+    lease.close(3.0)
+    lease.close(4.0)
+    assert (ledger.of("left").answered, ledger.of("right").answered) == (0, 1)
+    assert ledger.of("right").answered_at == 3.0
+
+
+def test_the_ledgers_own_gap_fades_what_its_leases_count() -> None:
+    ledger = Ledger()
+    ledger.turn_gap.value = 5.0
+    for now in (0.0, 5.0):
+        ledger.open("r", 10, 10, now).close(now)
+    assert ledger.of("r").answered == pytest.approx(1 + 1 / math.e)
 
 
 def test_the_rate_follows_a_replica_that_slows_down() -> None:
-    load = ReplicaLoad()
-    assert load.prefill_rate == DEFAULT_PREFILL_RATE
+    load = Ledger().of("r")
+    assert load.rate.value == DEFAULT_PREFILL_RATE
     for seconds in [0.5] * 50 + [2.0] * 150:
         load.learn(1000, seconds)
-    assert load.prefill_rate == pytest.approx(500, rel=0.1)
+    assert load.rate.value == pytest.approx(500, rel=0.1)
+
+
+def test_the_first_long_prefill_outweighs_the_belief() -> None:
+    load = Ledger().of("r")
+    load.learn(10 * RATE_PRIOR_TOKENS, 10 * RATE_PRIOR_TOKENS / 1000)
+    assert load.rate.value == pytest.approx(1000, rel=0.15)
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(1000, 0.0), (1000, -3.0), (0, 1.0), (-5, 1.0)])
 def test_nonsense_teaches_nothing(tokens: int, seconds: float) -> None:
-    load = ReplicaLoad()
+    load = Ledger().of("r")
     load.learn(tokens, seconds)
-    assert load.prefill_rate == DEFAULT_PREFILL_RATE
+    assert load.rate.value == DEFAULT_PREFILL_RATE
+
+
+def test_a_stranger_is_believed_to_be_as_fast_as_the_others_are() -> None:
+    ledger = Ledger()
+    for name, rate in (("fast", 12_000.0), ("slow", 2000.0)):
+        ledger.open(name, 10, 10, 0.0)
+        for _ in range(100):
+            ledger.of(name).learn(10_000, 10_000 / rate)
+    ledger.open("new", 10, 10, 0.0)
+    assert ledger.of("new").rate.value == pytest.approx(7000, rel=0.01)
+    ledger.of("new").learn(20_000, 20_000 / 2000)
+    assert ledger.of("new").rate.value == pytest.approx(2000, rel=0.2), "a belief of others' weighs no more than any"
+
+
+def test_a_look_at_a_stranger_books_nothing() -> None:
+    ledger = Ledger()
+    ledger.of("r").settle(0.0)
+    assert repr(ledger) == "<Ledger >"
 
 
 def test_a_busy_replica_that_left_keeps_its_count_until_its_leases_are_home() -> None:
     ledger = Ledger()
-    lease = ledger.open("r", 10, 0.0)
+    lease = ledger.open("r", 10, 10, 0.0)
     ledger.remove("r")
     assert ledger.open_leases == 1
     lease.close(0.0)

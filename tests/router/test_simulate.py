@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router import POLICIES, Outcome, Prompt, Router
+from router.peers import PEERS, PeerRouter
 from router.simulate import FleetSpec, Result, RouterPlacement, Served, SharedQueue, Simulation, summary
 from router.workloads import Arrival, Ask, ClosedLoop, OpenLoop, mooncake
 from tests.strategies import keys_of, letters
@@ -47,11 +48,12 @@ class Told:
 
 
 def router_of(policy: str = "cost", number: int = 0, ttl_s: float = 600.0) -> Router:
-    return Router(policy=policy, ttl_s=ttl_s, memory_bytes=1 << 26, chance=random.Random(number))
+    kind = PeerRouter if policy in PEERS else Router
+    return kind(policy=policy, ttl_s=ttl_s, memory_bytes=1 << 26, chance=random.Random(number))
 
 
 def replay(spec: FleetSpec, arrivals: Sequence[Arrival], policy: str = "", number: int = 0) -> tuple[list[Served], list[float]]:
-    """With a policy of the production router, or on the shared bound ("")."""
+    """With a policy of the production router, a peer's rule in it, or on the shared bound ("")."""
     source, block = OpenLoop(arrivals), arrivals[0][1].prompt.block_units if arrivals else 1
     if not policy:
         simulation = Simulation(spec, source, SharedQueue(), shared=True)
@@ -202,7 +204,7 @@ fleets = st.builds(
 )
 asks = st.builds(lambda text, output: ask(text.decode("latin1"), output, extra=5), letters, st.integers(0, 9))
 workloads = st.lists(st.tuples(st.floats(0, 60), asks), min_size=1, max_size=40)
-policies = st.sampled_from(["", *POLICIES])
+policies = st.sampled_from(["", *POLICIES, *PEERS])
 
 
 def tokens(served: Sequence[Served]) -> int:
@@ -234,14 +236,14 @@ def test_a_run_is_determined_by_its_seed(spec: FleetSpec, arrivals: list[Arrival
 
 
 @settings(max_examples=100, deadline=None)
-@given(fleets, workloads, st.sampled_from(sorted(POLICIES)))
+@given(fleets, workloads, st.sampled_from([*POLICIES, *PEERS]))
 def test_no_placement_computes_less_than_an_endless_shared_cache(spec: FleetSpec, arrivals: list[Arrival], policy: str) -> None:
     endless = FleetSpec(spec.replicas, POOL, spec.prefill_rate, spec.decode_rate, spec.batch_limit)
     assert tokens(replay(endless, arrivals)[0]) >= tokens(replay(spec, arrivals, policy)[0])
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 4), st.lists(st.floats(0, 30), min_size=1, max_size=40), st.sampled_from(sorted(POLICIES)))
+@given(st.integers(1, 4), st.lists(st.floats(0, 30), min_size=1, max_size=40), st.sampled_from([*POLICIES, *PEERS]))
 def test_no_placement_waits_less_than_a_shared_queue(replicas: int, times: list[float], policy: str) -> None:
     """Of equal, cold prompts. With unequal ones, first come, first served is not the best order, and no bound for a mean."""
     spec = FleetSpec(replicas, POOL, 10.0, 2.0, batch_limit=100)

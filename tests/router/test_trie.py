@@ -8,11 +8,11 @@ import tracemalloc
 
 import pygtrie
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from router.trie import RadixTrie
+from tests.machines import STEPS, CountedMachine, steps_of
 from tests.strategies import keys_of, letters, replicas
 
 TTL = 10.0
@@ -33,15 +33,18 @@ class Oracle:
         self.capacity[replica] = capacity
         self.shrink(replica)
 
-    def insert(self, replica: str, prompt: bytes, now: float) -> None:
+    def insert(self, replica: str, prompt: bytes, now: float) -> float | None:
         if replica not in self.held:
-            return
+            return None
         self.now = max(self.now, now)
         self.touches += 1
         self.expire(replica)
+        deepest = self.held[replica].longest_prefix(prompt)
+        idle = self.now - deepest.value[1] if deepest else None
         for end in range(1, len(prompt) + 1):
             self.held[replica][prompt[:end]] = (self.touches, self.now)
         self.shrink(replica)
+        return idle
 
     def expire(self, replica: str) -> None:
         for block, (_, used) in list(self.held[replica].items()):
@@ -57,6 +60,15 @@ class Oracle:
         if replica in self.held and keep < len(prompt) and self.held[replica].has_node(prompt[: keep + 1]):
             del self.held[replica][prompt[: keep + 1] :]
 
+    def room(self, replica: str, blocks: int) -> tuple[int, float]:
+        held, capacity = self.held.get(replica), self.capacity.get(replica)
+        if not held or capacity is None:
+            return 0, 0.0
+        return max(0, len(held) + blocks - capacity), min(held.values())[1]
+
+    def used_since(self, replica: str, since: float) -> int:
+        return sum(used > since for _, used in self.held.get(replica, pygtrie.Trie()).values())
+
     def match(self, prompt: bytes, now: float) -> dict[str, int]:
         alive = max(self.now, now) - TTL
         found = {}
@@ -67,7 +79,7 @@ class Oracle:
         return found
 
 
-class TrieMachine(RuleBasedStateMachine):
+class TrieMachine(CountedMachine):
     @initialize()
     def start(self) -> None:
         self.trie, self.oracle, self.now = RadixTrie(TTL, PLENTY), Oracle(), 0.0
@@ -94,8 +106,7 @@ class TrieMachine(RuleBasedStateMachine):
     @rule(replica=replicas, prompt=letters)
     def insert(self, replica: str, prompt: bytes) -> None:
         self.prompts.add(prompt)
-        self.trie.insert(replica, keys_of(prompt), self.now)
-        self.oracle.insert(replica, prompt, self.now)
+        assert self.trie.insert(replica, keys_of(prompt), self.now) == self.oracle.insert(replica, prompt, self.now)
 
     @rule(data=st.data(), replica=replicas, more=letters)
     def extend(self, data: st.DataObject, replica: str, more: bytes) -> None:
@@ -123,6 +134,14 @@ class TrieMachine(RuleBasedStateMachine):
         for replica in self.oracle.held:
             self.oracle.expire(replica)
 
+    @rule(replica=replicas, blocks=st.integers(0, 15))
+    def room(self, replica: str, blocks: int) -> None:
+        assert self.trie.room(replica, blocks) == self.oracle.room(replica, blocks)
+
+    @rule(replica=replicas, back=st.sampled_from([-1.0, 0.0, 0.5, 4.0, 5.0, 30.0]))
+    def used_since(self, replica: str, back: float) -> None:
+        assert self.trie.used_since(replica, self.now - back) == self.oracle.used_since(replica, self.now - back)
+
     @rule(prompt=letters)
     def match(self, prompt: bytes) -> None:
         assert self.trie.match(keys_of(prompt), self.now) == self.oracle.match(prompt, self.now)
@@ -131,12 +150,13 @@ class TrieMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         self.trie.check()
         assert self.trie.held() == {replica: len(held) for replica, held in self.oracle.held.items()}
+        assert self.trie.blocks == sum(self.trie.held_by(replica) for replica in self.oracle.held)
         for prompt in self.prompts:
             assert self.trie.match(keys_of(prompt), self.now) == self.oracle.match(prompt, self.now)
 
 
-TestTrieMachine = TrieMachine.TestCase
-TestTrieMachine.settings = settings(max_examples=300, stateful_step_count=50)
+def test_the_trie_and_its_oracle_agree_at_every_step() -> None:
+    assert steps_of(TrieMachine, examples=280, steps=50) >= STEPS
 
 
 def trie_with(*names: str, capacity: int | None = None, max_bytes: int = PLENTY, ttl: float = TTL) -> RadixTrie:
@@ -294,9 +314,75 @@ def test_the_memory_estimate_is_honest(prompts: int, holders: int) -> None:
 
 def test_unknown_replicas_are_ignored() -> None:
     trie = trie_with("r1")
-    trie.insert("gone", keys_of(b"aa"), 0.0)
+    assert trie.insert("gone", keys_of(b"aa"), 0.0) is None
     trie.forget("gone", keys_of(b"aa"), 0)
+    assert (trie.room("gone", 5), trie.used_since("gone", -1.0), trie.held_by("gone")) == ((0, 0.0), 0, 0)
     trie.purge("gone")
     trie.remove_replica("gone")
     trie.check()
     assert trie.match(keys_of(b"aa"), 0.0) == {}
+
+
+def test_an_insert_says_how_long_what_it_found_had_not_been_used() -> None:
+    trie = trie_with("r1", ttl=100.0)
+    assert trie.insert("r1", keys_of(b"aabb"), 0.0) is None
+    assert trie.insert("r1", keys_of(b"aa"), 6.0) == 6.0
+    assert trie.insert("r1", keys_of(b"aabbcc"), 10.0) == 10.0, "the deepest block, not the freshest"
+    assert trie.insert("r1", keys_of(b"aax"), 5.0) == 0.0, "a clock that goes back stands still"
+    assert trie.insert("r1", b"", 20.0) is None
+    assert trie.insert("r1", keys_of(b"aabb"), 200.0) is None, "past its time it counts as not there"
+
+
+def test_the_room_of_a_replica_is_what_it_would_have_to_forget() -> None:
+    trie = trie_with("r1", capacity=6)
+    assert trie.room("r1", 9) == (0, 0.0), "an empty replica forgets nothing, whatever comes"
+    trie.insert("r1", keys_of(b"aabb"), 1.0)
+    trie.insert("r1", keys_of(b"aa"), 2.0)
+    assert [trie.room("r1", blocks) for blocks in (0, 2, 3, 9)] == [(0, 1.0), (0, 1.0), (1, 1.0), (7, 1.0)]
+    trie.add_replica("r1", None)
+    assert trie.room("r1", 9) == (0, 0.0)
+
+
+def test_what_was_used_since_is_counted_in_blocks() -> None:
+    trie = trie_with("r1", ttl=100.0)
+    for now, prompt in enumerate((b"aabb", b"aa", b"xyz")):
+        trie.insert("r1", keys_of(prompt), float(now))
+    assert [trie.used_since("r1", since) for since in (-1.0, 0.0, 1.0, 2.0)] == [7, 5, 3, 0]
+
+
+def test_the_lifetime_is_how_long_blocks_go_unused_before_they_must_go() -> None:
+    trie = trie_with("r1", "r2", capacity=4, ttl=1e6)
+    trie.insert("r1", keys_of(b"aaaa"), 0.0)
+    assert trie.lifetime_s is None, "there was room"
+    trie.insert("r1", keys_of(b"bb"), 30.0)
+    assert trie.lifetime_s == 30.0, "two blocks of a went"
+    for turn in range(40):
+        trie.insert("r2", keys_of(bytes([turn]) * 4), 100.0 + 5.0 * turn)
+    assert trie.lifetime_s == pytest.approx(5.0, rel=0.05), "of late"
+
+
+def test_the_lifetime_weighs_blocks_and_not_evictions() -> None:
+    trie = trie_with("r1", capacity=1000, ttl=1e6)
+    trie.insert("r1", keys_of(bytes([1]) * 990), 0.0)
+    trie.insert("r1", keys_of(bytes([2]) * 10), 90.0)
+    trie.insert("r1", keys_of(bytes([3]) * 990), 100.0)  # 990 blocks were idle for 100 s
+    trie.insert("r1", keys_of(bytes([4]) * 10), 110.0)  # 10 blocks for 20 s
+    assert trie.lifetime_s == pytest.approx(100.0, rel=0.03)
+
+
+def test_a_cache_that_is_turned_over_within_an_instant_has_a_lifetime_that_can_be_divided_by() -> None:
+    trie = trie_with("r1", capacity=2)
+    for turn in range(50):
+        trie.insert("r1", keys_of(bytes([turn]) * 2), 7.0)
+    assert trie.lifetime_s is not None
+    assert 0 < trie.lifetime_s < 0.1
+
+
+def test_only_a_want_of_room_teaches_a_lifetime() -> None:
+    trie = trie_with("r1", max_bytes=2000)
+    for turn in range(50):
+        trie.insert("r1", keys_of(bytes([turn]) * 4), float(turn))
+    trie.expire(48.0 + TTL)
+    trie.purge("r1")
+    assert min(trie.evicted[reason] for reason in ("ttl", "memory", "purge")) > 0
+    assert trie.lifetime_s is None

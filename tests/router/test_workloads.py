@@ -58,7 +58,7 @@ def test_a_mooncake_row_becomes_a_prompt_of_its_full_blocks() -> None:
     [(at, ask)] = mooncake([row()], Still(0.0))
     keys = (5).to_bytes(KEY_BYTES, "little") + (6).to_bytes(KEY_BYTES, "little")
     assert at == 3.0
-    assert ask == Ask(Prompt(keys, 1100, 512, ""), 7, "1")
+    assert ask == Ask(Prompt(keys, 1100, 512, "", session=""), 7, "1"), "the trace names no sessions"
 
 
 def test_a_batch_is_spread_within_its_seconds() -> None:
@@ -78,6 +78,7 @@ def test_an_open_loop_waits_for_no_answer() -> None:
     arrivals = list(mooncake([row(), row()], Still(0.5)))
     source = OpenLoop(arrivals)
     assert list(source.begin()) == arrivals == list(source.begin())
+    assert len(source) == 2
     assert source.after(arrivals[0][1], 9.0) is None
 
 
@@ -111,6 +112,7 @@ def test_a_subagent_stands_in_its_place_with_prompts_of_its_own() -> None:
     assert not set(blocks(asks[1])) & set(blocks(asks[3]))
     assert blocks(asks[3])[:2] == blocks(asks[0]), "the session goes on where it was"
     assert len({ask.session for ask in asks}) == 1, "one user waits for all of them"
+    assert {ask.prompt.session for ask in asks} == {asks[0].session}, "which the client names"
 
 
 def test_think_times_are_capped() -> None:

@@ -1,0 +1,326 @@
+"""What the router makes of what it sees: restarts, the size of a cache, hot prefixes, who comes back when, unequal replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from router import Booking, Outcome, Prompt, Replica, Router, text_keys
+from router.generators import NoReuse
+from router.simulate import Cache, FleetSpec, RouterPlacement, Simulation
+from router.workloads import Ask
+from tests.strategies import prompt_of
+
+OK = Outcome(ok=True)
+R1, BOTH = ["r1"], ["r1", "r2"]
+
+
+def router_with(*names: str, capacity: int | None = None, **options: Any) -> Router:
+    router = Router(**{"policy": "cost", "ttl_s": 1e6, "memory_bytes": 1 << 26, "chance": random.Random(3), **options})
+    for name in names:
+        router.add(Replica(name, capacity), block_tokens=1)
+    return router
+
+
+def served(router: Router, prompt: Prompt, now: float, cached: int | None = None, name: str = "r1") -> Booking:
+    """One request on a replica, answered at once."""
+    booking = router.choose(prompt, [name], now)
+    booking.close(Outcome(True, prompt.units if cached is not None else None, cached), now)
+    return booking
+
+
+def numbered(number: int, blocks: int = 10) -> Prompt:
+    """Prompts that differ from their first block."""
+    return Prompt(text_keys(bytes(blocks), 1, seed=number), blocks, 1, "")
+
+
+# -- hot prefixes
+
+
+def wait_for_hot_head(router: Router, turn: int, others: int = 0) -> Booking:
+    """Another question about the same 4000 tokens, while the holder r1 has 3000 tokens before it, and r2 `others`."""
+    queue = [router.choose(prompt_of(b"q" + bytes([turn]) * 2999), R1, float(turn))]
+    if others:
+        queue.append(router.choose(prompt_of(b"o" + bytes([turn]) * (others - 1)), ["r2"], float(turn)))
+    booking = router.choose(prompt_of(b"h" * 4000 + bytes([turn]) * 10), BOTH, float(turn))
+    for one in (*queue, booking):
+        one.close(Outcome(ok=one is booking), turn + 0.5)  # the queue leaves no trace
+    return booking
+
+
+def test_a_hot_prefix_is_copied_once_its_rent_is_paid() -> None:
+    """A copy costs a second, for 4000 tokens twice (to compute them, and to hold them twice); each wait costs 3/8 of one."""
+    router = router_with("r1", "r2")
+    served(router, prompt_of(b"h" * 4000), 0.0)
+    story = [wait_for_hot_head(router, turn) for turn in range(1, 4)]
+    assert [booking.decision.reason for booking in story] == ["warm", "warm", "spill"]
+    assert [booking.chosen.cost.rent_s for booking in story] == pytest.approx([0.0, 0.0, -0.75])
+    assert len(router.rents) == 0, "the copy is bought"
+    assert router.trie.match(story[0].prompt.keys, 3.0)["r2"] == 4000
+    assert wait_for_hot_head(router, 4).decision.reason == "warm", "there are two now"
+
+
+def test_no_rent_is_paid_while_nobody_idle_lacks_the_prefix() -> None:
+    router = router_with("r1", "r2")
+    served(router, prompt_of(b"h" * 4000), 0.0)
+    assert {wait_for_hot_head(router, turn, others=100).decision.reason for turn in range(1, 20)} == {"warm"}
+    assert len(router.rents) == 0
+
+
+def test_a_single_conversation_is_never_copied() -> None:
+    """It waits at every turn for others, but each turn ends another prefix."""
+    router = router_with("r1", "r2")
+    for turn in range(1, 60):
+        queue = router.choose(prompt_of(b"q" + bytes([turn]) * 2999), R1, float(turn))
+        booking = router.choose(prompt_of(b"h" * (4000 + 50 * turn)), R1 if turn == 1 else BOTH, float(turn))
+        assert booking.chosen.replica == "r1"
+        booking.close(OK, turn + 0.5)
+        queue.close(Outcome(ok=False), turn + 0.5)
+    assert len(router.rents) > 50
+
+
+def test_only_the_cost_policy_pays_rent() -> None:
+    router = router_with("r1", "r2", policy="longest_prefix")
+    served(router, prompt_of(b"h" * 4000), 0.0)
+    for turn in range(1, 10):
+        assert wait_for_hot_head(router, turn).chosen.replica == "r1"
+    assert len(router.rents) == 0
+
+
+# -- restarts
+
+
+def test_a_restart_shows_in_three_warm_prefixes_that_are_gone_and_purges_once() -> None:
+    router = router_with("r1", capacity=1000)
+    for number in range(8):
+        served(router, numbered(number), 0.0)
+    served(router, numbered(7), 1.0, cached=10)
+    under_way = [router.choose(numbered(number), R1, 10.0) for number in range(6)]
+    assert [booking.close(Outcome(True, 10, 0), 11.0) for booking in under_way] == [False, False, True, False, False, False]
+    assert router.trie.evicted["purge"] > 0
+    assert router.trie.match(numbered(7).keys, 11.0) == {}, "nothing is left of what it held before"
+    for number in (3, 4, 5):
+        assert router.trie.match(numbered(number).keys, 11.0) == {"r1": 10}, "what it has just computed it holds"
+    served(router, numbered(5), 11.5, cached=10)
+    again = [router.choose(numbered(number), R1, 12.0) for number in (3, 4, 5)]
+    assert [booking.close(Outcome(True, 10, 0), 13.0) for booking in again] == [False, False, True], "and again"
+
+
+def test_an_engine_that_always_reports_zero_has_not_restarted() -> None:
+    router = router_with("r1", capacity=1000)
+    for turn in range(50):
+        assert not router.choose(numbered(turn % 5), R1, float(turn)).close(Outcome(True, 10, 0), float(turn))
+    assert router.trie.evicted["purge"] == 0
+
+
+def test_a_hit_among_the_misses_is_no_restart() -> None:
+    router = router_with("r1", capacity=1000)
+    for number in range(9):
+        served(router, numbered(number), 0.0)
+    for number, cached in enumerate((0, 0, 10, 0, 0, 3, 0, 0)):
+        assert not router.choose(numbered(number), R1, 10.0 + number).close(Outcome(True, 10, cached), 10.0 + number)
+    assert router.trie.evicted["purge"] == 0
+
+
+@pytest.mark.parametrize("outcome", [Outcome(True, 10), Outcome(False, 10, 0), Outcome(True, 10, -1), Outcome(True, 10, 11)])
+def test_what_is_no_count_is_no_miss(outcome: Outcome) -> None:
+    router = router_with("r1")
+    for number in range(9):
+        served(router, numbered(number), 0.0)
+        served(router, numbered(number), 0.0, cached=10)
+    for number in range(9):
+        assert not router.choose(numbered(number), R1, 1.0).close(outcome, 2.0)
+    assert router.trie.held_by("r1") == 90
+
+
+def test_a_cold_prompt_that_was_not_cached_is_no_miss() -> None:
+    router = router_with("r1")
+    served(router, numbered(20), 0.0)
+    served(router, numbered(20), 0.0, cached=10)
+    for number in range(20):
+        assert not router.choose(numbered(number), R1, float(number)).close(Outcome(True, 10, 0), float(number))
+    assert router.trie.evicted["purge"] == 0
+
+
+# -- how large a cache is
+
+
+def of_an_engine(router: Router, engine: Cache, prompts: int, rounds: int, start: float) -> None:
+    """Prompts of 50 tokens, some asked for often and some seldom, on a replica with an exact LRU cache."""
+    chance = random.Random(5)
+    for turn in range(rounds):
+        now = start + turn
+        prompt = numbered(int(prompts * chance.random() ** 2), 50)
+        booking = router.choose(prompt, R1, now)
+        booking.close(Outcome(True, 50, engine.take(Ask(prompt, 0, ""), now)), now + 0.5)
+
+
+def test_a_replica_of_unknown_size_shows_how_much_it_holds_and_later_that_it_holds_more() -> None:
+    router, engine = router_with("r1", ttl_s=300.0), Cache(1000)
+    of_an_engine(router, engine, prompts=15, rounds=200, start=0.0)
+    assert router.learned_capacity("r1") is None, "everything fits"
+    of_an_engine(router, engine, prompts=60, rounds=2000, start=1000.0)
+    small = router.learned_capacity("r1")
+    assert small == pytest.approx(1000, rel=0.25)
+    assert router.trie.held_by("r1") <= small
+    engine.capacity_tokens = 2000
+    of_an_engine(router, engine, prompts=60, rounds=3000, start=10_000.0)
+    assert router.learned_capacity("r1") == pytest.approx(2000, rel=0.35)
+    router.check()
+
+
+def test_an_engine_that_says_how_much_it_holds_is_believed() -> None:
+    router, engine = router_with("r1", capacity=3000), Cache(1000)
+    of_an_engine(router, engine, prompts=60, rounds=1000, start=0.0)
+    assert router.learned_capacity("r1") is None
+    assert router.trie.held_by("r1") > 1500
+
+
+def test_a_prefix_that_was_lost_while_as_old_ones_survive_teaches_no_capacity() -> None:
+    router = router_with("r1")
+    for number in range(10):
+        served(router, numbered(number), float(number))
+    served(router, numbered(4), 100.0, cached=10)  # there, though 50 blocks are younger
+    served(router, numbered(6), 101.0, cached=0)  # gone, and no more than 40 are
+    assert router.learned_capacity("r1") is None
+    served(router, numbered(1), 102.0, cached=0)
+    assert router.learned_capacity("r1") == 80, "all that was used since, but not the prompt itself"
+    assert router.trie.held_by("r1") <= 80
+
+
+def with_a_learned_capacity() -> Router:
+    """Prompt 0 is lost after 20 blocks of others, while 1 is there all the time."""
+    router = router_with("r1")
+    for now, number, cached in ((0, 1, None), (1, 1, 10), (1, 0, 0), (2, 2, 0), (2, 1, 10), (3, 0, 0), (4, 1, 10)):
+        served(router, numbered(number), float(now), cached)
+    assert router.learned_capacity("r1") == 20
+    return router
+
+
+def test_a_capacity_learned_is_forgotten_with_the_replica() -> None:
+    router = with_a_learned_capacity()
+    router.add(Replica("r1"), block_tokens=1)
+    assert router.learned_capacity("r1") == 20, "nothing new is said of it"
+    router.remove("r1")
+    assert router.learned_capacity("r1") is None
+
+
+def test_a_capacity_that_is_told_later_replaces_the_learned_one() -> None:
+    router = with_a_learned_capacity()
+    router.add(Replica("r1", 400), block_tokens=10)
+    assert router.learned_capacity("r1") is None
+    for number in range(20):
+        served(router, numbered(number), 50.0)
+    assert router.trie.held_by("r1") == 40
+
+
+def test_a_capacity_that_was_learned_is_kept_to_and_grows_only_where_it_was_the_limit() -> None:
+    router = with_a_learned_capacity()
+    for number in range(5):
+        served(router, numbered(number), 50.0)
+        assert router.trie.held_by("r1") == 20
+    router.restarted("r1")
+    served(router, numbered(0), 51.0, cached=10)
+    assert router.learned_capacity("r1") == 20, "of an empty cache we believe less than anybody holds"
+    served(router, numbered(1), 52.0, cached=10)
+    assert router.learned_capacity("r1") == 23, "but now it was full"
+
+
+def test_a_restart_of_a_replica_of_unknown_size_teaches_no_capacity_below_what_it_has_held() -> None:
+    router = router_with("r1")
+    for number in range(20):
+        served(router, numbered(number), float(number))
+    served(router, numbered(3), 20.0, cached=10)  # with 160 younger blocks
+    under_way = [router.choose(numbered(number), R1, 30.0) for number in (10, 12, 14, 16, 18)]
+    assert [booking.close(Outcome(True, 10, 0), 31.0) for booking in under_way] == [False, False, True, False, False]
+    assert router.learned_capacity("r1") is None
+
+
+# -- what must be forgotten
+
+
+def test_a_cold_prompt_goes_where_the_coldest_blocks_are_coldest() -> None:
+    """Three replicas, full, each having used its stalest 50 blocks at another time."""
+    router, coldest = router_with("r1", "r2", "r3", capacity=100), {"r1": 50.0, "r2": 20.0, "r3": 80.0}
+    uses = [(now, name) for name, used in coldest.items() for now in (0.0, used, 90.0)]
+    for number, (now, name) in enumerate(sorted(uses)):
+        router.trie.insert(name, numbered(number, 50).keys, now)
+    _, ranking = router.rank(numbered(99, 50), list(coldest), 100.0)
+    assert [candidate.replica for candidate in ranking] == ["r2", "r1", "r3"]
+    half, whole = (router.rank(numbered(99, blocks), ["r1"], 100.0)[0].best.cost.evicted_s for blocks in (25, 50))
+    assert half == pytest.approx(whole / 2), "a block for a block"
+
+
+def test_a_replica_with_room_forgets_nothing() -> None:
+    router = router_with("full", "free", capacity=100)
+    for number in range(4):
+        router.trie.insert("full", numbered(number, 50).keys, float(number))
+    router.trie.insert("free", numbered(9, 50).keys, 4.0)
+    costs = {one.replica: one.cost for one in router.rank(numbered(99, 50), ["full", "free"], 5.0)[1]}
+    assert costs["free"].evicted_s == 0 < costs["full"].evicted_s <= costs["full"].prefill_s
+    known = {one.replica: one.cost for one in router.rank(numbered(3, 50), ["full", "free"], 5.0)[1]}
+    assert known["full"].evicted_s == 0, "what it holds already needs no room"
+
+
+# -- who comes back
+
+
+def test_the_gap_between_turns_is_learned_from_conversations_and_not_from_shared_heads() -> None:
+    router = router_with("r1")
+    for turn in range(1, 60):
+        served(router, prompt_of(b"h" * 20 + bytes([turn])), 60.0 * turn)
+    assert router.ledger.turn_gap.value == pytest.approx(15.0, rel=0.1), "heads of 20 tokens"
+    for turn in range(1, 60):
+        served(router, prompt_of(bytes(5000 + 10 * turn)), 10_000 + 60.0 * turn)
+    assert router.ledger.turn_gap.value == pytest.approx(60.0, rel=0.15)
+
+
+def test_a_long_cold_prompt_goes_where_the_fewest_have_just_been_answered() -> None:
+    router = router_with("r1", "r2")
+    for turn in range(40):
+        served(router, numbered(turn), turn / 10, name="r1" if turn < 30 else "r2")
+    long, short = numbered(99, 50_000), numbered(98, 5)
+    costs = {one.replica: one.cost for one in router.rank(long, BOTH, 4.0)[1]}
+    assert costs["r1"].others_s > 2 * costs["r2"].others_s > 1.0
+    assert Counter(router.rank(long, BOTH, 4.0)[0].best.replica for _ in range(20)) == {"r2": 20}
+    assert all(one.cost.others_s < 1e-3 for one in router.rank(short, BOTH, 4.0)[1]), "a short one takes nothing from anybody"
+
+
+# -- unequal replicas
+
+
+def test_a_new_replica_is_believed_to_be_as_fast_as_the_fleet() -> None:
+    router = router_with("r1", "r2")
+    for turn in range(60):
+        for name, rate in (("r1", 1000.0), ("r2", 3000.0)):
+            booking = router.choose(numbered(turn, 1000), [name], 10.0 * turn)
+            booking.first_token(10.0 * turn + booking.chosen.uncached_tokens / rate)
+            booking.close(OK, 10.0 * turn + 5)
+    router.add(Replica("r3"), block_tokens=1)
+    _, ranking = router.rank(numbered(77_777, 100), ["r1", "r2", "r3"], 1000.0)
+    rates = {candidate.replica: candidate.prefill_rate for candidate in ranking}
+    assert rates["r3"] == pytest.approx((rates["r1"] + rates["r2"]) / 2) == pytest.approx(2000, rel=0.1)
+
+
+def work_of_a_slow_one(rate: float, seed: int) -> float:
+    """What a replica at a quarter of the speed is given, over the mean of the three others."""
+    spec = FleetSpec(replicas=4, speeds=(1.0, 1.0, 0.25, 1.0))
+    placement = RouterPlacement(router_with(ttl_s=300.0), spec, 64)
+    source = dataclasses.replace(NoReuse(), hours=0.25, rate=rate).source(4, random.Random(seed))
+    work = Counter[int]()
+    for one in Simulation(spec, source, placement).run():
+        work[one.replica] += one.ask.prompt.units
+    slow = work.pop(2)
+    assert max(work.values()) < 1.25 * min(work.values())
+    return slow / (sum(work.values()) / 3)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_replica_at_a_quarter_of_the_speed_gets_about_a_quarter_of_the_work(seed: int) -> None:
+    """Of a fleet that has no time to spare; with time to spare, less: a prompt takes four times as long on it."""
+    assert work_of_a_slow_one(rate=1.4, seed=seed) == pytest.approx(0.25, abs=0.05)
+    assert 0.03 < work_of_a_slow_one(rate=1.0, seed=seed) < 0.2
