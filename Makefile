@@ -35,7 +35,9 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.routing
+	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.gateway
+	$(BIN)/python -m bench.policies
 
 # Breaks the router on purpose, one place at a time; every mutant must make its tests fail.
 mutants: $(VENV)/.dev

@@ -83,8 +83,8 @@ _SERVE = (
 )
 
 _SIMULATE = (
-    "Replay a recorded workload through the production router on a simulated fleet, and print what users would feel: token "
-    "hit ratio, time to first token, end-to-end time (seconds), load skew (the busiest replica's prefill over the mean)."
+    "Replay a recorded or made-up workload through the production router on a simulated fleet, and print what users would feel:"
+    " token hit ratio, time to first token, end-to-end time (seconds), load skew (the busiest replica's prefill over the mean)."
 )
 
 

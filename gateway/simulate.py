@@ -1,12 +1,14 @@
-"""`warmroute simulate TRACE`: replays a recorded workload through the production router, and prints what users would feel.
+"""`warmroute simulate TRACE`: replays a workload through the production router, and prints what users would feel.
 
-The bounds `pooled` (one cache and one queue for the whole fleet) and `infinite` (the same with endless memory) stand beside
-the policies: no placement can be expected to beat them.
+The workload is recorded (a file) or made up (gen:NAME, see `router.generators`). Beside the router's own policies stand the
+peers' rules, and two bounds, which no placement can be expected to beat: `pooled` (one cache and one queue for the whole
+fleet) and `infinite` (the same with endless memory).
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gzip
 import json
 import math
@@ -14,60 +16,89 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway import plot
 from gateway.config import RoutingConfig
 from router import POLICIES, Router
+from router.generators import BLOCK, GENERATORS
+from router.peers import PEERS, PeerRouter
 from router.simulate import FleetSpec, Result, RouterPlacement, Served, SharedQueue, Simulation, summary
 from router.workloads import ClosedLoop, OpenLoop, Source, TraceError, agents, mooncake
 
 BOUNDS = ("pooled", "infinite")
+NAMES = (*POLICIES, *PEERS, *BOUNDS)
+GENERATED = "gen:"
+TRACE_HOURS, TRACE_USERS = 1.0, 6
 _ENDLESS = 1 << 50  # tokens
 _PROGRESS_EVERY = 500
+_BAR = 30  # characters
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """A workload that can be replayed: a fresh source per run. block_tokens: the length of its blocks."""
+class Workload:
+    """What can be replayed: a fresh source per run. block_tokens: the length of its blocks."""
 
     source: Callable[[], Source]
     block_tokens: int
+    horizon_s: float = 0.0  # of a closed loop
+
+    def share_done(self, source: Source, number: int, now: float) -> float:
+        """How far a run is that has answered `number` requests."""
+        return min(1.0, number / len(source) if isinstance(source, OpenLoop) else now / self.horizon_s)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     def number(flag: str, default: float, text: str) -> None:
         parser.add_argument(flag, default=default, type=type(default), metavar="N", help=f"{text} (default: %(default)s)")
 
-    policies, spec = ", ".join((*POLICIES, *BOUNDS)), FleetSpec()
+    spec = FleetSpec()
+    kinds = ", ".join(GENERATED + name for name in GENERATORS)
     parser.add_argument(
-        "trace", metavar="TRACE", type=Path, help="JSON lines, may be gzipped; Mooncake's or the agents' format"
+        "trace", metavar="TRACE", help=f"JSON lines (Mooncake's or the agents' format, may be gzipped), or {kinds}"
     )
-    parser.add_argument("--policy", default="cost", metavar="A,B", help=f"of {policies} (default: %(default)s)")
+    parser.add_argument("--policy", default="cost", metavar="A,B", help=f"of {', '.join(NAMES)} (default: %(default)s)")
     number("--replicas", spec.replicas, "their number")
     number("--kv-tokens", spec.kv_tokens, "KV cache of a replica, tokens")
     number("--prefill-rate", spec.prefill_rate, "tokens/s of a replica")
     number("--decode-rate", spec.decode_rate, "tokens/s of a sequence")
     number("--batch-limit", spec.batch_limit, "sequences that a replica runs at once")
-    number("--speed", 1.0, "Mooncake: replay so many times faster")
-    number("--users", 6, "agents: users per replica")
-    number("--max-input", 200_000, "agents: leave out sessions with a longer prompt, tokens")
-    number("--hours", 1.0, "agents: simulated hours")
+    number("--speed", 1.0, "open loops: requests come so many times faster")
+    own = "a generator has its own"
+    users = f"closed loops: users per replica (default: {TRACE_USERS}; {own})"
+    parser.add_argument("--users", type=int, metavar="N", help=users)
+    number("--max-input", 200_000, "agents' traces: leave out sessions with a longer prompt, tokens")
+    hours = f"agents' traces and generators: simulated hours (default: {TRACE_HOURS:g}; {own})"
+    parser.add_argument("--hours", type=float, metavar="N", help=hours)
     number("--seed", 0, "of all chance in it")
     parser.add_argument("--json", action="store_true", help='print {"results": [...]} instead of a table')
+    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw TTFT and hits over time; needs warmroute[plot]")
 
 
 def run(options: argparse.Namespace) -> int:
     """Simulate every policy that was asked for; returns the exit status."""
     names = options.policy.split(",")
+    spec = FleetSpec(options.replicas, options.kv_tokens, options.prefill_rate, options.decode_rate, options.batch_limit)
+    results, curves = [], []
     try:
         _check(names, options)
-        trace = _load(options)
-        results = [_simulate(name, options, trace) for name in names]
+        workload = load(options)
+        for name in names:
+            result, served = replay(name, spec, workload, options.seed, watch=sys.stderr.isatty())
+            results.append(result)
+            if options.plot:
+                curves.append(plot.Curve.of(name, served, bound=name in BOUNDS))
+        if options.plot:
+            plot.draw(
+                options.plot, curves, f"{Path(options.trace).name}: {spec.replicas} replicas, {spec.kv_tokens:,} KV tokens each"
+            )
     except TraceError as error:
         return _refuse(f"{options.trace}: {error}")
+    except plot.PlotError as error:
+        return _refuse(f"--plot: {error}")
     except argparse.ArgumentTypeError as error:
         return _refuse(str(error))
     print(json.dumps({"results": [asdict(result) for result in results]}) if options.json else table(results))
@@ -80,67 +111,105 @@ def _refuse(message: str) -> int:
 
 
 def _check(names: Sequence[str], options: argparse.Namespace) -> None:
-    """Raises ArgumentTypeError. All numbers but the seed must be positive."""
-    if unknown := [name for name in names if name not in (*POLICIES, *BOUNDS)]:
-        raise argparse.ArgumentTypeError(f"--policy: {unknown[0]!r} is not one of {', '.join((*POLICIES, *BOUNDS))}")
+    """Raises ArgumentTypeError, or PlotError. All numbers but the seed must be positive."""
+    if unknown := [name for name in names if name not in NAMES]:
+        raise argparse.ArgumentTypeError(f"--policy: {unknown[0]!r} is not one of {', '.join(NAMES)}")
     for name, value in vars(options).items():
         if type(value) in (int, float) and name != "seed" and not 0 < value < math.inf:
             raise argparse.ArgumentTypeError(f"--{name.replace('_', '-')}: {value} is not a number above 0")
+    if options.plot:
+        plot.check(options.plot)
 
 
 def table(results: Sequence[Result]) -> str:
-    quantiles = "".join(f"{name:>9}" for name in ("p50", "p90", "p99"))
+    quantiles = "".join(f"{name:>10}" for name in ("p50", "p90", "p99"))
     head = f"{'policy':<14} {'requests':>9} {'hits':>7} {'TTFT mean':>10}{quantiles} {'e2e mean':>9} {'skew':>6}"
     rows = (
-        f"{one.policy:<14} {one.requests:>9} {one.hit_ratio:>7.1%} {one.ttft_mean_s:>10.3f} {one.ttft_p50_s:>8.3f} "
-        f"{one.ttft_p90_s:>8.3f} {one.ttft_p99_s:>8.3f} {one.e2e_mean_s:>9.2f} {one.load_skew:>6.2f}"
+        f"{one.policy:<14} {one.requests:>9} {one.hit_ratio:>7.1%} {one.ttft_mean_s:>10.3f} {one.ttft_p50_s:>9.3f} "
+        f"{one.ttft_p90_s:>9.3f} {one.ttft_p99_s:>9.3f} {one.e2e_mean_s:>9.2f} {one.load_skew:>6.2f}"
         for one in results
     )
     return "\n".join([head, *rows])
 
 
-def _simulate(name: str, options: argparse.Namespace, trace: Trace) -> Result:
-    spec = FleetSpec(options.replicas, options.kv_tokens, options.prefill_rate, options.decode_rate, options.batch_limit)
-    simulated = replace(spec, kv_tokens=_ENDLESS) if name == "infinite" else spec
-    routing = RoutingConfig()
+# -- one run
+
+
+def replay(name: str, spec: FleetSpec, workload: Workload, seed: int, *, watch: bool = False) -> tuple[Result, list[Served]]:
+    """One policy, peer's rule or bound on one workload. Raises TraceError if nobody asks for anything."""
+    source, routing = workload.source(), RoutingConfig()
     if name in BOUNDS:
-        simulation = Simulation(simulated, trace.source(), SharedQueue(), shared=True)
+        fleet = dataclasses.replace(spec, kv_tokens=_ENDLESS) if name == "infinite" else spec
+        simulation = Simulation(fleet, source, SharedQueue(), shared=True)
     else:
-        memory, chance = routing.memory_mb << 20, random.Random(options.seed)
-        router = Router(policy=name, ttl_s=routing.ttl_s, memory_bytes=memory, chance=chance)
-        simulation = Simulation(spec, trace.source(), RouterPlacement(router, spec, trace.block_tokens))
-    served = list(_watched(name, simulation.run()))
+        kind, memory, chance = PeerRouter if name in PEERS else Router, routing.memory_mb << 20, random.Random(seed)
+        router = kind(policy=name, ttl_s=routing.ttl_s, memory_bytes=memory, chance=chance)
+        simulation = Simulation(spec, source, RouterPlacement(router, spec, workload.block_tokens))
+    running = simulation.run()
+    if watch:
+        running = _watched(name, running, lambda number, now: workload.share_done(source, number, now))
+    served = list(running)
     if not served:
         raise TraceError("no request begins in the simulated time (--hours)")
-    return summary(name, spec, served, simulation.busy_s)
+    return summary(name, spec, served, simulation.busy_s), served
 
 
-def _watched(name: str, served: Iterable[Served]) -> Iterable[Served]:
-    """With a line on a terminal that tells how far it is."""
-    shown, begun = sys.stderr.isatty(), time.monotonic()
-    for number, one in enumerate(served, 1):
-        if shown and number % _PROGRESS_EVERY == 0:
-            print(f"\r{name}: {number} requests, {time.monotonic() - begun:.0f} s", end="", file=sys.stderr, flush=True)
-        yield one
-    if shown:
+def _watched(name: str, served: Iterator[Served], share: Callable[[int, float], float]) -> Iterator[Served]:
+    """With a bar on the terminal that tells how far it is; it is gone when the run is over, or broken off."""
+    begun = time.monotonic()
+    try:
+        for number, one in enumerate(served, 1):
+            if number % _PROGRESS_EVERY == 0:
+                done, seconds = share(number, one.finished), time.monotonic() - begun
+                bar = "█" * round(_BAR * done)
+                line = f"\r{name:<14} {bar:░<{_BAR}} {done:>4.0%} {number:>7} requests {seconds:>4.0f} s"
+                print(line, end="", file=sys.stderr, flush=True)
+            yield one
+    finally:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def _load(options: argparse.Namespace) -> Trace:
-    """The trace in whichever format it is. Raises TraceError."""
-    rows = _rows(options.trace)
+# -- workloads
+
+
+def load(options: argparse.Namespace) -> Workload:
+    """The trace in whichever format it is, or the generator. Raises TraceError."""
+    if options.trace.startswith(GENERATED):
+        return _generated(options)
+    rows = _rows(Path(options.trace))
     if "hash_ids" in rows[0]:
-        arrivals = list(mooncake(rows, random.Random(options.seed), options.speed))
-        return Trace(lambda: OpenLoop(arrivals), arrivals[0][1].prompt.block_units)
+        source = OpenLoop(mooncake(rows, random.Random(options.seed), options.speed))
+        return Workload(lambda: source, next(source.begin())[1].prompt.block_units)
     if "requests" not in rows[0]:
         raise TraceError("neither Mooncake's format (hash_ids) nor the agents' (requests)")
     sessions = list(agents(rows, options.max_input))
     if not sessions:
         raise TraceError(f"no session has all its prompts within {options.max_input} tokens (--max-input)")
     random.Random(options.seed).shuffle(sessions)
-    users, horizon = options.users * options.replicas, options.hours * 3600
+    users, horizon = (options.users or TRACE_USERS) * options.replicas, (options.hours or TRACE_HOURS) * 3600
     block_tokens = sessions[0][0][1].prompt.block_units
-    return Trace(lambda: ClosedLoop(sessions, users, horizon, random.Random(options.seed)), block_tokens)
+    return Workload(lambda: ClosedLoop(sessions, users, horizon, random.Random(options.seed)), block_tokens, horizon)
+
+
+def _generated(options: argparse.Namespace) -> Workload:
+    name = options.trace.removeprefix(GENERATED)
+    if name not in GENERATORS:
+        raise TraceError(f"not one of {', '.join(GENERATED + known for known in GENERATORS)}")
+    generator: Any = GENERATORS[name]
+    known = {field.name for field in dataclasses.fields(generator)}
+    changes: dict[str, Any] = {
+        key: value for key in ("hours", "users") if key in known and (value := getattr(options, key)) is not None
+    }
+    if "rate" in known:
+        changes["rate"] = generator.rate * options.speed
+    generator = dataclasses.replace(generator, **changes)
+
+    def source() -> Source:
+        made: Source = generator.source(options.replicas, random.Random(options.seed))
+        return made
+
+    first = source()
+    return Workload((lambda: first) if isinstance(first, OpenLoop) else source, BLOCK, generator.hours * 3600)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

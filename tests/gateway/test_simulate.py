@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import pty
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.cli import main
+from gateway.simulate import NAMES
+from router.generators import GENERATORS
 
 KEYS = ["policy", "replicas", "kv_tokens", "requests", "hit_ratio"]
 KEYS += ["ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "e2e_mean_s", "load_skew"]
@@ -94,7 +102,9 @@ def test_json_has_exactly_these_keys(chat: str, capsys: pytest.CaptureFixture[st
 
 
 def test_every_policy_runs_on_the_agents(coding: str, capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["cost", "least_loaded", "round_robin", "random", "pooled", "infinite"]
+    names = ["cost", "least_loaded", "round_robin", "random", "power_of_two", "sticky", "longest_prefix"]
+    names += ["sglang", "dynamo", "llm_d", "lmetric", "session", "pooled", "infinite"]
+    assert sorted(names) == sorted(NAMES)
     found = results(capsys, coding, "--policy", ",".join(names), "--replicas", "2", "--users", "2")
     assert [one["policy"] for one in found] == names
     assert {one["requests"] for one in found} == {40}
@@ -115,6 +125,137 @@ def test_the_numbers_of_the_fleet_matter(chat: str, capsys: pytest.CaptureFixtur
 def test_a_seed_decides_all_chance(chat: str, capsys: pytest.CaptureFixture[str]) -> None:
     one, again, other = (results(capsys, chat, "--policy", "random", "--seed", seed) for seed in ("-3", "-3", "4"))
     assert one == again != other
+
+
+# -- made-up workloads
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_every_generator_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--replicas", "2", "--hours", "0.005", "--policy", "cost,sticky,pooled"]
+    found = results(capsys, f"gen:{name}", *small)
+    assert [list(one) for one in found] == [KEYS] * 3
+    assert found[0]["requests"] > 10
+    assert all(0 <= one["hit_ratio"] < 1 and one["ttft_mean_s"] > 0 for one in found)
+
+
+def test_a_larger_fleet_gets_more_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    def requests(name: str, *more: str) -> int:
+        [only] = results(capsys, f"gen:{name}", "--policy", "pooled", "--hours", "0.01", *more)
+        return int(only["requests"])
+
+    for name in ("hot_prefix", "chat"):
+        assert requests(name, "--replicas", "8") == pytest.approx(4 * requests(name, "--replicas", "2"), rel=0.2)
+    assert requests("hot_prefix", "--speed", "0.5") == pytest.approx(0.5 * requests("hot_prefix"), rel=0.1)
+    assert requests("chat", "--replicas", "2", "--users", "10") == pytest.approx(
+        requests("chat", "--replicas", "2") / 10, rel=0.3
+    )
+    assert requests("hot_prefix", "--hours", "0.005") == pytest.approx(0.5 * requests("hot_prefix"), rel=0.1)
+
+
+def test_an_unknown_generator_is_told_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "gen:poetry: not one of gen:shared_prompt, gen:no_reuse, " in refused(capsys, "gen:poetry")
+    assert "gen:: not one of" in refused(capsys, "gen:")
+
+
+def test_two_processes_say_the_same() -> None:
+    command = [sys.executable, "-m", "gateway.cli", "simulate", "gen:chat", "--hours", "0.02", "--replicas", "2"]
+    command += ["--policy", "cost,sticky,power_of_two,sglang,llm_d,session", "--json", "--seed", "7"]
+    said = {subprocess.run(command, capture_output=True, timeout=60, check=True).stdout for _ in range(2)}
+    assert len(said) == 1
+
+
+# -- the picture
+
+
+def test_a_plot_is_drawn_beside_the_table(chat: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "picture.png"
+    assert main(["simulate", chat, "--policy", "cost,pooled", "--plot", str(file)]) == 0
+    assert capsys.readouterr().out.startswith("policy ")
+    assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(
+    chat: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "is not the name of a .png file" in refused(capsys, chat, "--plot", str(tmp_path / "picture.jpg"))
+    assert "is not a directory" in refused(capsys, chat, "--plot", str(tmp_path / "nowhere" / "picture.png"))
+    (tmp_path / "taken.png").mkdir()
+    assert "directory" in refused(capsys, chat, "--plot", str(tmp_path / "taken.png"))
+
+
+def test_without_matplotlib_it_says_what_to_install(chat: str, tmp_path: Path) -> None:
+    program = "import sys; sys.modules['matplotlib'] = None; from gateway.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "simulate", chat]
+    plain = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (plain.returncode, plain.stderr) == (0, ""), "nobody else needs it"
+    command += ["--plot", str(tmp_path / "picture.png")]
+    drawn = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (drawn.returncode, drawn.stdout) == (2, "")
+    assert drawn.stderr == "warmroute: --plot: matplotlib is not installed; pip install 'warmroute[plot]'\n"
+
+
+# -- on a terminal
+
+
+class Terminal:
+    """A command whose standard error is a terminal."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._screen, theirs = pty.openpty()
+        command = [sys.executable, "-m", "gateway.cli", "simulate", *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs)
+        os.close(theirs)
+        self.shown = ""
+
+    def read(self) -> bool:
+        """False when the command has closed its end."""
+        try:
+            self.shown += os.read(self._screen, 4096).decode("utf-8", "replace")
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        os.close(self._screen)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    with ExitStack() as stack:
+
+        def started(*arguments: str) -> Terminal:
+            command = Terminal(*arguments)
+            stack.callback(command.close)
+            return command
+
+        yield started
+
+
+def test_a_bar_tells_how_far_it_is_and_is_gone_at_the_end(terminal: Callable[..., Terminal]) -> None:
+    for workload in ("gen:hot_prefix", "gen:chat"):
+        command = terminal(workload, "--hours", "0.05", "--replicas", "4", "--policy", "pooled")
+        while command.read():
+            pass
+        shares = [int(share) for share in re.findall(r"(\d+)% ", command.shown)]
+        assert shares == sorted(shares)
+        assert 0 < shares[0] < 50 < shares[-1] <= 100
+        assert command.shown.endswith("\r\033[K")
+        assert command.process.wait() == 0
+
+
+def test_ctrl_c_ends_it_cleanly(terminal: Callable[..., Terminal]) -> None:
+    command = terminal("gen:hot_prefix", "--policy", ",".join(["cost"] * 40))
+    while "%" not in command.shown:
+        assert command.read()
+    command.process.send_signal(signal.SIGINT)
+    while command.read():
+        pass
+    assert command.process.wait() == 130
+    assert command.shown.endswith("\r\033[K")
+    assert "Traceback" not in command.shown
 
 
 # -- errors
@@ -191,4 +332,7 @@ def test_it_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["simulate", "--help"])
     assert caught.value.code == 0
-    assert "--kv-tokens" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "--kv-tokens" in said
+    assert all(f"gen:{name}" in said for name in GENERATORS)
+    assert all(name in said for name in NAMES)
