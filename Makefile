@@ -37,6 +37,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.routing
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.gateway
+	$(BIN)/python -m bench.ablation
+	$(BIN)/python -m bench.unequal
 	$(BIN)/python -m bench.policies
 
 # Breaks the router on purpose, one place at a time; every mutant must make its tests fail.

@@ -153,8 +153,8 @@ def report(rows: Sequence[Row], plan: Plan, made_by: str, drawn: bool) -> Iterat
     yield (
         f"Microseconds for the whole decision (hash, choose, first token, close) over an index of {plan.blocks:,} block credits"
         f" that is full, so that it evicts. p50: the least of {plan.rounds} rounds' medians; p99: of all rounds together."
-        f" While it ran, the machine was up to {max(row.loop for row in rows) / best:.1f} times slower than at its best (the column *machine*: a"
-        " fixed loop beside the round of the p50)."
+        f" While it ran, the machine was up to {max(row.loop for row in rows) / best:.1f} times slower than at its best"
+        " (*machine*: a fixed loop, beside the round of the p50)."
         " How it is measured, and what the others leave out: [bench/README.md](../README.md).\n"
     )
     for sort in SORTS:

@@ -88,5 +88,10 @@ class UseList:
         self.count -= 1
 
     def freshen(self, hold: Hold) -> None:
-        self.unlink(hold)
-        self.link_after(hold, self.ring.staler)
+        ring = self.ring
+        last = ring.staler
+        if last is not hold:
+            hold.staler.fresher = hold.fresher
+            hold.fresher.staler = hold.staler
+            hold.staler, hold.fresher = last, ring
+            last.fresher = ring.staler = hold

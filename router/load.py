@@ -130,7 +130,7 @@ class Lease:
 
     def _enter(self) -> None:
         load = self.ledger.of(self.replica)
-        self.ledger._loads[self.replica] = load
+        self.ledger.loads[self.replica] = load
         load.inflight += 1
         load.active_tokens += self.prompt_tokens
         load.booked_tokens += self.uncached_tokens
@@ -150,15 +150,15 @@ class Lease:
 
 
 class Ledger:
-    """All open leases, by replica. Every operation is O(1)."""
+    """All open leases, by replica. Every operation is O(1). loads: of those that were booked on before; `of` knows all."""
 
     def __init__(self) -> None:
-        self._loads: dict[str, ReplicaLoad] = {}
+        self.loads: dict[str, ReplicaLoad] = {}
         self.turn_gap = Median(*TURN_GAP_S)
 
     def of(self, replica: str) -> ReplicaLoad:
         """A replica's load; that of a stranger is empty, and its speed that of the others."""
-        return self._loads.get(replica) or ReplicaLoad(rate=self._rate_of_a_stranger())
+        return self.loads.get(replica) or ReplicaLoad(rate=self._rate_of_a_stranger())
 
     def open(self, replica: str, prompt_tokens: int, uncached_tokens: int, now: float, *, silent: bool = False) -> Lease:
         lease = Lease(self, replica, prompt_tokens, uncached_tokens, now, silent)
@@ -173,26 +173,26 @@ class Ledger:
 
     def teach(self, replica: str, rate: Ratio) -> None:
         """Believe that this is a replica's prefill rate."""
-        self._loads.setdefault(replica, ReplicaLoad(rate)).rate = rate
+        self.loads.setdefault(replica, ReplicaLoad(rate)).rate = rate
 
     def _rate_of_a_stranger(self) -> Ratio:
-        known = [load.rate.value for load in self._loads.values()]
+        known = [load.rate.value for load in self.loads.values()]
         rate = sum(known) / len(known) if known else DEFAULT_PREFILL_RATE
         return Ratio(rate, RATE_PRIOR_TOKENS / rate, RATE_HALF_LIFE_TOKENS)
 
     def remove(self, replica: str) -> None:
         """Forget an idle replica's entry; a busy one stays, its leases still have to come home."""
-        load = self._loads.get(replica)
+        load = self.loads.get(replica)
         if load is not None and not load.inflight:
-            del self._loads[replica]
+            del self.loads[replica]
 
     @property
     def open_leases(self) -> int:
-        return sum(load.inflight for load in self._loads.values())
+        return sum(load.inflight for load in self.loads.values())
 
     def check(self) -> None:
         """Assert that no count can be wrong on its face; tests compare with the leases they hold."""
-        for load in self._loads.values():
+        for load in self.loads.values():
             assert 0 <= load.decoding <= load.inflight
             assert load.booked_tokens >= 0
             assert load.booked_tokens == sum(lease.uncached_tokens for lease in load.waiting)
@@ -201,5 +201,5 @@ class Ledger:
             assert load.rate.value > 0
 
     def __repr__(self) -> str:
-        rows = ", ".join(f"{name}: {load.inflight} ({load.booked_tokens} tokens)" for name, load in self._loads.items())
+        rows = ", ".join(f"{name}: {load.inflight} ({load.booked_tokens} tokens)" for name, load in self.loads.items())
         return f"<Ledger {rows}>"

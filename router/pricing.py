@@ -1,14 +1,15 @@
 """What one prompt would cost on every replica at one moment: where the trie, the ledger and the rents meet the cost.
 
 `cheapest` is what every request pays for, so it prices as few replicas as it can: the holder of the longest match first, and
-of the others only those whose own work alone does not cost more already.
+of the others only those whose floor is below that: the terms that take no time to add up, in tokens, with the running prefill
+taken to be over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from router.cost import cost, discounted, reuse_chance
+from router.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, discounted, reuse_chance
 from router.load import Ledger, ReplicaLoad
 from router.replication import Rents
 from router.trie import RadixTrie
@@ -19,6 +20,7 @@ class Quotes:
     """matched: replica -> leading blocks that it is believed to hold; longest: the most of them on any of `replicas`."""
 
     __slots__ = (
+        "_gap_s",
         "_ledger",
         "_lifetime",
         "_now",
@@ -42,11 +44,12 @@ class Quotes:
         self._replicas = replicas
         self._now = now
         self._per_block = prompt.block_units / units_per_token  # tokens
-        self._lifetime = trie.lifetime_s
+        self._lifetime = trie.lifetime
+        self._gap_s = ledger.turn_gap.value
         self._rent = 0.0
         self.total = round(prompt.units / units_per_token)
         self.matched = trie.match(prompt.keys, now)
-        self.longest = max((blocks for name, blocks in self.matched.items() if name in replicas), default=0)
+        self.longest = _longest(self.matched, replicas)
         self.least = self.total - self.tokens(self.longest)
 
     @property
@@ -63,9 +66,9 @@ class Quotes:
         """Leading blocks of the prompt, in tokens."""
         return min(self.total, round(blocks * self._per_block))
 
-    def price(self, name: str, load: ReplicaLoad, blocks: int) -> Cost:
-        """The cost on a replica that holds so many blocks."""
-        now, uncached = self._now, self.total - self.tokens(blocks) if blocks else self.total
+    def price(self, name: str, load: ReplicaLoad, blocks: int, uncached: int) -> Cost:
+        """The cost on a replica that holds so many blocks, but not so many tokens."""
+        now = self._now
         if load.waiting:
             load.settle(now)
         full = cost(
@@ -75,7 +78,7 @@ class Quotes:
             evicted=self._evicted(name, blocks, uncached) if self._lifetime else 0.0,
             decoding=load.decoding,
             prefill_rate=load.rate.value,
-            return_rate=load.return_rate(now, self._ledger.turn_gap.value) if uncached else 0.0,
+            return_rate=load.return_rate(now, self._gap_s) if uncached else 0.0,
         )
         return discounted(full, self._rent) if self._rent and blocks < self.longest else full
 
@@ -85,29 +88,34 @@ class Quotes:
         out, used = self._trie.room(name, new)
         if not out or not new or self._lifetime is None:
             return 0.0
-        return uncached * out / new * reuse_chance(self._now - used, self._lifetime)
+        return uncached * out / new * reuse_chance(self._now - used, self._lifetime.value)
 
     def cheapest(self, chance: Random) -> tuple[Candidate, bool]:
         """The head of what `candidate` would give by cost, and whether a replica is idle that lacks the longest match."""
-        matched, longest, total, load_of = self.matched, self.longest, self.total, self._ledger.of
-        now = self._now
+        matched, longest, total, least = self.matched, self.longest, self.total, self.least
+        loads, load_of = self._ledger.loads, self._ledger.of
         least_s = bound_s = float("inf")
         best, ties, idle = "", 1, False
         price = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         first = next((name for name in self._replicas if matched.get(name) == longest), "") if longest else ""
         for name in (first, *self._replicas) if first else self._replicas:
-            load = load_of(name)
+            load = loads.get(name) or load_of(name)
             blocks = matched.get(name, 0)
-            if blocks < longest and not idle:
-                load.settle(now)
-                idle = not load.waiting
             uncached = total - self.tokens(blocks) if blocks else total
-            if uncached > bound_s * load.rate.value or (best and name == first):
+            if load.waiting:
+                load.settle(self._now)
+            floor = uncached + DUPLICATE_WEIGHT * (uncached - least) + DECODE_TOKENS * load.decoding
+            if load.waiting:
+                floor += load.booked_tokens - next(iter(load.waiting)).uncached_tokens
+            elif blocks < longest:
+                idle = True
+            if floor > bound_s * load.rate.value or (best and name == first):
                 continue
-            quote = self.price(name, load, blocks)
+            quote = self.price(name, load, blocks, uncached)
             seconds = sum(quote)
             if seconds < least_s:
-                best, price, ties, least_s, bound_s = name, quote, 1, seconds, seconds + self._rent
+                best, price, ties, least_s = name, quote, 1, seconds
+                bound_s = (seconds + self._rent) * (1 + 1e-9)  # or rounding would decide ties
             elif seconds == least_s:
                 ties += 1
                 if chance.random() * ties < 1:
@@ -117,8 +125,8 @@ class Quotes:
     def candidate(self, name: str, price: Cost | None = None) -> Candidate:
         """What is known of a replica, and its price unless it is known already."""
         load, blocks = self._ledger.of(name), self.matched.get(name, 0)
-        price = price or self.price(name, load, blocks)
         matched = self.tokens(blocks)
+        price = price or self.price(name, load, blocks, self.total - matched)
         return Candidate(
             replica=name,
             matched_blocks=blocks,
@@ -142,3 +150,13 @@ class Quotes:
         else:
             reason = "warm" if best.matched_blocks == self.longest else "spill"
         return Decision(best, reason, self.total, self.tokens(self.longest))
+
+
+def _longest(matched: Mapping[str, int], replicas: Collection[str]) -> int:
+    """The longest match of the candidates; others may hold more."""
+    if not matched:
+        return 0
+    holder = max(matched, key=matched.__getitem__)
+    if holder in replicas:
+        return matched[holder]
+    return max((blocks for name, blocks in matched.items() if name in replicas), default=0)

@@ -42,7 +42,9 @@ class RadixTrie:
         self._nodes = 0
         self._edge_bytes = 0
         self._holds = 0
-        self._lifetime: Ratio | None = None
+        self.lifetime: Ratio | None = (
+            None  # how long blocks go unused before they are evicted for want of room; None: never yet
+        )
 
     # -- what it knows
 
@@ -65,17 +67,12 @@ class RadixTrie:
         uses = self._uses.get(replica)
         return uses.blocks if uses else 0
 
-    @property
-    def lifetime_s(self) -> float | None:
-        """How long blocks go unused before they are evicted for want of room, of late; None as long as there was room."""
-        return self._lifetime.value if self._lifetime else None
-
     def room(self, replica: str, blocks: int) -> tuple[int, float]:
         """(what the replica would have to evict to take in `blocks` more, when the stalest of it was last used). O(1)."""
         uses = self._uses.get(replica)
-        if uses is None or uses.capacity is None or (stalest := uses.stalest) is None:
+        if uses is None or uses.capacity is None or not uses.count:
             return 0, 0.0
-        return max(0, uses.blocks + blocks - uses.capacity), stalest.used
+        return max(0, uses.blocks + blocks - uses.capacity), uses.ring.fresher.used
 
     def used_since(self, replica: str, since: float) -> int:
         """Blocks of a replica that were used after `since`. O(holds used after it)."""
@@ -90,9 +87,10 @@ class RadixTrie:
         alive = max(self.now, now) - self.ttl_s
         found: dict[str, int] = {}
         for node, start, shared in self._walk(keys):
+            whole = shared * KEY_BYTES == len(node.edge)  # then no hold is longer
             for replica, hold in node.holders.items():
                 if hold.used > alive:
-                    found[replica] = start + min(hold.blocks, shared)
+                    found[replica] = start + (hold.blocks if whole else min(hold.blocks, shared))
         return found
 
     # -- what changes it
@@ -164,12 +162,13 @@ class RadixTrie:
         """(node, blocks before its edge, leading blocks of its edge that `keys` shares: at least 1), root excluded."""
         node, at = self._root, 0
         while child := node.children.get(keys[at : at + KEY_BYTES]):
-            end = at + len(child.edge)
-            if keys.startswith(child.edge, at):
-                yield child, at // KEY_BYTES, child.length
+            edge = child.edge
+            end = at + len(edge)
+            if keys.startswith(edge, at):
+                yield child, at // KEY_BYTES, len(edge) // KEY_BYTES
                 node, at = child, end
             else:
-                yield child, at // KEY_BYTES, shared_blocks(child.edge, keys[at:end])
+                yield child, at // KEY_BYTES, shared_blocks(edge, keys[at:end])
                 return
 
     def _credit(self, replica: str, uses: UseList, keys: BlockKeys, now: float) -> float | None:
@@ -185,16 +184,18 @@ class RadixTrie:
             hold = child.holders.get(replica)
             if hold:
                 used = hold.used
-            diverges = shared < child.length and at < len(keys)
-            used_beyond = shared < child.length and hold is not None and hold.blocks > shared
-            node = self._split(child, shared) if diverges or used_beyond else child
+            inside = shared * KEY_BYTES < len(child.edge)
+            # Cut where prompts diverge, and where the replica holds more than is used now.
+            cut = inside and (at < len(keys) or (hold is not None and hold.blocks > shared))
+            node = self._split(child, shared) if cut else child
             path.append((node, shared))
-        if rest := keys[at:]:
-            self._grow(path, node, rest)
+        if at < len(keys):
+            self._grow(path, node, keys[at:])
         for step, blocks in reversed(path):
             self._touch(replica, uses, step, blocks, now)
         for step, _ in reversed(path):
-            self._merge(step)
+            if len(step.children) == 1:
+                self._merge(step)
         return used
 
     def _grow(self, path: list[tuple[Node, int]], node: Node, rest: BlockKeys) -> None:
@@ -246,7 +247,7 @@ class RadixTrie:
 
     def _merge(self, node: Node) -> None:
         """Undo a split that no longer divides anything: one child, and each of its holds was used with the one above."""
-        if node is self._root or len(node.children) != 1:
+        if len(node.children) != 1 or node is self._root:
             return
         (child,) = node.children.values()
         for replica, hold in child.holders.items():
@@ -258,6 +259,7 @@ class RadixTrie:
             hold.blocks = 0  # tells `_forget_below` that it is gone
             self._uses[replica].unlink(hold)
         self._holds -= len(child.holders)
+        child.holders.clear()  # else they keep each other alive until a garbage collection, past the memory bound
         self._nodes -= 1
         node.edge += child.edge
         node.children = child.children
@@ -321,10 +323,10 @@ class RadixTrie:
 
     def _learn_lifetime(self, idle_s: float, blocks: int, capacity: int) -> None:
         """Old evidence halves with every cache that is turned over."""
-        if self._lifetime is None:
-            self._lifetime = Ratio(max(idle_s, 1.0), blocks, max(capacity, 1))
+        if self.lifetime is None:
+            self.lifetime = Ratio(max(idle_s, 1.0), blocks, max(capacity, 1))
         else:
-            self._lifetime.learn(max(idle_s, 1e-3) * blocks, blocks, blocks)
+            self.lifetime.learn(max(idle_s, 1e-3) * blocks, blocks, blocks)
 
     def _enforce_memory(self) -> None:
         """Forget the stalest holds of all replicas until the bound holds. O(replicas) for each hold forgotten."""

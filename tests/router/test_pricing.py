@@ -143,6 +143,16 @@ def test_a_faster_replica_is_not_overlooked_for_what_it_lacks() -> None:
     assert (best.replica, idle) == ("r1", True)
 
 
+def test_who_has_answered_plainly_is_idle_once_its_prefill_must_be_over() -> None:
+    """Nobody says so: its silent requests have to be settled first, or a look at its queue misleads."""
+    router, fleet = router_with(3)
+    router.trie.insert("r1", prompt(b"abcdef").keys, 0.0)
+    for name in fleet:
+        router.choose(prompt(name.encode()), [name], 0.0, silent=True)
+    quotes = quotes_of(router, prompt(b"abcdefg"), fleet, 100.0)
+    assert quotes.cheapest(random.Random(1))[1] is True
+
+
 def test_a_rent_is_no_discount_where_nobody_holds_anything() -> None:
     router, fleet = router_with(2)
     router.rents.pay(b"", 100.0)

@@ -206,6 +206,25 @@ def test_a_prompt_without_a_full_block_is_routed_by_load_alone() -> None:
     assert booking.decision.reason == "blind"
 
 
+def test_less_than_the_longest_match_is_a_spill() -> None:
+    router = router_with("r1", "r2")
+    router.choose(prompt_of(b"h" * 100), ["r1"], 0.0).close(OK, 0.0)
+    router.choose(prompt_of(b"h" * 90), ["r2"], 0.0).close(OK, 0.0)
+    router.choose(prompt_of(b"z" * 2000), ["r1"], 1.0)
+    decision = router.choose(prompt_of(b"h" * 100), ["r1", "r2"], 1.0).decision
+    assert (decision.best.replica, decision.best.matched_blocks, decision.reason) == ("r2", 90, "spill")
+
+
+def test_what_others_hold_that_are_not_asked_counts_for_nothing() -> None:
+    router = router_with("r1", "r2", "r3")
+    router.choose(prompt_of(b"abcdefgh"), ["r1"], 0.0).close(OK, 0.0)
+    router.choose(prompt_of(b"abcd"), ["r2"], 0.0).close(OK, 0.0)
+    decision, ranking = router.rank(prompt_of(b"abcdefgh"), ["r2", "r3"], 1.0)
+    assert (decision.reason, decision.available_tokens) == ("warm", 4)
+    assert [one.cost.duplicate_s > 0 for one in ranking] == [False, True]
+    assert router.rank(prompt_of(b"abcdefgh"), ["r3"], 1.0)[0].reason == "cold"
+
+
 def test_no_candidates_is_a_caller_error() -> None:
     with pytest.raises(ValueError, match="no replica"):
         router_with().choose(prompt_of(b"a"), [], 0.0)

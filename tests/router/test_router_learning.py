@@ -137,6 +137,18 @@ def test_what_is_no_count_is_no_miss(outcome: Outcome) -> None:
     assert router.trie.held_by("r1") == 90
 
 
+def test_a_match_of_one_block_is_neither_hit_nor_miss() -> None:
+    """Tokens are an estimate: it may well be less than a block of the engine's."""
+    router = router_with("r1", capacity=1000)
+    for number in range(3):
+        served(router, numbered(number), 0.0)
+    served(router, numbered(3, 1), 0.0)
+    served(router, numbered(2), 1.0, cached=10)
+    story = [(numbered(0), 10), (numbered(1), 10), (numbered(3, 1), 1), (numbered(2), 10)]
+    asked = [(router.choose(prompt, R1, 2.0), tokens) for prompt, tokens in story]
+    assert [booking.close(Outcome(True, tokens, 0), 3.0) for booking, tokens in asked] == [False, False, False, True]
+
+
 def test_a_cold_prompt_that_was_not_cached_is_no_miss() -> None:
     router = router_with("r1")
     served(router, numbered(20), 0.0)
@@ -255,6 +267,17 @@ def test_a_cold_prompt_goes_where_the_coldest_blocks_are_coldest() -> None:
     assert half == pytest.approx(whole / 2), "a block for a block"
 
 
+def test_only_what_does_not_fit_must_be_forgotten() -> None:
+    router = router_with("r1", capacity=100)
+    for number, now in ((0, 0.0), (1, 90.0), (2, 90.0)):
+        router.trie.insert("r1", numbered(number, 50).keys, now)
+    router.trie.forget("r1", numbered(1, 50).keys, 25)  # so that there is room for half of what comes
+    half = router.rank(numbered(99, 50), R1, 90.0)[0].best.cost.evicted_s
+    full = router.rank(numbered(99, 25 + 50), R1, 90.0)[0].best.cost.evicted_s
+    assert half == pytest.approx(25 / 8000)
+    assert full == pytest.approx(50 / 8000)
+
+
 def test_a_replica_with_room_forgets_nothing() -> None:
     router = router_with("full", "free", capacity=100)
     for number in range(4):
@@ -288,6 +311,16 @@ def test_a_long_cold_prompt_goes_where_the_fewest_have_just_been_answered() -> N
     assert costs["r1"].others_s > 2 * costs["r2"].others_s > 1.0
     assert Counter(router.rank(long, BOTH, 4.0)[0].best.replica for _ in range(20)) == {"r2": 20}
     assert all(one.cost.others_s < 1e-3 for one in router.rank(short, BOTH, 4.0)[1]), "a short one takes nothing from anybody"
+
+
+def test_who_shares_no_more_than_a_head_is_not_taken_for_one_who_came_back() -> None:
+    router = router_with("r1")
+    served(router, prompt_of(b"h" * 20 + b"a" * 80), 0.0)
+    expected = router.ledger.of("r1").answered
+    router.choose(prompt_of(b"h" * 20 + b"b" * 80), R1, 0.0)
+    assert router.ledger.of("r1").answered == expected
+    router.choose(prompt_of(b"h" * 20 + b"a" * 120), R1, 0.0)
+    assert router.ledger.of("r1").answered == expected - 1
 
 
 # -- unequal replicas

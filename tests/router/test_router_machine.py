@@ -163,7 +163,7 @@ class RouterMachine(CountedMachine):
             assert capacity is None or self.router.trie.held_by(name) <= capacity
         assert self.router.ledger.open_leases == len(self.open)
         expected = {booking.lease.replica for booking in self.open} | self.router.replicas.keys()
-        assert self.router.ledger._loads.keys() <= expected, "the load of a replica that left long ago"
+        assert self.router.ledger.loads.keys() <= expected, "the load of a replica that left long ago"
         assert all(0.01 <= self.router.units_per_token(scale) <= 1000 for scale in "mn")
 
 

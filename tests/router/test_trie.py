@@ -353,12 +353,13 @@ def test_what_was_used_since_is_counted_in_blocks() -> None:
 def test_the_lifetime_is_how_long_blocks_go_unused_before_they_must_go() -> None:
     trie = trie_with("r1", "r2", capacity=4, ttl=1e6)
     trie.insert("r1", keys_of(b"aaaa"), 0.0)
-    assert trie.lifetime_s is None, "there was room"
+    assert trie.lifetime is None, "there was room"
     trie.insert("r1", keys_of(b"bb"), 30.0)
-    assert trie.lifetime_s == 30.0, "two blocks of a went"
+    assert trie.lifetime is not None
+    assert trie.lifetime.value == 30.0, "two blocks of a went"
     for turn in range(40):
         trie.insert("r2", keys_of(bytes([turn]) * 4), 100.0 + 5.0 * turn)
-    assert trie.lifetime_s == pytest.approx(5.0, rel=0.05), "of late"
+    assert trie.lifetime.value == pytest.approx(5.0, rel=0.05), "of late"
 
 
 def test_the_lifetime_weighs_blocks_and_not_evictions() -> None:
@@ -367,15 +368,17 @@ def test_the_lifetime_weighs_blocks_and_not_evictions() -> None:
     trie.insert("r1", keys_of(bytes([2]) * 10), 90.0)
     trie.insert("r1", keys_of(bytes([3]) * 990), 100.0)  # 990 blocks were idle for 100 s
     trie.insert("r1", keys_of(bytes([4]) * 10), 110.0)  # 10 blocks for 20 s
-    assert trie.lifetime_s == pytest.approx(100.0, rel=0.03)
+    kept = 990 * 0.5 ** (10 / 1000)
+    assert trie.lifetime is not None
+    assert trie.lifetime.value == pytest.approx((100.0 * kept + 20.0 * 10) / (kept + 10))
 
 
 def test_a_cache_that_is_turned_over_within_an_instant_has_a_lifetime_that_can_be_divided_by() -> None:
     trie = trie_with("r1", capacity=2)
-    for turn in range(50):
+    for turn in range(100):
         trie.insert("r1", keys_of(bytes([turn]) * 2), 7.0)
-    assert trie.lifetime_s is not None
-    assert 0 < trie.lifetime_s < 0.1
+    assert trie.lifetime is not None
+    assert trie.lifetime.value == pytest.approx(1e-3)
 
 
 def test_only_a_want_of_room_teaches_a_lifetime() -> None:
@@ -385,4 +388,4 @@ def test_only_a_want_of_room_teaches_a_lifetime() -> None:
     trie.expire(48.0 + TTL)
     trie.purge("r1")
     assert min(trie.evicted[reason] for reason in ("ttl", "memory", "purge")) > 0
-    assert trie.lifetime_s is None
+    assert trie.lifetime is None
