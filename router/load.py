@@ -45,13 +45,19 @@ class ReplicaLoad:
     answered: float = 0.0  # closed leases, each fading by e in a turn's gap
     answered_at: float = float("-inf")  # the last one
 
-    def settle(self, now: float) -> None:
-        """Let silent leases at the head of the queue decode whose prefill must be over by now. O(1) amortised."""
-        while (first := next(iter(self.waiting), None)) and first.silent:
+    def settle(self, now: float) -> Lease | None:
+        """Let silent leases at the head of the queue decode whose prefill must be over by now. O(1) amortised.
+
+        Returns the one whose turn it is, if any waits.
+        """
+        while first := next(iter(self.waiting), None):
+            if not first.silent:
+                return first
             ends = max(first.since, self.turn_ended) + first.uncached_tokens / self.rate.value
             if ends > now:
-                return
+                return first
             first.prefilled(ends)
+        return None
 
     def remaining_tokens(self, now: float) -> int:
         """Booked prefill work less what the running prefill must have done of its own. O(1)."""

@@ -67,10 +67,8 @@ class Quotes:
         return min(self.total, round(blocks * self._per_block))
 
     def price(self, name: str, load: ReplicaLoad, blocks: int, uncached: int) -> Cost:
-        """The cost on a replica that holds so many blocks, but not so many tokens."""
+        """The cost on a replica, its load settled, that holds so many blocks, but not so many tokens."""
         now = self._now
-        if load.waiting:
-            load.settle(now)
         full = cost(
             booked=load.remaining_tokens(now) if load.waiting else 0,
             uncached=uncached,
@@ -93,7 +91,7 @@ class Quotes:
     def cheapest(self, chance: Random) -> tuple[Candidate, bool]:
         """The head of what `candidate` would give by cost, and whether a replica is idle that lacks the longest match."""
         matched, longest, total, least = self.matched, self.longest, self.total, self.least
-        loads, load_of = self._ledger.loads, self._ledger.of
+        loads, load_of, now = self._ledger.loads, self._ledger.of, self._now
         least_s = bound_s = float("inf")
         best, ties, idle = "", 1, False
         price = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -102,11 +100,10 @@ class Quotes:
             load = loads.get(name) or load_of(name)
             blocks = matched.get(name, 0)
             uncached = total - self.tokens(blocks) if blocks else total
-            if load.waiting:
-                load.settle(self._now)
+            head = load.settle(now) if load.waiting else None
             floor = uncached + DUPLICATE_WEIGHT * (uncached - least) + DECODE_TOKENS * load.decoding
-            if load.waiting:
-                floor += load.booked_tokens - next(iter(load.waiting)).uncached_tokens
+            if head:
+                floor += load.booked_tokens - head.uncached_tokens
             elif blocks < longest:
                 idle = True
             if floor > bound_s * load.rate.value or (best and name == first):
@@ -125,6 +122,7 @@ class Quotes:
     def candidate(self, name: str, price: Cost | None = None) -> Candidate:
         """What is known of a replica, and its price unless it is known already."""
         load, blocks = self._ledger.of(name), self.matched.get(name, 0)
+        load.settle(self._now)
         matched = self.tokens(blocks)
         price = price or self.price(name, load, blocks, self.total - matched)
         return Candidate(

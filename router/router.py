@@ -25,6 +25,7 @@ from router.types import Candidate, Decision, Outcome, Prompt, Random, Replica
 DEFAULT_UNITS_PER_TOKEN = 4.0  # bytes of canonical text, believed until an engine has counted
 SCALE_PRIOR_TOKENS = 200.0
 SCALE_HALF_LIFE_TOKENS = 20_000.0
+MOST_TOKENS_PER_UNIT = 100  # an image is a few bytes of canonical text, and may be a thousand tokens
 TURN_TOKENS = 4096  # a match of so many tokens has full weight in the gap between turns: short heads are shared by chance
 
 
@@ -203,10 +204,9 @@ class Router:
 
     def _learn_rate(self, booking: Booking, outcome: Outcome) -> None:
         """From what the engine really had to compute, where it says so; else from what we believed."""
-        lease, tokens, cached = booking.lease, outcome.prompt_tokens, outcome.cached_tokens
+        lease, counted = booking.lease, _counted(booking.prompt, outcome)
         if lease.prefill_s is not None:
-            known = tokens is not None and cached is not None and 0 <= cached <= tokens < 100 * booking.prompt.units
-            computed = (tokens or 0) - (cached or 0) if known else lease.uncached_tokens
+            computed = counted[0] - counted[1] if counted else lease.uncached_tokens
             self.ledger.of(lease.replica).learn(computed, lease.prefill_s)
 
     def _learn_scale(self, prompt: Prompt, tokens: int | None) -> None:
@@ -219,9 +219,10 @@ class Router:
 
     def _believe(self, booking: Booking, outcome: Outcome, now: float) -> bool:
         """Take in what the engine says that it held. True if it had lost its cache."""
-        cached, prompt, chosen = outcome.cached_tokens, booking.prompt, booking.chosen
-        if cached is None or not 0 <= cached <= (outcome.prompt_tokens or 0):
+        prompt, chosen = booking.prompt, booking.chosen
+        if (counted := _counted(prompt, outcome)) is None:
             return False
+        cached = counted[1]
         evidence, known = self._evidence[chosen.replica], self.learned_capacity(chosen.replica)
         held = int(cached * self.units_per_token(prompt.scale) / prompt.block_units)
         # One block of doubt: tokens are an estimate, and an engine's own blocks end elsewhere than ours.
@@ -266,3 +267,11 @@ class Router:
 
     def __repr__(self) -> str:
         return f"<Router {self.policy_name}, {self.ledger!r}, {self.trie!r}>"
+
+
+def _counted(prompt: Prompt, outcome: Outcome) -> tuple[int, int] | None:
+    """(prompt tokens, of these cached) as the engine counted them; None if it does not say, or nonsense."""
+    tokens, cached = outcome.prompt_tokens, outcome.cached_tokens
+    if tokens is None or cached is None or not 0 <= cached <= tokens < MOST_TOKENS_PER_UNIT * prompt.units:
+        return None
+    return tokens, cached
