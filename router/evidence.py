@@ -61,10 +61,12 @@ class Evidence:
         """A prefix, sent at `sent`, was not there, or not whole; so many blocks are younger. True if it makes a restart."""
         if sent <= self.purged_at:
             return False
+        if not cached_nothing:
+            self.hit()  # of a part
         if self.learns_capacity and younger > self.held:
             self.capacity = younger if self.capacity is None else min(self.capacity, younger)
             return False
-        self.zero_hits = self.zero_hits + 1 if cached_nothing else 0
+        self.zero_hits += cached_nothing
         return self.hits and self.zero_hits >= RESTART_MISSES
 
     def held_more(self, believed: int) -> None:

@@ -43,6 +43,13 @@ def test_a_token_that_was_there_ends_the_row(between: str) -> None:
             assert not gone(evidence, cached_nothing=False)
 
 
+def test_a_hit_of_a_part_shows_that_hits_are_told() -> None:
+    evidence = unknown(hits=False)
+    assert not any(gone(evidence) for _ in range(10))
+    gone(evidence, cached_nothing=False)
+    assert [gone(evidence) for _ in ROW] == ROW
+
+
 def test_what_may_be_for_want_of_room_is_no_sign_of_a_restart() -> None:
     evidence = unknown()
     assert not any(gone(evidence, younger=101) for _ in range(10))
