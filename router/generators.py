@@ -119,7 +119,7 @@ class Rag:
     hours: float = 0.3
     rate: float = 1.15
     instruction: int = 500
-    library: int = 2000
+    corpus: int = 2000
     zipf: float = 1.1
     documents: int = 4
     document: Lengths = Lengths(2000, 0.5, 10_000)
@@ -127,8 +127,8 @@ class Rag:
     output: Lengths = Lengths(250, most=2000)
 
     def source(self, replicas: int, chance: Random) -> Source:
-        lengths = [self.document.draw(chance) for _ in range(self.library)]
-        popularity = list(itertools.accumulate((1 + rank) ** -self.zipf for rank in range(self.library)))
+        lengths = [self.document.draw(chance) for _ in range(self.corpus)]
+        popularity = list(itertools.accumulate((1 + rank) ** -self.zipf for rank in range(self.corpus)))
         instruction = Text().then("instruction", self.instruction)
 
         def write(number: int) -> Ask:

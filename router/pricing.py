@@ -134,7 +134,6 @@ class Quotes:
             inflight=load.inflight,
             decoding=load.decoding,
             active_tokens=load.active_tokens,
-            held_blocks=self._trie.held_by(name),
             prefill_rate=load.rate.value,
             cost=price,
         )

@@ -68,7 +68,7 @@ class Candidate(NamedTuple):
     """What the router knew of one replica when it chose. Tokens are estimates.
 
     booked_tokens: uncached prompt tokens that wait for their first token. inflight, decoding: our own leases, and those of
-    them past their first token; active_tokens: the prompt tokens of all of them. held_blocks: its share of the index.
+    them past their first token; active_tokens: the prompt tokens of all of them.
     """
 
     replica: str
@@ -79,7 +79,6 @@ class Candidate(NamedTuple):
     inflight: int
     decoding: int
     active_tokens: int
-    held_blocks: int
     prefill_rate: float  # tokens per second
     cost: Cost
 

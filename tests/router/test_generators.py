@@ -145,7 +145,7 @@ def test_documents_are_hot_and_only_the_first_are_shared() -> None:
 
 
 def test_a_document_is_not_repeated_in_a_prompt() -> None:
-    prompts = asks("rag", hours=0.05, library=5, document=Lengths(2000, 0.0), question=Lengths(1, 0.0))
+    prompts = asks("rag", hours=0.05, corpus=5, document=Lengths(2000, 0.0), question=Lengths(1, 0.0))
     assert {ask.prompt.units for ask in prompts} == {500 + 4 * 2000 + 1}
 
 
