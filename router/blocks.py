@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
+from functools import lru_cache
 
 import xxhash
 
@@ -21,6 +22,7 @@ from router.types import KEY_BYTES, BlockKeys
 TOKEN_BYTES = 4  # a token id is hashed as an unsigned 32-bit little-endian integer
 
 
+@lru_cache(maxsize=1024)
 def seed(*parts: str) -> int:
     """A 64-bit seed from names (model, adapter, salt). Parts are length-prefixed: ("ab", "c") differs from ("a", "bc")."""
     hasher = xxhash.xxh3_64()

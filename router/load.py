@@ -64,12 +64,16 @@ class ReplicaLoad:
         first = next(iter(self.waiting), None)
         if first is None:
             return 0
-        done = max(0.0, now - max(first.since, self.turn_ended)) * self.rate.value
-        return self.booked_tokens - min(first.uncached_tokens, int(done))
+        since, booked = first.since, self.booked_tokens
+        done = int((now - (since if since > self.turn_ended else self.turn_ended)) * self.rate.value)
+        if done <= 0:
+            return booked
+        return booked - (done if done < first.uncached_tokens else first.uncached_tokens)
 
     def return_rate(self, now: float, gap_s: float) -> float:
         """Requests per second that come back for their next turn, if a turn comes about gap_s after the last answer."""
-        return self.answered * math.exp(min(0.0, self.answered_at - now) / gap_s) / gap_s
+        ago = now - self.answered_at
+        return self.answered * (math.exp(-ago / gap_s) if ago > 0 else 1.0) / gap_s
 
     def count_answer(self, now: float, gap_s: float) -> None:
         self.answered = self.return_rate(now, gap_s) * gap_s + 1

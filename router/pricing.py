@@ -15,14 +15,20 @@ from router.replication import Rents
 from router.trie import RadixTrie
 from router.types import KEY_BYTES, Candidate, Cost, Decision, Prompt, Random
 
+NOTHING = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
 
 class Quotes:
-    """matched: replica -> leading blocks that it is believed to hold; longest: the most of them on any of `replicas`."""
+    """matched: replica -> leading blocks that it is believed to hold; longest: the most of them on any of `replicas`;
+    shared_prefix: what names the longest match, the key of its last block; empty if nobody holds anything.
+    """
 
     __slots__ = (
+        "_blocks",
         "_gap_s",
+        "_holder",
         "_ledger",
-        "_lifetime",
+        "_lifetime_s",
         "_now",
         "_per_block",
         "_prompt",
@@ -32,6 +38,7 @@ class Quotes:
         "least",
         "longest",
         "matched",
+        "shared_prefix",
         "total",
     )
 
@@ -44,19 +51,16 @@ class Quotes:
         self._replicas = replicas
         self._now = now
         self._per_block = prompt.block_units / units_per_token  # tokens
-        self._lifetime = trie.lifetime
+        self._blocks = prompt.blocks
+        self._lifetime_s = trie.lifetime.value if trie.lifetime else 0.0  # 0: nothing was ever evicted
         self._gap_s = ledger.turn_gap.value
         self._rent = 0.0
         self.total = round(prompt.units / units_per_token)
         self.matched = trie.match(prompt.keys, now)
-        self.longest = _longest(self.matched, replicas)
-        self.least = self.total - self.tokens(self.longest)
-
-    @property
-    def shared_prefix(self) -> bytes:
-        """What names the longest match: the key of its last block; empty if nobody holds anything."""
+        self._holder, self.longest = _longest(self.matched, replicas) if self.matched else ("", 0)
         end = self.longest * KEY_BYTES
-        return self._prompt.keys[end - KEY_BYTES : end] if end else b""
+        self.shared_prefix = prompt.keys[end - KEY_BYTES : end] if end else b""
+        self.least = self.total - self.tokens(self.longest)
 
     def discount(self, rents: Rents) -> None:
         """Take off the price of a copy what was paid for want of it."""
@@ -73,7 +77,7 @@ class Quotes:
             booked=load.remaining_tokens(now) if load.waiting else 0,
             uncached=uncached,
             duplicate=uncached - self.least,
-            evicted=self._evicted(name, blocks, uncached) if self._lifetime else 0.0,
+            evicted=self._evicted(name, blocks, uncached) if self._lifetime_s else 0.0,
             decoding=load.decoding,
             prefill_rate=load.rate.value,
             return_rate=load.return_rate(now, self._gap_s) if uncached else 0.0,
@@ -82,31 +86,35 @@ class Quotes:
 
     def _evicted(self, name: str, blocks: int, uncached: int) -> float:
         """Tokens that a replica would have to forget, each times the chance that it will be asked for again."""
-        new = self._prompt.blocks - blocks
-        out, used = self._trie.room(name, new)
-        if not out or not new or self._lifetime is None:
+        new = self._blocks - blocks
+        if not new:
             return 0.0
-        return uncached * out / new * reuse_chance(self._now - used, self._lifetime.value)
+        out, used = self._trie.room(name, new)
+        return uncached * out / new * reuse_chance(self._now - used, self._lifetime_s) if out else 0.0
 
     def cheapest(self, chance: Random) -> tuple[Candidate, bool]:
         """The head of what `candidate` would give by cost, and whether a replica is idle that lacks the longest match."""
         matched, longest, total, least = self.matched, self.longest, self.total, self.least
         loads, load_of, now = self._ledger.loads, self._ledger.of, self._now
+        lacking = total + DUPLICATE_WEIGHT * (total - least)  # the floor of who holds nothing and runs nothing
         least_s = bound_s = float("inf")
-        best, ties, idle = "", 1, False
-        price = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        first = next((name for name in self._replicas if matched.get(name) == longest), "") if longest else ""
+        best, price, ties, idle = "", NOTHING, 1, False
+        first = self._holder
         for name in (first, *self._replicas) if first else self._replicas:
             load = loads.get(name) or load_of(name)
-            blocks = matched.get(name, 0)
-            uncached = total - self.tokens(blocks) if blocks else total
-            head = load.settle(now) if load.waiting else None
-            floor = uncached + DUPLICATE_WEIGHT * (uncached - least) + DECODE_TOKENS * load.decoding
-            if head:
+            if blocks := matched.get(name, 0):
+                uncached = total - self.tokens(blocks)
+                floor = uncached + DUPLICATE_WEIGHT * (uncached - least) + DECODE_TOKENS * load.decoding
+            else:
+                uncached, floor = total, lacking + DECODE_TOKENS * load.decoding
+            dear = floor > bound_s * load.rate.value
+            if dear and (idle or blocks == longest):
+                continue
+            if head := load.settle(now) if load.waiting else None:
                 floor += load.booked_tokens - head.uncached_tokens
             elif blocks < longest:
                 idle = True
-            if floor > bound_s * load.rate.value or (best and name == first):
+            if dear or floor > bound_s * load.rate.value or (best and name == first):
                 continue
             quote = self.price(name, load, blocks, uncached)
             seconds = sum(quote)
@@ -149,11 +157,10 @@ class Quotes:
         return Decision(best, reason, self.total, self.tokens(self.longest))
 
 
-def _longest(matched: Mapping[str, int], replicas: Collection[str]) -> int:
-    """The longest match of the candidates; others may hold more."""
-    if not matched:
-        return 0
+def _longest(matched: Mapping[str, int], replicas: Collection[str]) -> tuple[str, int]:
+    """(who of the candidates holds the longest match, how long it is); others may hold more. matched: not empty."""
     holder = max(matched, key=matched.__getitem__)
-    if holder in replicas:
-        return matched[holder]
-    return max((blocks for name, blocks in matched.items() if name in replicas), default=0)
+    if holder not in replicas:
+        holder = max(replicas, key=lambda name: matched.get(name, 0))
+    longest = matched.get(holder, 0)
+    return (holder, longest) if longest else ("", 0)

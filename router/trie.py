@@ -72,7 +72,8 @@ class RadixTrie:
         uses = self._uses.get(replica)
         if uses is None or uses.capacity is None or not uses.count:
             return 0, 0.0
-        return max(0, uses.blocks + blocks - uses.capacity), uses.ring.fresher.used
+        out = uses.blocks + blocks - uses.capacity
+        return (out if out > 0 else 0), uses.ring.fresher.used
 
     def used_since(self, replica: str, since: float) -> int:
         """Blocks of a replica that were used after `since`. O(holds used after it)."""
@@ -87,10 +88,10 @@ class RadixTrie:
         alive = max(self.now, now) - self.ttl_s
         found: dict[str, int] = {}
         for node, start, shared in self._walk(keys):
-            whole = shared * KEY_BYTES == len(node.edge)  # then no hold is longer
             for replica, hold in node.holders.items():
                 if hold.used > alive:
-                    found[replica] = start + (hold.blocks if whole else min(hold.blocks, shared))
+                    blocks = hold.blocks
+                    found[replica] = start + (blocks if blocks < shared else shared)
         return found
 
     # -- what changes it
@@ -160,16 +161,14 @@ class RadixTrie:
 
     def _walk(self, keys: BlockKeys) -> Iterator[tuple[Node, int, int]]:
         """(node, blocks before its edge, leading blocks of its edge that `keys` shares: at least 1), root excluded."""
-        node, at = self._root, 0
-        while child := node.children.get(keys[at : at + KEY_BYTES]):
+        children, at = self._root.children, 0
+        while child := children.get(keys[at : at + KEY_BYTES]):
             edge = child.edge
-            end = at + len(edge)
-            if keys.startswith(edge, at):
-                yield child, at // KEY_BYTES, len(edge) // KEY_BYTES
-                node, at = child, end
-            else:
-                yield child, at // KEY_BYTES, shared_blocks(edge, keys[at:end])
+            if not keys.startswith(edge, at):
+                yield child, at // KEY_BYTES, shared_blocks(edge, keys[at : at + len(edge)])
                 return
+            yield child, at // KEY_BYTES, len(edge) // KEY_BYTES
+            children, at = child.children, at + len(edge)
 
     def _credit(self, replica: str, uses: UseList, keys: BlockKeys, now: float) -> float | None:
         """Walk `keys`, splitting and growing the tree until a path spells them, and give the path to `replica`.
@@ -192,7 +191,15 @@ class RadixTrie:
         if at < len(keys):
             self._grow(path, node, keys[at:])
         for step, blocks in reversed(path):
-            self._touch(replica, uses, step, blocks, now)
+            if hold := step.holders.get(replica):
+                uses.freshen(hold)
+            else:
+                hold = step.holders[replica] = Hold(step, 0, now)
+                uses.link_after(hold, uses.ring.staler)
+                self._holds += 1
+            hold.used = now
+            uses.blocks += blocks - hold.blocks  # never less than before: what is not used was split off
+            hold.blocks = blocks
         for step, _ in reversed(path):
             if len(step.children) == 1:
                 self._merge(step)
@@ -209,18 +216,6 @@ class RadixTrie:
         else:
             node.edge += rest
             path[-1] = (node, node.length)
-
-    def _touch(self, replica: str, uses: UseList, node: Node, blocks: int, now: float) -> None:
-        hold = node.holders.get(replica)
-        if hold is None:
-            hold = node.holders[replica] = Hold(node, 0, now)
-            uses.link_after(hold, uses.ring.staler)
-            self._holds += 1
-        else:
-            uses.freshen(hold)
-        hold.used = now
-        uses.blocks += blocks - hold.blocks  # never less than before: `_credit` splits off what it does not use
-        hold.blocks = blocks
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut a node's edge after `at` blocks (0 < at < its length). Returns the new upper node; `node` is the lower."""

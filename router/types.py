@@ -18,8 +18,7 @@ BlockKeys = bytes
 """The keys of a prompt's full blocks, first to last: KEY_BYTES each. Key i identifies block i and everything before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """A prompt as the router sees it.
 
     keys: the keys of its full blocks.
@@ -96,8 +95,7 @@ class Decision(NamedTuple):
     available_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a request ended. prompt_tokens and cached_tokens are the engine's own count, None where it reports none."""
 
     ok: bool

@@ -6,7 +6,6 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -23,7 +22,7 @@ def candidate(name: str, inflight: int = 0) -> Candidate:
 
 
 def of_session(session: str) -> Prompt:
-    return replace(prompt_of(b""), session=session)
+    return prompt_of(b"")._replace(session=session)
 
 
 def first(prompt: Prompt, replicas: Sequence[str], seed: int = 0) -> str:
@@ -40,7 +39,7 @@ def test_a_session_stays_whatever_chance_and_the_order_of_replicas_say() -> None
 
 
 def test_a_session_counts_for_more_than_the_prompt() -> None:
-    prompts = [replace(prompt_of(bytes([number]) * 20), session="s") for number in range(30)]
+    prompts = [prompt_of(bytes([number]) * 20)._replace(session="s") for number in range(30)]
     assert len({first(prompt, "abcdef") for prompt in prompts}) == 1
 
 
