@@ -158,9 +158,8 @@ class Quotes:
 
 
 def _longest(matched: Mapping[str, int], replicas: Collection[str]) -> tuple[str, int]:
-    """(who of the candidates holds the longest match, how long it is); others may hold more. matched: not empty."""
+    """(which candidate holds the longest match, maybe of nothing, and its length); others may hold more. matched: not empty."""
     holder = max(matched, key=matched.__getitem__)
     if holder not in replicas:
         holder = max(replicas, key=lambda name: matched.get(name, 0))
-    longest = matched.get(holder, 0)
-    return (holder, longest) if longest else ("", 0)
+    return holder, matched.get(holder, 0)

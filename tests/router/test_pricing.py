@@ -133,6 +133,19 @@ def test_who_cannot_win_is_not_priced(asked: bytes, prices: int) -> None:
     assert quotes.priced == prices
 
 
+def test_who_has_a_long_queue_is_not_priced() -> None:
+    """Behind the prompt whose turn it is waits another of half our length: that alone is more than an idle replica takes."""
+    router, fleet = router_with(8)
+    asked = prompt(b"abcdefgh")
+    for name in fleet[1:]:
+        router.ledger.open(name, asked.units, asked.units, 0.0)
+        router.ledger.open(name, asked.units // 2, asked.units // 2, 0.0)
+    quotes = quotes_of(router, asked, fleet, 0.0, Counted)
+    assert quotes.cheapest(random.Random(1))[0].replica == fleet[0]
+    assert isinstance(quotes, Counted)
+    assert quotes.priced == 1
+
+
 def test_a_faster_replica_is_not_overlooked_for_what_it_lacks() -> None:
     router, fleet = router_with(2)
     for name, rate in zip(fleet, (1000.0, 9000.0), strict=True):
