@@ -16,22 +16,21 @@ import prometheus_client
 from aiohttp import web
 
 from gateway.api import openai
-from gateway.body import read_body
 from gateway.config import Config
 from gateway.drain import Drain
-from gateway.errors import GatewayError, shutting_down, unknown_model
+from gateway.entry import Entry, error_response, raw_response
+from gateway.errors import GatewayError, bad_request, internal_error, too_many_connections, unknown_model
+from gateway.front import Front, Runner
 from gateway.metering import Meter
 from gateway.metrics import Metrics
 from gateway.operator import Operator
 from gateway.proxy import Proxy
-from gateway.record import CLIENT_LEFT, Record, begin
 from gateway.relay import Relay
 from gateway.replicas import Fleet
 from router import Router
 
 log = logging.getLogger("warmroute.gateway")
 
-MAX_HEADER_BYTES = 64 << 10  # one header line: tokens and cookies can be long
 _SWEEP_S = 1.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -72,10 +71,15 @@ def compose(config: Config, clock: Callable[[], float] = time.monotonic) -> Gate
         meter=meter,
         metrics=metrics,
         drain=drain,
+        patience_s=config.timeouts.idle_s,
         clock=clock,
     )
     operator = Operator(fleet=fleet, router=router, proxy=proxy, admin_key=config.admin_key, clock=clock)
     return Gateway(config, metrics, router, fleet, relay, meter, proxy, operator, drain, clock)
+
+
+def _entry(gateway: Gateway) -> Entry:
+    return Entry(gateway.proxy, gateway.metrics, gateway.drain, gateway.clock)
 
 
 def make_app(gateway: Gateway) -> web.Application:
@@ -92,7 +96,7 @@ def make_app(gateway: Gateway) -> web.Application:
             web.get("/v1/models", models),
             web.get("/v1/models/{model:.+}", model_entry),
             *gateway.operator.routes(),
-            web.route("*", "/v1/{path:.*}", forward),
+            web.route("*", "/v1/{path:.*}", _entry(gateway).handle),
         ]
     )
     return app
@@ -100,13 +104,13 @@ def make_app(gateway: Gateway) -> web.Application:
 
 async def _background(app: web.Application) -> AsyncIterator[None]:
     gateway = app[GATEWAY]
-    async with gateway.relay:
-        await gateway.fleet.probe_all(gateway.relay)
-        tasks = [asyncio.create_task(gateway.fleet.run(gateway.relay)), asyncio.create_task(_sweep(gateway))]
-        yield
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await gateway.fleet.probe_all(gateway.relay)
+    tasks = [asyncio.create_task(gateway.fleet.run(gateway.relay)), asyncio.create_task(_sweep(gateway))]
+    yield
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    gateway.relay.close()
 
 
 async def _sweep(gateway: Gateway) -> None:
@@ -158,64 +162,44 @@ async def model_entry(request: web.Request) -> web.Response:
     return web.json_response(dict(known[name]))
 
 
-async def forward(request: web.Request) -> web.StreamResponse:
-    """Everything else under /v1/: to the replica that answers it soonest."""
-    gateway = request.app[GATEWAY]
-    record = begin(request, gateway.clock())
-    with gateway.drain.request():
-        try:
-            raw = await read_body(request)
-            record.begun = gateway.clock()  # an upload takes its time; what counts is ours
-            return await _answer(request, raw, record)
-        except GatewayError as error:
-            record.status, record.error = error.status, error.message
-            return _error_response(error, record.id)
-        except (asyncio.CancelledError, ConnectionError):
-            if gateway.drain.over:
-                ended = shutting_down()
-                record.status, record.error = ended.status, ended.message
-                return _error_response(ended, record.id)
-            record.status, record.error = CLIENT_LEFT, record.error or "the client left"
-            raise
-        finally:
-            record.finish(gateway.metrics, gateway.clock())
-
-
-async def _answer(request: web.Request, raw: bytes, record: Record) -> web.StreamResponse:
-    kind = openai.kind_of(request.path)
-    if kind != openai.OTHER and request.method != "POST":
-        raise GatewayError(405, "method_not_allowed", f"{request.path} takes POST.")
-    api = openai.parse_other(raw) if kind == openai.OTHER else openai.parse(kind, raw)
-    record.stream = api.stream
-    return await request.app[GATEWAY].proxy.forward(request, api, record)
-
-
-def _error_response(error: GatewayError, request_id: str | None = None) -> web.Response:
-    headers = {"X-Request-Id": request_id} if request_id else {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(error.retry_after_s)
-    return web.Response(status=error.status, body=openai.error_body(error), content_type="application/json", headers=headers)
-
-
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Whatever goes wrong outside of a forwarded request has OpenAI's error shape too."""
     try:
         return await handler(request)
     except GatewayError as error:
-        return _error_response(error)
+        return error_response(error)
     except ConnectionError:
         raise  # the client left
     except web.HTTPNotFound:
-        return _error_response(GatewayError(404, "not_found", f"There is nothing at {request.path}; the API is under /v1/."))
+        return error_response(GatewayError(404, "not_found", f"There is nothing at {request.path}; the API is under /v1/."))
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        return _error_response(GatewayError(405, "method_not_allowed", f"{request.path} takes {allowed}."))
+        return error_response(GatewayError(405, "method_not_allowed", f"{request.path} takes {allowed}."))
     except web.HTTPException as error:
-        return _error_response(GatewayError(error.status, "http_error", error.reason))
+        return error_response(GatewayError(error.status, "http_error", error.reason))
     except Exception:  # the last border: a bug must not cost more than its own request
         log.exception("unhandled error", extra={"path": request.path})
-        return _error_response(GatewayError(500, "internal_error", "The gateway failed on this request; its log says why."))
+        return error_response(internal_error())
+
+
+def make_runner(gateway: Gateway) -> web.BaseRunner:
+    """The server around `make_app`."""
+    app = make_app(gateway)
+    busy = raw_response(too_many_connections(gateway.config.limits.connections))
+    limit = gateway.config.limits.connections
+
+    def make_front() -> Front:
+        return Front(app, _entry(gateway).handle, refuse=_refuse, max_connections=limit, busy=busy)
+
+    return Runner(app, make_front, shutdown_timeout=0.1)
+
+
+def _refuse(status: int, message: str) -> web.Response:
+    """The answer to what is not HTTP."""
+    if status >= 500:
+        return error_response(internal_error())
+    return error_response(bad_request(f"The request is not valid HTTP/1.1: {message.splitlines()[0]}", code="invalid_http"))
 
 
 async def serve(config: Config, stop: asyncio.Event, hurry: asyncio.Event, started: Callable[[str], None]) -> None:
@@ -226,9 +210,7 @@ async def serve(config: Config, stop: asyncio.Event, hurry: asyncio.Event, start
     """
     host, port = config.address
     gateway = compose(config)
-    runner = web.AppRunner(
-        make_app(gateway), access_log=None, handler_cancellation=True, shutdown_timeout=0.1, max_field_size=MAX_HEADER_BYTES
-    )
+    runner = make_runner(gateway)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)

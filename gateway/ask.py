@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import orjson
-from multidict import CIMultiDict
 
 from gateway import engines
 from gateway.engines import Facts, Page
@@ -63,7 +62,7 @@ async def facts_of(
 
 
 def _call(path: str) -> Call:
-    return Call("GET", path, CIMultiDict({"Accept-Encoding": "identity"}), b"")
+    return Call("GET", path, [(b"Accept-Encoding", b"identity")], b"")
 
 
 async def _get(relay: Relay, url: str, path: str) -> bytes:

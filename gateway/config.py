@@ -158,24 +158,34 @@ class HealthConfig:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutConfig:
-    """connect_s: to open a connection to a replica. idle_s: the longest silence of a replica, its prefill included."""
+    """connect_s: to open a connection to a replica. first_byte_s: from the request to the first byte of the answer's body, so
+    queue and prefill. idle_s: the longest silence after it; also how long a client may leave an answer unread. total_s: from
+    the request to the last byte (default: no limit).
+    """
 
     connect_s: float = 2.0
-    idle_s: float = 300.0
+    first_byte_s: float = 300.0
+    idle_s: float = 120.0
+    total_s: float | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "connect_s", "idle_s")
+        _positive(self, "connect_s", "first_byte_s", "idle_s")
+        if self.total_s is not None:
+            _positive(self, "total_s")
 
 
 @dataclass(frozen=True, slots=True)
 class LimitConfig:
-    """body_mb: the largest request body, in MiB. shutdown_s: how long running requests may go on after SIGTERM."""
+    """body_mb: the largest request body, in MiB. connections: of clients, at once. shutdown_s: how long running requests may go
+    on after SIGTERM.
+    """
 
     body_mb: int = 64
+    connections: int = 10_000
     shutdown_s: float = 30.0
 
     def __post_init__(self) -> None:
-        _positive(self, "body_mb", "shutdown_s")
+        _positive(self, "body_mb", "connections", "shutdown_s")
 
 
 @dataclass(frozen=True, slots=True)

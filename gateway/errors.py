@@ -40,6 +40,15 @@ def out_of_resources(message: str) -> GatewayError:
     return GatewayError(503, "gateway_overloaded", f"The gateway has run out of resources ({message}).", retry_after_s=1)
 
 
+def internal_error() -> GatewayError:
+    return GatewayError(500, "internal_error", "The gateway failed on this request; its log says why.")
+
+
+def too_many_connections(limit: int) -> GatewayError:
+    text = f"The gateway has {limit} open connections (limits.connections). Retry, or reuse connections."
+    return GatewayError(503, "too_many_connections", text, retry_after_s=1)
+
+
 def shutting_down() -> GatewayError:
     return GatewayError(503, "shutting_down", "The gateway is shutting down. Retry the request.", retry_after_s=1)
 

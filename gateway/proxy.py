@@ -25,8 +25,9 @@ from gateway.errors import GatewayError, ReplicaFailure, shutting_down
 from gateway.metering import Meter, Usage, parse_usage
 from gateway.metrics import Metrics
 from gateway.record import Record
-from gateway.relay import Attempt, Call, Relay, request_headers
+from gateway.relay import Attempt, Call, Headers, Relay, answer_headers, request_headers
 from gateway.replicas import Fleet, Target
+from gateway.reply import Reply
 from gateway.tap import StreamTap
 from router import Booking, Candidate, Outcome, Prompt, Router, seed, text_keys, token_keys
 
@@ -49,6 +50,8 @@ class Exchange:
     target: Target
     booking: Booking
     record: Record
+    reply: Reply | None = None
+    body: bytes = b""  # of a plain answer, read whole
     complete: bool = False  # the answer was good and went out whole
 
 
@@ -63,6 +66,7 @@ class Proxy:
     meter: Meter
     metrics: Metrics
     drain: Drain
+    patience_s: float  # how long a client may leave an answer unread
     clock: Callable[[], float]
 
     def prompt(self, api: openai.ApiRequest, headers: Mapping[str, str]) -> Prompt:
@@ -76,7 +80,7 @@ class Proxy:
         keys = token_keys(api.prompt, routing.block_tokens, name)
         return Prompt(keys, len(api.prompt), routing.block_tokens, "", session)
 
-    async def forward(self, request: web.Request, api: openai.ApiRequest, record: Record) -> web.StreamResponse:
+    async def forward(self, request: web.Request, api: openai.ApiRequest, record: Record) -> Reply:
         """Answer a parsed request from a replica. Raises GatewayError when none could answer."""
         record.model = api.model
         target = self.fleet.target(api.model)
@@ -116,8 +120,8 @@ class Proxy:
         """The first attempt that gives an answer, on the best candidate, then on the next. Raises GatewayError if none does."""
         call = Call(
             exchange.request.method,
-            exchange.request.rel_url.raw_path_qs,
-            request_headers(exchange.request.headers, exchange.record.id),
+            _path(exchange.request),
+            request_headers(exchange.request.raw_headers, exchange.record.id),
             exchange.api.body,
             exchange.api.repeatable or exchange.request.method != "POST",
         )
@@ -166,12 +170,11 @@ class Proxy:
             return attempt
         try:
             if attempt.content_type == _EVENT_STREAM and api.stream:
-                if not attempt.first:
+                if attempt.empty:
                     raise ReplicaFailure("garbage", "the stream is empty")
                 return attempt
-            attempt.first = await attempt.read(MAX_PLAIN_ANSWER)
-            attempt.headers["Content-Length"] = str(len(attempt.first))
-            exchange.record.usage = _usage_of(attempt.first)
+            exchange.body = await attempt.read(MAX_PLAIN_ANSWER)
+            exchange.record.usage = _usage_of(exchange.body)
         except BaseException:
             attempt.close()
             raise
@@ -179,47 +182,88 @@ class Proxy:
 
     # -- from the first byte on
 
-    async def _pass_on(self, exchange: Exchange, attempt: Attempt) -> web.StreamResponse:
-        headers = attempt.headers
-        headers["X-Request-Id"] = exchange.record.id
-        headers["X-Warmroute-Replica"] = exchange.booking.chosen.replica
-        headers["X-Warmroute-Cached-Tokens"] = str(exchange.booking.chosen.matched_tokens)
-        exchange.record.status = attempt.status
-        tap = StreamTap(exchange.api.strip_usage) if attempt.content_type == _EVENT_STREAM else None
-        if tap:
-            headers.popall("Content-Length", None)  # what is taken out would make it wrong
-            headers.setdefault("Cache-Control", "no-cache")
-            headers["X-Accel-Buffering"] = "no"  # nginx in front must not hold chunks back
-            if exchange.api.metered and attempt.status == 200:
-                exchange.record.first_byte = self.clock()
-                exchange.booking.first_token(exchange.record.first_byte)
-        answer = web.StreamResponse(status=attempt.status, headers=headers)
-        await answer.prepare(exchange.request)
+    async def _pass_on(self, exchange: Exchange, attempt: Attempt) -> Reply:
+        record = exchange.record
+        headers = answer_headers(attempt.head)
+        headers += (
+            (b"X-Request-Id", record.id.encode("ascii")),
+            (b"X-Warmroute-Replica", exchange.booking.chosen.replica.encode("ascii")),
+            (b"X-Warmroute-Cached-Tokens", b"%d" % exchange.booking.chosen.matched_tokens),
+        )
+        record.status = attempt.status
+        exchange.reply = reply = Reply(exchange.request, keep_alive=not self.drain.draining, patience_s=self.patience_s)
+        if attempt.content_type == _EVENT_STREAM:
+            await self._stream(exchange, attempt, reply, headers)
+        elif exchange.body:
+            reply.begin(attempt.status, headers, length=len(exchange.body), first=exchange.body)
+            record.last_byte = self.clock()
+        else:
+            await self._copy(exchange, attempt, reply, headers)
+        return reply
+
+    async def _stream(self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: Headers) -> None:
+        """The events to the client as they come."""
+        record, clock = exchange.record, self.clock
+        tap = StreamTap(exchange.api.strip_usage)
+        if not any(name == b"cache-control" for name, _ in headers):
+            headers.append((b"Cache-Control", b"no-cache"))
+        headers.append((b"X-Accel-Buffering", b"no"))  # nginx in front must not hold chunks back
+        record.last_byte = clock()
+        if exchange.api.metered and attempt.status == 200:
+            record.first_byte = record.last_byte
+            exchange.booking.first_token(record.last_byte)
+
+        def sink(data: bytes) -> None:
+            reply.write(tap.feed(data))
+            record.last_byte = clock()
+
         try:
-            await self._copy(exchange, attempt, answer, tap)
+            reply.begin(attempt.status, headers, length=None, first=tap.feed(attempt.take()))
+            reply.feed_from(attempt)
+            await attempt.pump(sink)
+            if exchange.api.metered and attempt.status == 200 and not tap.done:
+                raise ReplicaFailure("reset", "the stream ended without [DONE]")
+            reply.end(tap.finish())
         except ReplicaFailure as failure:
-            await _cut(exchange, answer, tap, self._broke_off(exchange, failure))
+            self._cut(exchange, reply, self._broke_off(exchange, failure), events=True)
         except asyncio.CancelledError:
             if not self.drain.over:
                 raise  # the client left
-            await _cut(exchange, answer, tap, shutting_down())
+            self._cut(exchange, reply, shutting_down(), events=True)
         finally:
-            if tap and tap.usage:  # also when the client leaves before the very end
-                exchange.record.usage = tap.usage
-        return answer
+            reply.feed_from(None)
+            if tap.usage:  # also when the client leaves before the very end
+                record.usage = tap.usage
 
-    async def _copy(self, exchange: Exchange, attempt: Attempt, answer: web.StreamResponse, tap: StreamTap | None) -> None:
-        """The replica's bytes to the client as they come. Raises ReplicaFailure if the replica breaks off."""
-        async for chunk in attempt.chunks():
-            data = tap.feed(chunk) if tap else chunk
-            if data:
-                await answer.write(data)
-            exchange.record.last_byte = self.clock()
-        if tap and (rest := tap.finish()):
-            await answer.write(rest)
-        if tap and exchange.api.metered and not tap.done:
-            raise ReplicaFailure("reset", "the stream ended without [DONE]")
-        await answer.write_eof()
+    async def _copy(self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: Headers) -> None:
+        """An answer that is neither a stream of events nor a plain one of a generation, as it comes."""
+        record = exchange.record
+
+        def sink(data: bytes) -> None:
+            reply.write(data)
+            record.last_byte = self.clock()
+
+        try:
+            reply.begin(attempt.status, headers, length=_length(attempt, exchange.request.method), first=attempt.take())
+            reply.feed_from(attempt)
+            await attempt.pump(sink)
+            reply.end()
+        except ReplicaFailure as failure:
+            self._cut(exchange, reply, self._broke_off(exchange, failure), events=False)
+        except asyncio.CancelledError:
+            if not self.drain.over:
+                raise  # the client left
+            self._cut(exchange, reply, shutting_down(), events=False)
+        finally:
+            reply.feed_from(None)
+
+    def _cut(self, exchange: Exchange, reply: Reply, error: GatewayError, *, events: bool) -> None:
+        """End an answer that cannot be completed: say so where the dialect has words for it, else cut the connection."""
+        exchange.record.error = error.message
+        if events:
+            reply.end(openai.stream_error(error))
+        else:
+            reply.cut()
 
     def _broke_off(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
         replica = exchange.booking.chosen.replica
@@ -247,14 +291,18 @@ class Proxy:
             self.metrics.unmetered.labels(record.label).inc()
 
 
-async def _cut(exchange: Exchange, answer: web.StreamResponse, tap: StreamTap | None, error: GatewayError) -> None:
-    """End an answer that cannot be completed: say so where the dialect has words for it, else cut the connection."""
-    exchange.record.error = error.message
-    if tap:
-        await answer.write(openai.stream_error(error))
-        await answer.write_eof()
-    elif exchange.request.transport:
-        exchange.request.transport.abort()
+def _path(request: web.Request) -> str:
+    """The path with its query, as it came where that is plain."""
+    raw = request.raw_path
+    return raw if raw.startswith("/") and raw.isascii() and "#" not in raw else request.rel_url.raw_path_qs
+
+
+def _length(attempt: Attempt, method: str) -> int | None:
+    """What the client is told of the body's length."""
+    if method != "HEAD":
+        return attempt.head.length
+    told = attempt.head.get(b"content-length")
+    return int(told) if told.isdigit() else None
 
 
 def _session(headers: Mapping[str, str]) -> str:

@@ -1,45 +1,40 @@
-"""Towards the replicas: one attempt is opened, its first bytes are awaited, its chunks are passed on.
+"""Towards the replicas: one attempt is opened, its first bytes are awaited, the rest is passed on as it comes.
 
 An attempt counts as begun only when the first byte of the body is here: until then nothing has gone to the client, so every
 way to fail before it is a `ReplicaFailure` and another replica may be tried. Closing an attempt that is not finished closes
 its connection, which is how every engine learns that nobody waits for its answer any more.
+
+The request goes out in one write. Of its headers only those are dropped that concern one connection or that we make anew
+(RFC 9110, section 7.6.1); the others go on as the bytes that they were.
 """
 
 from __future__ import annotations
 
-import errno
-import io
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-
-import aiohttp
-from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from gateway.config import TimeoutConfig
-from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure, out_of_resources
+from gateway.errors import ReplicaFailure
+from gateway.http1 import Head, lines
+from gateway.upstream import Connection, Limits, Pool, Sink
 
-# RFC 9110 section 7.6.1: what concerns one connection only; a `Connection` header may name more.
+Headers = list[tuple[bytes, bytes]]
+
 _HOP_BY_HOP = frozenset(
-    ["connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"]
-) | {"transfer-encoding", "upgrade"}
+    [b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer"]
+) | {b"transfer-encoding", b"upgrade"}
 # Made anew for the replica. Answers must come uncompressed: the usage in them is read.
-_REQUEST_OWN = _HOP_BY_HOP | {"host", "content-length", "content-encoding", "accept-encoding", "expect"}
-_ANSWER_OWN = _HOP_BY_HOP | {"date", "server"}
+_REQUEST_OWN = _HOP_BY_HOP | {b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"}
+_ANSWER_OWN = _HOP_BY_HOP | {b"date", b"server", b"content-length"}
 
-# vLLM and other uvicorn servers close idle connections after 5 s; a pooled one must be gone before that.
-KEEPALIVE_S = 4.0
-
-_LARGE_BODY = 1 << 19
-
-# What keeps us from connecting is our own lack of file descriptors, ports or memory.
-_OUR_OWN = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
+_WITH_BODY = frozenset(["POST", "PUT", "PATCH"])
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One request as it goes upstream. path: with its query, as the client sent it.
+class Call(NamedTuple):
+    """One request as it goes upstream. path: with its query, ASCII; headers: as `request_headers` makes them.
 
     repeatable: to send it twice does no harm (generations; not a file upload). Only then may it be tried again after it may
     have reached a replica.
@@ -47,160 +42,203 @@ class Call:
 
     method: str
     path: str
-    headers: CIMultiDict[str]
+    headers: Headers
     body: bytes
     repeatable: bool = True
 
 
-@dataclass(slots=True)
-class Attempt:
-    """A replica's answer that has begun. first: the first bytes of its body (b"" if it has none)."""
+class Address(NamedTuple):
+    """A replica's base URL, taken apart."""
 
-    status: int
-    headers: CIMultiDict[str]
-    first: bytes
-    _response: aiohttp.ClientResponse = field(repr=False)
+    host: str
+    port: int
+    tls: bool
+    netloc: str  # for the Host header
+    path: str  # before that of every request
+
+
+class Attempt:
+    """A replica's answer that has begun. `close` it exactly once, in a `finally`; more is harmless."""
+
+    __slots__ = ("_connection", "_pool", "content_type", "head")
+
+    def __init__(self, connection: Connection, pool: Pool, head: Head) -> None:
+        self._connection: Connection | None = connection
+        self._pool = pool
+        self.head = head
+        self.content_type = head.get(b"content-type").partition(b";")[0].strip().lower().decode("latin-1")
 
     @property
-    def content_type(self) -> str:
-        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    def status(self) -> int:
+        return self.head.status
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes, the first bytes included. Raises ReplicaFailure if it ends too early."""
-        chunk = self.first
-        while chunk:
-            yield chunk
-            chunk = await _next_chunk(self._response)
+    @property
+    def _open(self) -> Connection:
+        assert self._connection is not None
+        return self._connection
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole answer is here."""
+        return self._open.complete
+
+    @property
+    def empty(self) -> bool:
+        """Whether the body has no byte. To be asked before any is taken."""
+        return self._open.complete and not self._open.unread
+
+    def take(self) -> bytes:
+        """What of the body is here and was not taken yet."""
+        return self._open.take()
 
     async def read(self, limit: int) -> bytes:
         """The whole body. Raises ReplicaFailure if it ends too early or is longer than `limit` bytes."""
-        parts, size = [], 0
-        async for chunk in self.chunks():
-            size += len(chunk)
-            if size > limit:
-                raise ReplicaFailure("garbage", f"the answer is longer than {limit} bytes")
-            parts.append(chunk)
-        return b"".join(parts)
+        connection, size = self._open, self.head.length or 0
+        body = connection.take()
+        if connection.complete and len(body) <= limit:
+            return body
+        parts, taken = [body], len(body)
+        while max(size, taken) <= limit:
+            if connection.complete and not connection.unread:
+                return b"".join(parts)
+            await connection.wait()
+            parts.append(connection.take())
+            taken += len(parts[-1])
+        raise ReplicaFailure("garbage", f"the answer is longer than {limit} bytes")
+
+    async def pump(self, sink: Sink) -> None:
+        """Give the rest of the body to `sink` as it comes. Raises ReplicaFailure if it ends too early."""
+        await self._open.pump(sink)
+
+    def pause(self) -> None:
+        """Read no more of this answer: the client does not keep up."""
+        if self._connection:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        if self._connection:
+            self._connection.resume()
 
     def close(self) -> None:
         """Idempotent. A finished connection goes back to the pool, an unfinished one is closed."""
-        self._response.close()
+        connection, self._connection = self._connection, None
+        if connection:
+            self._pool.give_back(connection)
+
+    def __repr__(self) -> str:
+        return f"<Attempt {self.status}, {self._connection!r}>"
+
+
+@dataclass(slots=True)
+class Road:
+    """The way to one replica."""
+
+    address: Address
+    pool: Pool
 
 
 class Relay:
-    """The pooled connections to all replicas. Use as an async context manager."""
+    """The connections to all replicas, by base URL."""
 
     def __init__(self, timeouts: TimeoutConfig) -> None:
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s, sock_read=timeouts.idle_s)
-        self._session: aiohttp.ClientSession | None = None
+        self._limits = Limits(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s, timeouts.total_s)
+        self._roads: dict[str, Road] = {}
 
-    async def __aenter__(self) -> Relay:
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Content-Type", "Accept"),
-            timeout=self._timeout,
-            trace_configs=[trace],
-        )
-        return self
+    def close(self) -> None:
+        """Close all idle connections."""
+        for road in self._roads.values():
+            road.pool.close()
 
-    async def __aexit__(self, *_: object) -> None:
-        if self._session:
-            await self._session.close()
+    def forget(self, base_url: str) -> None:
+        """A replica left for good."""
+        if road := self._roads.pop(base_url, None):
+            road.pool.close()
 
     async def open(self, base_url: str, call: Call, timeout_s: float | None = None) -> Attempt:
         """Send `call` and await the first byte of the answer's body. Raises ReplicaFailure.
 
         A pooled connection that dies before any answer says nothing about the replica (it may just have closed an idle
-        connection), so the call is repeated once. Raises GatewayError 503 where the gateway itself is out of resources.
+        connection), so the call is repeated once, on a fresh one. Raises GatewayError 503 where the gateway itself is out of
+        resources. timeout_s: for connecting, and for all the rest; without it, what the configuration says.
         """
-        note = SimpleNamespace(reused=False)
+        road = self._roads.get(base_url) or self._add(base_url)
+        limits = Limits(timeout_s, timeout_s, timeout_s, timeout_s) if timeout_s else self._limits
+        pool, data = road.pool, _request(road.address, call)
+        reused = connection = pool.idle()
+        if connection is None:
+            connection = await pool.connect(limits.connect_s)
         try:
-            return await self._open(base_url, call, timeout_s, note)
+            return await _answer(pool, connection, data, call.method, limits)
         except ReplicaFailure as failure:
-            if failure.reason != "reset" or not note.reused or not call.repeatable:
+            if failure.reason != "reset" or not reused or connection.started or not call.repeatable:
                 raise
         try:
-            return await self._open(base_url, call, timeout_s, note)
+            return await _answer(pool, await pool.connect(limits.connect_s), data, call.method, limits)
         except ReplicaFailure as failure:
             # The first connection did take the call: if the replica is gone now, the call may be why.
             raise ReplicaFailure(failure.reason, failure.message, reached=True) from failure
 
-    async def _open(self, base_url: str, call: Call, timeout_s: float | None, note: SimpleNamespace) -> Attempt:
-        assert self._session is not None
-        try:
-            response = await self._session.request(
-                call.method,
-                URL(base_url + call.path, encoded=True),
-                headers=call.headers,
-                data=_payload(call.body),
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=timeout_s) if timeout_s else self._timeout,
-                trace_request_ctx=note,
-            )
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise _failure(error) from error
-        if response.status == 101:
-            response.close()
-            raise ReplicaFailure("garbage", "the answer switches protocols")
-        try:
-            first = await _next_chunk(response)
-        except BaseException:
-            response.close()
-            raise
-        return Attempt(response.status, answer_headers(response.headers), first, response)
+    def _add(self, base_url: str) -> Road:
+        address = parse_address(base_url)
+        tls = ssl.create_default_context() if address.tls else None
+        road = self._roads[base_url] = Road(address, Pool(address.host, address.port, tls))
+        return road
+
+    def __repr__(self) -> str:
+        return f"<Relay {[road.pool for road in self._roads.values()]}>"
 
 
-def _payload(body: bytes) -> bytes | io.BytesIO | None:
-    """A large body is written in pieces, so that it does not hold up the event loop."""
-    return io.BytesIO(body) if len(body) > _LARGE_BODY else body or None
-
-
-async def _note_reuse(_session: object, context: SimpleNamespace, _params: object) -> None:
-    context.trace_request_ctx.reused = True
-
-
-async def _next_chunk(response: aiohttp.ClientResponse) -> bytes:
+async def _answer(pool: Pool, connection: Connection, data: bytes, method: str, limits: Limits) -> Attempt:
     try:
-        return await response.content.readany()
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise _failure(error) from error
+        connection.send(data, to_head=method == "HEAD", limits=limits)
+        await connection.wait()
+    except BaseException:
+        pool.give_back(connection)
+        raise
+    assert connection.answer is not None
+    assert connection.answer.head is not None
+    return Attempt(connection, pool, connection.answer.head)
 
 
-def _failure(error: Exception) -> ReplicaFailure | GatewayError:
-    text = str(error) or type(error).__name__
-    if isinstance(error, aiohttp.ClientConnectorError):
-        if error.errno in _OUR_OWN:
-            return out_of_resources(error.strerror or text)
-        return ReplicaFailure(REFUSED if error.errno == errno.ECONNREFUSED else UNREACHABLE, text)
-    if isinstance(error, aiohttp.ConnectionTimeoutError | UnicodeError):
-        return ReplicaFailure(UNREACHABLE, text)
-    if isinstance(error, TimeoutError):
-        return ReplicaFailure("timeout", text)
-    if isinstance(error, aiohttp.ClientResponseError | aiohttp.InvalidURL):
-        return ReplicaFailure("garbage", "the answer is not HTTP")
-    return ReplicaFailure("reset", text)
+def _request(address: Address, call: Call) -> bytes:
+    """The request's bytes, head and body."""
+    length = b"Content-Length: %d\r\n" % len(call.body) if call.body or call.method in _WITH_BODY else b""
+    begin = f"{call.method} {address.path}{call.path} HTTP/1.1\r\nHost: {address.netloc}\r\n".encode("ascii")
+    return b"".join((begin, lines(call.headers), length, b"\r\n", call.body))
 
 
-def request_headers(headers: CIMultiDictProxy[str], request_id: str) -> CIMultiDict[str]:
+def parse_address(base_url: str) -> Address:
+    """Of a base URL that `config` let pass."""
+    parts = urlsplit(base_url)
+    tls = parts.scheme == "https"
+    return Address(parts.hostname or "", parts.port or (443 if tls else 80), tls, parts.netloc, parts.path)
+
+
+def request_headers(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> Headers:
     """A client's headers as they go to a replica."""
-    kept = _without(headers, _REQUEST_OWN | _named_by_connection(headers))
-    kept["Accept-Encoding"] = "identity"
-    kept["X-Request-Id"] = request_id
+    kept = _without(headers, _REQUEST_OWN)
+    kept.append((b"Accept-Encoding", b"identity"))
+    kept.append((b"X-Request-Id", request_id.encode("ascii")))
     return kept
 
 
-def answer_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """A replica's headers as they go to the client."""
-    return _without(headers, _ANSWER_OWN | _named_by_connection(headers))
+def answer_headers(head: Head) -> Headers:
+    """A replica's headers as they go to the client; the body's framing is made anew."""
+    return _without(head.headers, _ANSWER_OWN)
 
 
-def _without(headers: CIMultiDictProxy[str], names: frozenset[str]) -> CIMultiDict[str]:
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in names)
+def _without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> Headers:
+    """All but those names, and those that a Connection header names."""
+    kept, named = [], b""
+    for pair in headers:
+        name = pair[0].lower()
+        if name not in names:
+            kept.append(pair)
+        elif name == b"connection":
+            named += b"," + pair[1].lower()
+    if named and (also := {token.strip() for token in named.split(b",")} - _COMMON_TOKENS):
+        return [pair for pair in kept if pair[0].lower() not in also]
+    return kept
 
 
-def _named_by_connection(headers: CIMultiDictProxy[str]) -> frozenset[str]:
-    return frozenset(name.strip().lower() for line in headers.getall("Connection", []) for name in line.split(","))
+_COMMON_TOKENS = frozenset([b"", b"close", b"keep-alive"])

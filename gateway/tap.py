@@ -35,6 +35,9 @@ class StreamTap:
 
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes of the stream; returns what may go to the client now."""
+        if not self._held and chunk.endswith(b"\n\n") and b'"usage"' not in chunk and b"[DONE]" not in chunk:
+            self._too_long = False
+            return chunk  # whole events without anything of ours in them: nearly all chunks of nearly all streams
         held, data = len(self._held), self._held + chunk
         passed, start = [], 0
         # An event's end may straddle the last chunk and this one: look again at the last bytes.

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from gateway.app import Gateway, compose, make_app
+from gateway.app import Gateway, compose, make_runner
 from gateway.config import load
 from tests.fakes import FakeReplica
 
@@ -59,7 +59,7 @@ async def running(*replicas: FakeReplica | str, **config: Any) -> AsyncIterator[
     urls = [replica if isinstance(replica, str) else replica.url for replica in replicas]
     raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "limits": {"shutdown_s": 1}, **config}
     gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}))
-    runner = web.AppRunner(make_app(gateway), access_log=None, handler_cancellation=True, shutdown_timeout=1)
+    runner = make_runner(gateway)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -13,8 +12,8 @@ import openai
 import pytest
 from multidict import CIMultiDict
 
-from gateway import relay
 from gateway.errors import GatewayError, ReplicaFailure
+from gateway.upstream import failure_of
 from tests.fakes import (
     STREAM_HEAD,
     Behaviour,
@@ -280,17 +279,22 @@ async def test_headers_of_the_connection_stay_on_it() -> None:
 
 
 def test_our_own_lack_of_file_descriptors_is_no_replicas_fault() -> None:
-    def failure(number: int) -> Exception:
-        there: Any = SimpleNamespace(host="h", port=80, ssl=True)
-        return relay._failure(aiohttp.ClientConnectorError(there, OSError(number, "why")))
-
-    ours = failure(errno.EMFILE)
+    ours = failure_of(OSError(errno.EMFILE, "why"))
     assert isinstance(ours, GatewayError)
     assert (ours.status, ours.code) == (503, "gateway_overloaded")
     for number, reason in ((errno.ECONNREFUSED, "refused"), (errno.EHOSTUNREACH, "unreachable")):
-        theirs = failure(number)
+        theirs = failure_of(OSError(number, "why"))
         assert isinstance(theirs, ReplicaFailure)
         assert (theirs.reason, theirs.reached) == (reason, False)
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"), [("[Errno 111] Connect call failed", "refused"), ("[Errno 101] no route", "unreachable")]
+)
+def test_a_name_with_several_addresses_is_refused_if_all_of_them_refuse(second: str, reason: str) -> None:
+    failure = failure_of(OSError(f"Multiple exceptions: [Errno 111] Connect call failed ('::1', 80, 0, 0), {second}"))
+    assert isinstance(failure, ReplicaFailure)
+    assert failure.reason == reason
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -339,7 +343,7 @@ async def test_a_silent_replica_is_given_up(request_lines: Callable[[], list[dic
     async with (
         FakeReplica([hangs(never)]) as silent,
         FakeReplica() as good,
-        running(silent, good, timeouts={"idle_s": 0.2}, **TURNS) as run,
+        running(silent, good, timeouts={"first_byte_s": 0.2}, **TURNS) as run,
     ):
         for _ in range(3):
             assert (await run.post())[1]["X-Warmroute-Replica"] == good.name

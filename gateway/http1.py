@@ -1,0 +1,237 @@
+"""HTTP/1.1 as a replica answers it: bytes in, head and body out. Pure; any cutting of the bytes gives the same result.
+
+    head ──► body (by length, in chunks, until the end) ──► complete
+
+What is ambiguous is refused, for two readers of one message that disagree about its end is how requests are smuggled (RFC 9112,
+sections 6.3 and 11.2): two lengths, a length beside a transfer coding, a coding other than `chunked`, folded lines, bare CR or
+LF, spaces before a colon, control characters. A message that is complete says so exactly; bytes behind it are nobody's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_CHUNK_LINE = 4096  # a chunk's size and its extensions, which nobody uses
+
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+_VALUE = rb"[^\x00-\x08\x0a-\x1f\x7f]*+"
+_HEAD = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: (%s))?\r\n((?:%s:%s\r\n)*+)\r\n" % (_VALUE, _TOKEN, _VALUE))
+_HEADER = re.compile(rb"([^:]+):[ \t]*([^\r]*?)[ \t]*\r\n")
+_TRAILERS = re.compile(rb"(?:%s:%s\r\n)*+\r\n" % (_TOKEN, _VALUE))
+_CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;%s)?\r\n" % _VALUE)
+_LENGTH = re.compile(rb"[0-9]{1,15}")
+
+_BODILESS = frozenset([204, 304])
+
+
+class FramingError(Exception):
+    """The bytes are not one unambiguous HTTP/1.1 answer."""
+
+
+class Head(NamedTuple):
+    """A final answer's head. headers: names in lower case, values without the space around them, in order.
+
+    length: of the body in bytes; None: in chunks, if `chunked`, else until the connection ends.
+    """
+
+    status: int
+    reason: bytes
+    headers: list[tuple[bytes, bytes]]
+    length: int | None
+    chunked: bool
+    keep_alive: bool
+
+    def get(self, name: bytes) -> bytes:
+        """A header's first value, b"" without."""
+        return next((value for key, value in self.headers if key == name), b"")
+
+
+class Answer:
+    """Reads one answer. `feed` and `end` may be called until `complete`; after that, and after an error, no more.
+
+    head: once it is there. complete: the message has ended exactly. rest: bytes that came behind it.
+    """
+
+    __slots__ = ("_buffer", "_left", "_method_head", "_step", "complete", "head", "rest")
+
+    def __init__(self, *, to_head: bool = False) -> None:
+        """to_head: the request was a HEAD, so that there is no body, whatever the head says."""
+        self._method_head = to_head
+        self._buffer = b""
+        self._left = 0  # bytes of the body, or of the chunk, that are still to come
+        self._step = self._read_head
+        self.head: Head | None = None
+        self.complete = False
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes; returns those of the body. Raises FramingError."""
+        return self._step(self._buffer + data if self._buffer else data)
+
+    def end(self) -> None:
+        """The connection has ended. Raises FramingError if that is too early."""
+        if self._step == self._read_until_end:
+            self.complete = True
+        elif not self.complete:
+            raise FramingError("the connection ended within the answer")
+
+    # -- the steps: each takes all bytes that are not read yet, and returns what of the body was among them
+
+    def _read_head(self, data: bytes) -> bytes:
+        """Interim answers (1xx) are skipped."""
+        while True:
+            end = data.find(b"\r\n\r\n")
+            if max(end, len(data) if end < 0 else 0) > MAX_HEAD_BYTES:
+                raise FramingError("the head is too long")
+            if end < 0:
+                if not b"HTTP/1.".startswith(data[:7]):
+                    raise FramingError("the answer is not HTTP/1")
+                self._buffer = data
+                return b""
+            head = parse_head(data[: end + 4], bodiless=self._method_head)
+            data = data[end + 4 :]
+            if head.status >= 200:
+                return self._begin_body(head, data)
+
+    def _begin_body(self, head: Head, rest: bytes) -> bytes:
+        self.head, self._buffer = head, b""
+        if head.chunked:
+            self._step = self._read_chunk_line
+        elif head.length is None:
+            self._step = self._read_until_end
+        else:
+            self._left = head.length
+            self._step = self._read_length
+        return self._step(rest) if rest or head.length == 0 else b""
+
+    def _read_length(self, data: bytes) -> bytes:
+        if len(data) < self._left:
+            self._left -= len(data)
+            return data
+        body = data[: self._left]
+        self._finish(data[self._left :])
+        return body
+
+    def _read_until_end(self, data: bytes) -> bytes:
+        return data
+
+    def _read_chunk_line(self, data: bytes) -> bytes:
+        """Whole chunks are read in a loop here; what is left of one that is not whole is the other steps' business."""
+        parts: list[bytes] = []
+        at = 0
+        while True:
+            end = data.find(b"\n", at, at + MAX_CHUNK_LINE)
+            if end < 0:
+                return self._wait_for_line(data[at:], parts)
+            line = _CHUNK_LINE.fullmatch(data, at, end + 1)
+            if not line:
+                raise FramingError("a chunk's size is not a number")
+            size = int(line[1], 16)
+            begin, at = end + 1, end + 1 + size
+            if not size:
+                self._step = self._read_trailers
+                parts.append(self._read_trailers(data[begin:]))
+                return b"".join(parts)
+            if len(data) < at + 2:
+                self._left, self._step, self._buffer = size, self._read_chunk, b""
+                parts.append(self._read_chunk(data[begin:]))
+                return b"".join(parts)
+            if data[at : at + 2] != b"\r\n":
+                raise FramingError("a chunk is longer than it says")
+            parts.append(data[begin:at])
+            at += 2
+
+    def _wait_for_line(self, rest: bytes, parts: list[bytes]) -> bytes:
+        if len(rest) >= MAX_CHUNK_LINE:
+            raise FramingError("a chunk's size takes too long")
+        self._step, self._buffer = self._read_chunk_line, rest
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read_chunk(self, data: bytes) -> bytes:
+        """The rest of a chunk, whose data goes on as it comes, and its line end."""
+        left = self._left
+        if len(data) <= left:
+            self._left = left - len(data)
+            return data
+        self._left = 0
+        if len(data) < left + 2:
+            if data[left] != 0x0D:
+                raise FramingError("a chunk is longer than it says")
+            self._buffer = data[left:]
+            return data[:left]
+        if data[left : left + 2] != b"\r\n":
+            raise FramingError("a chunk is longer than it says")
+        self._buffer, self._step = b"", self._read_chunk_line
+        body = data[:left]
+        return body + self._read_chunk_line(data[left + 2 :]) if len(data) > left + 2 else body
+
+    def _read_trailers(self, data: bytes) -> bytes:
+        """Trailers are checked and dropped: what they say may have been needed before the body."""
+        end = 0 if data.startswith(b"\r\n") else data.find(b"\r\n\r\n") + 2
+        if end == 1:
+            if len(data) > MAX_HEAD_BYTES:
+                raise FramingError("the trailers are too long")
+            self._buffer = data
+            return b""
+        if not _TRAILERS.fullmatch(data, 0, end + 2):
+            raise FramingError("a trailer is not one")
+        self._finish(data[end + 2 :])
+        return b""
+
+    def _finish(self, rest: bytes) -> None:
+        self.complete, self.rest, self._buffer, self._left = True, rest, b"", 0
+        self._step = self._read_nothing
+
+    def _read_nothing(self, data: bytes) -> bytes:
+        self.rest += data
+        return b""
+
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else self._step.__name__.removeprefix("_read_")
+        return f"<Answer {self.head.status if self.head else 'without head'}, {state}, {self._left} bytes left>"
+
+
+def parse_head(data: bytes, *, bodiless: bool = False) -> Head:
+    """A head, its empty line included. bodiless: it answers a HEAD. Raises FramingError."""
+    found = _HEAD.fullmatch(data)
+    if not found:
+        raise FramingError("the head is not HTTP/1.1")
+    status, headers = int(found[2]), [(name.lower(), value) for name, value in _HEADER.findall(found[4])]
+    lengths, codings, connection = [], [], b""
+    for name, value in headers:
+        if name == b"content-length":
+            lengths.append(value)
+        elif name == b"transfer-encoding":
+            codings.append(value)
+        elif name == b"connection":
+            connection += b"," + value.lower()
+    modern = found[1] == b"1"
+    tokens = {token.strip() for token in connection.split(b",")} if connection else ()
+    keep_alive = b"close" not in tokens if modern else b"keep-alive" in tokens
+    length, chunked = _body_of(lengths, codings, modern)
+    if status == 101:
+        raise FramingError("the answer switches protocols")
+    if bodiless or status in _BODILESS or status < 200:
+        length, chunked = 0, False
+    return Head(status, found[3] or b"", headers, length, chunked, keep_alive and (chunked or length is not None))
+
+
+def _body_of(lengths: list[bytes], codings: list[bytes], modern: bool) -> tuple[int | None, bool]:
+    """(length, chunked) by RFC 9112, section 6.3, less what it lets a reader guess."""
+    if codings:
+        if lengths or not modern or len(codings) > 1 or codings[0].lower() != b"chunked":
+            raise FramingError("the body's coding is ambiguous or not known")
+        return None, True
+    if not lengths:
+        return None, False
+    if len(lengths) > 1 or not _LENGTH.fullmatch(lengths[0]):
+        raise FramingError("the body's length is ambiguous or not a number")
+    return int(lengths[0]), False
+
+
+def lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Header lines."""
+    return b"".join([b"%b: %b\r\n" % pair for pair in headers])

@@ -1,0 +1,137 @@
+"""Towards the client: an answer is written past aiohttp's response writer, straight to the connection's transport.
+
+This is the one seam with the insides of aiohttp's server, and it is narrow. What is used of it:
+- `request.transport` and `request.protocol`, both public;
+- a handler may return anything that has `prepare`, `write_eof` and `keep_alive`, which aiohttp calls in this order and which
+  here do nothing but wait until the client has taken what was written;
+- `pause_writing` and `resume_writing` of the protocol (`front.py`), which stop and start the replica's connection.
+`tests/gateway/test_reply.py` fails where a release of aiohttp moves it.
+
+An answer is framed by its length, else in chunks, else (HTTP/1.0) by the end of the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import time
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from aiohttp import HttpVersion11, web
+
+from gateway.http1 import lines
+
+if TYPE_CHECKING:
+    from gateway.relay import Attempt
+
+_BODILESS = frozenset([204, 304])
+_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+class Dates:
+    """The Date header's line, made once a second."""
+
+    __slots__ = ("_line", "_second")
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._line = b""
+
+    def line(self, now: float) -> bytes:
+        if int(now) != self._second:
+            self._second = int(now)
+            self._line = b"Date: %b\r\n" % email.utils.formatdate(now, usegmt=True).encode()
+        return self._line
+
+
+_dates = Dates()
+
+
+class Reply:
+    """One answer to one client: `begin`, `write` any number of times, `end`. Raises ConnectionResetError if the client left."""
+
+    __slots__ = ("_chunked", "_patience_s", "_request", "_transport", "begun", "keep_alive")
+
+    def __init__(self, request: web.BaseRequest, *, keep_alive: bool, patience_s: float) -> None:
+        """keep_alive: whether the connection may be used again. patience_s: how long a client may not read at the end."""
+        self._request = request
+        self._transport = request.transport
+        self._patience_s = patience_s
+        self._chunked = False
+        self.keep_alive = keep_alive and request.keep_alive
+        self.begun = False
+
+    def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]], *, length: int | None, first: bytes = b"") -> None:
+        """The head, and the first bytes of the body in the same write. length: the body's bytes, None: not known yet."""
+        modern = self._request.version >= HttpVersion11
+        if status in _BODILESS:
+            framing = b""
+        elif length is not None:
+            framing = b"Content-Length: %d\r\n" % length
+        elif modern:
+            framing = b"Transfer-Encoding: chunked\r\n"
+            self._chunked = True
+        else:
+            framing = b""
+            self.keep_alive = False
+        if not self.keep_alive:
+            framing += b"Connection: close\r\n"
+        elif not modern:
+            framing += b"Connection: keep-alive\r\n"
+        start = b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b""))
+        if status in _BODILESS or self._request.method == "HEAD":
+            first, self._chunked = b"", False
+        elif self._chunked and first:
+            first = b"%x\r\n%b\r\n" % (len(first), first)
+        self.begun = True
+        self._write(b"".join((start, lines(headers), framing, _dates.line(time.time()), b"Server: warmroute\r\n\r\n", first)))
+
+    def write(self, data: bytes) -> None:
+        """Bytes of the body."""
+        if data:
+            self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def end(self, last: bytes = b"") -> None:
+        """The last bytes of the body; the answer is complete."""
+        if self._chunked:
+            self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last) if last else b"0\r\n\r\n")
+        elif last:
+            self._write(last)
+
+    def cut(self) -> None:
+        """Break off, so that the client sees that something is missing."""
+        self.keep_alive = False
+        if self._transport:
+            self._transport.abort()
+
+    def feed_from(self, attempt: Attempt | None) -> None:
+        """The replica's answer that is to be held back while the client does not read; None: none any more."""
+        protocol = self._request.protocol
+        protocol.source = attempt  # type: ignore[attr-defined]  # front.ClientConnection
+        if attempt and protocol.writing_paused:
+            attempt.pause()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            raise ConnectionResetError("the client left")
+        self._transport.write(data)
+
+    # -- what aiohttp asks of an answer
+
+    async def prepare(self, _request: web.BaseRequest) -> None:
+        """All is written already."""
+
+    async def write_eof(self) -> None:
+        """Wait for a client that is slow, so that it cannot ask for more meanwhile."""
+        if not self._request.protocol.writing_paused:
+            return
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._request.writer.drain()
+        except TimeoutError:
+            self.cut()
+
+    def __repr__(self) -> str:
+        return f"<Reply {'begun' if self.begun else 'not begun'}, {'chunked' if self._chunked else 'plain'}>"

@@ -1,0 +1,327 @@
+"""One connection to a replica, and the pool of those that are idle.
+
+    connect ──► send ──► head ──► body ──► complete ──► idle ──► send ...
+                  └─────────────────────────┴──► failed: the connection is closed, nobody uses it again
+
+A connection is an asyncio protocol that carries one call at a time. What comes in goes through `http1.Answer` and on at once:
+into a sink, called from within the event loop's read, or into a buffer until there is one. Nothing is scheduled for a chunk,
+and no task wakes up for it. A connection is used again only if its answer ended exactly where its framing says, with not a
+byte behind it and not a byte of the request unsent.
+
+Silence is measured by one timer a call, which looks at the time of the last byte when it fires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import ssl
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure, out_of_resources
+from gateway.http1 import Answer, FramingError
+
+# vLLM and other uvicorn servers close idle connections after 5 s; a pooled one must be gone before that.
+KEEPALIVE_S = 4.0
+
+MAX_UNREAD = 1 << 18  # bytes of an answer that nobody has asked for yet; beyond this the connection is not read
+
+# What keeps us from connecting is our own lack of file descriptors, ports or memory.
+_OUR_OWN = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
+
+Sink = Callable[[bytes], None]
+
+
+class Limits(NamedTuple):
+    """Seconds. first_byte: from the request to the body's first byte; idle: silence after it; total: of the whole answer."""
+
+    connect_s: float
+    first_byte_s: float
+    idle_s: float
+    total_s: float | None = None
+
+
+class Connection(asyncio.Protocol):
+    """See the top of this file. One owner at a time calls `send`, then `wait`, then `take` or `pump`."""
+
+    __slots__ = (
+        "_active",
+        "_begun",
+        "_limits",
+        "_loop",
+        "_parts",
+        "_paused_by",
+        "_sink",
+        "_timer",
+        "_transport",
+        "_waiter",
+        "answer",
+        "failure",
+        "idle_since",
+        "started",
+        "used",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._sink: Sink | None = None
+        self._parts: list[bytes] = []
+        self._paused_by = 0  # by whom reading is held back: a sum of _OWNER and _UNREAD
+        self._limits = Limits(0, 0, 0)
+        self._active = self._begun = self.idle_since = 0.0
+        self.answer: Answer | None = None
+        self.failure: ReplicaFailure | None = None
+        self.started = False  # the replica has said anything to this call
+        self.used = 0  # calls that it carried before this one
+
+    # -- the owner's side
+
+    def send(self, data: bytes, *, to_head: bool, limits: Limits) -> None:
+        """Begin a call: a whole request."""
+        assert self._transport is not None
+        self.answer, self.failure, self.started = Answer(to_head=to_head), None, False
+        self._limits = limits
+        self._active = self._begun = now = self._loop.time()
+        self._timer = self._loop.call_at(now + limits.first_byte_s, self._look_at_time)
+        self._transport.write(data)
+
+    @property
+    def complete(self) -> bool:
+        return self.answer is not None and self.answer.complete
+
+    @property
+    def unread(self) -> int:
+        """Bytes of the body that are here and were not taken."""
+        return sum(map(len, self._parts))
+
+    async def wait(self) -> None:
+        """Until there are unread bytes, or the answer is complete. Raises ReplicaFailure."""
+        while not (self._parts or self.complete or self.failure):
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        if self.failure and not self._parts:
+            raise self.failure
+
+    def take(self) -> bytes:
+        """What of the body is here."""
+        parts, self._parts = self._parts, []
+        self._hold(_UNREAD, on=False)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def pump(self, sink: Sink) -> None:
+        """Give the rest of the body to `sink` as it comes, until the answer is complete. Raises ReplicaFailure."""
+        if self._parts:
+            sink(self.take())
+        self._sink = sink
+        while not (self.complete or self.failure):
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        if self.failure:
+            raise self.failure
+
+    def pause(self) -> None:
+        """Whoever takes the bytes cannot keep up."""
+        self._hold(_OWNER, on=True)
+
+    def resume(self) -> None:
+        self._active = self._loop.time()  # until now it was not the replica that was silent
+        self._hold(_OWNER, on=False)
+
+    def release(self) -> bool:
+        """The call is over for its owner. True if the connection can carry another; else it is closed."""
+        if self._timer:
+            self._timer.cancel()
+        transport, answer = self._transport, self.answer
+        self.answer = self._sink = self._timer = None
+        self._parts = []
+        good = (
+            answer is not None
+            and answer.complete
+            and answer.head is not None
+            and answer.head.keep_alive
+            and not answer.rest
+            and transport is not None
+            and not transport.is_closing()
+            and not transport.get_write_buffer_size()
+        )
+        if not good:
+            self.abort()
+            return False
+        self._hold(_OWNER | _UNREAD, on=False)
+        self.used += 1
+        self.idle_since = self._loop.time()
+        return True
+
+    def abort(self) -> None:
+        """Close at once: how an engine learns that nobody waits for its answer any more."""
+        if self._transport:
+            self._transport.abort()
+
+    @property
+    def alive(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    # -- the event loop's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+
+    def data_received(self, data: bytes) -> None:
+        answer = self.answer
+        if answer is None or answer.complete:
+            self.abort()  # nobody asked
+            return
+        self._active = self._loop.time()
+        self.started = True
+        try:
+            body = answer.feed(data)
+        except FramingError as error:
+            self._fail(ReplicaFailure("garbage", str(error)))
+            return
+        if body:
+            if self._sink:
+                self._sink(body)
+            else:
+                self._parts.append(body)
+                if self.unread > MAX_UNREAD:
+                    self._hold(_UNREAD, on=True)
+        if answer.complete or (body and not self._sink):
+            self._wake()
+
+    def eof_received(self) -> None:
+        """No half-open connections: a replica that stops sending is gone. asyncio closes the transport."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self.answer is None or self.answer.complete or self.failure:
+            return
+        try:
+            if exc:
+                raise FramingError(str(exc) or type(exc).__name__)
+            self.answer.end()
+        except FramingError as error:
+            self._fail(ReplicaFailure("reset", str(error)))
+        else:
+            self._wake()
+
+    # -- inside
+
+    def _look_at_time(self) -> None:
+        limits, now = self._limits, self._loop.time()
+        silence = limits.idle_s if self.started and self.answer and self.answer.head else limits.first_byte_s
+        due = self._active + silence
+        if limits.total_s is not None:
+            due = min(due, self._begun + limits.total_s)
+        if now < due:
+            self._timer = self._loop.call_at(due, self._look_at_time)
+        elif limits.total_s is not None and now >= self._begun + limits.total_s:
+            self._fail(ReplicaFailure("timeout", f"the answer took longer than {limits.total_s:g} s"))
+        elif self._paused_by & _OWNER:
+            self._fail(ReplicaFailure(STALLED, f"the client has not read for {silence:g} s"))
+        else:
+            self._fail(ReplicaFailure("timeout", f"nothing came for {silence:g} s"))
+
+    def _fail(self, failure: ReplicaFailure) -> None:
+        self.failure = failure
+        self._wake()
+        self.abort()
+
+    def _wake(self) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _hold(self, who: int, *, on: bool) -> None:
+        before, self._paused_by = self._paused_by, self._paused_by | who if on else self._paused_by & ~who
+        if self._transport and not self._transport.is_closing() and bool(before) != bool(self._paused_by):
+            if on:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def __repr__(self) -> str:
+        return f"<Connection {'up' if self.alive else 'down'}, used {self.used} times, {self.answer!r}>"
+
+
+_OWNER, _UNREAD = 1, 2
+STALLED = "stalled"  # a failure's reason: it is the client's fault
+
+
+class Pool:
+    """The connections to one address. `acquire` gives an idle one or makes one; `give_back` keeps it if it is still good."""
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._host = host
+        self._port = port
+        self._tls = tls
+        self._idle: list[Connection] = []  # the one used last is the last
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def idle(self) -> Connection | None:
+        """The idle connection that was used last, if one is fresh enough."""
+        loop = asyncio.get_running_loop()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.alive and loop.time() - connection.idle_since < KEEPALIVE_S:
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self, timeout_s: float) -> Connection:
+        """A new connection. Raises ReplicaFailure, or GatewayError where the gateway itself is out of resources."""
+        loop = asyncio.get_running_loop()
+        name = self._host if self._tls else None
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop), self._host, self._port, ssl=self._tls, server_hostname=name
+                )
+        except TimeoutError as error:
+            raise ReplicaFailure(UNREACHABLE, f"no connection within {timeout_s:g} s") from error
+        except (OSError, UnicodeError) as error:
+            raise failure_of(error) from error
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """Its call is over."""
+        if not connection.release():
+            return
+        self._idle.append(connection)
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep)
+
+    def close(self) -> None:
+        """Close what is idle."""
+        if self._sweeper:
+            self._sweeper.cancel()
+            self._sweeper = None
+        while self._idle:
+            self._idle.pop().abort()
+
+    def _sweep(self) -> None:
+        """Close what has been idle for too long."""
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - KEEPALIVE_S
+        for connection in self._idle:
+            if connection.idle_since <= oldest:
+                connection.abort()
+        self._idle = [connection for connection in self._idle if connection.alive]
+        self._sweeper = loop.call_later(KEEPALIVE_S, self._sweep) if self._idle else None
+
+    def __repr__(self) -> str:
+        return f"<Pool of {self._host}:{self._port}, {len(self._idle)} idle>"
+
+
+def failure_of(error: OSError | UnicodeError) -> ReplicaFailure | GatewayError:
+    """Why there is no connection. Where several addresses were tried, asyncio tells their errors in one text."""
+    text = str(error) or type(error).__name__
+    number = getattr(error, "errno", None)
+    numbers = {number} if number else {int(found) for found in _ERRNO.findall(text)}
+    if numbers & _OUR_OWN:
+        return out_of_resources(text)
+    return ReplicaFailure(REFUSED if numbers == {errno.ECONNREFUSED} else UNREACHABLE, text)
