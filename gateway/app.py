@@ -15,12 +15,15 @@ from dataclasses import dataclass
 import prometheus_client
 from aiohttp import web
 
+from gateway.answers import Answers
 from gateway.api import openai
 from gateway.config import Config
 from gateway.drain import Drain
 from gateway.entry import Entry, error_response, raw_response
 from gateway.errors import GatewayError, bad_request, internal_error, too_many_connections, unknown_model
+from gateway.failover import Failover
 from gateway.front import Front, Runner
+from gateway.logs import RequestLog
 from gateway.metering import Meter
 from gateway.metrics import Metrics
 from gateway.operator import Operator
@@ -49,17 +52,18 @@ class Gateway:
     proxy: Proxy
     operator: Operator
     drain: Drain
+    requests: RequestLog
     clock: Callable[[], float]
 
 
 GATEWAY = web.AppKey("gateway", Gateway)
 
 
-def compose(config: Config, clock: Callable[[], float] = time.monotonic) -> Gateway:
+def compose(config: Config, requests: RequestLog, clock: Callable[[], float] = time.monotonic) -> Gateway:
     metrics = Metrics()
-    routing = config.routing
-    router = Router(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20, chance=random.Random())
-    fleet = Fleet(config, router, metrics)
+    routing, chance = config.routing, random.Random()
+    router = Router(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20, chance=chance)
+    fleet = Fleet(config, router, metrics, chance, clock)
     relay = Relay(config.timeouts)
     meter = Meter(config.prices, metrics)
     drain = Drain()
@@ -67,19 +71,18 @@ def compose(config: Config, clock: Callable[[], float] = time.monotonic) -> Gate
         routing=routing,
         fleet=fleet,
         router=router,
-        relay=relay,
+        failover=Failover(fleet=fleet, relay=relay, metrics=metrics, clock=clock, chance=chance),
         meter=meter,
         metrics=metrics,
-        drain=drain,
-        patience_s=config.timeouts.idle_s,
+        answers=Answers(fleet=fleet, metrics=metrics, drain=drain, patience_s=config.timeouts.idle_s, clock=clock),
         clock=clock,
     )
     operator = Operator(fleet=fleet, router=router, proxy=proxy, admin_key=config.admin_key, clock=clock)
-    return Gateway(config, metrics, router, fleet, relay, meter, proxy, operator, drain, clock)
+    return Gateway(config, metrics, router, fleet, relay, meter, proxy, operator, drain, requests, clock)
 
 
 def _entry(gateway: Gateway) -> Entry:
-    return Entry(gateway.proxy, gateway.metrics, gateway.drain, gateway.clock)
+    return Entry(gateway.proxy, gateway.metrics, gateway.drain, gateway.requests, gateway.clock)
 
 
 def make_app(gateway: Gateway) -> web.Application:
@@ -145,6 +148,7 @@ async def ready(request: web.Request) -> web.Response:
 async def metrics_page(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     gateway.metrics.read(gateway.router)
+    gateway.fleet.show(gateway.metrics, gateway.clock())
     body = prometheus_client.generate_latest(gateway.metrics.registry)
     return web.Response(body=body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
 
@@ -202,14 +206,16 @@ def _refuse(status: int, message: str) -> web.Response:
     return error_response(bad_request(f"The request is not valid HTTP/1.1: {message.splitlines()[0]}", code="invalid_http"))
 
 
-async def serve(config: Config, stop: asyncio.Event, hurry: asyncio.Event, started: Callable[[str], None]) -> None:
-    """Run until `stop` is set: then stop accepting, let running requests finish for `limits.shutdown_s`, and end.
+async def serve(
+    config: Config, requests: RequestLog, stop: asyncio.Event, hurry: asyncio.Event, started: Callable[[str], None]
+) -> None:
+    """Run until `stop` is set: then stop accepting, let running requests finish for `limits.drain_timeout_s`, and end.
 
     hurry: do not wait any longer. started: called with the base URL once requests are answered. Raises OSError if the
     address cannot be had.
     """
     host, port = config.address
-    gateway = compose(config)
+    gateway = compose(config, requests)
     runner = make_runner(gateway)
     await runner.setup()
     try:
@@ -220,6 +226,6 @@ async def serve(config: Config, stop: asyncio.Event, hurry: asyncio.Event, start
         started(f"http://{shown}:{bound[1]}")
         await stop.wait()
         await site.stop()
-        await gateway.drain.wait(config.limits.shutdown_s, hurry)
+        await gateway.drain.wait(config.limits.drain_timeout_s, hurry)
     finally:
         await runner.cleanup()

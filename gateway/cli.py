@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway import __version__, logs, simulate
-from gateway.config import DEFAULT_LISTEN, Config, ConfigError, LimitConfig, RoutingConfig, load
+from gateway.config import DEFAULT_LISTEN, Config, LimitConfig, RoutingConfig, load
+from gateway.typed import ConfigError
 from router import POLICIES
 
 log = logging.getLogger("warmroute.gateway")
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 _SERVE = (
     "Run the gateway. Flags win over the environment (WARMROUTE_CONFIG, WARMROUTE_LISTEN, WARMROUTE_ADMIN_KEY), which wins "
-    f"over the file. SIGTERM lets running requests finish for {LimitConfig().shutdown_s:g} s (limits.shutdown_s); "
+    f"over the file. SIGTERM lets running requests finish for {LimitConfig().drain_timeout_s:g} s (limits.drain_timeout_s); "
     "a second one does not wait."
 )
 
@@ -93,10 +94,10 @@ _MAX_FILES = 1 << 20
 
 def _serve(options: argparse.Namespace) -> int:
     config = _config_of(options)
-    logs.configure(config.log_level)
+    requests = logs.configure(config.log_level)
     _raise_file_limit()
     try:
-        _run(_serve_until_signal(config))
+        _run(_serve_until_signal(config, requests))
     except OSError as error:
         print(f"warmroute: cannot listen on {config.listen}: {error.strerror or error}", file=sys.stderr)
         return 1
@@ -125,7 +126,7 @@ def _config_of(options: argparse.Namespace) -> Config:
     return load(path, overrides) if overrides else config
 
 
-async def _serve_until_signal(config: Config) -> None:
+async def _serve_until_signal(config: Config, requests: logs.RequestLog) -> None:
     from gateway.app import serve
 
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -137,7 +138,7 @@ async def _serve_until_signal(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     replicas = [replica.url for pool in config.pools for replica in pool.replicas]
-    await serve(config, stop, hurry, lambda url: log.info("listening", extra={"url": url, "replicas": replicas}))
+    await serve(config, requests, stop, hurry, lambda url: log.info("listening", extra={"url": url, "replicas": replicas}))
     log.info("stopped")
 
 

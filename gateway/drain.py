@@ -8,8 +8,6 @@ aiohttp would wait twice as long as it is told to, and end what is left without 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
 
 LAST_WORDS_S = 1.0  # for writing the last words to clients that read
 
@@ -24,19 +22,19 @@ class Drain:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @contextlib.contextmanager
-    def request(self) -> Iterator[None]:
-        """Around one request, in the task that serves it."""
+    def enter(self) -> asyncio.Task[object]:
+        """A request begins, in the task that serves it; the task is to be given back to `leave` in a `finally`."""
         task = asyncio.current_task()
         assert task is not None
+        if not self._running:
+            self._idle.clear()
         self._running.add(task)
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._running.discard(task)
-            if not self._running:
-                self._idle.set()
+        return task
+
+    def leave(self, task: asyncio.Task[object]) -> None:
+        self._running.discard(task)
+        if not self._running:
+            self._idle.set()
 
     async def wait(self, timeout_s: float, hurry: asyncio.Event) -> None:
         """Let what runs finish, for so long or until `hurry`; then cancel what is left and let it say so."""

@@ -15,6 +15,7 @@ from gateway.api import openai
 from gateway.body import read_body
 from gateway.drain import Drain
 from gateway.errors import GatewayError, internal_error, shutting_down
+from gateway.logs import RequestLog
 from gateway.metrics import Metrics
 from gateway.proxy import Proxy
 from gateway.record import CLIENT_LEFT, Record, begin
@@ -30,28 +31,30 @@ class Entry:
     proxy: Proxy
     metrics: Metrics
     drain: Drain
+    requests: RequestLog
     clock: Callable[[], float]
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """A `Reply` is none, but does for aiohttp (see there)."""
         record = begin(request, self.clock())
-        with self.drain.request():
-            try:
-                raw = await read_body(request)
-                record.begun = self.clock()  # an upload takes its time; what counts is ours
-                return cast(web.StreamResponse, await self._answer(request, raw, record))
-            except GatewayError as error:
-                return _failed(record, error)
-            except (asyncio.CancelledError, ConnectionError):
-                if self.drain.over:
-                    return _failed(record, shutting_down())
-                record.status, record.error = CLIENT_LEFT, record.error or "the client left"
-                raise
-            except Exception:  # the last border: a bug must not cost more than its own request
-                log.exception("unhandled error", extra={"path": request.path, "id": record.id})
-                return _failed(record, internal_error())
-            finally:
-                record.finish(self.metrics, self.clock())
+        task = self.drain.enter()
+        try:
+            raw = await read_body(request)
+            record.begun = self.clock()  # an upload takes its time; what counts is ours
+            return cast(web.StreamResponse, await self._answer(request, raw, record))
+        except GatewayError as error:
+            return _failed(record, error)
+        except (asyncio.CancelledError, ConnectionError):
+            if self.drain.over:
+                return _failed(record, shutting_down())
+            record.status, record.error = CLIENT_LEFT, record.error or "the client left"
+            raise
+        except Exception:  # the last border: a bug must not cost more than its own request
+            log.exception("unhandled error", extra={"path": request.path, "id": record.id})
+            return _failed(record, internal_error())
+        finally:
+            record.finish(self.metrics, self.requests, self.clock())
+            self.drain.leave(task)
 
     async def _answer(self, request: web.Request, raw: bytes, record: Record) -> Reply:
         kind = openai.kind_of(record.path)

@@ -53,8 +53,8 @@ def shutting_down() -> GatewayError:
     return GatewayError(503, "shutting_down", "The gateway is shutting down. Retry the request.", retry_after_s=1)
 
 
-def no_replica(message: str) -> GatewayError:
-    return GatewayError(503, "no_replica_available", message, retry_after_s=2)
+def no_replica(message: str, retry_after_s: int = 2) -> GatewayError:
+    return GatewayError(503, "no_replica_available", message, retry_after_s=retry_after_s)
 
 
 REFUSED, UNREACHABLE = "refused", "unreachable"

@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-MAX_HEAD_BYTES = 64 << 10
+MAX_HEAD_BYTES = 64 << 10  # of all heads of one answer together, the interim ones (1xx) included; of its trailers as well
 MAX_CHUNK_LINE = 4096  # a chunk's size and its extensions, which nobody uses
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _VALUE = rb"[^\x00-\x08\x0a-\x1f\x7f]*+"
 _HEAD = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: (%s))?\r\n((?:%s:%s\r\n)*+)\r\n" % (_VALUE, _TOKEN, _VALUE))
-_HEADER = re.compile(rb"([^:]+):[ \t]*([^\r]*?)[ \t]*\r\n")
+_HEADER = re.compile(rb"([^:]++):([^\r]*+)\r\n")
 _TRAILERS = re.compile(rb"(?:%s:%s\r\n)*+\r\n" % (_TOKEN, _VALUE))
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;%s)?\r\n" % _VALUE)
 _LENGTH = re.compile(rb"[0-9]{1,15}")
@@ -55,13 +55,14 @@ class Answer:
     head: once it is there. complete: the message has ended exactly. rest: bytes that came behind it.
     """
 
-    __slots__ = ("_buffer", "_left", "_method_head", "_step", "complete", "head", "rest")
+    __slots__ = ("_buffer", "_left", "_method_head", "_skipped", "_step", "complete", "head", "rest")
 
     def __init__(self, *, to_head: bool = False) -> None:
         """to_head: the request was a HEAD, so that there is no body, whatever the head says."""
         self._method_head = to_head
         self._buffer = b""
         self._left = 0  # bytes of the body, or of the chunk, that are still to come
+        self._skipped = 0  # bytes of interim heads
         self._step = self._read_head
         self.head: Head | None = None
         self.complete = False
@@ -82,19 +83,22 @@ class Answer:
 
     def _read_head(self, data: bytes) -> bytes:
         """Interim answers (1xx) are skipped."""
+        at, seen = 0, max(0, len(self._buffer) - 3)  # before `seen` no end was found the last time
         while True:
-            end = data.find(b"\r\n\r\n")
-            if max(end, len(data) if end < 0 else 0) > MAX_HEAD_BYTES:
+            end = data.find(b"\r\n\r\n", max(at, seen))
+            least = (end if end >= 0 else len(data) - 3) - at  # of this head: it ends there at the earliest
+            if self._skipped + least > MAX_HEAD_BYTES:
                 raise FramingError("the head is too long")
             if end < 0:
-                if not b"HTTP/1.".startswith(data[:7]):
+                if not b"HTTP/1.".startswith(data[at : at + 7]):
                     raise FramingError("the answer is not HTTP/1")
-                self._buffer = data
+                self._buffer = data[at:]
                 return b""
-            head = parse_head(data[: end + 4], bodiless=self._method_head)
-            data = data[end + 4 :]
+            head = parse_head(data[at : end + 4], bodiless=self._method_head)
             if head.status >= 200:
-                return self._begin_body(head, data)
+                return self._begin_body(head, data[end + 4 :])
+            self._skipped += end + 4 - at
+            at = end + 4
 
     def _begin_body(self, head: Head, rest: bytes) -> bytes:
         self.head, self._buffer = head, b""
@@ -171,9 +175,9 @@ class Answer:
     def _read_trailers(self, data: bytes) -> bytes:
         """Trailers are checked and dropped: what they say may have been needed before the body."""
         end = 0 if data.startswith(b"\r\n") else data.find(b"\r\n\r\n") + 2
+        if (end if end != 1 else len(data) - 3) > MAX_HEAD_BYTES:
+            raise FramingError("the trailers are too long")
         if end == 1:
-            if len(data) > MAX_HEAD_BYTES:
-                raise FramingError("the trailers are too long")
             self._buffer = data
             return b""
         if not _TRAILERS.fullmatch(data, 0, end + 2):
@@ -199,7 +203,7 @@ def parse_head(data: bytes, *, bodiless: bool = False) -> Head:
     found = _HEAD.fullmatch(data)
     if not found:
         raise FramingError("the head is not HTTP/1.1")
-    status, headers = int(found[2]), [(name.lower(), value) for name, value in _HEADER.findall(found[4])]
+    status, headers = int(found[2]), [(name.lower(), value.strip(b" \t")) for name, value in _HEADER.findall(found[4])]
     lengths, codings, connection = [], [], b""
     for name, value in headers:
         if name == b"content-length":
@@ -210,7 +214,7 @@ def parse_head(data: bytes, *, bodiless: bool = False) -> Head:
             connection += b"," + value.lower()
     modern = found[1] == b"1"
     tokens = {token.strip() for token in connection.split(b",")} if connection else ()
-    keep_alive = b"close" not in tokens if modern else b"keep-alive" in tokens
+    keep_alive = b"close" not in tokens and (modern or b"keep-alive" in tokens)
     length, chunked = _body_of(lengths, codings, modern)
     if status == 101:
         raise FramingError("the answer switches protocols")

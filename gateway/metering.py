@@ -98,12 +98,12 @@ class Meter:
         """Add one answer to the token and money counters. model: its label."""
         metrics = self._metrics
         cached = usage.cached or 0
-        metrics.prompt_tokens.labels(model, replica, "miss").inc(usage.prompt - cached)
-        metrics.prompt_tokens.labels(model, replica, "hit").inc(cached)
-        metrics.completion_tokens.labels(model, replica).inc(usage.completion)
+        metrics.prompt_tokens.add((model, replica, "miss"), usage.prompt - cached)
+        metrics.prompt_tokens.add((model, replica, "hit"), cached)
+        metrics.completion_tokens.add((model, replica), usage.completion)
         if bill:
             tenant = self._label(tenant)
-            metrics.cost_usd.labels(model, tenant, "input").inc(bill.input)
-            metrics.cost_usd.labels(model, tenant, "cached_input").inc(bill.cached_input)
-            metrics.cost_usd.labels(model, tenant, "output").inc(bill.output)
-            metrics.savings_usd.labels(model, tenant).inc(max(0.0, bill.saved))  # a price list can be upside down
+            metrics.cost_usd.add((model, tenant, "input"), bill.input)
+            metrics.cost_usd.add((model, tenant, "cached_input"), bill.cached_input)
+            metrics.cost_usd.add((model, tenant, "output"), bill.output)
+            metrics.savings_usd.add((model, tenant), max(0.0, bill.saved))  # a price list can be upside down

@@ -6,8 +6,9 @@ of the first TENANTS distinct values of the tenant header, `code` an HTTP status
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry
 
+from gateway.tallies import Counter, Gauge, Histogram, Page
 from router import Router
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
@@ -19,33 +20,32 @@ _TOKEN_LABELS = ("model", "replica")
 
 
 class _Family:
-    """Makes metrics in one registry, all with the same prefix."""
+    """Makes metrics on one page, all with the same prefix."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+    def __init__(self, page: Page) -> None:
+        self._page = page
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"warmroute_{name}", text, labels, registry=self._registry)
+        return self._page.counter(f"warmroute_{name}", text, *labels)
 
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"warmroute_{name}", text, labels, registry=self._registry)
+        return self._page.gauge(f"warmroute_{name}", text, *labels)
 
     def seconds(self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
-        return Histogram(f"warmroute_{name}_seconds", text, labels, buckets=buckets, registry=self._registry)
+        return self._page.histogram(f"warmroute_{name}_seconds", text, *labels, bounds=buckets)
 
 
 class Metrics:
     """The gateway's metrics in a registry of their own (no global state: two gateways can live in one process)."""
 
     def __init__(self) -> None:
-        # By default there is a second series beside every counter, which nobody reads.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.page = Page()
         self.registry = CollectorRegistry()
-        self._evicted_before: dict[str, int] = {}
-        family = _Family(self.registry)
+        family = _Family(self.page)
         self._add_requests(family)
         self._add_tokens(family)
         self._add_state(family)
+        self.registry.register(self.page)
 
     def _add_requests(self, make: _Family) -> None:
         self.requests = make.counter(
@@ -59,6 +59,12 @@ class Metrics:
         self.routing_seconds = make.seconds("routing", "Time to hash a prompt and choose a replica.", buckets=ROUTING_SECONDS)
         self.routing = make.counter("routing_total", "Decisions, by policy and reason.", "policy", "reason")
         self.retries = make.counter("retries_total", "Attempts on a further replica, by why the one before failed.", "reason")
+        self.retries_refused = make.counter(
+            "retries_refused_total", "Retries that were not made, for they are at most a fifth of the requests."
+        )
+        self.refused = make.counter("refused_total", "Requests refused before a replica was chosen, by why.", "pool", "reason")
+        self.pool_inflight = make.gauge("pool_inflight", "Requests of a pool at its replicas.", "pool")
+        self.pool_waiting = make.gauge("pool_waiting", "Requests of a pool that wait for a place.", "pool")
         self.broken = make.counter(
             "broken_answers_total", "Answers that the replica broke off after their first byte.", "model", "replica"
         )
@@ -103,6 +109,9 @@ class Metrics:
         self.replica_engine_waiting = make.gauge(
             "replica_engine_waiting", "Sequences that the engine says wait in it, whoever sent them.", "replica"
         )
+        self.replica_cut_off = make.gauge(
+            "replica_cut_off", "1 while its breaker is not closed, or it asked for rest (Retry-After).", "replica"
+        )
         self.replica_overlap_zero = make.gauge(
             "replica_overlap_zero", "1 while the engine reports no cached tokens though many were predicted.", "replica"
         )
@@ -117,12 +126,10 @@ class Metrics:
         """Set the gauges that mirror the router's state; called at each scrape."""
         for name in router.replicas:
             load = router.ledger.of(name)
-            self.replica_inflight.labels(name).set(load.inflight)
-            self.replica_booked.labels(name).set(load.booked_tokens)
-            self.prefill_rate.labels(name).set(load.rate.value)
-        self.trie_blocks.set(router.trie.blocks)
-        self.trie_bytes.set(router.trie.size_bytes)
+            self.replica_inflight.set((name,), load.inflight)
+            self.replica_booked.set((name,), load.booked_tokens)
+            self.prefill_rate.set((name,), load.rate.value)
+        self.trie_blocks.set((), router.trie.blocks)
+        self.trie_bytes.set((), router.trie.size_bytes)
         for reason, blocks in router.trie.evicted.items():
-            counter = self.trie_evicted.labels(reason)
-            counter.inc(blocks - self._evicted_before.get(reason, 0))
-            self._evicted_before[reason] = blocks
+            self.trie_evicted.values[(reason,)] = blocks

@@ -18,15 +18,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-
-from prometheus_client import Gauge
 
 from gateway.ask import Models, facts_of, models_of
 from gateway.config import HealthConfig, ReplicaConfig
 from gateway.engines import Facts
 from gateway.errors import REFUSED, GatewayError, ReplicaFailure
+from gateway.health import CLOSED, Breaker, share
 from gateway.metrics import Metrics
 from gateway.overlap import Finding, Overlap
 from gateway.relay import Relay
@@ -36,6 +35,9 @@ log = logging.getLogger("warmroute.replicas")
 
 START_TIME, ZERO_HITS = "start_time", "zero_hits"
 RESTART_SIGNS = (REFUSED, START_TIME, ZERO_HITS)
+
+NOT_PROBED = "not probed yet"
+SLOW_START_S = 10.0  # for so long one that came back gets less than its due
 
 RARELY = 30  # probes from one question to the next, where the engine had no answer to it
 
@@ -52,11 +54,14 @@ class ReplicaState:
     """
 
     config: ReplicaConfig
+    breaker: Breaker
     up: bool = False
+    up_since: float = float("-inf")
+    rests_until: float = float("-inf")
     keyed: bool = False  # it wants a key for its model list, so that its models are unknown
     models: Models = field(default_factory=dict)
     failed_probes: int = 0
-    error: str = "not probed yet"
+    error: str = NOT_PROBED
     facts: Facts = field(default_factory=Facts)
     told_tokens: int | None = None
     started: float | None = None
@@ -70,6 +75,14 @@ class ReplicaState:
     def name(self) -> str:
         return self.config.name
 
+    def share(self, now: float) -> float:
+        """What part of its due it gets, having come up a while ago."""
+        return share(self.up_since, now, SLOW_START_S)
+
+    def troubled(self, now: float) -> bool:
+        """Whether it may not be sent everything."""
+        return self.breaker.state(now) != CLOSED or not self.breaker.allows(now) or self.share(now) < 1
+
     @property
     def capacity_tokens(self) -> int | None:
         """What bounds the router's belief: the configuration's word, else the engine's."""
@@ -79,19 +92,30 @@ class ReplicaState:
 class Prober:
     """See the top of this file. `run` and `probe` do the asking; everything else is synchronous."""
 
-    def __init__(self, health: HealthConfig, block_tokens: int, router: Router, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        health: HealthConfig,
+        block_tokens: int,
+        router: Router,
+        metrics: Metrics,
+        changed: Callable[[ReplicaState], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """changed: called when a replica comes, goes, or serves other models than before."""
         self._health = health
         self._block_tokens = block_tokens
         self._router = router
         self._metrics = metrics
+        self._changed = changed
+        self._clock = clock
 
     def add(self, state: ReplicaState) -> None:
         """A replica joins the fleet."""
         self._bound(state)
-        self._metrics.replica_up.labels(state.name).set(0)
-        self._metrics.replica_overlap_zero.labels(state.name).set(0)
+        self._metrics.replica_up.set((state.name,), 0)
+        self._metrics.replica_overlap_zero.set((state.name,), 0)
         for sign in RESTART_SIGNS:
-            self._metrics.replica_restarts.labels(state.name, sign)
+            self._metrics.replica_restarts.add((state.name, sign), 0)
 
     # -- what requests tell
 
@@ -114,12 +138,12 @@ class Prober:
         told = {"replica": state.name, "engine": state.facts.engine.name}
         match finding:
             case Finding.ZERO:
-                self._metrics.replica_overlap_zero.labels(state.name).set(1)
+                self._metrics.replica_overlap_zero.set((state.name,), 1)
                 log.warning("cached tokens stay at zero", extra={**told, "hint": _zero_hint(state.facts)})
             case Finding.SILENT:
                 log.info("cached tokens are not reported", extra={**told, "hint": state.facts.engine.silent})
             case Finding.HIT:
-                self._metrics.replica_overlap_zero.labels(state.name).set(0)
+                self._metrics.replica_overlap_zero.set((state.name,), 0)
                 log.info("cached tokens are no longer zero", extra=told)
 
     # -- probing
@@ -151,28 +175,36 @@ class Prober:
         except GatewayError as error:  # our own lack of resources says nothing about the replica
             log.warning("cannot probe", extra={"replica": state.name, "error": error.message})
             return
-        state.keyed = models is None
-        if models is not None:
-            state.models = models
+        keyed = models is None
+        if keyed != state.keyed or (models is not None and models != state.models):
+            self._changed(state)
+            state.keyed = keyed
+        state.models = state.models if models is None else models
         self._set_up(state)
         await self._ask_engine(state, relay)
 
     def _set_up(self, state: ReplicaState) -> None:
-        state.failed_probes, state.error = 0, ""
+        state.failed_probes = 0
         if state.up:
+            state.error = ""
             return
         if state.keyed:
             log.warning("replica wants a key for its model list; models unknown", extra={"replica": state.name})
+        if state.error != NOT_PROBED:  # else the gateway itself has just started, and all of them would be new
+            state.up_since = self._clock()
+        state.error = ""
         state.up = state.warm = True
+        self._changed(state)
         state.probes = 0
         state.facts = Facts()
-        self._metrics.replica_up.labels(state.name).set(1)
+        self._metrics.replica_up.set((state.name,), 1)
         log.info("replica up", extra={"replica": state.name, "models": list(state.models)})
 
     def _set_down(self, state: ReplicaState, failure: ReplicaFailure) -> None:
-        changed = state.up or state.error == "not probed yet"
+        changed = state.up or state.error == NOT_PROBED
         state.up, state.error = False, failure.message
-        self._metrics.replica_up.labels(state.name).set(0)
+        self._changed(state)
+        self._metrics.replica_up.set((state.name,), 0)
         self._show_load(state.name, None, None)
         if failure.reason == REFUSED:
             self._router.restarted(state.name)
@@ -216,26 +248,17 @@ class Prober:
         capacity = state.capacity_tokens
         self._router.add(Replica(state.name, capacity), self._block_tokens)
         if capacity is not None:
-            self._metrics.replica_capacity.labels(state.name).set(capacity)
+            self._metrics.replica_capacity.set((state.name,), capacity)
 
     def _lost(self, state: ReplicaState, sign: str) -> None:
         state.started = None
         if sign != ZERO_HITS:  # which a cache that never works looks like too
             state.overlap.begin()
-        self._metrics.replica_restarts.labels(state.name, sign).inc()
+        self._metrics.replica_restarts.add((state.name, sign))
 
     def _show_load(self, name: str, running: int | None, waiting: int | None) -> None:
-        _show(self._metrics.replica_engine_running, name, running)
-        _show(self._metrics.replica_engine_waiting, name, waiting)
-
-
-def _show(gauge: Gauge, name: str, value: int | None) -> None:
-    """A gauge without a value has no series: an old one would be taken for true."""
-    if value is not None:
-        gauge.labels(name).set(value)
-        return
-    with contextlib.suppress(KeyError):
-        gauge.remove(name)
+        self._metrics.replica_engine_running.set((name,), running)
+        self._metrics.replica_engine_waiting.set((name,), waiting)
 
 
 def _zero_hint(facts: Facts) -> str:

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
-import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
+from gateway.logs import RequestLog
 from gateway.metering import Bill, Usage
 from gateway.metrics import Metrics
 from router import Candidate
 
-log = logging.getLogger("warmroute.request")
-
 CLIENT_LEFT = 499  # nginx's status for it; never sent
 UNKNOWN = "unknown"
 TENANT_HEADER = "X-Tenant-Id"
+_chance = random.Random()  # seeded by the system; an id has to differ, not to be a secret
 _UNSAFE = re.compile(r"[^ -~]")
 _SAFE_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 
 def request_id(offered: str | None) -> str:
     """The client's x-request-id if it can stand in a log and a header, else a new one."""
-    return offered if offered and _SAFE_ID.fullmatch(offered) else f"wr-{uuid.uuid4().hex}"
+    return offered if offered and _SAFE_ID.fullmatch(offered) else f"wr-{_chance.getrandbits(128):032x}"
 
 
 def tenant(header: str | None) -> str:
@@ -63,17 +63,17 @@ class Record:
     def attempt_failed(self, replica: str, reason: str, error: str) -> None:
         self.failed_attempts.append({"replica": replica, "reason": reason, "error": error})
 
-    def finish(self, metrics: Metrics, now: float) -> None:
+    def finish(self, metrics: Metrics, log: RequestLog, now: float) -> None:
         """Count the request and write its log line."""
-        metrics.requests.labels(self.label, str(self.status)).inc()
-        metrics.request_seconds.labels(self.label).observe(now - self.begun)
+        metrics.requests.add((self.label, str(self.status)))
+        metrics.request_seconds.observe((self.label,), now - self.begun)
         if self.first_byte is not None:
             cache = "hit" if self.predicted_cached_tokens else "miss"
-            metrics.ttft_seconds.labels(self.label, cache).observe(self.first_byte - self.begun)
+            metrics.ttft_seconds.observe((self.label, cache), self.first_byte - self.begun)
             if self.usage and self.usage.completion > 1 and self.last_byte is not None:
                 gap = (self.last_byte - self.first_byte) / (self.usage.completion - 1)
-                metrics.inter_token_seconds.labels(self.label).observe(gap)
-        log.log(logging.INFO if self.status < 500 else logging.WARNING, "request", extra=self._line(now))
+                metrics.inter_token_seconds.observe((self.label,), gap)
+        log.write(logging.INFO if self.status < 500 else logging.WARNING, self._line(now))
 
     def _line(self, now: float) -> dict[str, Any]:
         usage, bill = self.usage, self.bill

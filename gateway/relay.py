@@ -141,7 +141,7 @@ class Relay:
     """The connections to all replicas, by base URL."""
 
     def __init__(self, timeouts: TimeoutConfig) -> None:
-        self._limits = Limits(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s, timeouts.total_s)
+        self._limits = Limits(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s, timeouts.total_s or None)
         self._roads: dict[str, Road] = {}
 
     def close(self) -> None:

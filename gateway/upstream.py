@@ -6,16 +6,19 @@
 A connection is an asyncio protocol that carries one call at a time. What comes in goes through `http1.Answer` and on at once:
 into a sink, called from within the event loop's read, or into a buffer until there is one. Nothing is scheduled for a chunk,
 and no task wakes up for it. A connection is used again only if its answer ended exactly where its framing says, with not a
-byte behind it and not a byte of the request unsent.
+byte behind it and not a byte of the request unsent, and if nothing has come since: a second answer is not the next call's.
 
-Silence is measured by one timer a call, which looks at the time of the last byte when it fires.
+Silence is measured by one timer a call, which looks at the time of the last byte when it fires: at least once in `idle_s`, so
+that it is never late. Before the body nothing is a sign of life, or a head sent byte by byte would hold a request for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import re
+import select
 import ssl
 from collections.abc import Callable
 from typing import NamedTuple, cast
@@ -50,6 +53,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_active",
         "_begun",
+        "_flowing",
         "_limits",
         "_loop",
         "_parts",
@@ -76,7 +80,8 @@ class Connection(asyncio.Protocol):
         self._limits = Limits(0, 0, 0)
         self._active = self._begun = self.idle_since = 0.0
         self.answer: Answer | None = None
-        self.failure: ReplicaFailure | None = None
+        self._flowing = False  # the body's first byte is here
+        self.failure: Exception | None = None  # a ReplicaFailure, or what the sink raised
         self.started = False  # the replica has said anything to this call
         self.used = 0  # calls that it carried before this one
 
@@ -86,9 +91,9 @@ class Connection(asyncio.Protocol):
         """Begin a call: a whole request."""
         assert self._transport is not None
         self.answer, self.failure, self.started = Answer(to_head=to_head), None, False
-        self._limits = limits
-        self._active = self._begun = now = self._loop.time()
-        self._timer = self._loop.call_at(now + limits.first_byte_s, self._look_at_time)
+        self._limits, self._flowing = limits, False
+        self._active = self._begun = self._loop.time()
+        self._look_at_time()
         self._transport.write(data)
 
     @property
@@ -115,7 +120,7 @@ class Connection(asyncio.Protocol):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def pump(self, sink: Sink) -> None:
-        """Give the rest of the body to `sink` as it comes, until the answer is complete. Raises ReplicaFailure."""
+        """Give the rest of the body to `sink` as it comes, until all is here. Raises ReplicaFailure, or what `sink` raises."""
         if self._parts:
             sink(self.take())
         self._sink = sink
@@ -167,6 +172,14 @@ class Connection(asyncio.Protocol):
     def alive(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing waits in the kernel to be read: neither the connection's end nor bytes that nobody asked for."""
+        assert self._transport is not None
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket"), select.POLLIN)
+        return not poll.poll(0)
+
     # -- the event loop's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -185,8 +198,13 @@ class Connection(asyncio.Protocol):
             self._fail(ReplicaFailure("garbage", str(error)))
             return
         if body:
+            self._flowing = True
             if self._sink:
-                self._sink(body)
+                try:
+                    self._sink(body)
+                except Exception as error:  # noqa: BLE001  (the owner's fault: `pump` raises it there)
+                    self._fail(error)
+                    return
             else:
                 self._parts.append(body)
                 if self.unread > MAX_UNREAD:
@@ -213,21 +231,22 @@ class Connection(asyncio.Protocol):
     # -- inside
 
     def _look_at_time(self) -> None:
+        if self.complete:
+            return
         limits, now = self._limits, self._loop.time()
-        silence = limits.idle_s if self.started and self.answer and self.answer.head else limits.first_byte_s
-        due = self._active + silence
-        if limits.total_s is not None:
-            due = min(due, self._begun + limits.total_s)
+        silence, since = (limits.idle_s, self._active) if self._flowing else (limits.first_byte_s, self._begun)
+        end = math.inf if limits.total_s is None else self._begun + limits.total_s
+        due = min(since + silence, end)
         if now < due:
-            self._timer = self._loop.call_at(due, self._look_at_time)
-        elif limits.total_s is not None and now >= self._begun + limits.total_s:
+            self._timer = self._loop.call_at(min(due, now + limits.idle_s), self._look_at_time)
+        elif limits.total_s is not None and now >= end:
             self._fail(ReplicaFailure("timeout", f"the answer took longer than {limits.total_s:g} s"))
         elif self._paused_by & _OWNER:
             self._fail(ReplicaFailure(STALLED, f"the client has not read for {silence:g} s"))
         else:
             self._fail(ReplicaFailure("timeout", f"nothing came for {silence:g} s"))
 
-    def _fail(self, failure: ReplicaFailure) -> None:
+    def _fail(self, failure: Exception) -> None:
         self.failure = failure
         self._wake()
         self.abort()
@@ -267,7 +286,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         while self._idle:
             connection = self._idle.pop()
-            if connection.alive and loop.time() - connection.idle_since < KEEPALIVE_S:
+            if connection.alive and loop.time() - connection.idle_since < KEEPALIVE_S and connection.quiet:
                 return connection
             connection.abort()
         return None

@@ -57,9 +57,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 
 {{- define "warmroute.gracePeriod" -}}
-{{- $needed := addf .Values.preStopSleepSeconds .Values.config.limits.shutdown_s -}}
+{{- $needed := addf .Values.preStopSleepSeconds .Values.config.limits.drain_timeout_s -}}
 {{- if le (float64 .Values.terminationGracePeriodSeconds) $needed -}}
-{{- fail (printf "terminationGracePeriodSeconds (%v) has to be longer than preStopSleepSeconds + config.limits.shutdown_s (%v): the kubelet would kill running requests" .Values.terminationGracePeriodSeconds $needed) -}}
+{{- fail (printf "terminationGracePeriodSeconds (%v) has to be longer than preStopSleepSeconds + config.limits.drain_timeout_s (%v): the kubelet would kill running requests" .Values.terminationGracePeriodSeconds $needed) -}}
 {{- end -}}
 {{- .Values.terminationGracePeriodSeconds -}}
 {{- end -}}

@@ -77,7 +77,7 @@ EVERYTHING = {
         ],
         "routing": {"policy": "least_loaded", "block_bytes": 512, "ttl_s": 0.25, "memory_mb": 4096},
         "prices": {"smollm2": {"input": 0.5, "output": 1.5}, "no": {"input": 0.001, "output": 0, "cached_input": 0}},
-        "limits": {"shutdown_s": 60.5},
+        "limits": {"drain_timeout_s": 60.5},
         "log_level": "debug",
     },
 }
@@ -350,7 +350,7 @@ def test_replicas_can_be_named_on_the_command_line(helm: Helm) -> None:
 
 @pytest.mark.parametrize(("grace", "shutdown", "fits"), [(45, 40, False), (45, 39.5, True), (30, 300, False)])
 def test_the_grace_period_covers_the_shutdown(helm: Helm, grace: int, shutdown: float, fits: bool) -> None:
-    values = changed(changed(ONE_REPLICA, "config.limits.shutdown_s", shutdown), "terminationGracePeriodSeconds", grace)
+    values = changed(changed(ONE_REPLICA, "config.limits.drain_timeout_s", shutdown), "terminationGracePeriodSeconds", grace)
     if fits:
         assert pod(helm.objects(values))["terminationGracePeriodSeconds"] == grace
     else:

@@ -164,7 +164,7 @@ def a_gateway(folder: Path, replicas: Mapping[str, str]) -> Iterator[str]:
         ],
         "routing": {"ttl_s": 2},  # so that the index forgets while we look
         "prices": {"sim": {"input": 500.0, "output": 1500.0}},
-        "limits": {"shutdown_s": 5},
+        "limits": {"drain_timeout_s": 5},
     }
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(settings), "utf-8")

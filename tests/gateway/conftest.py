@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from yarl import URL
 
 from gateway.app import Gateway, compose, make_runner
 from gateway.config import load
+from gateway.logs import Output, RequestLog
 from tests.fakes import FakeReplica
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello " * 200}]}
@@ -57,8 +59,8 @@ class Running:
 async def running(*replicas: FakeReplica | str, **config: Any) -> AsyncIterator[Running]:
     """A gateway over these replicas. At the end nothing may be left open: no lease, no broken invariant."""
     urls = [replica if isinstance(replica, str) else replica.url for replica in replicas]
-    raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "limits": {"shutdown_s": 1}, **config}
-    gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}))
+    raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "limits": {"drain_timeout_s": 1}, **config}
+    gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}), LOGGED)
     runner = make_runner(gateway)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -76,8 +78,23 @@ async def running(*replicas: FakeReplica | str, **config: Any) -> AsyncIterator[
         await runner.cleanup()
 
 
+class Logged(RequestLog):
+    """Keeps the fields of every request's line; each still has to become one line of JSON."""
+
+    def __init__(self) -> None:
+        super().__init__(Output(io.BytesIO()), logging.INFO)
+        self.lines: list[dict[str, Any]] = []
+
+    def write(self, level: int, fields: Mapping[str, Any]) -> None:
+        super().write(level, fields)
+        self.lines.append({**fields, "levelno": level})
+
+
+LOGGED = Logged()
+
+
 @pytest.fixture
-def request_lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]]:
-    """The request log lines so far, as their extra fields."""
-    caplog.set_level(logging.INFO, "warmroute.request")
-    return lambda: [vars(record) for record in caplog.records if record.name == "warmroute.request"]
+def request_lines() -> Callable[[], list[dict[str, Any]]]:
+    """The request log's lines since the test began, as their fields."""
+    LOGGED.lines.clear()
+    return lambda: list(LOGGED.lines)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli import main
-from gateway.config import Config, ConfigError, PriceConfig, ReplicaConfig, load
+from gateway.config import Config, PriceConfig, ReplicaConfig, load
+from gateway.typed import ConfigError
 
 URL = "http://127.0.0.1:9001"
 GOOD = {"pools": [{"replicas": [URL]}]}
@@ -185,7 +186,13 @@ def test_the_host_of_a_good_url_is_one_that_a_resolver_takes(url: str) -> None:
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 10**400, "1e999"])
 @pytest.mark.parametrize(
     ("section", "key"),
-    [("routing", "ttl_s"), ("health", "interval_s"), ("health", "timeout_s"), ("timeouts", "idle_s"), ("limits", "shutdown_s")],
+    [
+        ("routing", "ttl_s"),
+        ("health", "interval_s"),
+        ("health", "timeout_s"),
+        ("timeouts", "idle_s"),
+        ("limits", "drain_timeout_s"),
+    ],
 )
 def test_a_number_is_finite(section: str, key: str, number: object) -> None:
     assert refused(**{section: {key: number}}).startswith(f"{section}.{key}: a finite number is expected, got ")

@@ -14,7 +14,7 @@ import pytest
 from gateway.app import serve
 from gateway.config import load
 from tests.fakes import FakeReplica, hangs, streams
-from tests.gateway.conftest import BODY, eventually
+from tests.gateway.conftest import BODY, LOGGED, eventually
 
 
 @dataclass(slots=True)
@@ -35,11 +35,11 @@ class Serving:
 
 
 @contextlib.asynccontextmanager
-async def serving(replica: FakeReplica, shutdown_s: float) -> AsyncIterator[Serving]:
+async def serving(replica: FakeReplica, drain_timeout_s: float) -> AsyncIterator[Serving]:
     """The gateway as the command runs it."""
-    raw = {"listen": "127.0.0.1:0", "pools": [{"replicas": [replica.url]}], "limits": {"shutdown_s": shutdown_s}}
+    raw = {"listen": "127.0.0.1:0", "pools": [{"replicas": [replica.url]}], "limits": {"drain_timeout_s": drain_timeout_s}}
     stop, hurry, started = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future()
-    over = asyncio.create_task(serve(load(None, raw, env={}), stop, hurry, started.set_result))
+    over = asyncio.create_task(serve(load(None, raw, env={}), LOGGED, stop, hurry, started.set_result))
     url = await started
     try:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:

@@ -186,6 +186,10 @@ async def test_when_every_replica_refuses_the_client_hears_the_engines_own_words
     async with FakeReplica([status(503, "queue full", "Retry-After: 7")]) as one, running(one) as run:
         code, headers, body = await run.post()
         assert (code, headers["Retry-After"], body["error"]["message"]) == (503, "7", "queue full")
+        code, headers, body = await run.post()
+        assert (code, body["error"]["code"]) == (503, "no_replica_available"), "it asked to be left alone"
+        assert 5 <= int(headers["Retry-After"]) <= 7
+        assert len(one.requests) == 1
 
 
 async def test_an_engines_4xx_is_the_clients_business_and_not_retried() -> None:

@@ -1,0 +1,132 @@
+"""From the first byte on: a replica's answer goes to the client as it comes, and what it says of usage is noted.
+
+Nothing is held back and nothing waits for a task: `sink` runs where the replica's bytes are read. After the first byte an error
+can only be told inside the stream; where the dialect has no words for it, the connection is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.api import openai
+from gateway.drain import Drain
+from gateway.errors import GatewayError, ReplicaFailure, shutting_down
+from gateway.exchange import Exchange
+from gateway.failover import EVENT_STREAM
+from gateway.metrics import Metrics
+from gateway.relay import Attempt, Headers, answer_headers
+from gateway.replicas import Fleet
+from gateway.reply import Reply
+from gateway.tap import StreamTap
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Answers:
+    """See the top of this file. patience_s: how long a client may leave an answer unread; clock: monotonic seconds."""
+
+    fleet: Fleet
+    metrics: Metrics
+    drain: Drain
+    patience_s: float
+    clock: Callable[[], float]
+
+    async def pass_on(self, exchange: Exchange, attempt: Attempt) -> Reply:
+        """The whole answer to the client; returns when it is complete, or cannot be."""
+        record = exchange.record
+        headers = answer_headers(attempt.head)
+        headers += (
+            (b"X-Request-Id", record.id.encode("ascii")),
+            (b"X-Warmroute-Replica", exchange.booking.chosen.replica.encode("ascii")),
+            (b"X-Warmroute-Cached-Tokens", b"%d" % exchange.booking.chosen.matched_tokens),
+        )
+        record.status = attempt.status
+        exchange.reply = reply = Reply(exchange.request, keep_alive=not self.drain.draining, patience_s=self.patience_s)
+        if attempt.content_type == EVENT_STREAM:
+            await self._stream(exchange, attempt, reply, headers)
+        elif exchange.body:
+            reply.begin(attempt.status, headers, length=len(exchange.body), first=exchange.body)
+            record.last_byte = self.clock()
+        else:
+            await self._copy(exchange, attempt, reply, headers)
+        return reply
+
+    async def _stream(self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: Headers) -> None:
+        """The events to the client as they come."""
+        record, clock = exchange.record, self.clock
+        tap = StreamTap(exchange.api.strip_usage)
+        if not any(name == b"cache-control" for name, _ in headers):
+            headers.append((b"Cache-Control", b"no-cache"))
+        headers.append((b"X-Accel-Buffering", b"no"))  # nginx in front must not hold chunks back
+        record.last_byte = clock()
+        if exchange.api.metered and attempt.status == 200:
+            record.first_byte = record.last_byte
+            exchange.booking.first_token(record.last_byte)
+
+        def sink(data: bytes) -> None:
+            reply.write(tap.feed(data))
+            record.last_byte = clock()
+
+        try:
+            reply.begin(attempt.status, headers, length=None, first=tap.feed(attempt.take()))
+            reply.feed_from(attempt)
+            await attempt.pump(sink)
+            if exchange.api.metered and attempt.status == 200 and not tap.done:
+                raise ReplicaFailure("reset", "the stream ended without [DONE]")
+            reply.end(tap.finish())
+        except ReplicaFailure as failure:
+            self._cut(exchange, reply, self._broke_off(exchange, failure), events=True)
+        except asyncio.CancelledError:
+            if not self.drain.over:
+                raise  # the client left
+            self._cut(exchange, reply, shutting_down(), events=True)
+        finally:
+            reply.feed_from(None)
+            if tap.usage:  # also when the client leaves before the very end
+                record.usage = tap.usage
+
+    async def _copy(self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: Headers) -> None:
+        """An answer that is neither a stream of events nor a plain one of a generation, as it comes."""
+        record = exchange.record
+
+        def sink(data: bytes) -> None:
+            reply.write(data)
+            record.last_byte = self.clock()
+
+        try:
+            reply.begin(attempt.status, headers, length=_length(attempt, exchange.request.method), first=attempt.take())
+            reply.feed_from(attempt)
+            await attempt.pump(sink)
+            reply.end()
+        except ReplicaFailure as failure:
+            self._cut(exchange, reply, self._broke_off(exchange, failure), events=False)
+        except asyncio.CancelledError:
+            if not self.drain.over:
+                raise  # the client left
+            self._cut(exchange, reply, shutting_down(), events=False)
+        finally:
+            reply.feed_from(None)
+
+    def _cut(self, exchange: Exchange, reply: Reply, error: GatewayError, *, events: bool) -> None:
+        """End an answer that cannot be completed: say so where the dialect has words for it, else cut the connection."""
+        exchange.record.error = error.message
+        if events:
+            reply.end(openai.stream_error(error))
+        else:
+            reply.cut()
+
+    def _broke_off(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
+        replica = exchange.booking.chosen.replica
+        self.metrics.broken.add((exchange.record.label, replica))
+        self.fleet.failed(replica, failure)
+        text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
+        return GatewayError(502, "replica_failed", text)
+
+
+def _length(attempt: Attempt, method: str) -> int | None:
+    """What the client is told of the body's length."""
+    if method != "HEAD":
+        return attempt.head.length
+    told = attempt.head.get(b"content-length")
+    return int(told) if told.isdigit() else None

@@ -1,0 +1,27 @@
+"""What one request carries along on its way through the gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from gateway.api import openai
+from gateway.record import Record
+from gateway.replicas import Target
+from gateway.reply import Reply
+from router import Booking
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request: its parsed form, where it may go, its booking, the answer to its client, the record of what happened."""
+
+    request: web.Request
+    api: openai.ApiRequest
+    target: Target
+    booking: Booking
+    record: Record
+    reply: Reply | None = None
+    body: bytes = b""  # of a plain answer, read whole
+    complete: bool = False  # the answer was good and went out whole
