@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # make demo ONCE=1: exit after the table, with status 0 only if every later turn hit the cache
 ONCE ?=
 
-.PHONY: install demo test lint bench mutants fmt tools clean
+.PHONY: install demo test lint bench peers mutants fmt tools clean
 
 install: $(VENV)/.dev
 
@@ -37,9 +37,15 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.routing
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.gateway
+	$(BIN)/python -m bench.streams
 	$(BIN)/python -m bench.ablation
 	$(BIN)/python -m bench.unequal
 	$(BIN)/python -m bench.policies
+
+# What bench.gateway compares with, into .peers: sglang-router, smg, vllm-router, litellm; nginx and haproxy from Debian.
+# Without them `make bench` measures what is there.
+peers:
+	scripts/peers.sh
 
 # Breaks the router on purpose, one place at a time; every mutant must make its tests fail.
 mutants: $(VENV)/.dev
@@ -54,5 +60,5 @@ tools:
 	scripts/tools.sh
 
 clean:
-	rm -rf $(VENV) .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .tools .peers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

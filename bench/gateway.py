@@ -1,199 +1,267 @@
-"""What the gateway costs: CPU per request and per streamed chunk, beside a plain aiohttp proxy in the same run.
+"""What the data plane costs, beside its peers, in one run: the same mock replicas, the same load.
 
-    python -m bench.gateway
+    python -m bench.gateway [--quick] [--only warmroute,sglang-router] [--out bench/reports]
 
-CPU is the user and system time of the proxy's process over the run, from /proc, divided by requests or chunks: it does not
-depend on who else uses the machine. Mock replicas and clients are small raw-protocol programs in processes of their own, so
-that the proxy is the bottleneck. Everything is on: cost routing, metering, metrics, one log line a request.
+Writes gateway.md, gateway.json and, if matplotlib is there, gateway.png. Who is measured and how each is started: `systems.py`;
+what the replicas are: `mock.py`; the load: `load.py`. Those that are not installed are left out (`scripts/peers.sh` installs
+them). Every system runs all the time, on one core, and is idle while it is not its turn. They take turns, part by part, for
+some rounds; of CPU times the least of the rounds counts, for neighbours on the machine only ever add.
 """
 
 from __future__ import annotations
 
-import asyncio
+import argparse
+import contextlib
 import json
-import os
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from aiohttp import ClientSession, TCPConnector, web
+from bench.cpu import cores, peak_bytes, pinned, rss_bytes
+from bench.load import Closed, Open, command
+from bench.machine import command as shell_command
+from bench.machine import versions
+from bench.policies import REPORTS
+from bench.scores import Score, draw, report
+from bench.systems import SYSTEMS, NotStarted, Running, mocks, started
 
-CHUNK = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
-USAGE = b'"usage":{"prompt_tokens":500,"completion_tokens":16,"prompt_tokens_details":{"cached_tokens":256}}'
-ANSWER = (
-    b'{"id":"c","object":"chat.completion","choices":[{"message":{"role":"assistant","content":"'
-    + b"x" * 200
-    + b'"}}],'
-    + USAGE
-    + b"}"
-)
-MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
-CHUNKS, INTERVAL_S = 100, 0.01
-TICK = os.sysconf("SC_CLK_TCK")
-
-
-def response(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-
-
-class MockReplica(asyncio.Protocol):
-    """Answers at once; a streamed request gets CHUNKS chunks, INTERVAL_S apart."""
-
-    transport: asyncio.Transport
-
-    def __init__(self) -> None:
-        self.buffer = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self.buffer += data
-        head, found, body = self.buffer.partition(b"\r\n\r\n")
-        lower = head.lower()
-        length = int(lower.partition(b"content-length: ")[2].split(b"\r\n")[0]) if b"content-length: " in lower else 0
-        if not found or len(body) < length:
-            return
-        self.buffer = body[length:]
-        if head.startswith(b"GET"):
-            self.transport.write(response(MODELS))
-        elif b'"stream":true' in body:
-            self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-            self.send(CHUNKS)
-        else:
-            self.transport.write(response(ANSWER))
-
-    def send(self, left: int) -> None:
-        if self.transport.is_closing():
-            return
-        self.transport.write(b"%x\r\n%s\r\n" % (len(CHUNK), CHUNK))
-        if left > 1:
-            asyncio.get_running_loop().call_later(INTERVAL_S, self.send, left - 1)
-        else:
-            self.transport.write(b"0\r\n\r\n")
+INTERVAL_S = 0.01
+STREAMS, CHUNKS = 100, 100  # concurrent; of each
+TTFT_CHUNKS = 25
+TTFT_RATE_LIMIT = 1000.0  # streams a second: what load and mocks do without being busy themselves
+SHORT, LONG = 2000, 32_000
 
 
-async def serve_mock() -> None:
-    server = await asyncio.get_running_loop().create_server(MockReplica, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured in each of the rounds. No request is sent after `seconds` of a part."""
+
+    rounds: int = 5
+    short: int = 10_000
+    long: int = 5_000
+    waves: int = 2
+    seconds: float = 3.0
+    ttft_seconds: float = 5.0
 
 
-async def serve_plain(replicas: list[str]) -> None:
-    """A plain aiohttp proxy, round robin: what one writes in ten minutes."""
-    session, turn = ClientSession(connector=TCPConnector(limit=0)), 0
-
-    async def forward(request: web.Request) -> web.StreamResponse:
-        nonlocal turn
-        turn += 1
-        body = await request.read()
-        async with session.post(replicas[turn % len(replicas)] + request.path, data=body) as upstream:
-            answer = web.StreamResponse(status=upstream.status, headers={"Content-Type": upstream.headers["Content-Type"]})
-            await answer.prepare(request)
-            async for chunk in upstream.content.iter_any():
-                await answer.write(chunk)
-            return answer
-
-    app = web.Application(client_max_size=1 << 26)
-    app.router.add_post("/v1/{path:.*}", forward)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    print(runner.addresses[0][1], flush=True)
-    await asyncio.Event().wait()
+QUICK = Plan(rounds=1, short=4_000, long=2_000, waves=1, seconds=2.0, ttft_seconds=3.0)
 
 
-def cpu_seconds(pid: int) -> float:
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one load brought. busy: share of a core that the system used; each: CPU us per request or chunk."""
+
+    good: int
+    errors: dict[str, int]
+    rate: float
+    busy: float
+    each: float
 
 
-def body_of(index: int, size: int, stream: bool) -> bytes:
-    """A distinct user turn over a shared head."""
-    head, turn = "You are a helpful assistant. " * 20, f"{index} " * ((size - 600) // len(f"{index} "))
-    messages = [{"role": "system", "content": head}, {"role": "user", "content": turn}]
-    return json.dumps({"model": "m", "messages": messages, "stream": stream}, separators=(",", ":")).encode()
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Streams a second; seconds of TTFT: the system's quantile less that of the replica itself."""
+
+    rate: float
+    added_p50: float
+    added_p99: float
+    direct_p50: float
+    errors: dict[str, int]
 
 
-async def load(port: int, bodies: list[bytes], connections: int) -> None:
-    """Closed loop: each connection sends the next body when its answer is complete."""
-    todo = iter(bodies)
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One system in one round."""
 
-    async def worker() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-        for body in todo:
-            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-            head = (await reader.readuntil(b"\r\n\r\n")).lower()
-            assert head.startswith(b"http/1.1 200"), head
-            if b"content-length: " in head:
-                await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
-            else:
-                await reader.readuntil(b"\r\n0\r\n\r\n")
-        writer.close()
+    short: Part
+    long: Part
+    chunks: Part
+    wait: Wait
 
-    await asyncio.gather(*(worker() for _ in range(connections)))
+    @property
+    def errors(self) -> dict[str, int]:
+        return total([self.short.errors, self.long.errors, self.chunks.errors, self.wait.errors])
 
 
-def measure(name: str, pid: int, port: int) -> None:
-    def timed(bodies: list[bytes], connections: int, units: int) -> tuple[float, float]:
-        cpu, begun = cpu_seconds(pid), time.monotonic()
-        asyncio.run(load(port, bodies, connections))
-        return (cpu_seconds(pid) - cpu) / units * 1e6, units / (time.monotonic() - begun)
-
-    timed([body_of(index, 2000, False) for index in range(500)], 32, 500)  # warm up
-    short, rate = timed([body_of(index, 2000, False) for index in range(6000)], 32, 6000)
-    long, _ = timed([body_of(index, 32_000, False) for index in range(3000)], 32, 3000)
-    chunk, _ = timed([body_of(index, 2000, True) for index in range(300)], 100, 300 * CHUNKS)
-    print(f"{name:<22} {short:>10.0f} {long:>11.0f} {chunk:>10.1f} {rate:>11.0f}", flush=True)
+def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """By reason."""
+    return dict(sum(map(Counter, counts), Counter[str]()))
 
 
-def started(arguments: list[str], port_in: Callable[[str], int], err: bool = False) -> tuple[subprocess.Popen[str], int]:
-    stdout, stderr = (subprocess.DEVNULL, subprocess.PIPE) if err else (subprocess.PIPE, None)
-    process = subprocess.Popen([sys.executable, *arguments], stdout=stdout, stderr=stderr, text=True)
-    pipe = process.stderr if err else process.stdout
-    assert pipe is not None
-    port = next(found for line in pipe if (found := port_in(line)))
-    if err:  # the log must not fill the pipe
-        subprocess.Popen(["cat"], stdin=pipe, stdout=subprocess.DEVNULL)
-    return process, port
+class Meter:
+    """Sends load to a system, from a process of its own on the load's cores."""
+
+    def __init__(self, plan: Plan, mock_port: int, load_cores: set[int]) -> None:
+        self._plan = plan
+        self._mock = mock_port
+        self._cores = load_cores
+
+    def short(self, system: Running) -> Part:
+        return self._closed(system, SHORT, self._plan.short)
+
+    def long(self, system: Running) -> Part:
+        return self._closed(system, LONG, self._plan.long)
+
+    def chunks(self, system: Running) -> Part:
+        requests, seconds = STREAMS * self._plan.waves, self._plan.seconds
+        job = Closed(system.port, system.process.pid, SHORT, CHUNKS, STREAMS, requests, seconds, warm=10)
+        found = self._run(job)
+        return part(found, found["words"])
+
+    def wait(self, system: Running, short: Part, chunks: Part) -> Wait:
+        """At half of what it can do with as much of its core as it got."""
+        half = 0.5e6 * short.busy / (short.each + TTFT_CHUNKS * chunks.each) if chunks.each else 0.0
+        rate = min(TTFT_RATE_LIMIT, half) or 1.0
+        # For a fair p99 of the replica itself there must be enough of them.
+        job = Open(system.port, self._mock, rate, max(rate / 4, 50), self._plan.ttft_seconds, TTFT_CHUNKS)
+        found = self._run(job)
+        through, direct = found["through"], found["direct"]
+        p50, p99 = (through.get(name, 0.0) - direct.get(name, 0.0) for name in ("first_p50", "first_p99"))
+        return Wait(rate, p50, p99, direct.get("first_p50", 0.0), total([through["errors"], direct["errors"]]))
+
+    def _closed(self, system: Running, size: int, requests: int) -> Part:
+        warm = max(32, requests // 20)
+        job = Closed(system.port, system.process.pid, size, requests=requests, seconds=self._plan.seconds, warm=warm)
+        found = self._run(job)
+        return part(found, found["good"])
+
+    def _run(self, job: Closed | Open) -> dict[str, Any]:
+        with pinned(self._cores):
+            done = subprocess.run(command(job), stdout=subprocess.PIPE, text=True, check=True)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
 
 
-def listening(line: str) -> int:
-    event = json.loads(line)
-    return int(event["url"].rpartition(":")[2]) if event["message"] == "listening" else 0
+def part(found: dict[str, Any], units: int) -> Part:
+    return Part(
+        found["good"],
+        found["errors"],
+        rate=found["good"] / found["seconds"],
+        busy=found["cpu_s"] / found["seconds"],
+        each=found["cpu_s"] / units * 1e6 if units else 0.0,
+    )
 
 
-def main() -> None:
-    processes = []
-    try:
-        urls = []
-        for _ in range(2):
-            process, port = started(["-m", "bench.gateway", "mock"], int)
-            processes.append(process)
-            urls.append(f"http://127.0.0.1:{port}")
-        print(f"{'':<22} {'CPU us per request':>22} {'per chunk':>10} {'requests/s':>11}")
-        print(f"{'':<22} {'2 kB':>10} {'32 kB':>11} {'us':>10} {'2 kB':>11}")
-        plain, port = started(["-m", "bench.gateway", "plain", *urls], int)
-        processes.append(plain)
-        measure("plain aiohttp proxy", plain.pid, port)
-        flags = [flag for url in urls for flag in ("--replica", url)]
-        ours, port = started(["-m", "gateway.cli", "serve", "--port", "0", *flags], listening, err=True)
-        processes.append(ours)
-        measure("warmroute", ours.pid, port)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+def score(name: str, version: str, turns: Sequence[Turn], rss: int, peak: int) -> Score:
+    """A system's line: the least CPU, the highest rate, the median of what it adds to TTFT; all errors."""
+    fastest = max((turn.short for turn in turns), key=lambda short: short.rate)
+    return Score(
+        name,
+        version,
+        short_us=min(turn.short.each for turn in turns),
+        long_us=min(turn.long.each for turn in turns),
+        chunk_us=min(turn.chunks.each for turn in turns),
+        rate=fastest.rate,
+        busy=fastest.busy,
+        added_p50_ms=statistics.median(turn.wait.added_p50 for turn in turns) * 1000,
+        added_p99_ms=statistics.median(turn.wait.added_p99 for turn in turns) * 1000,
+        stream_rate=statistics.median(turn.wait.rate for turn in turns),
+        rss_mb=rss / 1e6,
+        peak_mb=peak / 1e6,
+        errors=total(turn.errors for turn in turns),
+        rounds=[(turn.short.each, turn.long.each, turn.chunks.each) for turn in turns],
+    )
+
+
+def one_round(meter: Meter, running: Sequence[Running]) -> list[Turn]:
+    """Part by part, so that a part meets the systems within seconds: the machine is not the same a minute later."""
+    short = [meter.short(each) for each in running]
+    long = [meter.long(each) for each in running]
+    chunks = [meter.chunks(each) for each in running]
+    waits = [meter.wait(each, short[place], chunks[place]) for place, each in enumerate(running)]
+    return [Turn(*parts) for parts in zip(short, long, chunks, waits, strict=True)]
+
+
+def watch(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def measure(plan: Plan, names: Sequence[str], missing: list[str]) -> Iterator[tuple[Score, list[Turn]]]:
+    """One score for each system that is there; why one is not goes into `missing`."""
+    system_cores, load_cores = cores()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        urls = stack.enter_context(mocks(2, INTERVAL_S, load_cores))
+        running: list[Running] = []
+        for system in SYSTEMS:
+            if system.name not in names:
+                continue
+            if system.path is None:
+                missing.append(f"{system.name} is not installed: `scripts/peers.sh`, or {system.install}.")
+                continue
+            try:
+                running.append(stack.enter_context(started(system, urls, folder / system.program, system_cores)))
+            except NotStarted as error:
+                missing.append(f"{system.name} {system.version()} did not start: {error}")
+        for line in missing:
+            watch(line)
+        turns: dict[str, list[Turn]] = {each.system.name: [] for each in running}
+        meter = Meter(plan, int(urls[0].rpartition(":")[2]), load_cores)
+        for number in range(plan.rounds):
+            begun = time.monotonic()
+            for each, turn in zip(running, one_round(meter, running), strict=True):
+                turns[each.system.name].append(turn)
+                costs = f"{turn.short.each:.1f} and {turn.long.each:.1f} us a request, {turn.chunks.each:.1f} us a chunk"
+                watch(f"round {number + 1}, {each.system.name}: {costs} {turn.errors or ''}")
+            watch(f"round {number + 1} took {time.monotonic() - begun:.0f} s")
+        for each in running:
+            memory = rss_bytes(each.process.pid), peak_bytes(each.process.pid)
+            found = turns[each.system.name]
+            yield score(each.system.name, each.system.version(), found, *memory), found
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.gateway", description=__doc__.splitlines()[0])
+    known = [system.name for system in SYSTEMS]
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), default=known, metavar="A,B", help=f"of {', '.join(known)}"
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"default: {Plan().rounds}")
+    parser.add_argument("--out", type=Path, default=REPORTS, metavar="DIR", help="default: bench/reports")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.only if name not in known]:
+        parser.error(f"--only: {unknown[0]!r} is not one of {', '.join(known)}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None, plan: Plan | None = None) -> None:
+    options = parse(arguments)
+    plan = plan or (QUICK if options.quick else Plan())
+    if options.rounds:
+        plan = Plan(**{**asdict(plan), "rounds": options.rounds})
+    missing: list[str] = []
+    found = list(measure(plan, options.only, missing))
+    scores = [one for one, _ in found]
+    options.out.mkdir(parents=True, exist_ok=True)
+    drawn = draw(options.out / "gateway.png", scores)
+    made_by = f"Made by `{shell_command('bench.gateway', arguments)}`: {versions()}."
+    text = "\n".join(report(scores, missing, f"{made_by} {method(plan)}", drawn))
+    (options.out / "gateway.md").write_text(text + "\n", "utf-8")
+    kept = {
+        "made_by": made_by,
+        "plan": asdict(plan),
+        "missing": missing,
+        "scores": [{**asdict(one), "turns": [asdict(turn) for turn in turns]} for one, turns in found],
+    }
+    (options.out / "gateway.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    print(text)
+
+
+def method(plan: Plan) -> str:
+    rounds = "one round" if plan.rounds == 1 else f"{plan.rounds} rounds"
+    return (
+        f"{rounds[0].upper()}{rounds[1:]}, the systems in turns; of CPU the least, of added TTFT the median of the rounds. Each"
+        " has one core, load and mock replicas have the others. How it is measured: [bench/README.md](../README.md#gateway)."
+    )
 
 
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["mock"]:
-            asyncio.run(serve_mock())
-        case ["plain", *replicas]:
-            asyncio.run(serve_plain(replicas))
-        case _:
-            main()
+    main()

@@ -28,13 +28,14 @@ class JsonFormatter(logging.Formatter):
     """time, level, logger, message, then the fields of `extra`. Always one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
+        line: dict[Any, Any] = {
             "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": _message(record),
         }
-        line.update((key, value) for key, value in vars(record).items() if key not in _STANDARD)
+        extras: dict[Any, Any] = vars(record)  # whatever a caller takes for a name
+        line.update((key, value) for key, value in extras.items() if key not in _STANDARD)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         try:

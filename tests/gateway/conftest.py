@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,23 +79,19 @@ async def running(*replicas: FakeReplica | str, **config: Any) -> AsyncIterator[
         await runner.cleanup()
 
 
-class Logged(RequestLog):
-    """Keeps the fields of every request's line; each still has to become one line of JSON."""
-
-    def __init__(self) -> None:
-        super().__init__(Output(io.BytesIO()), logging.INFO)
-        self.lines: list[dict[str, Any]] = []
-
-    def write(self, level: int, fields: Mapping[str, Any]) -> None:
-        super().write(level, fields)
-        self.lines.append({**fields, "levelno": level})
-
-
-LOGGED = Logged()
+STREAM = io.BytesIO()
+OUTPUT = Output(STREAM)
+LOGGED = RequestLog(OUTPUT, logging.INFO)
 
 
 @pytest.fixture
 def request_lines() -> Callable[[], list[dict[str, Any]]]:
-    """The request log's lines since the test began, as their fields."""
-    LOGGED.lines.clear()
-    return lambda: list(LOGGED.lines)
+    """The request log's lines since the test began, parsed."""
+    OUTPUT.flush()
+    begun = STREAM.tell()
+
+    def lines() -> list[dict[str, Any]]:
+        OUTPUT.flush()
+        return [json.loads(line) for line in STREAM.getvalue()[begun:].splitlines()]
+
+    return lines

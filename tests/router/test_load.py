@@ -192,7 +192,7 @@ def test_the_rate_follows_a_replica_that_slows_down() -> None:
 
 def test_the_first_long_prefill_outweighs_the_belief() -> None:
     load = Ledger().of("r")
-    load.learn(10 * RATE_PRIOR_TOKENS, 10 * RATE_PRIOR_TOKENS / 1000)
+    load.learn(int(10 * RATE_PRIOR_TOKENS), 10 * RATE_PRIOR_TOKENS / 1000)
     assert load.rate.value == pytest.approx(1000, rel=0.15)
 
 
