@@ -36,6 +36,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.routing
 	$(BIN)/python -m bench.memory
+	$(BIN)/python hatch_build.py build/compiled
 	$(BIN)/python -m bench.gateway
 	$(BIN)/python -m bench.streams
 	$(BIN)/python -m bench.ablation

@@ -55,6 +55,8 @@ class Result:
 def measure(options: argparse.Namespace) -> Result:
     system_cores, load_cores = cores()
     ours = next(system for system in SYSTEMS if system.name == options.system)
+    if ours.path is None:
+        raise SystemExit(f"{ours.name} is not there: {ours.install}")
     with (
         tempfile.TemporaryDirectory() as folder,
         mocks(2, options.interval, load_cores) as urls,

@@ -26,6 +26,7 @@ from bench.prompts import Requests
 from gateway import __version__
 
 ROOT = Path(__file__).parents[1]
+COMPILED = ROOT / "build" / "compiled"
 PEERS = Path(os.environ.get("WARMROUTE_PEERS") or ROOT / ".peers")
 START_S = 120.0  # LiteLLM takes half a minute
 END_S = 3.0
@@ -60,18 +61,20 @@ class System:
     def path(self) -> str | None:
         """Where its executable is: of its own environment, else on PATH, where root's programs are, too."""
         if not self.program:
-            return sys.executable
+            return sys.executable if self.name != "warmroute" or compiled() else None
         own = PEERS / self.package / "bin" / self.program
         search = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
         return str(own) if self.package and own.exists() else shutil.which(self.program, path=search)
 
     @property
     def install(self) -> str:
+        if not self.program:
+            return f"`python hatch_build.py {COMPILED.relative_to(ROOT)}`"
         return f"`pip install {self.package}`" if self.package else f"`apt-get install {self.program}`"
 
     def version(self) -> str:
         if not self.program:
-            return __version__ if self.name == "warmroute" else importlib.metadata.version(self.package)
+            return __version__ if self.package == "warmroute" else importlib.metadata.version(self.package)
         python = PEERS / self.package / "bin" / "python"
         asked = (
             [str(python), "-c", f"import importlib.metadata as m; print(m.version({self.package!r}))"]
@@ -194,7 +197,9 @@ def _haproxy(at: Setting) -> list[str]:
 
 
 SYSTEMS: Sequence[System] = (
-    System("warmroute", _warmroute, package="warmroute"),
+    # As a wheel has it; and as a checkout without a C compiler.
+    System("warmroute", _warmroute, package="warmroute", environment={"PYTHONPATH": str(COMPILED), "PYTHONSAFEPATH": "1"}),
+    System("warmroute-plain", _warmroute, package="warmroute"),
     System("sglang-router", _launched, "sglang-router", "sglang-router"),
     System("smg", _launched, "smg", "smg"),
     System("vllm-router", _router, "vllm-router", "vllm-router"),
@@ -203,6 +208,15 @@ SYSTEMS: Sequence[System] = (
     System("haproxy", _haproxy, "haproxy"),
     System("plain aiohttp proxy", _plain, package="aiohttp"),
 )
+
+
+def compiled() -> bool:
+    """Whether the compiled packages are there, made from the sources as they are."""
+    sources = [path for package in ("router", "gateway") for path in (ROOT / package).rglob("*.py")]
+    copies = [COMPILED / path.relative_to(ROOT) for path in sources]
+    return all(
+        copy.exists() and copy.read_bytes() == path.read_bytes() for path, copy in zip(sources, copies, strict=True)
+    ) and any((COMPILED / "router").glob("*.so"))
 
 
 # -- starting them

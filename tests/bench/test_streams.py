@@ -14,7 +14,20 @@ TALLY = {"sent": 10, "good": 10, "words": 600, "errors": {}, "gap_p50": 0.1, "ga
 
 
 def test_no_stream_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--streams", "20", "--seconds", "1.5", "--interval", "0.05", "--ramp", "0.2", "--out", str(tmp_path)]
+    flags = [
+        "--streams",
+        "20",
+        "--seconds",
+        "1.5",
+        "--interval",
+        "0.05",
+        "--ramp",
+        "0.2",
+        "--system",
+        "warmroute-plain",
+        "--out",
+        str(tmp_path),
+    ]
     main(flags)
     text = (tmp_path / "streams.md").read_text("utf-8")
     assert capsys.readouterr().out == text
