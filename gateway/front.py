@@ -11,7 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
+
+from gateway.reply import Reply
 
 if TYPE_CHECKING:
     from gateway.relay import Attempt
@@ -22,6 +24,7 @@ Handler = Callable[[web.Request], Awaitable[Any]]
 
 IDLE_S = 75.0  # a client's connection may be idle, or be sending one request's head, for so long
 SHORT = frozenset(["/v1/chat/completions", "/v1/completions"])
+SPOKEN = frozenset([HttpVersion10, HttpVersion11])  # aiohttp's parser takes HTTP/0.9 and 2.0 as well, and answers in kind
 MAX_HEADER_BYTES = 64 << 10  # one header line: tokens and cookies can be long
 
 
@@ -53,6 +56,11 @@ class ClientConnection(web.RequestHandler):
         if self.source:
             self.source.resume()
 
+    def log_exception(self, *args: Any, **options: Any) -> None:
+        """A body that nobody wanted and that cannot be decoded is the client's fault: no reason for a traceback."""
+        if not isinstance(options.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **options)
+
     def handle_error(
         self,
         request: web.BaseRequest,
@@ -61,8 +69,9 @@ class ClientConnection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What is not HTTP is answered once, in our shape, and without a traceback: it is the client's fault."""
-        answer = self._front.refuse(status, message or "")
-        if status >= 500:
+        why = (message or "it cannot be read").encode("ascii", "backslashreplace")  # it quotes what the client sent
+        answer = self._front.refuse(status, why.decode())
+        if status >= 500 and not isinstance(exc, ConnectionError):  # the client left: nobody's fault, and nobody reads this
             log.error("unhandled error", exc_info=exc)
         answer.force_close()
         return answer
@@ -79,8 +88,9 @@ class Front(web.Server):
         refuse: Callable[[int, str], web.Response],
         max_connections: int,
         busy: bytes,
+        idle_s: float = IDLE_S,
     ) -> None:
-        """refuse: makes the answer to what is not HTTP. busy: the bytes for one connection too many."""
+        """refuse: makes the answer to what is not HTTP. busy: the bytes for one connection too many. idle_s: see IDLE_S."""
         super().__init__(
             self._dispatch,  # type: ignore[arg-type]  # requests are made by the application
             request_factory=app._make_request,
@@ -89,7 +99,13 @@ class Front(web.Server):
         self._app = app
         self._handler = handler
         self._max_connections = max_connections
+        self._idle_s = idle_s
         self.refuse = refuse
+        self.busy = busy
+
+    def bound(self, max_connections: int, busy: bytes) -> None:
+        """Another bound; connections that are open stay."""
+        self._max_connections = max_connections
         self.busy = busy
 
     @property
@@ -98,13 +114,29 @@ class Front(web.Server):
 
     def __call__(self) -> ClientConnection:
         return ClientConnection(
-            self, loop=self._loop, access_log=None, keepalive_timeout=IDLE_S, max_field_size=MAX_HEADER_BYTES
+            self, loop=self._loop, access_log=None, keepalive_timeout=self._idle_s, max_field_size=MAX_HEADER_BYTES
         )
 
     async def _dispatch(self, request: web.Request) -> Any:
-        if request.raw_path in SHORT and request.method == "POST" and "Expect" not in request.headers:
+        if request.version not in SPOKEN:
+            reply = Reply(request, keep_alive=False, patience_s=IDLE_S)
+            reply.begin(505, (), length=0)
+            return reply
+        expect = request.headers.get("Expect")
+        if expect is not None and expect.lower() != "100-continue":
+            return self._refused("the expectation is not known")
+        # aiohttp's parser in Python, which is used where it was not compiled, quotes nothing.
+        if not request.raw_path.isascii() and not request.rel_url.raw_path_qs.isascii():
+            return self._refused("the target is not ASCII")
+        if request.raw_path in SHORT and request.method == "POST" and expect is None:
             return await self._handler(request)
         return await self._app._handle(request)
+
+    def _refused(self, why: str) -> web.Response:
+        """The connection ends with it: whether the request's body will still come is not known."""
+        answer = self.refuse(400, why)
+        answer.force_close()
+        return answer
 
 
 class Runner(web.AppRunner):

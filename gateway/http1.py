@@ -4,7 +4,8 @@
 
 What is ambiguous is refused, for two readers of one message that disagree about its end is how requests are smuggled (RFC 9112,
 sections 6.3 and 11.2): two lengths, a length beside a transfer coding, a coding other than `chunked`, folded lines, bare CR or
-LF, spaces before a colon, control characters. A message that is complete says so exactly; bytes behind it are nobody's.
+LF, spaces before a colon, control characters. A tab is a part of the value, as llhttp has it: not every reader takes it off. A
+message that is complete says so exactly; bytes behind it are nobody's.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ def parse_head(data: bytes, *, bodiless: bool = False) -> Head:
     found = _HEAD.fullmatch(data)
     if not found:
         raise FramingError("the head is not HTTP/1.1")
-    status, headers = int(found[2]), [(name.lower(), value.strip(b" \t")) for name, value in _HEADER.findall(found[4])]
+    status, headers = int(found[2]), [(name.lower(), value.strip(b" ")) for name, value in _HEADER.findall(found[4])]
     lengths, codings, connection = [], [], b""
     for name, value in headers:
         if name == b"content-length":
@@ -238,4 +239,7 @@ def _body_of(lengths: list[bytes], codings: list[bytes], modern: bool) -> tuple[
 
 def lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Header lines."""
-    return b"".join([b"%b: %b\r\n" % pair for pair in headers])
+    parts: list[bytes] = []
+    for name, value in headers:
+        parts += (name, b": ", value, b"\r\n")
+    return b"".join(parts)

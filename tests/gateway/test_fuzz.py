@@ -1,0 +1,37 @@
+"""A few seconds of `scripts/fuzz.py`, always the same bytes, and every input of the corpus."""
+
+from __future__ import annotations
+
+from random import Random
+from types import ModuleType
+
+import pytest
+
+from scripts.fuzz import Run, loop, requests, seeds
+from scripts.fuzzing import answers, streams
+
+PLAIN = {"answers": answers, "tap": streams}
+
+
+def turns(run: Run, most: int) -> bool:
+    return run.tried >= most
+
+
+@pytest.mark.parametrize("mode", PLAIN)
+def test_bytes_at_random(mode: str) -> None:
+    module: ModuleType = PLAIN[mode]
+    run = Run(mode, Random(1), seeds(mode))
+    assert run.corpus
+    loop(run, module.one, lambda: turns(run, 3000))
+    assert len(run.kinds) > 5, run.report(0)
+
+
+async def test_clients_at_random() -> None:
+    run = Run("requests", Random(1), seeds("requests"))
+    assert run.corpus
+    await requests(run, lambda: turns(run, 240))
+    assert len(run.kinds) > 10, run.report(0)
+
+
+def test_the_corpus_is_small() -> None:
+    assert sum(len(data) for mode in (*PLAIN, "requests") for data in seeds(mode)) < 200_000
