@@ -1,7 +1,8 @@
 """From the first byte on: a replica's answer goes to the client as it comes, and what it says of usage is noted.
 
 Nothing is held back and nothing waits for a task: `sink` runs where the replica's bytes are read. After the first byte an error
-can only be told inside the stream; where the dialect has no words for it, the connection is cut.
+can only be told inside the stream; where the dialect has no words for it, the connection is cut. A pool may want broken streams
+to be resumed: then what goes out is kept, and `resumer.py` tries that first.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from gateway.api import openai
 from gateway.drain import Drain
 from gateway.errors import GatewayError, ReplicaFailure, shutting_down
 from gateway.exchange import Exchange
-from gateway.failover import EVENT_STREAM
-from gateway.metrics import Metrics
+from gateway.failover import EVENT_STREAM, Failover
 from gateway.relay import Attempt, Headers, answer_headers
-from gateway.replicas import Fleet
 from gateway.reply import Reply
+from gateway.resume import Kept
+from gateway.resumer import Resumer
 from gateway.tap import StreamTap
 
 
@@ -26,8 +27,8 @@ from gateway.tap import StreamTap
 class Answers:
     """See the top of this file. patience_s: how long a client may leave an answer unread; clock: monotonic seconds."""
 
-    fleet: Fleet
-    metrics: Metrics
+    failover: Failover
+    resumer: Resumer
     drain: Drain
     patience_s: float
     clock: Callable[[], float]
@@ -54,37 +55,70 @@ class Answers:
 
     async def _stream(self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: Headers) -> None:
         """The events to the client as they come."""
-        record, clock = exchange.record, self.clock
-        tap = StreamTap(exchange.api.strip_usage)
+        record = exchange.record
         if not any(name == b"cache-control" for name, _ in headers):
             headers.append((b"Cache-Control", b"no-cache"))
         headers.append((b"X-Accel-Buffering", b"no"))  # nginx in front must not hold chunks back
-        record.last_byte = clock()
+        record.last_byte = self.clock()
+        kept = None
         if exchange.api.metered and attempt.status == 200:
             record.first_byte = record.last_byte
             exchange.booking.first_token(record.last_byte)
-
-        def sink(data: bytes) -> None:
-            reply.write(tap.feed(data))
-            record.last_byte = clock()
-
+            kept = Kept() if exchange.target.resume_streams else None
         try:
-            reply.begin(attempt.status, headers, length=None, first=tap.feed(attempt.take()))
-            reply.feed_from(attempt)
-            await attempt.pump(sink)
-            if exchange.api.metered and attempt.status == 200 and not tap.done:
-                raise ReplicaFailure("reset", "the stream ended without [DONE]")
-            reply.end(tap.finish())
-        except ReplicaFailure as failure:
-            self._cut(exchange, reply, self._broke_off(exchange, failure), events=True)
+            failure = await self._pump(exchange, attempt, reply, headers, kept)
+            if failure and kept:
+                reply.feed_from(None)
+                attempt.close()
+                error = await self.resumer.go_on(exchange, reply, kept, failure)
+            else:
+                error = self.failover.broke_off(exchange, failure) if failure else None
+            if error:
+                self._cut(exchange, reply, error, events=True)
         except asyncio.CancelledError:
             if not self.drain.over:
                 raise  # the client left
             self._cut(exchange, reply, shutting_down(), events=True)
         finally:
             reply.feed_from(None)
+
+    async def _pump(
+        self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: Headers, kept: Kept | None
+    ) -> ReplicaFailure | None:
+        """The events of one replica. kept: where to keep what goes out. Returns why it did not come to an end."""
+        record, clock = exchange.record, self.clock
+        tap = StreamTap(exchange.api.strip_usage)
+
+        def sink(data: bytes) -> None:
+            reply.write(tap.feed(data))
+            record.last_byte = clock()
+
+        def keep(data: bytes) -> None:
+            assert kept
+            out = tap.feed_closely(data)
+            reply.write(out)
+            kept.add(out)
+            record.last_byte = clock()
+            if tap.failure:
+                raise tap.failure
+
+        try:
+            if kept is None:
+                reply.begin(attempt.status, headers, length=None, first=tap.feed(attempt.take()))
+            else:
+                reply.begin(attempt.status, headers, length=None)
+                keep(attempt.take())
+            reply.feed_from(attempt)
+            await attempt.pump(keep if kept else sink)
+            if exchange.api.metered and attempt.status == 200 and not tap.done:
+                raise ReplicaFailure("reset", "the stream ended without [DONE]")
+            reply.end(tap.finish())
+        except ReplicaFailure as failure:
+            return failure
+        finally:
             if tap.usage:  # also when the client leaves before the very end
                 record.usage = tap.usage
+        return None
 
     async def _copy(self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: Headers) -> None:
         """An answer that is neither a stream of events nor a plain one of a generation, as it comes."""
@@ -100,7 +134,7 @@ class Answers:
             await attempt.pump(sink)
             reply.end()
         except ReplicaFailure as failure:
-            self._cut(exchange, reply, self._broke_off(exchange, failure), events=False)
+            self._cut(exchange, reply, self.failover.broke_off(exchange, failure), events=False)
         except asyncio.CancelledError:
             if not self.drain.over:
                 raise  # the client left
@@ -115,13 +149,6 @@ class Answers:
             reply.end(openai.stream_error(error))
         else:
             reply.cut()
-
-    def _broke_off(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
-        replica = exchange.booking.chosen.replica
-        self.metrics.broken.add((exchange.record.label, replica))
-        self.fleet.failed(replica, failure)
-        text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
-        return GatewayError(502, "replica_failed", text)
 
 
 def _length(attempt: Attempt, method: str) -> int | None:

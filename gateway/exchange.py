@@ -25,3 +25,4 @@ class Exchange:
     reply: Reply | None = None
     body: bytes = b""  # of a plain answer, read whole
     complete: bool = False  # the answer was good and went out whole
+    resumptions: int = 0  # attempts to go on with a broken stream that may have reached a replica

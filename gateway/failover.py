@@ -5,6 +5,8 @@ attempts may reach a replica, for a prompt that kills its engine must not walk t
 not count, they cannot be the prompt's fault); and retries after refusals, silence and garbage are at most a fifth of all
 requests, so that they do not add to an overload (`health.RetryBudget`). A lost connection needs no budget: what a dead replica
 was doing moves to the others, and is done once, however many requests that are. Every outcome goes to the replica's breaker.
+
+The same for a stream that broke off after its first byte, where it may be resumed (`resumer.py`): `elsewhere`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from gateway.replicas import Fleet
 from router import Candidate
 
 MAX_REACHED = 3
+MAX_RESUMPTIONS = 3
 MAX_PLAIN_ANSWER = 256 << 20  # bytes; a plain answer is read whole before it goes on
 
 EVENT_STREAM = "text/event-stream"
@@ -84,10 +87,39 @@ class Failover:
         failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in exchange.record.failed_attempts)
         raise GatewayError(502, "replica_failed", f"No replica could answer ({failures}). Retry; see /warmroute/replicas.")
 
+    def broke_off(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
+        """The replica failed after its answer's first byte. Returns what the client may be told."""
+        replica = exchange.booking.chosen.replica
+        self.metrics.broken.add((exchange.record.label, replica))
+        self.fleet.failed(replica, failure)
+        text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
+        return GatewayError(502, "replica_failed", text)
+
+    async def elsewhere(self, exchange: Exchange, body: bytes) -> Attempt | None:
+        """The answer broke off: the first of the others that begins to stream what `body` asks for. None if none does."""
+        call = _call_of(exchange)._replace(body=body)
+        while exchange.resumptions < MAX_RESUMPTIONS and await self._next(exchange, exchange.resumptions + 1):
+            candidate = exchange.booking.chosen
+            exchange.record.chose(candidate)
+            try:
+                attempt = await self._try(exchange, candidate, call)
+            except ReplicaFailure as failure:
+                self.fleet.failed(candidate.replica, failure)
+                exchange.resumptions += failure.reached
+                exchange.record.attempt_failed(candidate.replica, failure.reason, failure.message)
+                continue
+            exchange.resumptions += 1
+            if attempt.status == 200 and attempt.content_type == EVENT_STREAM:
+                return attempt
+            attempt.close()
+            exchange.record.attempt_failed(candidate.replica, "status", f"answered {attempt.status} to the rest of a stream")
+            if attempt.status < 500 and attempt.status != _OVERLOADED:
+                return None  # it does not take such a request, nor will the others
+        return None
+
     async def _next(self, exchange: Exchange, tries: int) -> bool:
         """Move the lease to the best of those that were not tried yet. False if there is none, or no budget for it."""
-        tried = {attempt["replica"] for attempt in exchange.record.failed_attempts}
-        live = [name for name in self.fleet.candidates(exchange.target, self.clock()) if name not in tried]
+        live = self._untried(exchange)
         if not live:
             return False
         reason = exchange.record.failed_attempts[-1]["reason"]
@@ -97,8 +129,16 @@ class Failover:
         self.metrics.retries.add((reason,))
         if pause_s := jitter(tries, self.chance, at_once=reason in _LOST):
             await asyncio.sleep(pause_s)
-        exchange.booking.move(live, self.clock())
-        return True
+            live = self._untried(exchange)  # meanwhile replicas may have come and gone
+        if live:
+            exchange.booking.move(live, self.clock())
+        return bool(live)
+
+    def _untried(self, exchange: Exchange) -> list[str]:
+        """Who may serve the request now and was not tried yet."""
+        exchange.target = self.fleet.renewed(exchange.target)
+        tried = {attempt["replica"] for attempt in exchange.record.failed_attempts}
+        return [name for name in self.fleet.candidates(exchange.target, self.clock()) if name not in tried]
 
     async def _try(self, exchange: Exchange, candidate: Candidate, call: Call) -> Attempt:
         """One attempt on one replica, up to its first byte (its whole body, if it is a plain answer to a generation)."""

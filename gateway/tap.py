@@ -5,16 +5,20 @@ always asks; if the client had not, that event (no choices, but usage) is not fo
 on as it came, as soon as it is whole: so a stream that breaks off in the middle of an event ends between two events for the
 client, where an error can still be told. (Engines write whole events; only a break shows the difference.)
 
+Where a broken stream is to be resumed, an engine's own word of its failure must not go on either: `feed_closely` keeps it.
+
 Pure: bytes in, bytes out. Any cutting of the stream into chunks gives the same bytes and the same findings.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
 import orjson
 
+from gateway.errors import ReplicaFailure
 from gateway.metering import Usage, parse_usage
 
 MAX_EVENT_BYTES = 1 << 20  # an event beyond this is passed on unread, so that memory stays bounded
@@ -24,12 +28,17 @@ _LONGEST_END = 4
 
 
 class StreamTap:
-    """One stream's tap. usage: what the stream has reported so far; done: it has said [DONE]."""
+    """One stream's tap: `feed` it, or `feed_closely`, not both in turn.
+
+    usage: what the stream has reported so far; done: it has said [DONE]; failure: by its own words, to one who looks closely.
+    """
 
     def __init__(self, strip_usage: bool) -> None:
         self.strip_usage = strip_usage
         self.usage: Usage | None = None
         self.done = False
+        self.failure: ReplicaFailure | None = None
+        self._closely = False
         self._held = b""
         self._too_long = False  # the head of the held event was passed on already
 
@@ -38,6 +47,14 @@ class StreamTap:
         if not self._held and chunk.endswith(b"\n\n") and b'"usage"' not in chunk and b"[DONE]" not in chunk:
             self._too_long = False
             return chunk  # whole events without anything of ours in them: nearly all chunks of nearly all streams
+        return self._read(chunk)
+
+    def feed_closely(self, chunk: bytes) -> bytes:
+        """Like `feed`, but an event by which the engine says that it has failed does not pass, nor what follows it."""
+        self._closely = True
+        return self._read(chunk) if self.failure or b'"error"' in chunk else self.feed(chunk)
+
+    def _read(self, chunk: bytes) -> bytes:
         held, data = len(self._held), self._held + chunk
         passed, start = [], 0
         # An event's end may straddle the last chunk and this one: look again at the last bytes.
@@ -67,13 +84,17 @@ class StreamTap:
         """Learn from one event; False if it is to be taken out."""
         unread = self._too_long or len(event) > MAX_EVENT_BYTES
         self._too_long = False
+        if self._closely and (self.failure or b'"error"' in event):
+            self.failure = self.failure or _failure(event)
+            if self.failure:
+                return False
         if unread:
             return True
-        if b"[DONE]" in event and _data(event).strip() == b"[DONE]":
+        if b"[DONE]" in event and data_of(event).strip() == b"[DONE]":
             self.done = True
         if b'"usage"' not in event:
             return True
-        answer = _json_object(event)
+        answer = object_of(event)
         usage = parse_usage(answer)
         if usage is None:
             return True
@@ -81,14 +102,33 @@ class StreamTap:
         return not (self.strip_usage and answer.get("choices") == [])
 
 
-def _data(event: bytes) -> bytes:
+def events_of(data: bytes) -> list[bytes]:
+    """The events of a stream, each with its end; the last one may lack it."""
+    ends = [match.end() for match in _EVENT_END.finditer(data)]
+    return [data[start:end] for start, end in itertools.pairwise([0, *ends, len(data)]) if start < end]
+
+
+def data_of(event: bytes) -> bytes:
+    """An event's data lines."""
+    if event.startswith(b"data: ") and event.endswith(b"\n\n") and event.count(b"\n") == 2 and b"\r" not in event:
+        return event[6:-2]  # nearly all events
     return b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
 
 
-def _json_object(event: bytes) -> dict[str, Any]:
+def object_of(event: bytes) -> dict[str, Any]:
     """The JSON object of an event's data lines, {} if there is none."""
     try:
-        data = orjson.loads(_data(event))
+        data = orjson.loads(data_of(event))
     except orjson.JSONDecodeError:
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def _failure(event: bytes) -> ReplicaFailure | None:
+    """What an engine's error event says, if the error is the engine's own and not the client's."""
+    error = object_of(event).get("error")
+    if not isinstance(error, dict):
+        return None
+    code = error.get("code")  # the status as a number (vLLM, SGLang), a name (OpenAI), nothing
+    own = 500 <= code < 600 if isinstance(code, int) else error.get("type") == "server_error"
+    return ReplicaFailure("status", f"it said: {str(error.get('message'))[:200]}") if own else None

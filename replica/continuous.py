@@ -28,7 +28,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
-from replica.engine import EngineInfo, Finish, Load, Message, PromptError, Request, Sequence, SetupError
+from replica.engine import EngineInfo, Finish, Load, Message, PromptError, Request, Sequence, SetupError, Tail
 from replica.sampling import Sampler
 
 STOP_TIMEOUT_S = 30.0
@@ -110,11 +110,10 @@ class ContinuousEngine:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text))
 
-    def encode_chat(self, messages: list[Message], tools: list[Any] | None) -> list[int]:
+    def encode_chat(self, messages: list[Message], tools: list[Any] | None, tail: Tail = "answer") -> list[int]:
+        ending = {"add_generation_prompt": tail == "answer", "continue_final_message": tail == "open"}
         try:
-            ids = self._tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
+            ids = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=True, return_dict=False, **ending)
         except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
             raise PromptError(str(error)) from error
         return list(ids)

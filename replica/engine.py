@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 Finish = Literal["stop", "length"]
+Tail = Literal["answer", "open", "none"]  # a chat prompt's end: the head of an answer, the last message still open, neither
 Message = dict[str, Any]
 
 
@@ -138,8 +139,8 @@ class Engine(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
-    def encode_chat(self, messages: list[Message], tools: list[Any] | None) -> list[int]:
-        """The template's prompt for these messages, with the head of the answer. Raises PromptError."""
+    def encode_chat(self, messages: list[Message], tools: list[Any] | None, tail: Tail = "answer") -> list[int]:
+        """The template's prompt for these messages. Raises PromptError."""
 
     def decode(self, tokens: list[int]) -> str: ...
 

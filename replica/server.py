@@ -167,7 +167,7 @@ def _request(engine: Engine, call: Call) -> Request:
     info = engine.info
     if call.messages is not None:
         try:
-            prompt = engine.encode_chat(call.messages, call.tools)
+            prompt = engine.encode_chat(call.messages, call.tools, call.tail)
         except PromptError as error:
             raise ApiError(400, f"These messages do not fit the model's chat template: {error}.", "messages") from None
     elif call.text is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from replica import sim_text
-from replica.engine import EngineInfo, Load, Message, Request, Sequence
+from replica.engine import EngineInfo, Load, Message, Request, Sequence, Tail
 from replica.prefix_cache import BLOCK, Lease, PrefixCache, block_keys
 
 MIN_TICK_S = 0.002  # above 500 tokens/s a tick gives several tokens: timers finer than this cost more than they show
@@ -95,8 +95,8 @@ class SimEngine:
     def encode(self, text: str) -> list[int]:
         return sim_text.encode(text)
 
-    def encode_chat(self, messages: list[Message], tools: list[Any] | None) -> list[int]:
-        return sim_text.encode_chat(messages, tools)
+    def encode_chat(self, messages: list[Message], tools: list[Any] | None, tail: Tail = "answer") -> list[int]:
+        return sim_text.encode_chat(messages, tools, tail)
 
     def decode(self, tokens: list[int]) -> str:
         return sim_text.decode(tokens)

@@ -1,19 +1,23 @@
 """The simulated engine's language: a tokenizer without a vocabulary file, and answers that depend on nothing but the
-prompt.
+prompt. As with any model, each token depends on all before it and not on who has written them: a prompt that ends with the
+beginning of an answer is answered with its rest.
 
 A token is up to four characters, with the space before them, or one white space, or a role marker: about four bytes
 of English. Cutting restarts at every space and line end, so a prompt that extends another has the other's tokens (but
 for its last), and an answer sent back as part of the next prompt has the tokens that were generated.
 """
 
-import random
 import re
 import zlib
+from array import array
 from collections.abc import Sequence as Items
 
-from replica.engine import Message, PromptError
+import xxhash
+
+from replica.engine import Message, PromptError, Tail
 
 VOCAB_SIZE = 1 << 32
+MEAN_ANSWER_TOKENS = 48
 _PIECE = re.compile(r"<\|[a-z]+\|>| ?\S{1,4}|\s")
 _WORDS = tuple(
     re.findall(
@@ -30,6 +34,7 @@ def _id(piece: str) -> int:
 
 
 _PIECES = {_id(piece): piece for piece in _ANSWER}
+_BREAKS = frozenset(map(_id, "\n\t "))  # after these, no space before a word
 _FIRST = tuple(_id(word) for word in _WORDS)
 _NEXT = tuple(_id(" " + word) for word in _WORDS)
 
@@ -39,15 +44,17 @@ def encode(text: str) -> list[int]:
     return [_id(piece) for piece in _PIECE.findall(text)]
 
 
-def encode_chat(messages: list[Message], tools: list[object] | None) -> list[int]:
-    """Token ids of a conversation, with the head of the answer at its end."""
+def encode_chat(messages: list[Message], tools: list[object] | None, tail: Tail = "answer") -> list[int]:
+    """Token ids of a conversation."""
     lines = [f"<|tools|>\n{tools}\n"] if tools else []
     for message in messages:
         role = message["role"]
         if not role.isalpha() or not role.islower():
             raise PromptError(f"unknown role {role!r}: use system, user, assistant or tool")
         lines.append(f"<|{role}|>\n{message['content']}\n")
-    return encode("".join(lines) + "<|assistant|>\n")
+    if tail == "open":
+        lines[-1] = lines[-1][:-1]
+    return encode("".join(lines) + ("<|assistant|>\n" if tail == "answer" else ""))
 
 
 def decode(tokens: list[int]) -> str:
@@ -56,9 +63,22 @@ def decode(tokens: list[int]) -> str:
 
 
 def answer(prompt: Items[int], max_tokens: int, *, endless: bool) -> tuple[list[int], bool]:
-    """The answer's tokens, and whether it ended by itself: after 16 to 79 tokens, unless it is endless. O(prompt + answer)."""
-    chance = random.Random(zlib.crc32(repr(prompt).encode()))
-    length = 16 + chance.getrandbits(6)
-    ended = not endless and length <= max_tokens
-    length = max_tokens if endless else min(length, max_tokens)
-    return [chance.choice(_FIRST), *(chance.choice(_NEXT) for _ in range(length - 1))], ended
+    """The answer's tokens, and whether it ended by itself: after 48 tokens on average, unless it is endless.
+
+    O(prompt + answer).
+    """
+    state = zlib.crc32(array("I", prompt))
+    words = _FIRST if prompt and prompt[-1] in _BREAKS else _NEXT
+    tokens: list[int] = []
+    while len(tokens) < max_tokens:
+        token = words[_draw(state, b"word") % len(words)]
+        tokens.append(token)
+        state, words = zlib.crc32(array("I", [token]), state), _NEXT
+        if not endless and _draw(state, b"end") % MEAN_ANSWER_TOKENS == 0:
+            return tokens, True
+    return tokens, False
+
+
+def _draw(state: int, what: bytes) -> int:
+    """A number that looks random. A crc32 alone would not do: those of like states are alike."""
+    return int(xxhash.xxh32_intdigest(what, state))

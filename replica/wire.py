@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import orjson
 
-from replica.engine import Finish, Message
+from replica.engine import Finish, Message, Tail
 
 T = TypeVar("T", int, float)
 Kind = Literal["chat", "completion"]
@@ -56,6 +56,7 @@ class Call:
     kind: Kind
     messages: list[Message] | None
     tools: list[Any] | None
+    tail: Tail
     text: str | None
     tokens: list[int] | None
     max_tokens: int | None
@@ -87,6 +88,7 @@ def parse(kind: Kind, raw: bytes, model: str) -> Call:
         kind=kind,
         messages=messages,
         tools=tools,
+        tail=_tail(body),
         text=text,
         tokens=tokens,
         max_tokens=_max_tokens(kind, body),
@@ -139,6 +141,16 @@ def _part(part: object, where: str) -> str:
             400, f"{where} must be a text part ({{'type': 'text', 'text': ...}}): this model reads text only.", where
         )
     return text
+
+
+def _tail(body: dict[str, Any]) -> Tail:
+    goes_on, headed = _flag(body, "continue_final_message"), body.get("add_generation_prompt")
+    if goes_on and headed:
+        message = (
+            "continue_final_message goes on with the last message, add_generation_prompt begins another: send one of them."
+        )
+        raise ApiError(400, message, "continue_final_message")
+    return "open" if goes_on else "none" if headed is not None and not _flag(body, "add_generation_prompt") else "answer"
 
 
 def _prompt(body: dict[str, Any]) -> tuple[str | None, list[int] | None]:

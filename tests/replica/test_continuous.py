@@ -81,6 +81,16 @@ async def test_the_tokenizer_agrees_with_llama_cpp_and_vllm(engine: ContinuousEn
     assert all(engine.decode([token]).strip(" 0123456789") or len(engine.decode([token])) == 1 for token in digits)
 
 
+async def test_a_message_can_be_left_open(engine: ContinuousEngine, url: str) -> None:
+    begun = [*PARIS, {"role": "assistant", "content": "The capital of"}]
+    assert engine.encode_chat(begun, None, "open") == CHAT_TOKENS + engine.encode("The capital of")
+    assert engine.encode_chat(PARIS, None, "none") == CHAT_TOKENS[:-4]
+    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+        options: Any = {"continue_final_message": True, "add_generation_prompt": False}
+        rest = await client.chat.completions.create(model="smollm2", messages=begun, max_tokens=30, extra_body=options)
+    assert (rest.choices[0].message.content or "").startswith(" France is Paris")
+
+
 async def test_openais_client_gets_paris_and_then_a_cached_prompt(engine: ContinuousEngine, url: str) -> None:
     assert await engine.reset_prefix_cache()
     async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:

@@ -109,6 +109,37 @@ async def test_a_stop_string_ends_the_answer_and_the_work(replica: Replica) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_goes_on_from_where_it_was_cut(replica: Replica, stream: bool) -> None:
+    async def told(path: str, body: dict[str, Any]) -> tuple[str, int]:
+        if not stream:
+            _, answer, _ = await replica.post(path, body)
+            parts: list[Any] = [answer]
+        else:
+            asked = body | {"stream": True, "stream_options": {"include_usage": True}}
+            async with replica.http.post(replica.url + path, json=asked) as response:
+                parts = await events(response)
+        choices = [choice for part in parts for choice in part["choices"]]
+        texts = [
+            choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content") or ""
+            for choice in choices
+        ]
+        return "".join(texts), parts[-1]["usage"]["prompt_tokens"]
+
+    begun = chat("Hi", max_tokens=12, ignore_eos=True)
+    whole, size = await told("/v1/chat/completions", begun)
+    for at in range(1, 12):
+        head = " ".join(whole.split(" ")[:at])
+        message = {"role": "assistant", "content": head}
+        rest = begun | {"messages": [*begun["messages"], message], "continue_final_message": True, "max_tokens": 12 - at}
+        assert await told("/v1/chat/completions", rest) == (whole.removeprefix(head), size + at)
+    text = {"prompt": "Hi", "max_tokens": 8, "ignore_eos": True}
+    whole, size = await told("/v1/completions", text)
+    head = " " + whole.split(" ")[1]
+    rest = text | {"prompt": "Hi" + head, "max_tokens": 7}
+    assert await told("/v1/completions", rest) == (whole.removeprefix(head), size + 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("answered", [False, True])
 async def test_a_client_that_leaves_cancels_the_sequence(frozen: Replica, stream: bool, answered: bool) -> None:
     assert frozen.clock is not None

@@ -23,6 +23,31 @@ def test_an_answer_sent_back_has_the_tokens_that_were_generated() -> None:
     assert sim_text.encode_chat(turn, None)[: len(prompt) + 40] == prompt + answer
 
 
+@given(st.integers(1, 60), st.booleans())
+def test_a_prompt_that_ends_with_the_beginning_of_an_answer_is_answered_with_its_rest(told: int, endless: bool) -> None:
+    prompt = sim_text.encode_chat(MESSAGES, None)
+    answer, ended = sim_text.answer(prompt, 60, endless=endless)
+    head, rest = answer[:told], answer[told:]
+    if rest:
+        assert sim_text.answer(prompt + head, 60 - told, endless=endless) == (rest, ended)
+    opened = [*MESSAGES, {"role": "assistant", "content": sim_text.decode(head)}]
+    assert sim_text.encode_chat(opened, None, "open") == prompt + head
+
+
+def test_a_completion_goes_on_from_any_of_its_tokens() -> None:
+    prompt = "Once upon a time,"
+    answer, _ = sim_text.answer(sim_text.encode(prompt), 50, endless=True)
+    for told in range(50):
+        again = sim_text.encode(prompt + sim_text.decode(answer[:told]))
+        assert sim_text.answer(again, 50 - told, endless=True) == (answer[told:], False)
+
+
+def test_the_three_ends_of_a_chat_prompt() -> None:
+    headed, plain, opened = (sim_text.encode_chat(MESSAGES, None, tail) for tail in ("answer", "none", "open"))
+    assert headed == plain + sim_text.encode("<|assistant|>\n")
+    assert plain == opened + sim_text.encode("\n")
+
+
 def test_an_answer_depends_on_the_prompt_alone() -> None:
     assert sim_text.answer([1, 2, 3], 30, endless=True) == sim_text.answer([1, 2, 3], 30, endless=True)
     assert sim_text.answer([1, 2, 3], 30, endless=True) != sim_text.answer([1, 2, 4], 30, endless=True)

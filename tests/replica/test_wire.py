@@ -52,6 +52,9 @@ def test_bodies_that_are_no_chat(raw: bytes, param: str | None, says: str) -> No
         ({"stop": [""]}, "stop", "none empty"),
         ({"stop": 5}, "stop", "a string or a list"),
         ({"tools": {}}, "tools", "must be a list, not an object"),
+        ({"add_generation_prompt": 1}, "add_generation_prompt", "true or false, not a number"),
+        ({"continue_final_message": "yes"}, "continue_final_message", "true or false, not a string"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "send one of them"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "reads text only"),
     ],
 )
@@ -84,6 +87,14 @@ def test_defaults() -> None:
     assert (chat.max_tokens, completion.max_tokens) == (None, 16)
     assert (chat.temperature, chat.top_p, chat.seed, chat.stops, chat.stream) == (0.0, 1.0, None, (), False)
     assert chat.ignored == ()
+
+
+def test_how_a_chat_prompt_ends() -> None:
+    assert call().tail == "answer"
+    assert call(add_generation_prompt=True, continue_final_message=False).tail == "answer"
+    assert call(add_generation_prompt=False).tail == "none"
+    assert call(continue_final_message=True).tail == "open"
+    assert call(continue_final_message=True, add_generation_prompt=False).tail == "open"
 
 
 def test_prompts_in_all_their_forms() -> None:

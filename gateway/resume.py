@@ -1,0 +1,266 @@
+"""A stream that broke off: what its client knows, what to ask another replica for, and that one's events as part of the first.
+
+    what went to the client ── told ──► text so far ── continuation ──► another replica ── Splice ──► one stream for the client
+
+The tap passes whole events only, so what the client has is known exactly. The other replica gets the same request with the text
+so far as the beginning of the answer: an open assistant message (`continue_final_message`), or the end of the prompt. Its
+events take the first part's id, model and time; its usage becomes that of the whole.
+
+What is not plain text (tool calls, reasoning, log probabilities, several choices) is not resumed, nor what would come out
+otherwise (penalties for what was generated, an output format). The tokens so far are those that the stream's own usage tells
+(`continuous_usage_stats`), else one for each event with text: engines that put several into one are asked for some too many.
+
+Pure: bytes in, bytes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from gateway.api.openai import CHAT
+from gateway.metering import Usage, parse_usage
+from gateway.tap import StreamTap, data_of, events_of, object_of
+
+MAX_KEPT_BYTES = 4 << 20  # of one stream; a longer one is not resumed
+
+_HEAD = ("id", "object", "created", "model")
+_LIMITS = ("max_tokens", "max_completion_tokens")
+# What makes an answer more than a text, or makes it depend on where the prompt ends and the answer begins.
+_NEVER = (
+    "tools",
+    "tool_choice",
+    "functions",
+    "function_call",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "audio",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "return_token_ids",
+    "echo",
+    "suffix",
+    "use_beam_search",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+class Kept:
+    """The bytes that went to a client, as long as they are not too many."""
+
+    __slots__ = ("_parts", "_size")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size <= MAX_KEPT_BYTES:
+            self._parts.append(data)
+        else:
+            self._parts.clear()
+
+    def whole(self) -> bytes | None:
+        """None: they were too many."""
+        return b"".join(self._parts) if self._size <= MAX_KEPT_BYTES else None
+
+
+@dataclass(slots=True)
+class Told:
+    """What a client knows of an answer.
+
+    head: what all its events have in common, {} before the first; pieces: events with text; usage: the last that any event
+    told; finished: it knows why the text ends; counted: it has the event that is only usage; done: it has [DONE].
+    """
+
+    head: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    pieces: int = 0
+    usage: Usage | None = None
+    finished: bool = False
+    counted: bool = False
+    done: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Generated so far."""
+        return max(self.usage.completion, self.pieces) if self.usage else self.pieces
+
+
+def told(kind: str, data: bytes) -> Told | None:
+    """What these events tell; None if it is more than one text. O(data)."""
+    so_far, texts = Told(), list[str]()
+    for event in events_of(data):
+        content = data_of(event).strip()
+        if not content:
+            continue  # a comment
+        if content == b"[DONE]":
+            so_far.done = True
+            continue
+        answer = object_of(event)
+        text = _text(kind, answer)
+        if text is None:
+            return None
+        if text:
+            texts.append(text)
+        so_far.head = so_far.head or {name: answer[name] for name in _HEAD if name in answer}
+        choices: list[Any] = answer["choices"]
+        if choices and choices[0].get("finish_reason"):
+            so_far.finished = True
+        if usage := parse_usage(answer):
+            so_far.usage, so_far.counted = usage, not choices
+    so_far.text, so_far.pieces = "".join(texts), len(texts)
+    return so_far
+
+
+def _text(kind: str, answer: Mapping[str, Any]) -> str | None:
+    """The text of one event, None if it has anything beside it."""
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or len(choices) > 1:
+        return None
+    if not choices:
+        return ""
+    choice = choices[0]
+    if not isinstance(choice, dict) or choice.get("index", 0) != 0 or choice.get("logprobs"):
+        return None
+    if kind != CHAT:
+        text = choice.get("text") or ""
+    else:
+        delta = choice.get("delta") or {}
+        if not isinstance(delta, dict) or any(value for name, value in delta.items() if name not in ("role", "content")):
+            return None
+        text = delta.get("content") or ""
+    return text if isinstance(text, str) else None
+
+
+def continuation(kind: str, body: bytes, so_far: Told) -> bytes | None:
+    """The request for the rest of an answer; None if it cannot be asked for. b"": nothing is left of what may be generated."""
+    request = orjson.loads(body)
+    if any(request.get(name) for name in _NEVER) or any(request.get(name) not in (None, 1) for name in ("n", "best_of")):
+        return None
+    if not so_far.text:
+        return body
+    asked = _asked(request, so_far.text) if kind == CHAT else _prompted(request, so_far.text)
+    if asked is None:
+        return None
+    for name in _LIMITS:
+        if isinstance(limit := request.get(name), int):
+            if limit <= so_far.tokens:
+                return b""
+            asked[name] = limit - so_far.tokens
+    if isinstance(least := request.get("min_tokens"), int):
+        asked["min_tokens"] = max(0, least - so_far.tokens)
+    return orjson.dumps(asked)
+
+
+def _asked(request: Mapping[str, Any], text: str) -> dict[str, Any] | None:
+    """A chat, with the text as an assistant's message that is still open."""
+    messages, last = request["messages"], request["messages"][-1]
+    if not (goes_on := request.get("continue_final_message")):
+        if request.get("add_generation_prompt") is False:
+            return None  # the text is then no message
+        messages = [*messages, {"role": "assistant", "content": text}]
+    elif goes_on in (True, "content") and isinstance(last.get("content"), str):
+        messages = [*messages[:-1], {**last, "content": last["content"] + text}]
+    else:
+        return None
+    return {**request, "messages": messages, "add_generation_prompt": False, "continue_final_message": goes_on or True}
+
+
+def _prompted(request: Mapping[str, Any], text: str) -> dict[str, Any] | None:
+    """A completion, with the text as the end of its prompt. Without a limit, how much is left is the engine's secret."""
+    prompt = request["prompt"]
+    if not isinstance(prompt, str) or not isinstance(request.get("max_tokens"), int):
+        return None
+    return {**request, "prompt": prompt + text}
+
+
+class Splice:
+    """One continuation's events as those of the answer that they continue. usage: of the whole, once it is known."""
+
+    def __init__(self, so_far: Told, strip_usage: bool) -> None:
+        self.tap = StreamTap(strip_usage=False)
+        self.usage: Usage | None = None
+        self._so_far = so_far
+        self._strip_usage = strip_usage
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take the next bytes of the continuation; returns what may go to the client now."""
+        return b"".join(map(self._event, events_of(self.tap.feed_closely(chunk))))
+
+    def finish(self) -> bytes:
+        """The continuation is over; returns what was still held (an event without its end)."""
+        return b"".join(map(self._event, events_of(self.tap.finish())))
+
+    def _event(self, event: bytes) -> bytes:
+        answer = object_of(event)
+        if not answer:
+            return event  # a comment, or [DONE]
+        choices = answer.get("choices")
+        if part := parse_usage(answer):
+            self.usage = usage = self._whole(part)
+            answer["usage"] = _counts(answer["usage"], usage)
+            if self._strip_usage and choices == []:
+                return b""
+        if self._so_far.head and isinstance(choices, list) and any(map(_only_role, choices)):
+            return b""
+        for name in self._so_far.head:
+            answer[name] = self._so_far.head[name]
+        return b"data: " + orjson.dumps(answer) + b"\n\n"
+
+    def _whole(self, part: Usage) -> Usage:
+        """Both parts' usage; the text so far was part of the continuation's prompt."""
+        so_far = self._so_far
+        prompt = so_far.usage.prompt if so_far.usage else max(0, part.prompt - so_far.tokens)
+        return Usage(prompt, so_far.tokens + part.completion, None if part.cached is None else min(part.cached, prompt))
+
+
+def _only_role(choice: Any) -> bool:
+    if not isinstance(choice, dict) or choice.get("finish_reason"):
+        return False
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and "role" in delta and not any(value for name, value in delta.items() if name != "role")
+
+
+def _counts(counts: Mapping[str, Any], usage: Usage) -> dict[str, Any]:
+    """A usage object of an engine, with the numbers of the whole."""
+    ours: dict[str, Any] = {
+        **counts,
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+    }
+    if usage.cached is not None:
+        if isinstance(details := counts.get("prompt_tokens_details"), dict) and "cached_tokens" in details:
+            ours["prompt_tokens_details"] = {**details, "cached_tokens": usage.cached}
+        if "prompt_cache_hit_tokens" in counts:
+            ours["prompt_cache_hit_tokens"] = usage.cached
+    return ours
+
+
+def ending(kind: str, so_far: Told, usage: Usage | None) -> bytes:
+    """The end of a stream of which nothing but the end is missing. usage: to be told at the end, if the client wants it."""
+    events = list[bytes]()
+    if not so_far.finished:
+        nothing: dict[str, Any] = {"delta": {}} if kind == CHAT else {"text": ""}
+        events.append(_made({**so_far.head, "choices": [{"index": 0, **nothing, "logprobs": None, "finish_reason": "length"}]}))
+    if usage and not so_far.counted:
+        details = {} if usage.cached is None else {"prompt_tokens_details": {"cached_tokens": usage.cached}}
+        events.append(_made({**so_far.head, "choices": [], "usage": _counts(details, usage)}))
+    if not so_far.done:
+        events.append(b"data: [DONE]\n\n")
+    return b"".join(events)
+
+
+def _made(answer: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(answer) + b"\n\n"
