@@ -1,10 +1,11 @@
 FROM python:3.11-slim AS build
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY router ./router
 COPY gateway ./gateway
 COPY replica ./replica
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN WARMROUTE_COMPILE=require pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 RUN python -m venv /opt/warmroute \
  && /opt/warmroute/bin/pip install --no-cache-dir /wheels/*.whl \
  && /opt/warmroute/bin/pip uninstall --yes setuptools pip

@@ -47,7 +47,8 @@ from mypyc.build import mypycify
 from setuptools import setup
 lib, temp, *modules = sys.argv[1:]
 sys.argv[1:] = ["--quiet", "build_ext", "--build-lib", lib, "--build-temp", temp]
-setup(name="warmroute", packages=[], ext_modules=mypycify(["--no-warn-unused-ignores", *modules], opt_level="3", target_dir=temp))
+made = mypycify(["--no-warn-unused-ignores", *modules], opt_level="3", target_dir=temp)
+setup(name="warmroute", packages=[], ext_modules=made)
 """
 
 

@@ -1,6 +1,6 @@
 """The composition root: the one place that knows all parts and puts them together.
 
-config -> metrics, router -> fleet, relay, meter -> proxy, operator -> routes
+config -> metrics, router -> fleet, relay, meter -> proxy -> reload -> operator -> routes
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from gateway.metrics import Metrics
 from gateway.operator import Operator
 from gateway.proxy import Proxy
 from gateway.relay import Relay
+from gateway.reload import Reload, Source, Step
 from gateway.replicas import Fleet
+from gateway.resumer import Resumer
 from router import Router
 
 log = logging.getLogger("warmroute.gateway")
@@ -43,23 +45,31 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Gateway:
     """The parts of one running gateway. Tests look inside through it."""
 
-    config: Config
     metrics: Metrics
     router: Router
     fleet: Fleet
     relay: Relay
     meter: Meter
     proxy: Proxy
+    reload: Reload
     operator: Operator
     drain: Drain
     requests: RequestLog
     clock: Callable[[], float]
 
+    @property
+    def config(self) -> Config:
+        """The one in force."""
+        return self.reload.config
+
 
 GATEWAY = web.AppKey("gateway", Gateway)
 
 
-def compose(config: Config, requests: RequestLog, clock: Callable[[], float] = time.monotonic) -> Gateway:
+def compose(
+    config: Config, requests: RequestLog, clock: Callable[[], float] = time.monotonic, source: Source | None = None
+) -> Gateway:
+    """source: where a changed configuration comes from, if there is any."""
     metrics = Metrics()
     routing, chance = config.routing, random.Random()
     router = Router(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20, chance=chance)
@@ -67,18 +77,41 @@ def compose(config: Config, requests: RequestLog, clock: Callable[[], float] = t
     relay = Relay(config.timeouts)
     meter = Meter(config.prices, metrics)
     drain = Drain()
+    failover = Failover(fleet=fleet, relay=relay, metrics=metrics, clock=clock, chance=chance)
     proxy = Proxy(
         routing=routing,
         fleet=fleet,
         router=router,
-        failover=Failover(fleet=fleet, relay=relay, metrics=metrics, clock=clock, chance=chance),
+        failover=failover,
         meter=meter,
         metrics=metrics,
-        answers=Answers(fleet=fleet, metrics=metrics, drain=drain, patience_s=config.timeouts.idle_s, clock=clock),
+        answers=Answers(
+            failover=failover,
+            resumer=Resumer(failover=failover, metrics=metrics, total_s=config.timeouts.total_s, clock=clock),
+            drain=drain,
+            patience_s=config.timeouts.idle_s,
+            clock=clock,
+        ),
         clock=clock,
     )
-    operator = Operator(fleet=fleet, router=router, proxy=proxy, admin_key=config.admin_key, clock=clock)
-    return Gateway(config, metrics, router, fleet, relay, meter, proxy, operator, drain, requests, clock)
+    step = _retuning(router, meter, relay, proxy.answers)
+    reload = Reload(config=config, source=source, fleet=fleet, relay=relay, metrics=metrics, steps=[step])
+    operator = Operator(fleet=fleet, router=router, proxy=proxy, reload=reload, admin_key=config.admin_key, clock=clock)
+    return Gateway(metrics, router, fleet, relay, meter, proxy, reload, operator, drain, requests, clock)
+
+
+def _retuning(router: Router, meter: Meter, relay: Relay, answers: Answers) -> Step:
+    """What tells these parts of another configuration."""
+
+    def retune(config: Config) -> None:
+        routing, timeouts = config.routing, config.timeouts
+        router.retune(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20)
+        meter.reprice(config.prices)
+        relay.retime(timeouts)
+        answers.patience_s = timeouts.idle_s
+        answers.resumer.total_s = timeouts.total_s
+
+    return retune
 
 
 def _entry(gateway: Gateway) -> Entry:
@@ -108,7 +141,8 @@ def make_app(gateway: Gateway) -> web.Application:
 async def _background(app: web.Application) -> AsyncIterator[None]:
     gateway = app[GATEWAY]
     await gateway.fleet.probe_all(gateway.relay)
-    tasks = [asyncio.create_task(gateway.fleet.run(gateway.relay)), asyncio.create_task(_sweep(gateway))]
+    background = [gateway.fleet.run(gateway.relay), _sweep(gateway), gateway.reload.run()]
+    tasks = [asyncio.create_task(work) for work in background]
     yield
     for task in tasks:
         task.cancel()
@@ -117,10 +151,12 @@ async def _background(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _sweep(gateway: Gateway) -> None:
-    """Forget what is past its time also while no request comes."""
+    """Forget what is past its time also while no request comes, and who has left."""
     while True:
         await asyncio.sleep(_SWEEP_S)
-        gateway.router.trie.expire(gateway.clock())
+        gateway.router.sweep(gateway.clock())
+        for url in gateway.fleet.settle():
+            gateway.relay.forget(url)
 
 
 async def _finish_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -190,13 +226,24 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 def make_runner(gateway: Gateway) -> web.BaseRunner:
     """The server around `make_app`."""
     app = make_app(gateway)
-    busy = raw_response(too_many_connections(gateway.config.limits.connections))
-    limit = gateway.config.limits.connections
 
     def make_front() -> Front:
-        return Front(app, _entry(gateway).handle, refuse=_refuse, max_connections=limit, busy=busy)
+        limit = gateway.config.limits.connections
+        return Front(app, _entry(gateway).handle, refuse=_refuse, max_connections=limit, busy=_busy(limit))
 
-    return Runner(app, make_front, shutdown_timeout=0.1)
+    runner = Runner(app, make_front, shutdown_timeout=0.1)
+
+    def bound(config: Config) -> None:
+        app._client_max_size = config.limits.body_mb << 20
+        if isinstance(runner.server, Front):
+            runner.server.bound(config.limits.connections, _busy(config.limits.connections))
+
+    gateway.reload.tell(bound)
+    return runner
+
+
+def _busy(limit: int) -> bytes:
+    return raw_response(too_many_connections(limit))
 
 
 def _refuse(status: int, message: str) -> web.Response:
@@ -207,15 +254,20 @@ def _refuse(status: int, message: str) -> web.Response:
 
 
 async def serve(
-    config: Config, requests: RequestLog, stop: asyncio.Event, hurry: asyncio.Event, started: Callable[[str], None]
+    config: Config,
+    requests: RequestLog,
+    stop: asyncio.Event,
+    hurry: asyncio.Event,
+    started: Callable[[str], None],
+    source: Source | None = None,
 ) -> None:
     """Run until `stop` is set: then stop accepting, let running requests finish for `limits.drain_timeout_s`, and end.
 
-    hurry: do not wait any longer. started: called with the base URL once requests are answered. Raises OSError if the
-    address cannot be had.
+    hurry: do not wait any longer. started: called with the base URL once requests are answered. source: where a changed
+    configuration comes from. Raises OSError if the address cannot be had.
     """
     host, port = config.address
-    gateway = compose(config, requests)
+    gateway = compose(config, requests, source=source)
     runner = make_runner(gateway)
     await runner.setup()
     try:
@@ -226,6 +278,6 @@ async def serve(
         started(f"http://{shown}:{bound[1]}")
         await stop.wait()
         await site.stop()
-        await gateway.drain.wait(config.limits.drain_timeout_s, hurry)
+        await gateway.drain.wait(gateway.config.limits.drain_timeout_s, hurry)
     finally:
         await runner.cleanup()

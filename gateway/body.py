@@ -15,8 +15,12 @@ ARRIVAL_S = 300.0  # a body that takes longer is given up
 async def read_body(request: web.Request) -> bytes:
     """The body, decompressed. Raises GatewayError 400 (its encoding is broken), 408 or 413."""
     try:
-        if request.content.is_eof():  # it is here already, as most are: no need for a timer
-            return await request.read()
+        content = request.content
+        if content.is_eof() and not content.exception():  # it is here already, as most are: no need to wait
+            body = content.read_nowait()
+            if len(body) > request.client_max_size:
+                raise web.HTTPRequestEntityTooLarge(request.client_max_size, len(body))
+            return body
         async with asyncio.timeout(ARRIVAL_S):
             return await request.read()
     except web.HTTPRequestEntityTooLarge as error:

@@ -94,6 +94,7 @@ class PoolConfig:
     """Replicas that serve the same models. models: name prefixes, "*" for any; empty: whatever the replicas list.
 
     max_inflight: requests at all its replicas together; more wait in line, max_queue of them at most, queue_s at most.
+    resume_streams: a text stream that its replica breaks off is finished by another one.
     """
 
     replicas: tuple[ReplicaConfig, ...]
@@ -101,6 +102,7 @@ class PoolConfig:
     max_inflight: int = 4096
     max_queue: int = 1024
     queue_s: float = 30.0
+    resume_streams: bool = False
 
     def __post_init__(self) -> None:
         _positive(self, "max_inflight", "queue_s")

@@ -127,25 +127,26 @@ class RequestLog:
     def write(self, level: int, fields: Mapping[str, Any]) -> None:
         if level < self._level:
             return
-        line = {
+        line: dict[str, Any] = {
             "time": self._now(),
             "level": "info" if level < logging.WARNING else "warning",
             "logger": "warmroute.request",
             "message": "request",
-            **fields,
         }
+        line.update(fields)
         try:
             self._output.write(orjson.dumps(line))
         except TypeError:
             self._output.write(orjson.dumps({_text(key): _fragment(value) for key, value in line.items()}))
 
     def _now(self) -> str:
-        """As `JsonFormatter` writes it; the part that changes once a second is kept."""
-        now = time.time()
-        if int(now) != self._second:
-            self._second = int(now)
-            self._time = datetime.datetime.fromtimestamp(self._second, datetime.UTC).isoformat(timespec="seconds")[:-6]
-        return f"{self._time}.{int(now % 1 * 1000):03d}+00:00"
+        """As `JsonFormatter` writes it; what changes once a second is kept."""
+        milliseconds = int(time.time() * 1000)
+        second = milliseconds // 1000
+        if second != self._second:
+            self._second = second
+            self._time = datetime.datetime.fromtimestamp(second, datetime.UTC).isoformat(timespec="seconds")[:-6]
+        return f"{self._time}.{str(milliseconds - second * 1000).zfill(3)}+00:00"
 
 
 def configure(level: str) -> RequestLog:

@@ -7,17 +7,17 @@ whole prompt is priced as uncached and nothing is claimed as saved.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pygtrie
 
 from gateway.config import MATCH_ALL, PriceConfig
 from gateway.metrics import TENANTS, Metrics
 
+MAX_KNOWN = 1024
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+
+class Usage(NamedTuple):
     """Tokens of one answer as the engine counted them. prompt includes cached; cached is None where it is not reported."""
 
     prompt: int
@@ -25,8 +25,7 @@ class Usage:
     cached: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Bill:
+class Bill(NamedTuple):
     """USD. saved: what the cached tokens would have cost more as uncached ones."""
 
     input: float
@@ -66,25 +65,39 @@ class Meter:
     """Prices answers and counts them. Prices are looked up by the longest matching model-name prefix."""
 
     def __init__(self, prices: Mapping[str, PriceConfig], metrics: Metrics) -> None:
-        self._prices: Any = pygtrie.CharTrie()
-        for model, price in prices.items():
-            self._prices["" if model == MATCH_ALL else model] = price
+        self._prices: Any = None
+        self._known: dict[str, PriceConfig | None] = {}  # what models cost, as far as anybody asked
         self._metrics = metrics
         self._tenants: set[str] = set()
+        self.reprice(prices)
+
+    def reprice(self, prices: Mapping[str, PriceConfig]) -> None:
+        """From now on these prices."""
+        self._known = {}
+        self._prices = pygtrie.CharTrie()
+        for model, price in prices.items():
+            self._prices["" if model == MATCH_ALL else model] = price
 
     def bill(self, model: str, usage: Usage) -> Bill | None:
         """None when no price is configured for the model."""
-        match = self._prices.longest_prefix(model)
-        if not match:
+        price = self._known[model] if model in self._known else self._price(model)
+        if price is None:
             return None
-        price = match.value
-        cached = usage.cached or 0
+        cached, cached_input = usage.cached or 0, price.cached_input or 0.0
         return Bill(
             input=(usage.prompt - cached) * price.input / 1e6,
-            cached_input=cached * price.cached_input / 1e6,
+            cached_input=cached * cached_input / 1e6,
             output=usage.completion * price.output / 1e6,
-            saved=cached * (price.input - price.cached_input) / 1e6,
+            saved=cached * (price.input - cached_input) / 1e6,
         )
+
+    def _price(self, model: str) -> PriceConfig | None:
+        match = self._prices.longest_prefix(model)
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()  # any name may be one that a prefix takes
+        price: PriceConfig | None = match.value if match else None
+        self._known[model] = price
+        return price
 
     def _label(self, tenant: str) -> str:
         """A bounded label: the first TENANTS distinct tenants by name, any further as "other"."""

@@ -45,6 +45,7 @@ class Metrics:
         self._add_requests(family)
         self._add_tokens(family)
         self._add_state(family)
+        self._add_reloads(family)
         self.registry.register(self.page)
 
     def _add_requests(self, make: _Family) -> None:
@@ -67,6 +68,12 @@ class Metrics:
         self.pool_waiting = make.gauge("pool_waiting", "Requests of a pool that wait for a place.", "pool")
         self.broken = make.counter(
             "broken_answers_total", "Answers that the replica broke off after their first byte.", "model", "replica"
+        )
+        self.resumed = make.counter(
+            "resumed_streams_total",
+            "Broken streams, where pools resume them: finished (good), not finished (failed), not to be resumed (impossible).",
+            "model",
+            "result",
         )
 
     def _add_tokens(self, make: _Family) -> None:
@@ -122,8 +129,20 @@ class Metrics:
         self.trie_bytes = make.gauge("trie_bytes", "Memory of the prefix index, estimated.")
         self.trie_evicted = make.counter("trie_evicted_blocks_total", "Block credits that were forgotten, by why.", "reason")
 
+    def _add_reloads(self, make: _Family) -> None:
+        self.reloads = make.counter(
+            "reloads_total",
+            "Times that the configuration was read again: good, invalid (it changed nothing), unchanged.",
+            "result",
+        )
+        self.config_loaded = make.gauge(
+            "config_loaded_timestamp_seconds", "When the running configuration was taken, in Unix time."
+        )
+
     def read(self, router: Router) -> None:
         """Set the gauges that mirror the router's state; called at each scrape."""
+        for gauge in (self.replica_inflight, self.replica_booked, self.prefill_rate):
+            gauge.values.clear()  # of replicas that are no more
         for name in router.replicas:
             load = router.ledger.of(name)
             self.replica_inflight.set((name,), load.inflight)

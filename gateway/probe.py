@@ -11,6 +11,8 @@ asked rarely. The KV size that it tells bounds what the router believes it to ho
 A cache is taken for lost when nobody listens any more ("refused"), when the engine's process started later than any that was
 seen before ("start_time"), or when the router was told of zero hits on warm prefixes again and again ("zero_hits"). One
 restart counts once: whatever sign came first, the next start time is then only remembered.
+
+Replicas come and go while the gateway runs: `add` and `remove` take effect at once, and `run` starts and ends their probers.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.ask import Models, facts_of, models_of
@@ -37,6 +39,7 @@ START_TIME, ZERO_HITS = "start_time", "zero_hits"
 RESTART_SIGNS = (REFUSED, START_TIME, ZERO_HITS)
 
 NOT_PROBED = "not probed yet"
+DRAINING = "draining"
 SLOW_START_S = 10.0  # for so long one that came back gets less than its due
 
 RARELY = 30  # probes from one question to the next, where the engine had no answer to it
@@ -51,11 +54,15 @@ class ReplicaState:
 
     started: the latest start of its process that was seen. warm: it was up since its cache was last taken for lost.
     told_tokens: the KV size that bounds it by its own word. probes: good ones since it came up. tells: it has a metrics page.
+    draining: an operator wants no new requests there. leaving: the configuration has it no more; it is here until what runs
+    there is over.
     """
 
     config: ReplicaConfig
     breaker: Breaker
     up: bool = False
+    draining: bool = False
+    leaving: bool = False
     up_since: float = float("-inf")
     rests_until: float = float("-inf")
     keyed: bool = False  # it wants a key for its model list, so that its models are unknown
@@ -75,6 +82,16 @@ class ReplicaState:
     def name(self) -> str:
         return self.config.name
 
+    @property
+    def live(self) -> bool:
+        """Whether it may be sent new requests."""
+        return self.up and not self.draining and not self.leaving
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not live."""
+        return self.error if not self.up else DRAINING
+
     def share(self, now: float) -> float:
         """What part of its due it gets, having come up a while ago."""
         return share(self.up_since, now, SLOW_START_S)
@@ -89,8 +106,12 @@ class ReplicaState:
         return self.config.capacity_tokens or self.told_tokens
 
 
+Heard = Models | ReplicaFailure | GatewayError | None
+"""What became of asking a replica for its models; None: it wants a key for them."""
+
+
 class Prober:
-    """See the top of this file. `run` and `probe` do the asking; everything else is synchronous."""
+    """See the top of this file. `run`, `probe` and `ask` do the asking; everything else is synchronous."""
 
     def __init__(
         self,
@@ -108,14 +129,40 @@ class Prober:
         self._metrics = metrics
         self._changed = changed
         self._clock = clock
+        self._tasks: dict[ReplicaState, asyncio.Task[None] | None] = {}  # of whoever is probed; None: to be started
+        self._news = asyncio.Event()
 
     def add(self, state: ReplicaState) -> None:
         """A replica joins the fleet."""
-        self._bound(state)
+        self.bound(state)
+        self._tasks[state] = None
+        self._news.set()
         self._metrics.replica_up.set((state.name,), 0)
         self._metrics.replica_overlap_zero.set((state.name,), 0)
         for sign in RESTART_SIGNS:
             self._metrics.replica_restarts.add((state.name, sign), 0)
+
+    def remove(self, state: ReplicaState) -> None:
+        """It is gone: nobody looks there any more, and its gauges end."""
+        if task := self._tasks.pop(state):
+            task.cancel()
+        name, metrics = (state.name,), self._metrics
+        for gauge in (metrics.replica_up, metrics.replica_overlap_zero, metrics.replica_capacity):
+            gauge.set(name, None)
+        self._show_load(state.name, None, None)
+
+    def retune(self, health: HealthConfig) -> None:
+        """Probe by these rules from now on."""
+        if health != self._health:
+            self._health = health
+            for state in self._tasks:
+                state.look_now.set()  # else the next look would come when the old interval is over
+
+    def bound(self, state: ReplicaState) -> None:
+        """What bounds our belief in it is known, or has changed."""
+        capacity = state.capacity_tokens
+        self._router.add(Replica(state.name, capacity), self._block_tokens)
+        self._metrics.replica_capacity.set((state.name,), capacity)
 
     # -- what requests tell
 
@@ -148,16 +195,20 @@ class Prober:
 
     # -- probing
 
-    async def run(self, states: Iterable[ReplicaState], relay: Relay) -> None:
-        """Probe every replica until cancelled."""
+    async def run(self, relay: Relay) -> None:
+        """Probe every replica, those that join later too, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for state in states:
-                group.create_task(self._keep_probing(state, relay))
+            while True:
+                self._news.clear()
+                for state in [state for state, task in self._tasks.items() if task is None]:
+                    self._tasks[state] = group.create_task(self._keep_probing(state, relay))
+                await self._news.wait()
 
     async def _keep_probing(self, state: ReplicaState, relay: Relay) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(state.look_now.wait(), self._health.interval_s)
+                async with asyncio.timeout(self._health.interval_s):
+                    await state.look_now.wait()
             state.look_now.clear()
             try:
                 await self.probe(state, relay)
@@ -165,23 +216,33 @@ class Prober:
                 log.exception("probe failed", extra={"replica": state.name})
 
     async def probe(self, state: ReplicaState, relay: Relay) -> None:
+        if self.hear(state, await self.ask(state.config.url, relay)):
+            await self._ask_engine(state, relay)
+
+    async def ask(self, url: str, relay: Relay) -> Heard:
+        """For its models. Says nothing to anybody: that is for `hear`."""
         try:
-            models = await models_of(relay, state.config.url, self._health.timeout_s)
-        except ReplicaFailure as failure:
+            return await models_of(relay, url, self._health.timeout_s)
+        except (ReplicaFailure, GatewayError) as error:
+            return error
+
+    def hear(self, state: ReplicaState, heard: Heard) -> bool:
+        """Take in what a replica answered when it was asked for its models. Whether that was good."""
+        if isinstance(heard, ReplicaFailure):
             state.failed_probes += 1
-            if failure.reason == REFUSED or state.failed_probes >= self._health.failures or not state.up:
-                self._set_down(state, failure)
-            return
-        except GatewayError as error:  # our own lack of resources says nothing about the replica
-            log.warning("cannot probe", extra={"replica": state.name, "error": error.message})
-            return
-        keyed = models is None
-        if keyed != state.keyed or (models is not None and models != state.models):
+            if heard.reason == REFUSED or state.failed_probes >= self._health.failures or not state.up:
+                self._set_down(state, heard)
+            return False
+        if isinstance(heard, GatewayError):  # our own lack of resources says nothing about the replica
+            log.warning("cannot probe", extra={"replica": state.name, "error": heard.message})
+            return False
+        keyed = heard is None
+        if keyed != state.keyed or (heard is not None and heard != state.models):
             self._changed(state)
             state.keyed = keyed
-        state.models = state.models if models is None else models
+        state.models = state.models if heard is None else heard
         self._set_up(state)
-        await self._ask_engine(state, relay)
+        return True
 
     def _set_up(self, state: ReplicaState) -> None:
         state.failed_probes = 0
@@ -233,7 +294,7 @@ class Prober:
         if facts.capacity_tokens is not None and facts.capacity_tokens != state.told_tokens:
             state.told_tokens = facts.capacity_tokens
             if state.config.capacity_tokens is None:
-                self._bound(state)
+                self.bound(state)
                 told = {"replica": state.name, "engine": facts.engine.name, "capacity_tokens": state.told_tokens}
                 log.info("replica tells the size of its KV cache", extra=told)
         if facts.started is not None:
@@ -243,12 +304,6 @@ class Prober:
                 self._lost(state, START_TIME)
             # Several processes may answer under one address, by turns; only a start later than all of theirs is a restart.
             state.started = max(facts.started, state.started or 0.0)
-
-    def _bound(self, state: ReplicaState) -> None:
-        capacity = state.capacity_tokens
-        self._router.add(Replica(state.name, capacity), self._block_tokens)
-        if capacity is not None:
-            self._metrics.replica_capacity.set((state.name,), capacity)
 
     def _lost(self, state: ReplicaState, sign: str) -> None:
         state.started = None

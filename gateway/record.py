@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import re
@@ -18,14 +19,16 @@ from router import Candidate
 CLIENT_LEFT = 499  # nginx's status for it; never sent
 UNKNOWN = "unknown"
 TENANT_HEADER = "X-Tenant-Id"
-_chance = random.Random()  # seeded by the system; an id has to differ, not to be a secret
+# An id has to differ from all others, not to be a secret.
+_BEGIN = f"{random.SystemRandom().getrandbits(96):024x}"
+_numbers = itertools.count(1)
 _UNSAFE = re.compile(r"[^ -~]")
 _SAFE_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 
 def request_id(offered: str | None) -> str:
     """The client's x-request-id if it can stand in a log and a header, else a new one."""
-    return offered if offered and _SAFE_ID.fullmatch(offered) else f"wr-{_chance.getrandbits(128):032x}"
+    return offered if offered and _SAFE_ID.fullmatch(offered) else f"wr-{_BEGIN}{next(_numbers):08x}"
 
 
 def tenant(header: str | None) -> str:
@@ -54,6 +57,7 @@ class Record:
     usage: Usage | None = None
     bill: Bill | None = None
     error: str = ""
+    resumed: int = 0  # how often another replica went on with it after its first byte
     failed_attempts: list[dict[str, str]] = field(default_factory=list)
 
     def chose(self, candidate: Candidate) -> None:
@@ -96,6 +100,8 @@ class Record:
             "cost_usd": round(bill.total, 9) if bill else None,
             "saved_usd": round(bill.saved, 9) if bill else None,
         }
+        if self.resumed:
+            line["resumed"] = self.resumed
         if self.failed_attempts:
             line["failed_attempts"] = self.failed_attempts
         if self.error:
@@ -104,5 +110,7 @@ class Record:
 
 
 def begin(request: web.Request, now: float) -> Record:
-    headers = request.headers
-    return Record(request_id(headers.get("X-Request-Id")), request.path, now, tenant(headers.get(TENANT_HEADER)))
+    headers, path = request.headers, request.raw_path
+    if "%" in path or "?" in path or not path.startswith("/"):
+        path = request.path
+    return Record(request_id(headers.get("X-Request-Id")), path, now, tenant(headers.get(TENANT_HEADER)))

@@ -141,8 +141,12 @@ class Relay:
     """The connections to all replicas, by base URL."""
 
     def __init__(self, timeouts: TimeoutConfig) -> None:
-        self._limits = Limits(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s, timeouts.total_s or None)
+        self._limits = _limits_of(timeouts)
         self._roads: dict[str, Road] = {}
+
+    def retime(self, timeouts: TimeoutConfig) -> None:
+        """Calls from now on have these limits."""
+        self._limits = _limits_of(timeouts)
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -186,6 +190,10 @@ class Relay:
 
     def __repr__(self) -> str:
         return f"<Relay {[road.pool for road in self._roads.values()]}>"
+
+
+def _limits_of(timeouts: TimeoutConfig) -> Limits:
+    return Limits(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s, timeouts.total_s or None)
 
 
 async def _answer(pool: Pool, connection: Connection, data: bytes, method: str, limits: Limits) -> Attempt:

@@ -1,52 +1,53 @@
 """The fleet: which replicas there are, which models they serve, which pool takes a model, where a request may go.
 
 Who is up is the prober's to say (`probe.py`); here the question is who may answer.
+
+The configuration may change while requests run. `meet` asks those that will join, which takes a while; `apply` then changes
+everything in one step, so that whoever looks sees all of the change or nothing of it. A replica is the same if its name and its
+URL are: it keeps all that it has. One that leaves gets no new request; what runs there goes on, and `settle` forgets it when
+that is over. (If its name goes to another URL, it is forgotten at once: what runs there still counts, for the name.) A request
+that fails over after a change asks `renewed` for where it may go now.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pygtrie
 
 from gateway.admission import Admission, Permit, priority_of
-from gateway.config import MATCH_ALL, Config, PoolConfig
+from gateway.config import MATCH_ALL, Config, ReplicaConfig
 from gateway.errors import GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
 from gateway.health import CLOSED, REST_MOST_S, Breaker
 from gateway.metrics import Metrics
-from gateway.probe import Prober, ReplicaState
+from gateway.pools import Pool, succeed
+from gateway.probe import Heard, Prober, ReplicaState
 from gateway.relay import Relay
 from router import Router
+
+log = logging.getLogger("warmroute.replicas")
 
 MAX_TARGETS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """Replicas that serve the same models, and the model prefixes that the configuration gives it ("*" for any)."""
-
-    models: tuple[str, ...]
-    replicas: tuple[ReplicaState, ...]
-    admission: Admission
-
-    @property
-    def ready(self) -> bool:
-        return any(replica.up for replica in self.replicas)
-
-
-@dataclass(frozen=True, slots=True)
 class Target:
-    """Where a model's requests may go. label: the model's bounded name for metrics; down: who would serve it but is down."""
+    """Where a model's requests may go. label: the model's bounded name for metrics; down: who would serve it but is not live,
+    and why.
+    """
 
+    model: str
     label: str
     replicas: Mapping[str, ReplicaState]
     down: str
     admission: Admission
+    resume_streams: bool = False  # what its replicas break off is finished by others
 
     async def wait(self, tenant: str, priority: str | None) -> Permit:
         """For a place at the replicas. priority: the client's header. Raises GatewayError 400 or 429."""
@@ -59,32 +60,31 @@ class Target:
 
 
 class Fleet:
-    """See the top of this file. `run()` probes until it is cancelled; everything else is synchronous."""
+    """See the top of this file. `run`, `probe_all` and `meet` ask the replicas; everything else is synchronous."""
 
     def __init__(
         self, config: Config, router: Router, metrics: Metrics, chance: random.Random, clock: Callable[[], float]
     ) -> None:
         self._targets: dict[str, Target] = {}  # by model, until a replica comes, goes or changes its models
+        self._router = router
+        self._clock = clock
         self._prober = Prober(config.health, config.routing.block_tokens, router, metrics, self._changed, clock)
         self._chance = chance
         self._troubled: set[ReplicaState] = set()  # who may not be all right: few, mostly nobody
-        self.pools = tuple(self._pool(pool) for pool in config.pools)
+        self._by_name: dict[str, ReplicaState] = {}  # those that are leaving too
+        self._vacated: list[str] = []  # URLs of replicas that were forgotten
+        self.pools: tuple[Pool, ...] = ()
         self._prefixes: Any = pygtrie.CharTrie()
-        for pool in self.pools:
-            for prefix in pool.models:
-                self._prefixes["" if prefix == MATCH_ALL else prefix] = (prefix, pool)
-        self._by_name = {state.name: state for state in self.replicas}
-        for state in self.replicas:
-            self._prober.add(state)
-
-    def _pool(self, config: PoolConfig) -> Pool:
-        replicas = tuple(ReplicaState(replica, Breaker(self._chance)) for replica in config.replicas)
-        admission = Admission(max_inflight=config.max_inflight, max_queue=config.max_queue, queue_s=config.queue_s)
-        return Pool(config.models, replicas, admission)
+        self._build(config, {})
 
     @property
     def replicas(self) -> Iterable[ReplicaState]:
         return (replica for pool in self.pools for replica in pool.replicas)
+
+    @property
+    def leaving(self) -> Sequence[ReplicaState]:
+        """Those that the configuration has no more, while requests are running there."""
+        return [state for state in self._by_name.values() if state.leaving]
 
     @property
     def models(self) -> dict[str, Mapping[str, Any]]:
@@ -92,7 +92,7 @@ class Fleet:
         union: dict[str, Mapping[str, Any]] = {}
         for pool in self.pools:
             for state in pool.replicas:
-                for name, entry in state.models.items() if state.up else ():
+                for name, entry in state.models.items() if state.live else ():
                     if (home := self._home(name)) and home[1] is pool:
                         union.setdefault(name, entry)
         return union
@@ -111,12 +111,21 @@ class Fleet:
 
     def _target(self, model: str) -> Target:
         label, pool = self._pool_of(model)
-        live = [state for state in pool.replicas if state.up]
+        live = [state for state in pool.replicas if state.live]
         # Engines answer 404 for what they do not serve; those that list the model know best.
         listing = [state for state in pool.replicas if model in state.models]
         serving = [state for state in live if state in listing] if listing else live
-        down = ", ".join(f"{state.name} ({state.error})" for state in pool.replicas if not state.up)
-        return Target(label, {state.name: state for state in serving}, down, pool.admission)
+        down = ", ".join(f"{state.name} ({state.trouble})" for state in pool.replicas if not state.live)
+        return Target(model, label, {state.name: state for state in serving}, down, pool.admission, pool.resume_streams)
+
+    def renewed(self, target: Target) -> Target:
+        """The target as it is now, for a request that has had it for a while. O(1) if nothing has changed."""
+        if self._targets.get(target.model) is target:
+            return target
+        try:
+            return self.target(target.model)
+        except GatewayError:  # nobody serves the model any more
+            return replace(target, replicas={})
 
     def candidates(self, target: Target, now: float) -> Collection[str]:
         """Who of a target's replicas may be sent a request now: not who is cut off by its breaker or asked for rest, and who
@@ -184,20 +193,112 @@ class Fleet:
 
     def failed(self, name: str, failure: ReplicaFailure) -> None:
         """A request's attempt failed on this replica."""
-        self._prober.failed(self._by_name[name], failure)
+        if state := self._by_name.get(name):
+            self._prober.failed(state, failure)
 
     def zero_hits(self, name: str) -> None:
         """The router has forgotten what this replica held, for the engine reported zero hits again and again."""
-        self._prober.zero_hits(self._by_name[name])
+        if state := self._by_name.get(name):
+            self._prober.zero_hits(state)
 
     def metered(self, name: str, predicted: int, reported: int | None) -> None:
         """An answer's cached tokens, as the router predicted them and as the engine reported them (None: it did not)."""
-        self._prober.metered(self._by_name[name], predicted, reported)
+        if state := self._by_name.get(name):
+            self._prober.metered(state, predicted, reported)
+
+    # -- what operators want
+
+    def named(self, name: str) -> ReplicaState | None:
+        return self._by_name.get(name)
+
+    def drain(self, state: ReplicaState, *, on: bool) -> None:
+        """Send it no new requests, or some again; what runs there goes on."""
+        if state.draining != on:
+            state.draining = on
+            self._changed(state)
+            log.info("replica is draining" if on else "replica is no longer draining", extra={"replica": state.name})
+
+    # -- another configuration
+
+    async def meet(self, config: Config, relay: Relay) -> Mapping[str, Heard]:
+        """Ask the replicas that would join, so that they can be up from their first moment; by URL. Changes nothing."""
+        wanted = [replica for pool in config.pools for replica in pool.replicas]
+        # One that is leaving may be gone before it is wanted back.
+        urls = [replica.url for replica in wanted if (state := self._same(replica)) is None or state.leaving]
+        heard = await asyncio.gather(*(self._prober.ask(url, relay) for url in urls))
+        return dict(zip(urls, heard, strict=True))
+
+    def apply(self, config: Config, met: Mapping[str, Heard]) -> None:
+        """From now on as this configuration says. met: what `meet` said of it."""
+        before, known = set(self.replicas), set(self._by_name.values())
+        self._prober.retune(config.health)
+        self._build(config, met)
+        for state in before.difference(self.replicas):
+            state.leaving = True
+            log.info("replica leaves", extra={"replica": state.name, "url": state.config.url})
+        for pool in self.pools:
+            joined = [state for state in pool.replicas if state not in known]
+            for state in joined:
+                if len(joined) < len(pool.replicas):  # else there is nobody to take what it does not get at first
+                    state.up_since = self._clock()
+                log.info("replica joins", extra={"replica": state.name, "url": state.config.url, "up": state.up})
+
+    def settle(self) -> Sequence[str]:
+        """Forget who has left and has nothing to do any more. Returns the URLs where nobody is left. O(replicas)."""
+        for state in self.leaving:
+            if not self._router.ledger.of(state.name).inflight:
+                self._forget(state)
+        if not self._vacated:
+            return ()
+        used = {state.config.url for state in self._by_name.values()}
+        urls, self._vacated = [url for url in self._vacated if url not in used], []
+        return urls
+
+    def _build(self, config: Config, met: Mapping[str, Heard]) -> None:
+        members = [tuple(self._place(replica, met) for replica in pool.replicas) for pool in config.pools]
+        self.pools = succeed(config.pools, members, self.pools)
+        self._prefixes = pygtrie.CharTrie()
+        for made in self.pools:
+            for prefix in made.models:
+                self._prefixes["" if prefix == MATCH_ALL else prefix] = (prefix, made)
+        self._targets.clear()
+
+    def _same(self, replica: ReplicaConfig) -> ReplicaState | None:
+        """The replica that is this one already."""
+        state = self._by_name.get(replica.name)
+        return state if state and state.config.url == replica.url else None
+
+    def _place(self, replica: ReplicaConfig, met: Mapping[str, Heard]) -> ReplicaState:
+        """The replica's state: the one that it has, or a new one."""
+        if state := self._same(replica):
+            known, state.config, state.leaving = state.config, replica, False
+            if known != replica:
+                self._prober.bound(state)
+            return state
+        if former := self._by_name.get(replica.name):
+            self._forget(former)
+        state = self._by_name[replica.name] = ReplicaState(replica, Breaker(self._chance))
+        self._prober.add(state)
+        if self.pools:  # else all begin together, and are probed before anything else happens
+            if replica.url in met:
+                self._prober.hear(state, met[replica.url])
+            state.look_now.set()  # its engine was not asked yet
+        return state
+
+    def _forget(self, state: ReplicaState) -> None:
+        state.leaving = True
+        del self._by_name[state.name]
+        self._troubled.discard(state)
+        self._prober.remove(state)
+        self._router.remove(state.name)
+        self._vacated.append(state.config.url)
 
     # -- for metrics
 
     def show(self, metrics: Metrics, now: float) -> None:
         """Set the gauges that mirror the fleet's state; called at each scrape."""
+        for gauge in (metrics.pool_inflight, metrics.pool_waiting, metrics.replica_cut_off):
+            gauge.values.clear()  # of pools and replicas that are no more
         for number, pool in enumerate(self.pools):
             name = (str(number),)
             metrics.pool_inflight.set(name, pool.admission.inflight)
@@ -216,7 +317,7 @@ class Fleet:
 
     async def run(self, relay: Relay) -> None:
         """Probe every replica until cancelled."""
-        await self._prober.run(self.replicas, relay)
+        await self._prober.run(relay)
 
     async def probe_all(self, relay: Relay) -> None:
         """One round, so that the first requests find their replicas."""

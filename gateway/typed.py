@@ -77,12 +77,15 @@ def _convert_scalar(kind: Any, value: Any, where: str) -> Any:
             value = float(value)
         except OverflowError:
             value = math.inf
-    if not isinstance(value, kind) or isinstance(value, bool) or (kind is float and not math.isfinite(value)):
+    wrong = isinstance(value, bool) is not (kind is bool)  # True is no number
+    if wrong or not isinstance(value, kind) or (kind is float and not math.isfinite(value)):
         raise ConfigError(f"{where}: {_NAMES[kind]} is expected, got {shown(value)}")
     return value
 
 
-_NAMES: Mapping[Any, str] = types.MappingProxyType({int: "a whole number", float: "a finite number", str: "a text"})
+_NAMES: Mapping[Any, str] = types.MappingProxyType(
+    {bool: "true or false", int: "a whole number", float: "a finite number", str: "a text"}
+)
 
 
 def shown(value: Any) -> str:

@@ -55,7 +55,7 @@ class Quotes:
         self._lifetime_s = trie.lifetime.value if trie.lifetime else 0.0  # 0: nothing was ever evicted
         self._gap_s = ledger.turn_gap.value
         self._rent = 0.0
-        self.total = round(prompt.units / units_per_token)
+        self.total = int(prompt.units / units_per_token + 0.5)
         self.matched = trie.match(prompt.keys, now)
         self._holder, self.longest = _longest(self.matched, replicas) if self.matched else ("", 0)
         end = self.longest * KEY_BYTES
@@ -68,7 +68,8 @@ class Quotes:
 
     def tokens(self, blocks: int) -> int:
         """Leading blocks of the prompt, in tokens."""
-        return min(self.total, round(blocks * self._per_block))
+        tokens = int(blocks * self._per_block + 0.5)
+        return tokens if tokens < self.total else self.total
 
     def price(self, name: str, load: ReplicaLoad, blocks: int, uncached: int) -> Cost:
         """The cost on a replica, its load settled, that holds so many blocks, but not so many tokens."""
@@ -133,18 +134,19 @@ class Quotes:
         load.settle(self._now)
         matched = self.tokens(blocks)
         price = price or self.price(name, load, blocks, self.total - matched)
-        return Candidate(
-            replica=name,
-            matched_blocks=blocks,
-            matched_tokens=matched,
-            uncached_tokens=self.total - matched,
-            booked_tokens=load.remaining_tokens(self._now),
-            inflight=load.inflight,
-            decoding=load.decoding,
-            active_tokens=load.active_tokens,
-            prefill_rate=load.rate.value,
-            cost=price,
+        fields = (
+            name,
+            blocks,
+            matched,
+            self.total - matched,
+            load.remaining_tokens(self._now),
+            load.inflight,
+            load.decoding,
+            load.active_tokens,
+            load.rate.value,
+            price,
         )
+        return tuple.__new__(Candidate, fields)  # as in `cost`
 
     def decision(self, best: Candidate) -> Decision:
         """What the choice of `best` comes to, in a word."""
@@ -159,7 +161,8 @@ class Quotes:
 
 def _longest(matched: Mapping[str, int], replicas: Collection[str]) -> tuple[str, int]:
     """(which candidate holds the longest match, maybe of nothing, and its length); others may hold more. matched: not empty."""
-    holder = max(matched, key=matched.__getitem__)
-    if holder not in replicas:
-        holder = max(replicas, key=lambda name: matched.get(name, 0))
-    return holder, matched.get(holder, 0)
+    holder, longest = "", 0
+    for name, blocks in matched.items():
+        if blocks > longest and name in replicas:
+            holder, longest = name, blocks
+    return holder, longest

@@ -26,6 +26,7 @@ DEFAULT_UNITS_PER_TOKEN = 4.0  # bytes of canonical text, believed until an engi
 SCALE_PRIOR_TOKENS = 200.0
 SCALE_HALF_LIFE_TOKENS = 20_000.0
 MOST_TOKENS_PER_UNIT = 100  # an image is a few bytes of canonical text, and may be a thousand tokens
+SHRINK_BYTES = 1 << 20  # an index whose bound was lowered shrinks by so much a sweep: all at once would be a long pause
 TURN_TOKENS = 4096  # a match of so many tokens has full weight in the gap between turns: short heads are shared by chance
 
 
@@ -70,10 +71,26 @@ class Router:
         self.rents = Rents()
         self.policy_name = policy
         self._policy = POLICIES[policy]()
+        self._memory_bytes = memory_bytes
         self._chance = chance
         self._replicas: dict[str, Replica] = {}
         self._evidence: dict[str, Evidence] = {}
         self._scales: dict[str, Ratio] = {}
+
+    def retune(self, *, policy: str, ttl_s: float, memory_bytes: int) -> None:
+        """From now on by this policy (one that stays keeps what it remembers) and within these bounds. O(1)."""
+        if policy != self.policy_name:
+            self.policy_name = policy
+            self._policy = POLICIES[policy]()
+        self._memory_bytes = memory_bytes
+        self.trie.ttl_s = ttl_s
+        self.trie.max_bytes = max(memory_bytes, min(self.trie.max_bytes, self.trie.size_bytes))
+
+    def sweep(self, now: float) -> None:
+        """Forget what is past its time, and come a step nearer to a memory bound that was lowered. For once a second."""
+        self.trie.expire(now)
+        if self.trie.max_bytes > self._memory_bytes:
+            self.trie.max_bytes = max(self._memory_bytes, min(self.trie.max_bytes, self.trie.size_bytes) - SHRINK_BYTES)
 
     # -- replicas
 

@@ -124,8 +124,9 @@ MUTANTS = (
     Mutant("router/cost.py", "-min(copy, rent_s)", "-rent_s"),
     Mutant("router/cost.py", "+ full.duplicate_s + full.evicted_s", "+ full.duplicate_s"),
     # what all of it costs, and which is cheapest
-    Mutant("router/pricing.py", "    if holder not in replicas:\n", "    if False:\n"),
-    Mutant("router/pricing.py", "    if holder not in replicas:\n", "    if True:\n        holder = next(iter(replicas))\n    elif True:\n"),
+    Mutant("router/pricing.py", " and name in replicas", ""),
+    Mutant("router/pricing.py", "if blocks > longest and", "if"),
+    Mutant("router/pricing.py", "self._per_block + 0.5", "self._per_block"),
     Mutant("router/pricing.py", "prompt.keys[end - KEY_BYTES : end]", "prompt.keys[:end]"),
     Mutant("router/pricing.py", "duplicate=uncached - self.least", "duplicate=0"),
     Mutant("router/pricing.py", "if self._rent and blocks < self.longest", "if self._rent"),

@@ -163,7 +163,7 @@ def test_the_readme_lists_every_configuration_key_with_its_default() -> None:
     for key, default in config_keys(Config):
         assert key in rows, f"README.md does not list the key {key}"
         if isinstance(default, int | float | str) and default != "":
-            shown = f"{default:g}" if isinstance(default, int | float) else default
+            shown = str(default).lower() if isinstance(default, str | bool) else f"{default:g}"
             assert shown in rows[key], f"README.md: {key} has the default {shown}"
     known = {key for key, _ in config_keys(Config)}
     assert {key for key in rows if not key.startswith("warmroute_")} <= known

@@ -7,8 +7,7 @@ usage at the end of a stream, because without it nothing could be metered.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -22,8 +21,7 @@ _ASK_USAGE = b'"stream_options":{"include_usage":true}}'
 MAX_MODEL_CHARS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class ApiRequest:
+class ApiRequest(NamedTuple):
     """One request, understood as far as routing and metering need it.
 
     kind: CHAT or COMPLETION (generation, metered), OTHER (passed through).

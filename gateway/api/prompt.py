@@ -31,9 +31,9 @@ def chat_prompt(body: Mapping[str, Any]) -> bytes:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise bad_request("'messages' must be a list with at least one message.", "messages")
-    parts = [_HEAD + key.encode() + canonical_json(body[key]) for key in _HEAD_KEYS if body.get(key) is not None]
+    parts = [_HEAD + key.encode() + canonical_json(body[key]) for key in _HEAD_KEYS if key in body and body[key] is not None]
     for index, message in enumerate(messages):
-        parts.append(_message(message, f"messages[{index}]"))
+        _add_message(parts, message, index)
     return b"".join(parts)
 
 
@@ -45,26 +45,28 @@ def canonical_json(value: Any) -> bytes:
         raise bad_request("The body is nested too deeply.", code="invalid_json") from error
 
 
-def _message(message: Any, where: str) -> bytes:
+def _add_message(parts: list[bytes], message: Any, index: int) -> None:
+    """Its parts, one by one: a long content is copied once, when all are joined."""
     if not isinstance(message, dict):
+        where = f"messages[{index}]"
         raise bad_request(f"{where} must be an object with 'role' and 'content'.", where)
-    role, name = message.get("role"), message.get("name")
+    role, name, content = message.get("role"), message.get("name"), message.get("content")
     if not isinstance(role, str):
-        raise bad_request(f"{where}.role must be a string such as 'user'.", f"{where}.role")
-    fields = [_MESSAGE + role.encode()]
+        where = f"messages[{index}].role"
+        raise bad_request(f"{where} must be a string such as 'user'.", where)
+    parts.append(_MESSAGE + role.encode())
     if isinstance(name, str):
-        fields.append(b"@" + name.encode())
-    fields.append(_FIELD + _content(message.get("content"), f"{where}.content"))
-    others = sorted(key for key, value in message.items() if value is not None and key not in _PLACED_KEYS)
-    fields += (_FIELD + key.encode() + b"=" + canonical_json(message[key]) for key in others)
-    return b"".join(fields)
+        parts.append(b"@" + name.encode())
+    parts.append(_FIELD)
+    parts.append(content.encode() if isinstance(content, str) else _content(content, f"messages[{index}].content"))
+    if len(message) > 1 + ("content" in message) + ("name" in message):
+        others = sorted(key for key, value in message.items() if value is not None and key not in _PLACED_KEYS)
+        parts += [_FIELD + key.encode() + b"=" + canonical_json(message[key]) for key in others]
 
 
 def _content(content: Any, where: str) -> bytes:
     if content is None:
         return b""
-    if isinstance(content, str):
-        return content.encode()
     if not isinstance(content, list):
         raise bad_request(f"{where} must be a string or a list of content parts.", where)
     # One text part reads as the plain string: templates print both alike.

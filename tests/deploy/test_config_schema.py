@@ -27,7 +27,7 @@ NOT_IN_THE_CHART = {"listen", "admin_key"}
 # Optional for the gateway, but read by a template: `null` may not remove them from the values.
 READ_BY_TEMPLATES = {"limits", "drain_timeout_s"}
 SMALLEST = {"pools": [{"replicas": ["http://a:1"]}], "limits": {"drain_timeout_s": 30}}
-JSON_TYPES = {str: "string", int: "integer", float: "number"}
+JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,8 @@ prices:
         ({"routing": {"block_bytes": True}}, "routing.block_bytes: a whole number is expected"),
         ({"routing": {"memory_mb": -1}}, "routing.memory_mb: must be greater than 0, got -1"),
         ({"routing": []}, r"routing: a mapping is expected, got \[\]"),
+        ({"pools": [{"replicas": [URL], "resume_streams": 1}]}, r"resume_streams: true or false is expected, got 1"),
+        ({"pools": [{"replicas": [URL], "resume_streams": "yes"}]}, r"resume_streams: true or false is expected, got 'yes'"),
         ({"prices": {"m": {"input": 1}}}, "prices.m.output: missing"),
         ({"prices": {"m": {"input": -1, "output": 1}}}, "prices.m.input: a price is not negative"),
         ({"prices": [1]}, "prices: a mapping is expected"),

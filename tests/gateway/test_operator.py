@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 import json
+from typing import Any
 
 import pytest
 
-from tests.fakes import FakeReplica
-from tests.gateway.conftest import BODY, running
+from gateway.config import load
+from tests.fakes import FakeReplica, answers, models, streams
+from tests.gateway.conftest import BODY, Running, eventually, running
 
 FOREIGN = {"X-Forwarded-For": "203.0.113.5"}  # came through a proxy: not a local client, wherever the proxy runs
 
@@ -67,3 +70,92 @@ async def test_sticky_follows_the_session_that_the_client_names(header: str) -> 
             assert taken == {dry[2]["replica"]}
             homes |= taken
         assert homes == {one.name, two.name}, "the prompt is the same: only the header tells the sessions apart"
+
+
+async def listed(run: Running) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads((await run.get("/warmroute/replicas"))[2])["replicas"]}
+
+
+async def test_a_replica_that_drains_gets_nothing_new_and_finishes_what_it_has() -> None:
+    go_on = asyncio.Event()
+    one, two = FakeReplica([streams("a", "b", hold=go_on), answers()]), FakeReplica()
+    async with one, two, running(one) as run:
+        parts = aiter(await run.client.chat.completions.create(**BODY, stream=True))
+        await anext(parts)
+        assert (await run.post({"url": two.url}, path="/warmroute/replicas"))[0] == 201
+        code, _, told = await run.post({"name": one.name}, path="/warmroute/drain")
+        assert (code, told) == (200, {"name": one.name, "draining": True, "inflight": 1})
+        for _ in range(4):
+            assert (await run.post())[1]["X-Warmroute-Replica"] == two.name, "though the other one has the prefix"
+        row = (await listed(run))[one.name]
+        assert (row["draining"], row["up"], row["inflight"]) == (True, True, 1)
+        assert (await run.get("/ready"))[0] == 200
+        go_on.set()
+        assert [part.choices[0].delta.content async for part in parts] == ["b"]
+        assert (await listed(run))[one.name]["inflight"] == 0
+        assert len(one.requests) == 1
+        await run.post({"name": two.name}, path="/warmroute/drain")
+        assert (await run.get("/ready"))[0] == 503
+        code, _, error = await run.post()
+        assert (code, error["error"]["code"]) == (503, "no_replica_available")
+        assert f"{one.name} (draining), {two.name} (draining)" in error["error"]["message"]
+        assert json.loads((await run.get("/v1/models"))[2])["data"] == []
+        assert (await run.post({"name": one.name}, path="/warmroute/undrain"))[2]["draining"] is False
+        assert (await run.post())[1]["X-Warmroute-Replica"] == one.name
+
+
+async def test_a_replica_that_drains_is_probed_and_drains_on_after_a_reload() -> None:
+    raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 0.01}}
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two, **raw) as run:
+        await run.post({"name": one.name}, path="/warmroute/drain")
+        one.listing = models("m", "new")
+        state = run.gateway.fleet.named(one.name)
+        assert state
+        await eventually(lambda: "new" in state.models)
+        await run.gateway.reload.take(load(None, {**raw, "pools": [{"replicas": [one.url]}]}, env={}))
+        assert (await listed(run))[one.name]["draining"] is True
+        assert not run.gateway.fleet.pools[0].ready
+
+
+async def test_a_replica_is_added_until_the_configuration_changes() -> None:
+    async with FakeReplica() as one, FakeReplica(listing=models("new")) as two, running(one) as run:
+        before = run.gateway.config
+        body = {"url": f"{two.url}/v1", "name": "r2", "capacity_tokens": 5000}
+        code, _, told = await run.post(body, path="/warmroute/replicas")
+        assert code == 201
+        assert "until" in told
+        row = told["replica"]
+        assert (row["name"], row["url"], row["pool"], row["up"]) == ("r2", two.url, 0, True)
+        assert row["capacity_tokens"] == 5000
+        assert (await run.post({**BODY, "model": "new"}))[1]["X-Warmroute-Replica"] == "r2"
+        await run.gateway.reload.take(before)
+        assert (await run.post({**BODY, "model": "new"}))[0] == 404
+        await eventually(lambda: set(run.gateway.router.replicas) == {one.name})
+
+
+async def test_what_cannot_be_added_or_drained_is_said() -> None:
+    async with FakeReplica() as one, running(one) as run:
+        for body, status, code, text in [
+            ({}, 400, "invalid_request", "url: missing"),
+            ({"url": "ftp://x"}, 400, "invalid_request", "is not a base URL"),
+            ({"url": "http://x", "nmae": "y"}, 400, "invalid_request", "did you mean 'name'"),
+            ({"url": "http://x", "pool": 1}, 400, "invalid_request", "there is no pool 1"),
+            ({"url": "http://x", "pool": True}, 400, "invalid_request", "'pool' is needed"),
+            ({"url": one.url}, 409, "replica_exists", one.name),
+            (b"[]", 400, "invalid_request", "a JSON object"),
+            (b"{", 400, "invalid_json", "not valid JSON"),
+        ]:
+            answered, _, error = await run.post(body, path="/warmroute/replicas")
+            assert (answered, error["error"]["code"]) == (status, code), body
+            assert text in error["error"]["message"]
+        assert (await run.post({"name": "nobody"}, path="/warmroute/drain"))[0] == 404
+        assert (await run.post({}, path="/warmroute/undrain"))[0] == 400
+        assert list(await listed(run)) == [one.name]
+
+
+@pytest.mark.parametrize("path", ["/warmroute/drain", "/warmroute/undrain", "/warmroute/replicas"])
+async def test_pages_and_strangers_change_nothing(path: str) -> None:
+    async with FakeReplica() as one, running(one) as run:
+        for headers in (FOREIGN, {"Origin": "https://evil.example"}, {"Origin": "null"}):
+            assert (await run.post({"name": one.name, "url": "http://x"}, path=path, headers=headers))[0] == 403
+        assert (await run.post({"name": one.name}, path="/warmroute/drain", headers={"Origin": run.url}))[0] == 200

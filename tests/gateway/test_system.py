@@ -10,12 +10,14 @@ import subprocess
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from gateway.demo.processes import Process, listening_url, log_line, ready_url
+from replica import sim_text
 from tests.tools import tool
 
 WORDS = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness. "
@@ -114,6 +116,66 @@ async def test_killing_a_replica_loses_no_request_that_had_not_begun_to_stream()
 def is_down(line: str) -> str:
     event = log_line(line)
     return str(event["replica"]) if event.get("message") == "replica down" else ""
+
+
+def question(index: int) -> dict[str, Any]:
+    """A chat's or a completion's body."""
+    prompt = f"Question {index}. " + WORDS * 4
+    if index % 3:
+        return {"model": "sim", "messages": [{"role": "user", "content": prompt}], "max_tokens": 1000}
+    return {"model": "sim", "prompt": prompt + "Answer:", "max_tokens": 1000}
+
+
+def undisturbed(body: dict[str, Any]) -> list[int]:
+    """The tokens of a simulated replica's answer: they depend on the prompt alone."""
+    prompt = sim_text.encode(body["prompt"]) if "prompt" in body else sim_text.encode_chat(body["messages"], None)
+    return sim_text.answer(prompt, body["max_tokens"], endless=False)[0]
+
+
+class Readers:
+    """Streams that are read at the same time."""
+
+    def __init__(self, client: openai.AsyncOpenAI) -> None:
+        self._client = client
+        self._pieces = Counter[int]()
+        self.many_are_under_way = asyncio.Event()
+
+    async def read(self, index: int) -> str:
+        body, text = question(index), ""
+        kind: Any = self._client.completions if "prompt" in body else self._client.chat.completions
+        async for part in await kind.create(**body, stream=True):
+            choice = part.choices[0]
+            text += choice.text if "prompt" in body else choice.delta.content or ""
+            self._pieces[index] += 1
+            if sum(count > 4 for count in self._pieces.values()) >= 40:
+                self.many_are_under_way.set()
+        assert choice.finish_reason == "stop"
+        return text
+
+
+async def test_killing_a_replica_changes_no_text_where_streams_are_resumed(tmp_path: Path) -> None:
+    indexes = [index for index in range(300) if 30 < len(undisturbed(question(index))) < 90][:60]
+    simulated = ("replica", "--engine", "sim", "--port", "0", "--prefill-rate", "20000", "--decode-rate", "30")
+    with contextlib.ExitStack() as stack:
+        replicas = [stack.enter_context(started(f"replica {number}", *simulated)) for number in range(2)]
+        file = tmp_path / "config.yaml"
+        urls = ", ".join(replica.wait_for(ready_url) for replica in replicas)
+        file.write_text(f"pools: [{{replicas: [{urls}], resume_streams: true}}]\n", "utf-8")
+        gateway = stack.enter_context(started("gateway", "serve", "--port", "0", "--config", str(file)))
+        url = gateway.wait_for(listening_url)
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+            readers = Readers(client)
+            reading = [asyncio.create_task(readers.read(index)) for index in indexes]
+            await readers.many_are_under_way.wait()
+            os.kill(replicas[0].pid, signal.SIGKILL)
+            texts = await asyncio.gather(*reading)
+        assert texts == [sim_text.decode(undisturbed(question(index))) for index in indexes]
+        counts = samples(url)
+        good = summed(counts, "warmroute_resumed_streams_total", 'result="good"')
+        assert good > 5, "the kill came too late to show anything"
+        assert good == summed(counts, "warmroute_resumed_streams_total") == summed(counts, "warmroute_broken_answers_total")
+        assert summed(counts, "warmroute_requests_total", 'code="200"') == 60
+        assert summed(counts, "warmroute_replica_inflight") == 0
 
 
 async def test_counters_and_engine_agree_with_what_clients_saw() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from router import Outcome, Prompt, Replica, Router, text_keys
+from router.router import SHRINK_BYTES
 from tests.strategies import prompt_of
 
 OK = Outcome(ok=True)
@@ -228,3 +229,41 @@ def test_what_others_hold_that_are_not_asked_counts_for_nothing() -> None:
 def test_no_candidates_is_a_caller_error() -> None:
     with pytest.raises(ValueError, match="no replica"):
         router_with().choose(prompt_of(b"a"), [], 0.0)
+
+
+def test_another_policy_and_other_bounds_while_requests_run() -> None:
+    router = router_with("r1", "r2")
+    running = router.choose(prompt_of(bytes(50)), ["r1"], 0.0)
+    router.retune(policy="round_robin", ttl_s=10.0, memory_bytes=1 << 24)
+    taken = [router.choose(prompt_of(bytes([turn]) * 9), ["r1", "r2"], 1.0).chosen.replica for turn in range(4)]
+    assert taken[0] != taken[1]
+    assert taken[:2] == taken[2:]
+    router.retune(policy="round_robin", ttl_s=10.0, memory_bytes=1 << 24)
+    assert router.choose(prompt_of(bytes([7]) * 9), ["r1", "r2"], 1.0).chosen.replica == taken[0], (
+        "it remembers whose turn it is"
+    )
+    running.close(OK, 2.0)
+    assert blocks_held(router, prompt_of(bytes(50)), 2.0)["r1"] == 50
+    router.sweep(12.5)
+    assert router.trie.blocks == 0
+    router.check()
+
+
+def test_a_smaller_index_shrinks_step_by_step() -> None:
+    router = router_with("r1")
+    for number in range(400):
+        router.choose(prompt_of(number.to_bytes(4, "big") * 2500), ["r1"], 1.0).close(OK, 1.0)
+    before = router.trie.size_bytes
+    assert before > 3 * SHRINK_BYTES
+    router.retune(policy="cost", ttl_s=300.0, memory_bytes=SHRINK_BYTES)
+    newcomer, sizes = prompt_of(bytes(9)), [before]
+    while sizes[-1] > SHRINK_BYTES:
+        router.sweep(2.0)
+        router.choose(newcomer, ["r1"], 2.0).close(OK, 2.0)
+        sizes.append(router.trie.size_bytes)
+        assert 0 < sizes[-2] - sizes[-1] < SHRINK_BYTES * 1.1
+    router.sweep(2.0)
+    assert router.trie.max_bytes == SHRINK_BYTES
+    router.retune(policy="cost", ttl_s=300.0, memory_bytes=1 << 30)
+    assert router.trie.max_bytes == 1 << 30
+    router.check()

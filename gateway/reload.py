@@ -1,0 +1,176 @@
+"""Another configuration for a running gateway: the file has changed, a signal asks for it, an operator adds a replica.
+
+    SIGHUP ──────────────────────────┐
+    the file differs, and is quiet ──┴─► read it ──► valid? ──► ask who joins ──► all changes in one step
+                                                       └─ no: say why, change nothing
+
+The file is looked at by its path, so that a symbolic link that is pointed elsewhere (as Kubernetes updates a ConfigMap) counts
+as a change; it is read when two looks in a row see the same, for it may be half written. Flags and environment win over it as
+they did at the start. Reading is done in a thread, and the only other thing that takes time, asking the replicas that join,
+comes before any change; the change itself is a row of synchronous steps, which cannot fail: what is invalid was refused before.
+So every request sees either the old configuration or the new one.
+
+What cannot change while the process runs stays as it was, and the log names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gateway.config import Config, ReplicaConfig
+from gateway.metrics import Metrics
+from gateway.relay import Relay
+from gateway.replicas import Fleet
+from gateway.typed import ConfigError
+
+log = logging.getLogger("warmroute.reload")
+
+GOOD, INVALID, UNCHANGED = "good", "invalid", "unchanged"
+RESULTS = (GOOD, INVALID, UNCHANGED)
+
+LOOK_S = 1.0
+
+Step = Callable[[Config], None]
+Look = tuple[int, int, int, int] | None
+
+
+class Source:
+    """Where the configuration comes from. path: its file, if there is one; read: all of it anew, raises ConfigError.
+
+    asked: set it to have it read again. Made before the first reading, so that no change falls between the two.
+    """
+
+    def __init__(self, path: Path | None, read: Callable[[], Config], *, look_s: float = LOOK_S) -> None:
+        self.read = read
+        self.asked = asyncio.Event()
+        self.look_s = look_s
+        self._path = path
+        self._seen = self._read = self._look()
+
+    def differs(self) -> bool:
+        """Whether the file is another one than at the last `taken`, and the same as at the last call of this."""
+        seen, self._seen = self._seen, self._look()
+        return self._seen == seen != self._read
+
+    def taken(self) -> None:
+        """It is about to be read."""
+        self._read = self._seen = self._look()
+
+    def _look(self) -> Look:
+        """What tells one state of the file from another; None: it cannot be seen."""
+        if self._path is None:
+            return None
+        try:
+            seen = os.stat(self._path)
+        except OSError:
+            return None
+        return seen.st_mtime_ns, seen.st_size, seen.st_ino, seen.st_dev
+
+
+class Reload:
+    """See the top of this file. config: the one in force. `run` watches the source until it is cancelled."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        source: Source | None,
+        fleet: Fleet,
+        relay: Relay,
+        metrics: Metrics,
+        steps: Sequence[Step],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """steps: what has to be told of another configuration, besides the fleet. now: Unix time."""
+        self.config = config
+        self._source = source
+        self._fleet = fleet
+        self._relay = relay
+        self._metrics = metrics
+        self._steps = list(steps)
+        self._now = now
+        self._one_at_a_time = asyncio.Lock()
+        for result in RESULTS:
+            metrics.reloads.add((result,), 0)
+        metrics.config_loaded.set((), now())
+
+    def tell(self, step: Step) -> None:
+        """This has to be told, too."""
+        self._steps.append(step)
+
+    async def run(self) -> None:
+        """Read again whenever the source asks for it. Returns at once if there is none."""
+        source = self._source
+        while source is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(source.look_s):
+                    await source.asked.wait()
+            if source.asked.is_set() or source.differs():
+                source.asked.clear()
+                try:
+                    await self._again(source)
+                except Exception:  # a bug in one reload must not end the watching
+                    log.exception("reload failed")
+
+    async def add(self, number: int, replica: ReplicaConfig) -> None:
+        """A replica joins a pool until the next reload. Raises ConfigError if it cannot (its name is taken, no such pool)."""
+        async with self._one_at_a_time:
+            pools = list(self.config.pools)
+            if not 0 <= number < len(pools):
+                raise ConfigError(f"pool: there is no pool {number}; the first of {len(pools)} is 0")
+            pools[number] = replace(pools[number], replicas=(*pools[number].replicas, replica))
+            await self._change(replace(self.config, pools=tuple(pools)))
+
+    async def take(self, config: Config) -> None:
+        """This is the configuration from now on, but for what cannot change."""
+        async with self._one_at_a_time:
+            config, fixed = _possible(self.config, config)
+            if fixed:
+                log.warning("configuration: what differs here needs a restart", extra={"keys": fixed})
+            if config == self.config:
+                self._metrics.reloads.add((UNCHANGED,))
+                log.info("configuration unchanged")
+                return
+            await self._change(config)
+            self._metrics.reloads.add((GOOD,))
+            self._metrics.config_loaded.set((), self._now())
+            log.info("configuration reloaded", extra={"replicas": [state.name for state in self._fleet.replicas]})
+
+    async def _again(self, source: Source) -> None:
+        source.taken()
+        try:
+            config = await asyncio.to_thread(source.read)
+        except ConfigError as error:
+            self._metrics.reloads.add((INVALID,))
+            log.warning("configuration not reloaded: it is invalid", extra={"error": str(error)})
+        else:
+            await self.take(config)
+
+    async def _change(self, config: Config) -> None:
+        met = await self._fleet.meet(config, self._relay)
+        # From here on no await: nobody sees half of it.
+        self.config = config
+        for step in self._steps:
+            step(config)
+        self._fleet.apply(config, met)
+
+
+def _possible(old: Config, new: Config) -> tuple[Config, list[str]]:
+    """(the new configuration with what cannot change left as it is, the keys of that)."""
+    pairs: list[tuple[str, object, object]] = [
+        ("listen", old.listen, new.listen),
+        ("log_level", old.log_level, new.log_level),
+        ("routing.block_bytes", old.routing.block_bytes, new.routing.block_bytes),
+        ("routing.block_tokens", old.routing.block_tokens, new.routing.block_tokens),
+        ("WARMROUTE_ADMIN_KEY", old.admin_key, new.admin_key),
+    ]
+    routing = replace(new.routing, block_bytes=old.routing.block_bytes, block_tokens=old.routing.block_tokens)
+    possible = replace(new, listen=old.listen, log_level=old.log_level, routing=routing, admin_key=old.admin_key)
+    return possible, [key for key, before, after in pairs if before != after]
