@@ -11,7 +11,7 @@ message that is complete says so exactly; bytes behind it are nobody's.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 MAX_HEAD_BYTES = 64 << 10  # of all heads of one answer together, the interim ones (1xx) included; of its trailers as well
@@ -23,6 +23,8 @@ _HEAD = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: (%s))?\r\n((?:%s:%s\r\n)
 _HEADER = re.compile(rb"([^:]++):([^\r]*+)\r\n")
 _TRAILERS = re.compile(rb"(?:%s:%s\r\n)*+\r\n" % (_TOKEN, _VALUE))
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;%s)?\r\n" % _VALUE)
+# Nearly all chunks are small, and their size is written like this.
+_SIZES: Mapping[bytes, int] = {b"%x\r\n" % size: size for size in range(4096)}
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 
 _BODILESS = frozenset([204, 304])
@@ -131,10 +133,7 @@ class Answer:
             end = data.find(b"\n", at, at + MAX_CHUNK_LINE)
             if end < 0:
                 return self._wait_for_line(data[at:], parts)
-            line = _CHUNK_LINE.fullmatch(data, at, end + 1)
-            if not line:
-                raise FramingError("a chunk's size is not a number")
-            size = int(line[1], 16)
+            size = _chunk_size(data[at : end + 1])
             begin, at = end + 1, end + 1 + size
             if not size:
                 self._step = self._read_trailers
@@ -222,6 +221,17 @@ def parse_head(data: bytes, *, bodiless: bool = False) -> Head:
     if bodiless or status in _BODILESS or status < 200:
         length, chunked = 0, False
     return Head(status, found[3] or b"", headers, length, chunked, keep_alive and (chunked or length is not None))
+
+
+def _chunk_size(line: bytes) -> int:
+    """Raises FramingError."""
+    size = _SIZES.get(line)
+    if size is not None:
+        return size
+    found = _CHUNK_LINE.fullmatch(line)
+    if not found:
+        raise FramingError("a chunk's size is not a number")
+    return int(found[1], 16)
 
 
 def _body_of(lengths: list[bytes], codings: list[bytes], modern: bool) -> tuple[int | None, bool]:

@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 from gateway.config import TimeoutConfig
 from gateway.errors import ReplicaFailure
 from gateway.http1 import Head, lines
-from gateway.upstream import Connection, Limits, Pool, Sink
+from gateway.idle import Pool
+from gateway.upstream import Connection, Limits, Sink
 
 Headers = list[tuple[bytes, bytes]]
 

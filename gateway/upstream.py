@@ -1,4 +1,4 @@
-"""One connection to a replica, and the pool of those that are idle.
+"""One connection to a replica. Those that are idle wait in a pool (`idle.py`).
 
     connect ──► send ──► head ──► body ──► complete ──► idle ──► send ...
                   └─────────────────────────┴──► failed: the connection is closed, nobody uses it again
@@ -15,25 +15,15 @@ that it is never late. Before the body nothing is a sign of life, or a head sent
 from __future__ import annotations
 
 import asyncio
-import errno
 import math
-import re
 import select
-import ssl
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
-from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure, out_of_resources
+from gateway.errors import ReplicaFailure
 from gateway.http1 import Answer, FramingError
 
-# vLLM and other uvicorn servers close idle connections after 5 s; a pooled one must be gone before that.
-KEEPALIVE_S = 4.0
-
 MAX_UNREAD = 1 << 18  # bytes of an answer that nobody has asked for yet; beyond this the connection is not read
-
-# What keeps us from connecting is our own lack of file descriptors, ports or memory.
-_OUR_OWN = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
-_ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 Sink = Callable[[bytes], None]
 
@@ -92,8 +82,10 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self.answer, self.failure, self.started = Answer(to_head=to_head), None, False
         self._limits, self._flowing = limits, False
-        self._active = self._begun = self._loop.time()
-        self._look_at_time()
+        self._active = self._begun = now = self._loop.time()
+        soonest = now + min(limits.first_byte_s, limits.idle_s, limits.total_s or math.inf)
+        if self._timer is None or self._timer.when() > soonest:  # one that fires too early sees that it does
+            self._look_at_time()
         self._transport.write(data)
 
     @property
@@ -140,10 +132,8 @@ class Connection(asyncio.Protocol):
 
     def release(self) -> bool:
         """The call is over for its owner. True if the connection can carry another; else it is closed."""
-        if self._timer:
-            self._timer.cancel()
         transport, answer = self._transport, self.answer
-        self.answer = self._sink = self._timer = None
+        self.answer = self._sink = None
         self._parts = []
         good = (
             answer is not None
@@ -217,6 +207,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
         if self.answer is None or self.answer.complete or self.failure:
             return
         try:
@@ -231,8 +224,11 @@ class Connection(asyncio.Protocol):
     # -- inside
 
     def _look_at_time(self) -> None:
-        if self.complete:
-            return
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if self.answer is None or self.complete:
+            return  # the next call sets it again
         limits, now = self._limits, self._loop.time()
         silence, since = (limits.idle_s, self._active) if self._flowing else (limits.first_byte_s, self._begun)
         end = math.inf if limits.total_s is None else self._begun + limits.total_s
@@ -269,78 +265,3 @@ class Connection(asyncio.Protocol):
 
 _OWNER, _UNREAD = 1, 2
 STALLED = "stalled"  # a failure's reason: it is the client's fault
-
-
-class Pool:
-    """The connections to one address. `acquire` gives an idle one or makes one; `give_back` keeps it if it is still good."""
-
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        self._host = host
-        self._port = port
-        self._tls = tls
-        self._idle: list[Connection] = []  # the one used last is the last
-        self._sweeper: asyncio.TimerHandle | None = None
-
-    def idle(self) -> Connection | None:
-        """The idle connection that was used last, if one is fresh enough."""
-        loop = asyncio.get_running_loop()
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.alive and loop.time() - connection.idle_since < KEEPALIVE_S and connection.quiet:
-                return connection
-            connection.abort()
-        return None
-
-    async def connect(self, timeout_s: float) -> Connection:
-        """A new connection. Raises ReplicaFailure, or GatewayError where the gateway itself is out of resources."""
-        loop = asyncio.get_running_loop()
-        name = self._host if self._tls else None
-        try:
-            async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(loop), self._host, self._port, ssl=self._tls, server_hostname=name
-                )
-        except TimeoutError as error:
-            raise ReplicaFailure(UNREACHABLE, f"no connection within {timeout_s:g} s") from error
-        except (OSError, UnicodeError) as error:
-            raise failure_of(error) from error
-        return connection
-
-    def give_back(self, connection: Connection) -> None:
-        """Its call is over."""
-        if not connection.release():
-            return
-        self._idle.append(connection)
-        if self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep)
-
-    def close(self) -> None:
-        """Close what is idle."""
-        if self._sweeper:
-            self._sweeper.cancel()
-            self._sweeper = None
-        while self._idle:
-            self._idle.pop().abort()
-
-    def _sweep(self) -> None:
-        """Close what has been idle for too long."""
-        loop = asyncio.get_running_loop()
-        oldest = loop.time() - KEEPALIVE_S
-        for connection in self._idle:
-            if connection.idle_since <= oldest:
-                connection.abort()
-        self._idle = [connection for connection in self._idle if connection.alive]
-        self._sweeper = loop.call_later(KEEPALIVE_S, self._sweep) if self._idle else None
-
-    def __repr__(self) -> str:
-        return f"<Pool of {self._host}:{self._port}, {len(self._idle)} idle>"
-
-
-def failure_of(error: OSError | UnicodeError) -> ReplicaFailure | GatewayError:
-    """Why there is no connection. Where several addresses were tried, asyncio tells their errors in one text."""
-    text = str(error) or type(error).__name__
-    number = getattr(error, "errno", None)
-    numbers = {number} if number else {int(found) for found in _ERRNO.findall(text)}
-    if numbers & _OUR_OWN:
-        return out_of_resources(text)
-    return ReplicaFailure(REFUSED if numbers == {errno.ECONNREFUSED} else UNREACHABLE, text)

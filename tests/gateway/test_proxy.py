@@ -13,7 +13,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import GatewayError, ReplicaFailure
-from gateway.upstream import failure_of
+from gateway.idle import failure_of
 from tests.fakes import (
     STREAM_HEAD,
     Behaviour,

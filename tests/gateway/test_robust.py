@@ -14,10 +14,11 @@ import pytest
 from aiohttp import web
 
 from gateway import body as body_module
-from gateway import upstream as upstream_module
 from gateway.app import _entry, _refuse, compose, make_app
 from gateway.config import load
 from gateway.front import Front, Runner
+from gateway.idle import Pool
+from gateway.upstream import Limits
 from tests.fakes import (
     DONE,
     STREAM_HEAD,
@@ -209,9 +210,9 @@ async def test_what_came_before_a_call_is_not_its_answer() -> None:
         sides.append(writer)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    pool = upstream_module.Pool("127.0.0.1", server.sockets[0].getsockname()[1])
+    pool = Pool("127.0.0.1", server.sockets[0].getsockname()[1])
     connection = await pool.connect(5)
-    connection.send(b"x", to_head=False, limits=upstream_module.Limits(5, 5, 5))
+    connection.send(b"x", to_head=False, limits=Limits(5, 5, 5))
     await eventually(lambda: sides)
     sides[0].write(http(200, b"{}"))
     await connection.wait()
@@ -231,8 +232,8 @@ async def test_what_came_before_a_call_is_not_its_answer() -> None:
 async def test_what_a_sink_raises_is_the_owners_and_no_failure_of_the_replica() -> None:
     """A client's connection may be closing when the replica's next bytes come."""
     async with FakeReplica([then_ends(head_of(b"Content-Length: 2") + b"{}")]) as replica:
-        connection = await upstream_module.Pool("127.0.0.1", replica.port).connect(5)
-        connection.send(post(), to_head=False, limits=upstream_module.Limits(5, 5, 5))
+        connection = await Pool("127.0.0.1", replica.port).connect(5)
+        connection.send(post(), to_head=False, limits=Limits(5, 5, 5))
 
         def sink(_: bytes) -> None:
             raise ConnectionResetError("the client left")

@@ -1,0 +1,93 @@
+"""The connections to one replica that are idle, and how new ones are made."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import ssl
+
+from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure, out_of_resources
+from gateway.upstream import Connection
+
+# vLLM and other uvicorn servers close idle connections after 5 s; a pooled one must be gone before that.
+KEEPALIVE_S = 4.0
+
+# What keeps us from connecting is our own lack of file descriptors, ports or memory.
+_OUR_OWN = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
+
+
+class Pool:
+    """The connections to one address. `idle` gives one, `connect` makes one; `give_back` keeps it if it is still good."""
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._host = host
+        self._port = port
+        self._tls = tls
+        self._idle: list[Connection] = []  # the one used last is the last
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def idle(self) -> Connection | None:
+        """The idle connection that was used last, if one is fresh enough."""
+        loop = asyncio.get_running_loop()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.alive and loop.time() - connection.idle_since < KEEPALIVE_S and connection.quiet:
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self, timeout_s: float) -> Connection:
+        """A new connection. Raises ReplicaFailure, or GatewayError where the gateway itself is out of resources."""
+        loop = asyncio.get_running_loop()
+        name = self._host if self._tls else None
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop), self._host, self._port, ssl=self._tls, server_hostname=name
+                )
+        except TimeoutError as error:
+            raise ReplicaFailure(UNREACHABLE, f"no connection within {timeout_s:g} s") from error
+        except (OSError, UnicodeError) as error:
+            raise failure_of(error) from error
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """Its call is over."""
+        if not connection.release():
+            return
+        self._idle.append(connection)
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep)
+
+    def close(self) -> None:
+        """Close what is idle."""
+        if self._sweeper:
+            self._sweeper.cancel()
+            self._sweeper = None
+        while self._idle:
+            self._idle.pop().abort()
+
+    def _sweep(self) -> None:
+        """Close what has been idle for too long."""
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - KEEPALIVE_S
+        for connection in self._idle:
+            if connection.idle_since <= oldest:
+                connection.abort()
+        self._idle = [connection for connection in self._idle if connection.alive]
+        self._sweeper = loop.call_later(KEEPALIVE_S, self._sweep) if self._idle else None
+
+    def __repr__(self) -> str:
+        return f"<Pool of {self._host}:{self._port}, {len(self._idle)} idle>"
+
+
+def failure_of(error: OSError | UnicodeError) -> ReplicaFailure | GatewayError:
+    """Why there is no connection. Where several addresses were tried, asyncio tells their errors in one text."""
+    text = str(error) or type(error).__name__
+    number = getattr(error, "errno", None)
+    numbers = {number} if number else {int(found) for found in _ERRNO.findall(text)}
+    if numbers & _OUR_OWN:
+        return out_of_resources(text)
+    return ReplicaFailure(REFUSED if numbers == {errno.ECONNREFUSED} else UNREACHABLE, text)
