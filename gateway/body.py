@@ -26,7 +26,7 @@ async def read_body(request: web.Request) -> bytes:
     except web.HTTPRequestEntityTooLarge as error:
         text = f"The body is larger than {request.client_max_size >> 20} MiB (limits.body_mb). Send less, or raise the limit."
         raise GatewayError(413, "request_too_large", text) from error
-    except TimeoutError as error:
-        raise GatewayError(408, "request_timeout", f"The body did not arrive within {ARRIVAL_S:g} s.") from error
-    except (web.RequestPayloadError, HttpProcessingError, ClientPayloadError) as error:
-        raise bad_request("The body cannot be read: its encoding is broken.", code="invalid_body") from error
+    except TimeoutError as late:
+        raise GatewayError(408, "request_timeout", f"The body did not arrive within {ARRIVAL_S:g} s.") from late
+    except (web.RequestPayloadError, HttpProcessingError, ClientPayloadError) as broken:
+        raise bad_request("The body cannot be read: its encoding is broken.", code="invalid_body") from broken

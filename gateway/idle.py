@@ -47,8 +47,8 @@ class Pool:
                 _, connection = await loop.create_connection(
                     lambda: Connection(loop), self._host, self._port, ssl=self._tls, server_hostname=name
                 )
-        except TimeoutError as error:
-            raise ReplicaFailure(UNREACHABLE, f"no connection within {timeout_s:g} s") from error
+        except TimeoutError as late:
+            raise ReplicaFailure(UNREACHABLE, f"no connection within {timeout_s:g} s") from late
         except (OSError, UnicodeError) as error:
             raise failure_of(error) from error
         return connection

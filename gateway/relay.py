@@ -179,9 +179,9 @@ class Relay:
                 raise
         try:
             return await _answer(pool, await pool.connect(limits.connect_s), data, call.method, limits)
-        except ReplicaFailure as failure:
+        except ReplicaFailure as second:
             # The first connection did take the call: if the replica is gone now, the call may be why.
-            raise ReplicaFailure(failure.reason, failure.message, reached=True) from failure
+            raise ReplicaFailure(second.reason, second.message, reached=True) from second
 
     def _add(self, base_url: str) -> Road:
         address = parse_address(base_url)

@@ -192,8 +192,8 @@ class Connection(asyncio.Protocol):
             if self._sink:
                 try:
                     self._sink(body)
-                except Exception as error:  # noqa: BLE001  (the owner's fault: `pump` raises it there)
-                    self._fail(error)
+                except Exception as raised:  # noqa: BLE001  (the owner's fault: `pump` raises it there)
+                    self._fail(raised)
                     return
             else:
                 self._parts.append(body)

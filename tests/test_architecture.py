@@ -14,6 +14,7 @@ import pytest
 
 from gateway.config import Config
 from gateway.metrics import Metrics
+from hatch_build import modules
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("router", "gateway", "replica")
@@ -104,6 +105,15 @@ def test_no_error_is_swallowed(source: tuple[str, ast.Module]) -> None:
             broad = node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException")
             empty = all(isinstance(step, ast.Pass | ast.Continue) for step in node.body)
             assert not (broad and empty), f"{name}:{node.lineno}"
+
+
+@pytest.mark.parametrize("name", list(modules()))
+def test_what_is_compiled_names_each_caught_error_anew(name: str) -> None:
+    """mypyc gives both of two equal names in one function the type of the first."""
+    for node in ast.walk(ast.parse((ROOT / name).read_text("utf-8"))):
+        if isinstance(node, FUNCTION):
+            names = [handler.name for handler in ast.walk(node) if isinstance(handler, ast.ExceptHandler) and handler.name]
+            assert len(set(names)) == len(names), node.name
 
 
 def test_modules_hold_no_mutable_state(source: tuple[str, ast.Module]) -> None:

@@ -15,6 +15,7 @@ from gateway.front import ClientConnection, Front
 from gateway.http1 import Answer
 from gateway.relay import Attempt
 from gateway.reply import Dates, Reply
+from tests.compiled import uncompiled
 
 Handler = Callable[[web.Request], Awaitable[Any]]
 
@@ -113,6 +114,7 @@ async def test_an_old_client_may_ask_to_keep_its_connection() -> None:
     assert data.count(b"Connection: keep-alive") == data.count(b"Connection: close") == 1
 
 
+@uncompiled
 async def test_aiohttp_calls_prepare_and_then_write_eof_once() -> None:
     calls = []
 
@@ -154,6 +156,7 @@ class Source:
 MUCH = b"x" * (16 << 20)
 
 
+@uncompiled
 async def test_the_source_is_held_back_while_the_client_does_not_read() -> None:
     """aiohttp's protocol is told by the transport (`pause_writing`), and its `writer.drain` waits for the same."""
     source, written = Source(), asyncio.Event()
@@ -178,6 +181,7 @@ async def test_the_source_is_held_back_while_the_client_does_not_read() -> None:
         writer.close()
 
 
+@uncompiled
 async def test_a_client_that_never_reads_is_cut_off() -> None:
     cut = asyncio.Event()
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from router import Outcome, Prompt, Replica, Router, pricing
 from router.pricing import Quotes
 from router.types import Cost
+from tests.compiled import uncompiled
 from tests.strategies import keys_of, prompt_of
 
 RATES = [500.0, 8000.0, 8000.0, 50_000.0]
@@ -108,11 +109,10 @@ def test_a_tie_with_the_holder_is_fair_too() -> None:
     assert all(taken[name] == pytest.approx(500, rel=0.15) for name in fleet)
 
 
-COMPILED = not (pricing.__file__ or "").endswith(".py")
-uncompiled = pytest.mark.skipif(COMPILED, reason="what is compiled cannot be subclassed here")
+COUNTABLE: Any = Quotes if pricing.__file__.endswith(".py") else object
 
 
-class Counted(Quotes if not COMPILED else object):  # type: ignore[misc]
+class Counted(COUNTABLE):  # type: ignore[misc]
     """priced: how often it had to say a price."""
 
     __slots__ = ("priced",)
