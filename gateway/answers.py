@@ -116,6 +116,7 @@ class Answers:
         except ReplicaFailure as failure:
             return failure
         finally:
+            record.told = tap.done
             if tap.usage:  # also when the client leaves before the very end
                 record.usage = tap.usage
         return None

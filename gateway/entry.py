@@ -47,7 +47,8 @@ class Entry:
         except (asyncio.CancelledError, ConnectionError):
             if self.drain.over:
                 return _failed(record, shutting_down())
-            record.status, record.error = CLIENT_LEFT, record.error or "the client left"
+            if not record.told:
+                record.status, record.error = CLIENT_LEFT, record.error or "the client left"
             raise
         except Exception:  # the last border: a bug must not cost more than its own request
             log.exception("unhandled error", extra={"path": request.path, "id": record.id})
@@ -72,7 +73,9 @@ def _failed(record: Record, error: GatewayError) -> web.Response:
 
 def error_response(error: GatewayError, request_id: str | None = None) -> web.Response:
     """An error in OpenAI's shape."""
-    headers = {"X-Request-Id": request_id} if request_id else {}
+    headers = {"Server": "warmroute"}
+    if request_id:
+        headers["X-Request-Id"] = request_id
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
     return web.Response(status=error.status, body=openai.error_body(error), content_type="application/json", headers=headers)

@@ -57,6 +57,7 @@ class Record:
     usage: Usage | None = None
     bill: Bill | None = None
     error: str = ""
+    told: bool = False  # the stream's [DONE] went out: who leaves then has everything
     resumed: int = 0  # how often another replica went on with it after its first byte
     failed_attempts: list[dict[str, str]] = field(default_factory=list)
 

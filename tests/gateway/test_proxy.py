@@ -15,6 +15,7 @@ from multidict import CIMultiDict
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.idle import failure_of
 from tests.fakes import (
+    DONE,
     STREAM_HEAD,
     Behaviour,
     FakeReplica,
@@ -412,3 +413,25 @@ async def test_an_answer_without_usage_is_counted_as_unmetered() -> None:
     async with FakeReplica([says(http(200, b'{"choices": []}'))]) as replica, running(replica) as run:
         await run.post()
         assert (await run.metrics())['warmroute_unmetered_requests_total{model="m"}'] == 1
+
+
+async def test_a_client_that_leaves_after_done_has_had_everything(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    """Official clients close at [DONE]; the replica's last chunk may still be on its way."""
+    never = asyncio.Event()
+
+    async def never_ends(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(event("a")) + chunk(DONE))
+        await never.wait()
+
+    async with FakeReplica([never_ends]) as replica, running(replica) as run:
+        async with run.session.post(run.url + "/v1/chat/completions", json={**BODY, "stream": True}) as answer:
+            assert b"[DONE]" in await answer.content.readuntil(DONE)
+        await eventually(request_lines)
+        assert [(line["status"], line.get("error")) for line in request_lines()] == [(200, None)]
+
+
+async def test_an_error_has_our_server_header_on_every_path() -> None:
+    async with FakeReplica() as replica, running(replica) as run:
+        for path in ("/v1/chat/completions", "/v1/nothing", "/nothing"):
+            _, headers, _ = await run.post({"model": "unknown", "messages": []}, path)
+            assert headers["Server"] == "warmroute", path
