@@ -127,6 +127,7 @@ MUTANTS = (
     Mutant("router/pricing.py", " and name in replicas", ""),
     Mutant("router/pricing.py", "if blocks > longest and", "if"),
     Mutant("router/pricing.py", "self._per_block + 0.5", "self._per_block"),
+    Mutant("router/pricing.py", "return tokens if tokens < self.total else self.total", "return tokens"),
     Mutant("router/pricing.py", "prompt.keys[end - KEY_BYTES : end]", "prompt.keys[:end]"),
     Mutant("router/pricing.py", "duplicate=uncached - self.least", "duplicate=0"),
     Mutant("router/pricing.py", "if self._rent and blocks < self.longest", "if self._rent"),

@@ -188,3 +188,10 @@ def test_the_rent_of_a_prefix_is_taken_off_where_it_is_missing_alone() -> None:
     router.rents.pay(quotes.shared_prefix, 0.02)
     rents = [quotes_of(router, prompt(b"abcd"), fleet, 0.0).candidate(name).cost.rent_s for name in fleet]
     assert rents == [-0.02, 0.0, -0.02]
+
+
+def test_blocks_are_rounded_to_tokens_and_are_never_more_than_the_prompt() -> None:
+    router, fleet = router_with(1)
+    quotes = Quotes(router.trie, router.ledger, prompt(b"abc"), 3.0, fleet, 0.0)
+    assert quotes.total == 202
+    assert [quotes.tokens(blocks) for blocks in (0, 1, 2, 3, 9)] == [0, 67, 133, 200, 202]
