@@ -43,16 +43,16 @@ class Entry:
             record.begun = self.clock()  # an upload takes its time; what counts is ours
             return cast(web.StreamResponse, await self._answer(request, raw, record))
         except GatewayError as error:
-            return _failed(record, error)
+            return self._failed(record, error)
         except (asyncio.CancelledError, ConnectionError):
             if self.drain.over:
-                return _failed(record, shutting_down())
+                return self._failed(record, shutting_down())
             if not record.told:
                 record.status, record.error = CLIENT_LEFT, record.error or "the client left"
             raise
         except Exception:  # the last border: a bug must not cost more than its own request
             log.exception("unhandled error", extra={"path": request.path, "id": record.id})
-            return _failed(record, internal_error())
+            return self._failed(record, internal_error())
         finally:
             record.finish(self.metrics, self.requests, self.clock())
             self.drain.leave(task)
@@ -65,10 +65,12 @@ class Entry:
         record.stream = api.stream
         return await self.proxy.forward(request, api, record)
 
-
-def _failed(record: Record, error: GatewayError) -> web.Response:
-    record.status, record.error = error.status, error.message
-    return error_response(error, record.id)
+    def _failed(self, record: Record, error: GatewayError) -> web.Response:
+        record.status, record.error = error.status, error.message
+        answer = error_response(error, record.id)
+        if self.drain.draining:
+            answer.force_close()  # so that the client's next request goes to somebody who stays
+        return answer
 
 
 def error_response(error: GatewayError, request_id: str | None = None) -> web.Response:

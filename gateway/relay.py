@@ -31,6 +31,8 @@ _HOP_BY_HOP = frozenset(
 _REQUEST_OWN = _HOP_BY_HOP | {b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"}
 _ANSWER_OWN = _HOP_BY_HOP | {b"date", b"server", b"content-length"}
 
+_COMMON_TOKENS = frozenset([b"", b"close", b"keep-alive"])  # of a Connection header: they name no other header
+
 _WITH_BODY = frozenset(["POST", "PUT", "PATCH"])
 
 
@@ -248,6 +250,3 @@ def _without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) ->
     if named and (also := {token.strip() for token in named.split(b",")} - _COMMON_TOKENS):
         return [pair for pair in kept if pair[0].lower() not in also]
     return kept
-
-
-_COMMON_TOKENS = frozenset([b"", b"close", b"keep-alive"])

@@ -1,15 +1,13 @@
 """Counters, gauges and histograms that cost next to nothing to count with; prometheus_client writes the page of them.
 
 A request counts in a dozen places. prometheus_client finds the child of a label set and takes a lock each time, which
-together cost more than routing the request; the gateway counts in one thread, so a dictionary does. What is here is only
-numbers by label values: they can be sent from one process to another and added up (`merge`).
+together cost more than routing the request; the gateway counts in one thread, so a dictionary does.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -31,13 +29,6 @@ class Counter:
 
     def add(self, labels: Labels = (), amount: float = 1.0) -> None:
         self.values[labels] = self.values.get(labels, 0.0) + amount
-
-    def dump(self) -> list[Any]:
-        return [[list(labels), value] for labels, value in self.values.items()]
-
-    def merge(self, dumped: Iterable[Any]) -> None:
-        for labels, value in dumped:
-            self.add(tuple(labels), value)
 
     def family(self) -> Metric:
         family = CounterMetricFamily(self.name.removesuffix("_total"), self.text, labels=self.labels)
@@ -90,14 +81,6 @@ class Histogram:
         row = self.values.get(labels) or self._row(labels)
         row[bisect_left(self.bounds, value)] += 1
         row[-1] += value
-
-    def dump(self) -> list[Any]:
-        return [[list(labels), row] for labels, row in self.values.items()]
-
-    def merge(self, dumped: Iterable[Any]) -> None:
-        for labels, row in dumped:
-            mine = self.values.get(tuple(labels)) or self._row(tuple(labels))
-            mine[:] = map(sum, zip(mine, row, strict=True))
 
     def family(self) -> Metric:
         family = HistogramMetricFamily(self.name, self.text, labels=self.labels)

@@ -81,4 +81,5 @@ async def test_what_does_not_finish_is_ended_with_a_word(by: str) -> None:
             await anext(parts)
         answer = await waiting
         assert (answer.status, (await answer.json())["error"]["code"]) == (503, "shutting_down")
+        assert answer.headers["Connection"] == "close"
         await gateway.over

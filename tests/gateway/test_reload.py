@@ -276,9 +276,11 @@ def silent(until: asyncio.Event) -> Any:
 async def test_health_rules_change_and_are_followed_at_once() -> None:
     async with FakeReplica() as one, running(one) as run:
         (state,) = run.gateway.fleet.replicas
+        assert list(state.models) == ["m"]
         one.listing = models("m", "new")
         await reload(run, one, health={"interval_s": 30})
-        await eventually(lambda: "new" in state.models)
+        await eventually(lambda: "new" in state.models)  # the old rules would have looked after a minute
+        assert run.gateway.config.health.interval_s == 30
 
 
 async def test_what_needs_a_restart_stays_and_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import orjson
 import prometheus_client
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
@@ -51,21 +47,6 @@ def test_the_page_is_prometheus_clients_own(counts: list[tuple[str, int]], seen:
     for kind, value in seen:
         histogram.labels(kind).observe(value)
     assert page_of(ours(counts, seen)) == generate_latest(registry)
-
-
-@given(counted, observed, counted, observed)
-def test_merging_is_counting_together(
-    counts: list[tuple[str, int]], seen: list[tuple[str, float]], more: list[tuple[str, int]], later: list[tuple[str, float]]
-) -> None:
-    """Through JSON, as it goes from one process to another."""
-    one, two, both = ours(counts, seen), ours(more, later), ours(counts + more, seen + later)
-    for mine, others, expected in zip(one.tallies, two.tallies, both.tallies, strict=True):
-        if hasattr(mine, "merge"):
-            dumped: Any = orjson.loads(orjson.dumps(others.dump()))  # type: ignore[union-attr]
-            mine.merge(dumped)
-            got, wanted = mine.values, expected.values
-            assert got.keys() == wanted.keys()
-            assert all(got[key] == pytest.approx(wanted[key]) for key in got)  # type: ignore[index]
 
 
 def test_what_has_no_labels_is_there_from_the_beginning() -> None:
