@@ -31,14 +31,18 @@ PLAIN = {
         "cli",
         "config",
         "engines",
+        "everywhere",
         "front",
+        "line",
         "operator",
         "plot",
         "probe",
+        "process",
         "simulate",
         "typed",
     ),
     "gateway/api": ("__init__",),
+    "gateway/workers": ("__init__", "hub", "listeners", "supervisor", "worker"),
 }
 
 _SETUP = """

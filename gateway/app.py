@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import prometheus_client
@@ -21,6 +22,7 @@ from gateway.config import Config
 from gateway.drain import Drain
 from gateway.entry import Entry, error_response, raw_response
 from gateway.errors import GatewayError, bad_request, internal_error, too_many_connections, unknown_model
+from gateway.everywhere import Alone, Everywhere, Local
 from gateway.failover import Failover
 from gateway.front import Front, Runner
 from gateway.logs import RequestLog
@@ -32,6 +34,7 @@ from gateway.relay import Relay
 from gateway.reload import Reload, Source, Step
 from gateway.replicas import Fleet
 from gateway.resumer import Resumer
+from gateway.workers.listeners import url_of
 from router import Router
 
 log = logging.getLogger("warmroute.gateway")
@@ -52,6 +55,8 @@ class Gateway:
     meter: Meter
     proxy: Proxy
     reload: Reload
+    local: Local
+    everywhere: Everywhere
     operator: Operator
     drain: Drain
     requests: RequestLog
@@ -67,9 +72,13 @@ GATEWAY = web.AppKey("gateway", Gateway)
 
 
 def compose(
-    config: Config, requests: RequestLog, clock: Callable[[], float] = time.monotonic, source: Source | None = None
+    config: Config,
+    requests: RequestLog,
+    clock: Callable[[], float] = time.monotonic,
+    source: Source | None = None,
+    everywhere: Callable[[Local], Everywhere] = Alone,
 ) -> Gateway:
-    """source: where a changed configuration comes from, if there is any."""
+    """source: where a changed configuration comes from, if there is any. everywhere: the way to the other workers."""
     metrics = Metrics()
     routing, chance = config.routing, random.Random()
     router = Router(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20, chance=chance)
@@ -96,8 +105,10 @@ def compose(
     )
     step = _retuning(router, meter, relay, proxy.answers)
     reload = Reload(config=config, source=source, fleet=fleet, relay=relay, metrics=metrics, steps=[step])
-    operator = Operator(fleet=fleet, router=router, proxy=proxy, reload=reload, admin_key=config.admin_key, clock=clock)
-    return Gateway(metrics, router, fleet, relay, meter, proxy, reload, operator, drain, requests, clock)
+    local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, clock=clock)
+    others = everywhere(local)
+    operator = Operator(fleet=fleet, router=router, proxy=proxy, everywhere=others, admin_key=config.admin_key, clock=clock)
+    return Gateway(metrics, router, fleet, relay, meter, proxy, reload, local, others, operator, drain, requests, clock)
 
 
 def _retuning(router: Router, meter: Meter, relay: Relay, answers: Answers) -> Step:
@@ -141,7 +152,7 @@ def make_app(gateway: Gateway) -> web.Application:
 async def _background(app: web.Application) -> AsyncIterator[None]:
     gateway = app[GATEWAY]
     await gateway.fleet.probe_all(gateway.relay)
-    background = [gateway.fleet.run(gateway.relay), _sweep(gateway), gateway.reload.run()]
+    background = [gateway.fleet.run(gateway.relay), _sweep(gateway), gateway.reload.run(), gateway.everywhere.run()]
     tasks = [asyncio.create_task(work) for work in background]
     yield
     for task in tasks:
@@ -182,10 +193,7 @@ async def ready(request: web.Request) -> web.Response:
 
 
 async def metrics_page(request: web.Request) -> web.Response:
-    gateway = request.app[GATEWAY]
-    gateway.metrics.read(gateway.router)
-    gateway.fleet.show(gateway.metrics, gateway.clock())
-    body = prometheus_client.generate_latest(gateway.metrics.registry)
+    body = await request.app[GATEWAY].everywhere.page()
     return web.Response(body=body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
 
 
@@ -254,30 +262,28 @@ def _refuse(status: int, message: str) -> web.Response:
 
 
 async def serve(
-    config: Config,
-    requests: RequestLog,
+    gateway: Gateway,
     stop: asyncio.Event,
     hurry: asyncio.Event,
     started: Callable[[str], None],
-    source: Source | None = None,
+    listeners: Sequence[socket.socket] = (),
 ) -> None:
     """Run until `stop` is set: then stop accepting, let running requests finish for `limits.drain_timeout_s`, and end.
 
-    hurry: do not wait any longer. started: called with the base URL once requests are answered. source: where a changed
-    configuration comes from. Raises OSError if the address cannot be had.
+    hurry: do not wait any longer. started: called with the base URL once requests are answered. listeners: the sockets to
+    accept on (default: those of the configured address). Raises OSError if the address cannot be had.
     """
-    host, port = config.address
-    gateway = compose(config, requests, source=source)
     runner = make_runner(gateway)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port)
-        await site.start()
-        bound = runner.addresses[0]
-        shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-        started(f"http://{shown}:{bound[1]}")
+        await gateway.everywhere.ready()
+        sites: list[web.BaseSite] = [web.SockSite(runner, listener) for listener in listeners]
+        for site in sites or [web.TCPSite(runner, *gateway.config.address)]:
+            await site.start()
+        started(url_of(runner.addresses[0]))
         await stop.wait()
-        await site.stop()
+        for site in tuple(runner.sites):
+            await site.stop()
         await gateway.drain.wait(gateway.config.limits.drain_timeout_s, hurry)
     finally:
         await runner.cleanup()

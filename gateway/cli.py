@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
-import resource
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gateway import __version__, logs, simulate
-from gateway.config import DEFAULT_LISTEN, Config, LimitConfig, RoutingConfig, load
+from gateway import __version__, logs, process, simulate
+from gateway.config import DEFAULT_LISTEN, DEFAULT_WORKERS, Config, LimitConfig, RoutingConfig, load
 from gateway.typed import ConfigError
 from router import POLICIES
 
@@ -59,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--port", type=int, help=f"port to listen on, 0 for any free one (default: {DEFAULT_LISTEN.rpartition(':')[2]})"
     )
+    serve.add_argument("--workers", type=int, metavar="N", help=f"processes that serve together (default: {DEFAULT_WORKERS})")
     serve.add_argument("--policy", choices=list(POLICIES), help=f"routing policy (default: {RoutingConfig().policy})")
     serve.set_defaults(command=_serve)
 
@@ -94,37 +93,25 @@ _SIMULATE = (
 )
 
 
-_MAX_FILES = 1 << 20
-
-
 def _serve(options: argparse.Namespace) -> int:
     from gateway.reload import Source
+    from gateway.workers.supervisor import StartError
 
     source = Source(_path_of(options), lambda: _config_of(options))
     config = source.read()
     requests = logs.configure(config.log_level)
-    _raise_file_limit()
-    _relax_garbage_collection()
+    process.raise_file_limit()
     try:
-        _run(_serve_until_signal(config, requests, source))
+        if config.workers == 1:
+            process.relax_garbage_collection()
+        process.run(_serve_until_signal(config, requests, source))
     except OSError as error:
         print(f"warmroute: cannot listen on {config.listen}: {error.strerror or error}", file=sys.stderr)
         return 1
+    except StartError as error:
+        print(f"warmroute: {error}", file=sys.stderr)
+        return 1
     return 0
-
-
-def _relax_garbage_collection() -> None:
-    """Nothing on a request's way makes cycles, and going through all of the prefix index for nothing takes its time."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-
-
-def _raise_file_limit() -> None:
-    """Every stream takes two file descriptors; the usual soft limit of 1024 is for other programs."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _path_of(options: argparse.Namespace) -> Path | None:
@@ -142,13 +129,16 @@ def _config_of(options: argparse.Namespace) -> Config:
     if options.host is not None or options.port is not None:
         host, port = options.host or host, port if options.port is None else options.port
         overrides["listen"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if options.workers is not None:
+        overrides["workers"] = options.workers
     if options.policy:
         overrides["routing"] = {**asdict(config.routing), "policy": options.policy}
     return load(path, overrides) if overrides else config
 
 
 async def _serve_until_signal(config: Config, requests: logs.RequestLog, source: Source) -> None:
-    from gateway.app import serve
+    from gateway.app import compose, serve
+    from gateway.workers.supervisor import Supervisor
 
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -162,19 +152,13 @@ async def _serve_until_signal(config: Config, requests: logs.RequestLog, source:
     replicas = [replica.url for pool in config.pools for replica in pool.replicas]
 
     def started(url: str) -> None:
-        log.info("listening", extra={"url": url, "replicas": replicas})
+        log.info("listening", extra={"url": url, "replicas": replicas, "workers": config.workers})
 
-    await serve(config, requests, stop, hurry, started, source)
-    log.info("stopped")
-
-
-def _run(main: Coroutine[Any, Any, None]) -> None:
-    try:
-        import uvloop
-    except ImportError:  # not on every platform; asyncio's own loop does the same, slower
-        asyncio.run(main)
+    if config.workers > 1:
+        await Supervisor(config, source).run(stop, hurry, started)
     else:
-        uvloop.run(main)
+        await serve(compose(config, requests, source=source), stop, hurry, started)
+    log.info("stopped")
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -20,6 +20,8 @@ from router import POLICIES
 
 MATCH_ALL = "*"
 DEFAULT_LISTEN = "127.0.0.1:8000"
+DEFAULT_WORKERS = 1
+MAX_WORKERS = 64  # each hears of all that the others do
 
 _NAME = re.compile(r"[!#-&(-~]{1,100}")  # printable ASCII but for the space and the two quotes
 _HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
@@ -192,10 +194,13 @@ class LimitConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The whole file. `admin_key` is a secret: it comes from WARMROUTE_ADMIN_KEY, never from the file."""
+    """The whole file. workers: processes that serve together, as one gateway. `admin_key` is a secret: it comes from
+    WARMROUTE_ADMIN_KEY, never from the file.
+    """
 
     pools: tuple[PoolConfig, ...]
     listen: str = DEFAULT_LISTEN
+    workers: int = DEFAULT_WORKERS
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     prices: Mapping[str, PriceConfig] = field(default_factory=dict)
     health: HealthConfig = field(default_factory=HealthConfig)
@@ -210,6 +215,8 @@ class Config:
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
         _ = self.address
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise ConfigError(f"workers: 1 to {MAX_WORKERS} are possible, got {self.workers}")
         if "" in self.prices:
             raise ConfigError(f'prices: a model prefix is not empty; write "{MATCH_ALL}" for any model')
         names = [replica.name for pool in self.pools for replica in pool.replicas]

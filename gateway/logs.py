@@ -11,21 +11,28 @@ import asyncio
 import contextlib
 import datetime
 import logging
+import select
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import orjson
 
 FLUSH_S = 0.1
 
+_NOTHING: Mapping[str, Any] = {}
+
 # What every LogRecord has; whatever else is in it came through `extra` and is data.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger, message, then the fields of `extra`. Always one line of JSON."""
+    """time, level, logger, message, `fixed`, then the fields of `extra`. Always one line of JSON."""
+
+    def __init__(self, fixed: Mapping[str, Any] = _NOTHING) -> None:
+        super().__init__()
+        self._fixed = fixed
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[Any, Any] = {
@@ -33,6 +40,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": _message(record),
+            **self._fixed,
         }
         extras: dict[Any, Any] = vars(record)  # whatever a caller takes for a name
         line.update((key, value) for key, value in extras.items() if key not in _STANDARD)
@@ -73,8 +81,10 @@ class Output:
     Lines wait for FLUSH_S at most while an event loop runs, and not at all without one.
     """
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, *, shared: bool = False) -> None:
+        """shared: other processes write to the same pipe, which keeps writes apart up to PIPE_BUF bytes."""
         self._stream = stream
+        self._most = select.PIPE_BUF if shared else sys.maxsize
         self._lines: list[bytes] = []
         self._flushing: asyncio.TimerHandle | None = None
 
@@ -93,16 +103,31 @@ class Output:
         lines, self._lines = self._lines, []
         if lines:
             with contextlib.suppress(OSError, ValueError):  # nobody reads the log any more: no reason to stop serving
-                self._stream.write(b"\n".join((*lines, b"")))
-                self._stream.flush()
+                for batch in _batches(lines, self._most):
+                    self._stream.write(batch)
+                    self._stream.flush()
+
+
+def _batches(lines: Iterable[bytes], most: int) -> Iterator[bytes]:
+    """Whole lines, together not longer than `most` bytes unless one alone is."""
+    batch: list[bytes] = []
+    size = 0
+    for line in lines:
+        if batch and size + len(line) + 1 > most:
+            yield b"\n".join((*batch, b""))
+            batch, size = [], 0
+        batch.append(line)
+        size += len(line) + 1
+    if batch:
+        yield b"\n".join((*batch, b""))
 
 
 class Handler(logging.Handler):
     """Records to an output; what is worth a warning goes out at once."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, fixed: Mapping[str, Any] = _NOTHING) -> None:
         super().__init__()
-        self.setFormatter(JsonFormatter())
+        self.setFormatter(JsonFormatter(fixed))
         self.output = output
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -117,10 +142,11 @@ class Handler(logging.Handler):
 class RequestLog:
     """One line a request, like those of the logger "warmroute.request", without the detours of a record."""
 
-    def __init__(self, output: Output, level: int) -> None:
-        """level: requests below it are not logged."""
+    def __init__(self, output: Output, level: int, fixed: Mapping[str, Any] = _NOTHING) -> None:
+        """level: requests below it are not logged. fixed: fields of every line."""
         self._output = output
         self._level = level
+        self._fixed = fixed
         self._second = 0
         self._time = ""
 
@@ -133,6 +159,7 @@ class RequestLog:
             "logger": "warmroute.request",
             "message": "request",
         }
+        line.update(self._fixed)
         line.update(fields)
         try:
             self._output.write(orjson.dumps(line))
@@ -149,8 +176,9 @@ class RequestLog:
         return f"{self._time}.{str(milliseconds - second * 1000).zfill(3)}+00:00"
 
 
-def configure(level: str) -> RequestLog:
-    """Send all logs of this process to standard error as JSON lines."""
-    output = Output(sys.stderr.buffer)
-    logging.basicConfig(level=level.upper(), handlers=[Handler(output)], force=True)
-    return RequestLog(output, logging.getLevelNamesMapping()[level.upper()])
+def configure(level: str, worker: int | None = None) -> RequestLog:
+    """Send all logs of this process to standard error as JSON lines. worker: which one of several it is."""
+    fixed = _NOTHING if worker is None else {"worker": worker}
+    output = Output(sys.stderr.buffer, shared=worker is not None)
+    logging.basicConfig(level=level.upper(), handlers=[Handler(output, fixed)], force=True)
+    return RequestLog(output, logging.getLevelNamesMapping()[level.upper()], fixed)

@@ -1,18 +1,20 @@
 """Every metric name, once.
 
 Labels are bounded: `model` is a name that a replica lists or a configured prefix, `replica` a configured name, `tenant` one
-of the first TENANTS distinct values of the tenant header, `code` an HTTP status. Units are in the names.
+of the first TENANTS distinct values of the tenant header, `code` an HTTP status. Units are in the names. `across` says what
+several workers' numbers come to (`tallies.py`).
 """
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from gateway.tallies import Counter, Gauge, Histogram, Page
+from gateway.tallies import Across, Counter, Gauge, Histogram, Page, least, most, total
 from router import Router
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 ROUTING_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05)
+LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
 TENANTS = 100
 
@@ -25,11 +27,11 @@ class _Family:
     def __init__(self, page: Page) -> None:
         self._page = page
 
-    def counter(self, name: str, text: str, *labels: str) -> Counter:
-        return self._page.counter(f"warmroute_{name}", text, *labels)
+    def counter(self, name: str, text: str, *labels: str, across: Across = total) -> Counter:
+        return self._page.counter(f"warmroute_{name}", text, *labels, across=across)
 
-    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return self._page.gauge(f"warmroute_{name}", text, *labels)
+    def gauge(self, name: str, text: str, *labels: str, across: Across = most) -> Gauge:
+        return self._page.gauge(f"warmroute_{name}", text, *labels, across=across)
 
     def seconds(self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
         return self._page.histogram(f"warmroute_{name}_seconds", text, *labels, bounds=buckets)
@@ -46,6 +48,7 @@ class Metrics:
         self._add_tokens(family)
         self._add_state(family)
         self._add_reloads(family)
+        self._add_workers(family)
         self.registry.register(self.page)
 
     def _add_requests(self, make: _Family) -> None:
@@ -64,8 +67,8 @@ class Metrics:
             "retries_refused_total", "Retries that were not made, for they are at most a fifth of the requests."
         )
         self.refused = make.counter("refused_total", "Requests refused before a replica was chosen, by why.", "pool", "reason")
-        self.pool_inflight = make.gauge("pool_inflight", "Requests of a pool at its replicas.", "pool")
-        self.pool_waiting = make.gauge("pool_waiting", "Requests of a pool that wait for a place.", "pool")
+        self.pool_inflight = make.gauge("pool_inflight", "Requests of a pool at its replicas.", "pool", across=total)
+        self.pool_waiting = make.gauge("pool_waiting", "Requests of a pool that wait for a place.", "pool", across=total)
         self.broken = make.counter(
             "broken_answers_total", "Answers that the replica broke off after their first byte.", "model", "replica"
         )
@@ -101,7 +104,7 @@ class Metrics:
         )
 
     def _add_state(self, make: _Family) -> None:
-        self.replica_up = make.gauge("replica_up", "1 if the replica answers its probes.", "replica")
+        self.replica_up = make.gauge("replica_up", "1 if the replica answers its probes.", "replica", across=least)
         self.replica_inflight = make.gauge("replica_inflight", "Requests of this gateway on the replica.", "replica")
         self.replica_booked = make.gauge(
             "replica_booked_tokens", "Uncached prompt tokens awaiting their first token.", "replica"
@@ -123,24 +126,39 @@ class Metrics:
             "replica_overlap_zero", "1 while the engine reports no cached tokens though many were predicted.", "replica"
         )
         self.replica_restarts = make.counter(
-            "replica_restarts_total", "Times that its cache was taken for lost, by the first sign of it.", "replica", "reason"
+            "replica_restarts_total",
+            "Times that its cache was taken for lost, by the first sign of it.",
+            "replica",
+            "reason",
+            across=most,
         )
         self.trie_blocks = make.gauge("trie_blocks", "Block credits in the prefix index, summed over replicas.")
-        self.trie_bytes = make.gauge("trie_bytes", "Memory of the prefix index, estimated.")
-        self.trie_evicted = make.counter("trie_evicted_blocks_total", "Block credits that were forgotten, by why.", "reason")
+        self.trie_bytes = make.gauge("trie_bytes", "Memory of the prefix index, estimated.", across=total)
+        self.trie_evicted = make.counter(
+            "trie_evicted_blocks_total", "Block credits that were forgotten, by why.", "reason", across=most
+        )
 
     def _add_reloads(self, make: _Family) -> None:
         self.reloads = make.counter(
             "reloads_total",
             "Times that the configuration was read again: good, invalid (it changed nothing), unchanged.",
             "result",
+            across=most,
         )
         self.config_loaded = make.gauge(
-            "config_loaded_timestamp_seconds", "When the running configuration was taken, in Unix time."
+            "config_loaded_timestamp_seconds", "When the running configuration was taken, in Unix time.", across=least
+        )
+
+    def _add_workers(self, make: _Family) -> None:
+        self.workers = make.gauge("workers", "Processes that are this gateway.", across=total)
+        self.worker_restarts = make.counter("worker_restarts_total", "Workers that ended and were replaced.")
+        self.worker_lag_seconds = make.seconds(
+            "worker_lag", "What one worker booked was known to another after so long.", buckets=LAG_SECONDS
         )
 
     def read(self, router: Router) -> None:
-        """Set the gauges that mirror the router's state; called at each scrape."""
+        """Set the gauges that mirror this process and its router; called at each scrape."""
+        self.workers.set((), 1)
         for gauge in (self.replica_inflight, self.replica_booked, self.prefill_rate):
             gauge.values.clear()  # of replicas that are no more
         for name in router.replicas:

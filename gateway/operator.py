@@ -23,9 +23,9 @@ from gateway.api import openai
 from gateway.body import read_body
 from gateway.config import ReplicaConfig
 from gateway.errors import GatewayError, bad_request
+from gateway.everywhere import Drain, Everywhere, Join
 from gateway.probe import ReplicaState
 from gateway.proxy import Proxy
-from gateway.reload import Reload
 from gateway.replicas import Fleet
 from gateway.typed import ConfigError, convert
 from router import Candidate, Router
@@ -38,12 +38,19 @@ class Operator:
     """The handlers; `routes` mounts them."""
 
     def __init__(
-        self, *, fleet: Fleet, router: Router, proxy: Proxy, reload: Reload, admin_key: str, clock: Callable[[], float]
+        self,
+        *,
+        fleet: Fleet,
+        router: Router,
+        proxy: Proxy,
+        everywhere: Everywhere,
+        admin_key: str,
+        clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
         self._router = router
         self._proxy = proxy
-        self._reload = reload
+        self._everywhere = everywhere
         self._admin_key = admin_key
         self._clock = clock
 
@@ -98,7 +105,7 @@ class Operator:
             replica = convert(ReplicaConfig, body, "")
             if (known := self._fleet.named(replica.name)) and not known.leaving:
                 raise GatewayError(409, "replica_exists", f"There is a replica {replica.name!r} already.", param="name")
-            await self._reload.add(number, replica)
+            await self._everywhere.do(Join(number, replica))
         except ConfigError as error:
             raise bad_request(str(error)) from error
         row = self._row(self._named(replica.name), number, self._router.trie.held())
@@ -118,7 +125,7 @@ class Operator:
         if not isinstance(name, str):
             raise bad_request("'name' is needed: that of a replica, as GET /warmroute/replicas shows it.", "name")
         state = self._named(name)
-        self._fleet.drain(state, on=on)
+        await self._everywhere.do(Drain(name, on))
         return _json({"name": name, "draining": state.draining, "inflight": self._router.ledger.of(name).inflight})
 
     def _named(self, name: str) -> ReplicaState:

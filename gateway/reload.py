@@ -54,6 +54,17 @@ class Source:
         self._path = path
         self._seen = self._read = self._look()
 
+    async def next(self) -> Config:
+        """Wait until it should be read again, and read it. Raises ConfigError if it is invalid."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.look_s):
+                    await self.asked.wait()
+            if self.asked.is_set() or self.differs():
+                self.asked.clear()
+                self.taken()
+                return await asyncio.to_thread(self.read)
+
     def differs(self) -> bool:
         """Whether the file is another one than at the last `taken`, and the same as at the last call of this."""
         seen, self._seen = self._seen, self._look()
@@ -106,18 +117,19 @@ class Reload:
         self._steps.append(step)
 
     async def run(self) -> None:
-        """Read again whenever the source asks for it. Returns at once if there is none."""
-        source = self._source
-        while source is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(source.look_s):
-                    await source.asked.wait()
-            if source.asked.is_set() or source.differs():
-                source.asked.clear()
-                try:
-                    await self._again(source)
-                except Exception:  # a bug in one reload must not end the watching
-                    log.exception("reload failed")
+        """Take what the source brings. Returns at once if there is none."""
+        while self._source is not None:
+            try:
+                await self.take(await self._source.next())
+            except ConfigError as error:
+                self.refuse(str(error))
+            except Exception:  # a bug in one reload must not end the watching
+                log.exception("reload failed")
+
+    def refuse(self, why: str) -> None:
+        """There is another configuration, but it is invalid: nothing changes."""
+        self._metrics.reloads.add((INVALID,))
+        log.warning("configuration not reloaded: it is invalid", extra={"error": why})
 
     async def add(self, number: int, replica: ReplicaConfig) -> None:
         """A replica joins a pool until the next reload. Raises ConfigError if it cannot (its name is taken, no such pool)."""
@@ -143,16 +155,6 @@ class Reload:
             self._metrics.config_loaded.set((), self._now())
             log.info("configuration reloaded", extra={"replicas": [state.name for state in self._fleet.replicas]})
 
-    async def _again(self, source: Source) -> None:
-        source.taken()
-        try:
-            config = await asyncio.to_thread(source.read)
-        except ConfigError as error:
-            self._metrics.reloads.add((INVALID,))
-            log.warning("configuration not reloaded: it is invalid", extra={"error": str(error)})
-        else:
-            await self.take(config)
-
     async def _change(self, config: Config) -> None:
         met = await self._fleet.meet(config, self._relay)
         # From here on no await: nobody sees half of it.
@@ -166,11 +168,14 @@ def _possible(old: Config, new: Config) -> tuple[Config, list[str]]:
     """(the new configuration with what cannot change left as it is, the keys of that)."""
     pairs: list[tuple[str, object, object]] = [
         ("listen", old.listen, new.listen),
+        ("workers", old.workers, new.workers),
         ("log_level", old.log_level, new.log_level),
         ("routing.block_bytes", old.routing.block_bytes, new.routing.block_bytes),
         ("routing.block_tokens", old.routing.block_tokens, new.routing.block_tokens),
         ("WARMROUTE_ADMIN_KEY", old.admin_key, new.admin_key),
     ]
     routing = replace(new.routing, block_bytes=old.routing.block_bytes, block_tokens=old.routing.block_tokens)
-    possible = replace(new, listen=old.listen, log_level=old.log_level, routing=routing, admin_key=old.admin_key)
+    possible = replace(
+        new, listen=old.listen, workers=old.workers, log_level=old.log_level, routing=routing, admin_key=old.admin_key
+    )
     return possible, [key for key, before, after in pairs if before != after]

@@ -2,33 +2,59 @@
 
 A request counts in a dozen places. prometheus_client finds the child of a label set and takes a lock each time, which
 together cost more than routing the request; the gateway counts in one thread, so a dictionary does.
+
+Where several processes are one gateway, each counts for itself, and a page for all of them takes in what each `told`. Mostly
+the truth is the sum. Where all of them watch the same thing, each in its own time, it is the most (or the least) that one saw.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 Labels = tuple[str, ...]
+Across = Callable[[float, float], float]
+"""Two processes' numbers -> the gateway's."""
+
+Told = Mapping[str, Mapping[Labels, Any]]
+"""All that a process has counted: by the tallies' names."""
+
+
+def total(one: float, other: float) -> float:
+    return one + other
+
+
+def most(one: float, other: float) -> float:
+    return max(one, other)
+
+
+def least(one: float, other: float) -> float:
+    return min(one, other)
 
 
 class Counter:
     """A number that grows, for each label set. Without labels it is there from the beginning, as zero."""
 
-    __slots__ = ("labels", "name", "text", "values")
+    __slots__ = ("across", "labels", "name", "text", "values")
 
-    def __init__(self, name: str, text: str, labels: Labels) -> None:
+    def __init__(self, name: str, text: str, labels: Labels, across: Across) -> None:
         self.name = name
         self.text = text
         self.labels = labels
+        self.across = across
         self.values: dict[Labels, float] = {} if labels else {(): 0.0}
 
     def add(self, labels: Labels = (), amount: float = 1.0) -> None:
         self.values[labels] = self.values.get(labels, 0.0) + amount
+
+    def take_in(self, told: Mapping[Labels, float]) -> None:
+        """What another process has counted."""
+        _take_in(self.values, told, self.across)
 
     def family(self) -> Metric:
         family = CounterMetricFamily(self.name.removesuffix("_total"), self.text, labels=self.labels)
@@ -40,12 +66,13 @@ class Counter:
 class Gauge:
     """A number as it is now, for each label set."""
 
-    __slots__ = ("labels", "name", "text", "values")
+    __slots__ = ("across", "labels", "name", "text", "values")
 
-    def __init__(self, name: str, text: str, labels: Labels) -> None:
+    def __init__(self, name: str, text: str, labels: Labels, across: Across) -> None:
         self.name = name
         self.text = text
         self.labels = labels
+        self.across = across
         self.values: dict[Labels, float] = {}
 
     def set(self, labels: Labels, value: float | None) -> None:
@@ -54,6 +81,10 @@ class Gauge:
             self.values.pop(labels, None)
         else:
             self.values[labels] = value
+
+    def take_in(self, told: Mapping[Labels, float]) -> None:
+        """What another process sees now."""
+        _take_in(self.values, told, self.across)
 
     def family(self) -> Metric:
         family = GaugeMetricFamily(self.name, self.text, labels=self.labels)
@@ -82,6 +113,13 @@ class Histogram:
         row[bisect_left(self.bounds, value)] += 1
         row[-1] += value
 
+    def take_in(self, told: Mapping[Labels, Sequence[float]]) -> None:
+        """What another process has observed."""
+        for labels, row in told.items():
+            mine = self.values.get(labels) or self._row(labels)
+            for index, count in enumerate(row):
+                mine[index] += count
+
     def family(self) -> Metric:
         family = HistogramMetricFamily(self.name, self.text, labels=self.labels)
         for labels, row in self.values.items():
@@ -97,6 +135,11 @@ class Histogram:
         return row
 
 
+def _take_in(values: dict[Labels, float], told: Mapping[Labels, float], across: Across) -> None:
+    for labels, value in told.items():
+        values[labels] = across(values[labels], value) if labels in values else value
+
+
 Tally = Counter | Gauge | Histogram
 
 
@@ -106,17 +149,27 @@ class Page(Collector):
     def __init__(self) -> None:
         self.tallies: list[Tally] = []
 
-    def counter(self, name: str, text: str, *labels: str) -> Counter:
-        self.tallies.append(made := Counter(name, text, labels))
+    def counter(self, name: str, text: str, *labels: str, across: Across = total) -> Counter:
+        self.tallies.append(made := Counter(name, text, labels, across))
         return made
 
-    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        self.tallies.append(made := Gauge(name, text, labels))
+    def gauge(self, name: str, text: str, *labels: str, across: Across = most) -> Gauge:
+        self.tallies.append(made := Gauge(name, text, labels, across))
         return made
 
     def histogram(self, name: str, text: str, *labels: str, bounds: Sequence[float]) -> Histogram:
         self.tallies.append(made := Histogram(name, text, labels, bounds))
         return made
+
+    def told(self) -> Told:
+        """All of it, for another process."""
+        return {tally.name: dict(tally.values) for tally in self.tallies}
+
+    def take_in(self, told: Told, *, ended: bool = False) -> None:
+        """What another process told. ended: it is no more, so that it has nothing to say of what is now."""
+        for tally in self.tallies:
+            if not (ended and isinstance(tally, Gauge)):
+                tally.take_in(told.get(tally.name, {}))
 
     def collect(self) -> Iterator[Metric]:
         return (tally.family() for tally in self.tallies)

@@ -37,6 +37,13 @@ class Rents:
         """There is a new copy."""
         self._paid.pop(prefix, None)
 
+    def settle(self, prefix: bytes, seconds: float | None) -> None:
+        """Pay, or (None) buy."""
+        if seconds is None:
+            self.bought(prefix)
+        else:
+            self.pay(prefix, seconds)
+
     def __len__(self) -> int:
         return len(self._paid)
 

@@ -7,6 +7,8 @@ answer, so that siblings in a burst meet on one replica.
 Belief is corrected by what happens: success confirms the credit, failure takes it back, the engine's own count of cached
 tokens trims what it turned out not to hold, a replica that leaves or restarts is purged (`evidence.py` says how a restart
 shows, and how much a cache can hold).
+
+Several processes may route for the same replicas: each tells its journal what it books, and the others follow (`follow.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from router.evidence import Evidence
+from router.follow import Journal, closed, first_token, moved, opened, rent
 from router.learned import Ratio
 from router.load import Lease, Ledger
 from router.policies import POLICIES
@@ -33,10 +36,11 @@ TURN_TOKENS = 4096  # a match of so many tokens has full weight in the gap betwe
 class Booking:
     """One request's way through the router: its decision and its open lease. `Router.choose` makes it, `close` ends it."""
 
-    __slots__ = ("_router", "decision", "idle_s", "lease", "prompt")
+    __slots__ = ("_router", "decision", "idle_s", "lease", "number", "prompt")
 
     def __init__(self, router: Router, prompt: Prompt, decision: Decision, lease: Lease) -> None:
         self._router = router
+        self.number = 0  # in the journal
         self.prompt = prompt
         self.decision = decision
         self.lease = lease
@@ -48,14 +52,19 @@ class Booking:
 
     def first_token(self, now: float) -> None:
         """The answer's first byte came."""
+        if (journal := self._router.journal) and not self.lease.decoding:
+            journal(first_token(self, now))
         self.lease.first_token(now)
 
     def move(self, replicas: Collection[str], now: float) -> None:
         """The replica failed before its first byte: decide anew between `replicas` (not empty), and book there instead."""
-        self._router.move(self, replicas, now)
+        if not self.lease.closed:
+            self._router.move(self, replicas, now)
 
     def close(self, outcome: Outcome, now: float) -> bool:
         """The request is over. Only the first call counts. True if it showed that the replica had lost its cache."""
+        if (journal := self._router.journal) and not self.lease.closed:
+            journal(closed(self, outcome, now))
         return self._router.observe(self, outcome, now)
 
     def __repr__(self) -> str:
@@ -65,7 +74,9 @@ class Booking:
 class Router:
     """See the top of this file. Time comes as an argument, chance through the constructor; no call blocks."""
 
-    def __init__(self, *, policy: str, ttl_s: float, memory_bytes: int, chance: Random) -> None:
+    def __init__(self, *, policy: str, ttl_s: float, memory_bytes: int, chance: Random, journal: Journal | None = None) -> None:
+        """journal: is told of everything that is booked here."""
+        self.journal = journal
         self.trie = RadixTrie(ttl_s, memory_bytes)
         self.ledger = Ledger()
         self.rents = Rents()
@@ -76,6 +87,7 @@ class Router:
         self._replicas: dict[str, Replica] = {}
         self._evidence: dict[str, Evidence] = {}
         self._scales: dict[str, Ratio] = {}
+        self._bookings = 0  # in the journal
 
     def retune(self, *, policy: str, ttl_s: float, memory_bytes: int) -> None:
         """From now on by this policy (one that stays keeps what it remembers) and within these bounds. O(1)."""
@@ -145,7 +157,15 @@ class Router:
 
         silent: the answer is plain, so that nobody will tell when its first token was there.
         """
-        decision = self._decide(prompt, replicas, now)
+        booking = self.book(prompt, self._decide(prompt, replicas, now), now, silent=silent)
+        if self.journal:
+            self._bookings += 1
+            booking.number = self._bookings
+            self.journal(opened(booking))
+        return booking
+
+    def book(self, prompt: Prompt, decision: Decision, now: float, *, silent: bool) -> Booking:
+        """Do what was decided, here or in another process. The journal does not hear of it."""
         best = decision.best
         lease = self.ledger.open(best.replica, decision.prompt_tokens, best.uncached_tokens, now, silent=silent)
         booking = Booking(self, prompt, decision, lease)
@@ -156,9 +176,13 @@ class Router:
 
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""
-        if booking.lease.closed:
-            return
-        left, decision = booking.chosen.replica, self._decide(booking.prompt, replicas, now)
+        self.rebook(booking, self._decide(booking.prompt, replicas, now), now)
+        if self.journal:
+            self.journal(moved(booking))
+
+    def rebook(self, booking: Booking, decision: Decision, now: float) -> None:
+        """What is open goes where it was decided, here or in another process."""
+        left = booking.chosen.replica
         self._take_back(booking)
         booking.decision = decision
         booking.lease.move(decision.best.replica, decision.best.uncached_tokens, now)
@@ -199,10 +223,15 @@ class Router:
         quotes = self._quotes(prompt, replicas, now)
         best, idle = quotes.cheapest(self._chance)
         if best.matched_blocks < quotes.longest:
-            self.rents.bought(quotes.shared_prefix)
-        elif idle:
-            self.rents.pay(quotes.shared_prefix, best.cost.queue_s)
+            self._rent(quotes.shared_prefix, None)
+        elif idle and best.cost.queue_s > 0:
+            self._rent(quotes.shared_prefix, best.cost.queue_s)
         return quotes.decision(best)
+
+    def _rent(self, prefix: bytes, seconds: float | None) -> None:
+        if self.journal:
+            self.journal(rent(prefix, seconds))
+        self.rents.settle(prefix, seconds)
 
     def _credit(self, booking: Booking, now: float) -> None:
         best = booking.chosen

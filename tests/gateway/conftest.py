@@ -62,7 +62,13 @@ async def running(*replicas: FakeReplica | str, **config: Any) -> AsyncIterator[
     urls = [replica if isinstance(replica, str) else replica.url for replica in replicas]
     raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "limits": {"drain_timeout_s": 1}, **config}
     gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}), LOGGED)
-    runner = make_runner(gateway)
+    async with serving_runner(gateway, make_runner(gateway)) as run:
+        yield run
+
+
+@contextlib.asynccontextmanager
+async def serving_runner(gateway: Gateway, runner: web.BaseRunner) -> AsyncIterator[Running]:
+    """On any free port."""
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

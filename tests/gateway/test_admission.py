@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from gateway.admission import REASONS, Admission, Line, Pace, Permit, Place, priority_of
+from gateway.admission import REASONS, Admission, Permit, priority_of
 from gateway.errors import GatewayError
+from gateway.line import Line, Pace, Place
+from tests.gateway.conftest import eventually
 from tests.machines import STEPS, CountedMachine, steps_of
 
 TENANTS = st.sampled_from("abcd")
@@ -483,3 +485,36 @@ def test_new_bounds_hold_at_once(world: World) -> None:
     world.release()
     world.settle(1.0)
     assert (world.served, [error.code for error in world.refused]) == (["a", "b", "c"], ["overloaded", "queue_timeout"])
+
+
+# -- several processes
+
+
+async def test_places_that_others_take_are_taken_and_come_free() -> None:
+    pool = Admission(max_inflight=3, max_queue=4, queue_s=60)
+    pool.others(2)
+    first = pool.try_admit()
+    assert first
+    assert pool.try_admit() is None
+    waiting = [asyncio.create_task(pool.wait("a", 0)) for _ in range(2)]
+    await eventually(lambda: pool.waiting == 2)
+    pool.others(3)  # for a moment there are more than there should be
+    first.release()
+    pool.check()
+    assert pool.waiting == 2
+    pool.others(1)
+    assert [await task for task in waiting]
+    pool.check()
+    assert (pool.inflight, pool.waiting) == (2, 0)
+
+
+async def test_a_refusal_counts_what_others_run_and_its_wait_is_by_their_pace() -> None:
+    now = 0.0
+    pool = Admission(max_inflight=2, max_queue=0, queue_s=60, clock=lambda: now)
+    pool.others(2)
+    for taken in (1, 2) * 40:
+        now += 2.0 * (taken == 1)
+        pool.others(taken)
+    with pytest.raises(GatewayError, match="2 running, 0 waiting") as refused:
+        await pool.wait("a", 0)
+    assert refused.value.retry_after_s == 2

@@ -11,7 +11,7 @@ import aiohttp
 import openai
 import pytest
 
-from gateway.app import serve
+from gateway.app import compose, serve
 from gateway.config import load
 from tests.fakes import FakeReplica, hangs, streams
 from tests.gateway.conftest import BODY, LOGGED, eventually
@@ -39,7 +39,7 @@ async def serving(replica: FakeReplica, drain_timeout_s: float) -> AsyncIterator
     """The gateway as the command runs it."""
     raw = {"listen": "127.0.0.1:0", "pools": [{"replicas": [replica.url]}], "limits": {"drain_timeout_s": drain_timeout_s}}
     stop, hurry, started = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future()
-    over = asyncio.create_task(serve(load(None, raw, env={}), LOGGED, stop, hurry, started.set_result))
+    over = asyncio.create_task(serve(compose(load(None, raw, env={}), LOGGED), stop, hurry, started.set_result))
     url = await started
     try:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.logs import JsonFormatter
+from gateway.logs import Handler, JsonFormatter, Output, RequestLog
 
 
 def formatted(message: object = "said", *args: object, extra: dict[Any, Any] | None = None, exc_info: Any = None) -> Any:
@@ -124,3 +125,35 @@ def test_any_record_is_one_line_of_json(message: str, extra: dict[str, Any]) -> 
     line = formatted(message, extra=extra)
     assert line["level"] == "info"
     assert set(line) >= {name for name in extra if name.isprintable()}
+
+
+# -- several processes, one pipe
+
+
+@given(st.lists(st.integers(1, 3000), max_size=30))
+def test_what_several_processes_write_to_one_pipe_is_never_torn(sizes: list[int]) -> None:
+    class Pipe(io.BytesIO):
+        writes: list[bytes]
+
+        def write(self, data: Any) -> int:
+            self.writes.append(bytes(data))
+            return len(data)
+
+    pipe = Pipe()
+    pipe.writes = []
+    output = Output(pipe, shared=True)
+    lines = [b"x" * size for size in sizes]
+    output._lines = list(lines)
+    output.flush()
+    assert b"".join(pipe.writes) == b"".join(line + b"\n" for line in lines)
+    assert all(len(write) <= 4096 and write.endswith(b"\n") for write in pipe.writes)
+    assert len(pipe.writes) <= 1 + 2 * sum(sizes + [1] * len(sizes)) // 4096
+
+
+def test_lines_say_which_worker_wrote_them() -> None:
+    stream = io.BytesIO()
+    output = Output(stream, shared=True)
+    record = logging.makeLogRecord({"msg": "up", "levelno": logging.INFO, "levelname": "INFO", "name": "warmroute"})
+    Handler(output, {"worker": 3}).emit(record)
+    RequestLog(output, logging.INFO, {"worker": 3}).write(logging.INFO, {"id": "wr-1"})
+    assert [json.loads(line)["worker"] for line in stream.getvalue().splitlines()] == [3, 3]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import prometheus_client
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.tallies import Page
+from gateway.tallies import Counter, Gauge, Histogram, Page, least, most, total
 
 BOUNDS = (0.5, 1.0, 2.5)
 labels = st.sampled_from(["a", "b", 'quote"d', "back\\slash", "new\nline"])
 counted = st.lists(st.tuples(labels, st.integers(0, 9)))
-observed = st.lists(st.tuples(labels, st.sampled_from([0.0, 0.5, 0.51, 1.0, 2.5, 3.0, 100.0])))
+observed = st.lists(st.tuples(labels, st.sampled_from([0.0, 0.5, 0.53125, 1.0, 2.5, 3.0, 100.0])))
 
 
 def page_of(page: Page) -> bytes:
@@ -21,11 +23,15 @@ def page_of(page: Page) -> bytes:
     return generate_latest(registry)
 
 
-def ours(counts: list[tuple[str, int]], seen: list[tuple[str, float]]) -> Page:
-    page = Page()
+def made_of(page: Page) -> tuple[Counter, Gauge, Histogram]:
     counter = page.counter("x_things_total", "Things.", "kind")
     gauge = page.gauge("x_level", "A level.", "kind")
-    histogram = page.histogram("x_seconds", "Seconds.", "kind", bounds=BOUNDS)
+    return counter, gauge, page.histogram("x_seconds", "Seconds.", "kind", bounds=BOUNDS)
+
+
+def ours(counts: list[tuple[str, int]], seen: list[tuple[str, float]]) -> Page:
+    page = Page()
+    counter, gauge, histogram = made_of(page)
     for kind, amount in counts:
         counter.add((kind,), amount)
         gauge.set((kind,), amount)
@@ -65,3 +71,44 @@ def test_a_gauge_without_a_value_has_no_series() -> None:
     gauge.set(("a",), None)
     gauge.set(("b",), None)
     assert b"x{" not in page_of(page)
+
+
+story = st.tuples(counted, observed)
+
+
+@given(st.lists(story, min_size=1, max_size=4))
+def test_what_several_processes_count_is_what_one_would_have(stories: list[tuple[list[tuple[str, int]], Any]]) -> None:
+    whole = Page()
+    made_of(whole)
+    for counts, seen in stories:
+        whole.take_in(ours(counts, seen).told())
+    every_count = [count for counts, _ in stories for count in counts]
+    one = ours(every_count, [observation for _, seen in stories for observation in seen])
+    for tally in one.tallies:
+        if isinstance(tally, Gauge):
+            tally.values.clear()
+    for counts, _ in stories:
+        for kind, level in dict(counts).items():  # the last one that each process set
+            levels = next(tally for tally in one.tallies if isinstance(tally, Gauge)).values
+            levels[kind,] = max(level, levels.get((kind,), 0))
+    assert page_of(whole) == page_of(one)
+
+
+def test_numbers_of_several_processes_come_to_what_was_said() -> None:
+    def page(value: float) -> Page:
+        made = Page()
+        made.gauge("x_sum", "Sum.", across=total).set((), value)
+        made.gauge("x_most", "Most.", across=most).set((), value)
+        made.gauge("x_least", "Least.", across=least).set((), value)
+        made.counter("x_most_total", "Most.", across=most).add((), value)
+        made.counter("x_total", "Sum.").add((), value)
+        return made
+
+    whole = page(2.0)
+    told = page(3.0).told()
+    whole.take_in(told)
+    assert [tally.values[()] for tally in whole.tallies] == [5.0, 3.0, 2.0, 3.0, 5.0]
+    whole.take_in(told, ended=True)
+    assert [tally.values[()] for tally in whole.tallies] == [5.0, 3.0, 2.0, 3.0, 8.0], "what has ended has no levels"
+    whole.take_in({})
+    assert page(3.0).told() == told

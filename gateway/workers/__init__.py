@@ -1,0 +1,1 @@
+"""`workers: N`: several processes that are one gateway."""

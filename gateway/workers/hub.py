@@ -1,0 +1,150 @@
+"""The middle of the star: what one worker says goes to the others from here, in one order for all.
+
+What the routers booked is passed on unread, and kept for a while, so that a worker that replaces another begins with what the
+others know: the commands that are in force, then the recent past (HISTORY_BYTES, and no longer than the prefix index would
+remember it), then what is still open, which the others tell it themselves. What a worker had counted when it ended stays so.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gateway.config import Config
+from gateway.everywhere import Command, Refuse, Take
+from gateway.metrics import Metrics
+from gateway.workers.channel import (
+    ANSWER,
+    ASKED,
+    COMMAND,
+    CURRENT,
+    EVENTS,
+    GONE,
+    HUB,
+    JOINED,
+    SCRAPE,
+    SERVING,
+    TOLD,
+    WELCOME,
+    Channel,
+)
+
+HISTORY_BYTES = 16 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One worker. told: its counters, as it told them last; heard_at: when it last said anything."""
+
+    channel: Channel
+    heard_at: float
+    serving: bool = False
+    told: bytes = b""
+
+
+class Hub:
+    """See the top of this file. on_serving: is told of each worker that takes requests."""
+
+    def __init__(self, config: Config, clock: Callable[[], float], on_serving: Callable[[int], None]) -> None:
+        self.config = config
+        self.members: dict[int, Member] = {}
+        self.ended = Metrics()  # what those have counted who are no more
+        self._clock = clock
+        self._on_serving = on_serving
+        self._joined = 0
+        self._history: deque[tuple[float, int, int, bytes]] = deque()  # when, kind, who, payload
+        self._history_bytes = 0
+        self._lasting: dict[str, bytes] = {}  # commands in force since the configuration was taken, by what they are about
+
+    def join(self, channel: Channel) -> int:
+        """A new worker. Returns its number, which no other has or had."""
+        self._joined += 1
+        who = self._joined
+        member = Member(channel, self._clock())
+        channel.send(WELCOME, who, 0, pickle.dumps(self.config))
+        for payload in self._lasting.values():
+            channel.send(COMMAND, HUB, 0, payload)
+        self._forget_history()
+        for _, kind, source, payload in self._history:
+            channel.send(kind, source, 0, payload)
+        channel.send(CURRENT)
+        for other in self.members.values():
+            other.channel.send(JOINED, who)
+        self.members[who] = member
+        channel.receive(lambda *frame: self._receive(who, *frame), lambda: None)
+        return who
+
+    def leave(self, who: int) -> None:
+        """That worker is no more."""
+        member = self.members.pop(who)
+        member.channel.close()
+        if member.told:
+            self.ended.page.take_in(pickle.loads(member.told), ended=True)
+        self._remember(GONE, who, b"")
+        self._broadcast(GONE, who, 0, b"")
+
+    def command(self, key: str, command: Command) -> None:
+        """From here to all workers. key: what it is about; a later command on the same takes its place."""
+        self._command(HUB, 0, pickle.dumps((key, command)))
+
+    def _receive(self, who: int, kind: int, to: int, number: int, payload: bytes) -> None:
+        member = self.members.get(who)
+        if member is None:  # it was given up, and says its last words
+            return
+        member.heard_at = self._clock()
+        if kind == EVENTS:
+            self._remember(EVENTS, who, payload)
+            self._broadcast(EVENTS, who, 0, payload, but=who)
+        elif kind == TOLD:
+            member.told = payload
+        elif kind == SERVING:
+            member.serving = True
+            self._on_serving(who)
+        elif kind == ANSWER and to in self.members:
+            self.members[to].channel.send(ANSWER, who, number, payload)
+        elif kind == SCRAPE:
+            self._asked(member, number)
+            member.channel.send(ANSWER, HUB, number, pickle.dumps(self.ended.page.told()))
+            self._broadcast(SCRAPE, who, number, payload)
+        elif kind == COMMAND:
+            self._asked(member, number)
+            self._command(who, number, payload)
+
+    def _asked(self, asker: Member, number: int) -> None:
+        asker.channel.send(ASKED, HUB, number, pickle.dumps({who: member.told for who, member in self.members.items()}))
+
+    def _command(self, who: int, number: int, payload: bytes) -> None:
+        key, command = pickle.loads(payload)
+        if isinstance(command, Take):  # whoever joins begins with it; what it does not have is no more
+            self.config = command.config
+            self._lasting = {key: payload for key, payload in self._lasting.items() if not key.startswith("replica ")}
+        elif not isinstance(command, Refuse):
+            self._lasting.pop(key, None)
+            self._lasting[key] = payload
+        self._broadcast(COMMAND, who, number, payload)
+
+    def _broadcast(self, kind: int, who: int, number: int, payload: bytes, but: int = HUB) -> None:
+        for name, member in self.members.items():
+            if name != but:
+                member.channel.send(kind, who, number, payload)
+
+    def _remember(self, kind: int, who: int, payload: bytes) -> None:
+        self._history.append((self._clock(), kind, who, payload))
+        self._history_bytes += len(payload)
+        if self._history_bytes > HISTORY_BYTES:
+            self._forget_history()
+
+    def _forget_history(self) -> None:
+        since = self._clock() - self.config.routing.ttl_s
+        while self._history and (self._history_bytes > HISTORY_BYTES or self._history[0][0] < since):
+            self._history_bytes -= len(self._history.popleft()[3])
+
+    def silent(self, for_s: float) -> Iterator[int]:
+        """Who has said nothing for so long."""
+        since = self._clock() - for_s
+        return (who for who, member in self.members.items() if member.heard_at < since)
+
+    def __repr__(self) -> str:
+        return f"<Hub of {', '.join(map(str, self.members)) or 'nobody'}, {self._history_bytes} bytes of history>"

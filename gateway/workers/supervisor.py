@@ -1,0 +1,213 @@
+"""`workers: N`: starts N workers, replaces those that end, and takes them down together. It serves no request itself.
+
+A worker that ends is replaced at once, one that does not live long after a pause that grows. One that has said nothing for
+HUNG_S, or does not read what it is told, is killed, and so replaced. The configuration is read here, and goes to all workers in
+one order with what operators want.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gateway.config import Config
+from gateway.everywhere import Refuse, Take
+from gateway.reload import Source
+from gateway.typed import ConfigError
+from gateway.workers.channel import Channel
+from gateway.workers.hub import Hub
+from gateway.workers.listeners import Address, addresses_of, listen, url_of
+
+log = logging.getLogger("warmroute.workers")
+
+HUNG_S = 30.0
+LOOK_S = 1.0
+UNSENT_BYTES = 64 << 20
+SHORT_LIFE_S = 5.0
+PAUSE_S = 0.5, 30.0  # before a worker that did not live long is replaced: at first, at most
+TRIES = 3  # to start a worker, before anything has served
+LAST_WORDS_S = 5.0  # that a worker takes to end after its requests have
+
+# The child finds its modules where we found ours, whatever its working directory is.
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gateway.workers.worker import main; main(sys.argv[2:])"
+
+
+class StartError(Exception):
+    """The workers cannot start."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One of the N, whoever fills it now. who: its number at the hub."""
+
+    listeners: Sequence[socket.socket] = ()
+    process: asyncio.subprocess.Process | None = None
+    who: int = 0
+    short_lives: int = 0  # in a row
+    failed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def close(self) -> None:
+        """Nobody is to connect here."""
+        for listener in self.listeners:
+            listener.close()
+        self.listeners = ()
+
+
+class Supervisor:
+    """See the top of this file. Made within the event loop."""
+
+    def __init__(self, config: Config, source: Source | None, *, hung_s: float = HUNG_S) -> None:
+        self.hub = Hub(config, time.monotonic, self._on_serving)
+        self._config = config
+        self._source = source
+        self._hung_s = hung_s
+        self._slots: list[Slot] = []
+        self._all_serve = asyncio.Event()
+        self._served = False  # all of them did, once
+        self._stopping = asyncio.Event()
+        self._addresses: Sequence[tuple[int, Address]] = ()
+
+    async def run(self, stop: asyncio.Event, hurry: asyncio.Event, started: Callable[[str], None]) -> None:
+        """Until `stop` is set and every worker has ended. started: is called with the base URL once all of them serve.
+
+        Raises OSError if the address cannot be had, StartError if no worker can be started.
+        """
+        self._addresses = addresses_of(*self._config.address)
+        self._slots = [Slot(listen(self._addresses)) for _ in range(self._config.workers)]
+        keepers = [asyncio.create_task(self._keep(slot)) for slot in self._slots]
+        beside = [asyncio.create_task(self._watch_workers()), asyncio.create_task(self._watch_source())]
+        try:
+            if await self._all_up(stop):
+                started(url_of(self._addresses[0][1]))
+            await stop.wait()
+        finally:
+            self._stopping.set()
+            for task in beside:
+                task.cancel()
+            for slot in self._slots:
+                slot.close()
+            await self._end(keepers, hurry)
+            await asyncio.gather(*beside, return_exceptions=True)
+
+    async def _all_up(self, stop: asyncio.Event) -> bool:
+        """Wait until all serve. False if they need not any more. Raises StartError."""
+        events = [self._all_serve, stop, *(slot.failed for slot in self._slots)]
+        waits = [asyncio.ensure_future(event.wait()) for event in events]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if self._all_serve.is_set():
+            self._served = True
+        elif not stop.is_set():
+            raise StartError(f"a worker ended {TRIES} times before it could serve; the log says why")
+        return self._served
+
+    def _on_serving(self, _who: int) -> None:
+        serving = sum(member.serving for member in self.hub.members.values())
+        if serving == len(self._slots):
+            self._all_serve.set()
+
+    # -- one worker
+
+    async def _keep(self, slot: Slot) -> None:
+        """Have a worker in this slot until all go down."""
+        while not self._stopping.is_set():
+            born = time.monotonic()
+            try:
+                status: int | str = await self._live(slot)
+            except OSError as error:  # no process, no socket: maybe later
+                status = str(error)
+            if self._stopping.is_set():
+                return
+            slot.short_lives = slot.short_lives + 1 if time.monotonic() - born < SHORT_LIFE_S else 0
+            log.error("worker ended", extra={"worker": slot.who, "status": status, "short_lives": slot.short_lives})
+            self.hub.ended.worker_restarts.add()
+            if not self._served and slot.short_lives >= TRIES:
+                slot.failed.set()
+                return
+            if slot.short_lives > 1:
+                await self._pause(slot)
+
+    async def _pause(self, slot: Slot) -> None:
+        """Before the next try; meanwhile connections are for the other workers, instead of waiting for this one."""
+        slot.close()
+        least, most = PAUSE_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(most, least * 2.0 ** min(slot.short_lives - 2, 30))):
+                await self._stopping.wait()
+
+    async def _live(self, slot: Slot) -> int:
+        """One worker's life. Returns how it ended, as `subprocess` has it."""
+        slot.listeners = slot.listeners or listen(self._addresses)
+        ours, its = socket.socketpair()
+        try:
+            files = [its.fileno(), *(listener.fileno() for listener in slot.listeners)]
+            command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), *map(str, files)]
+            # In a session of its own: the terminal's signals are for the supervisor.
+            slot.process = await asyncio.create_subprocess_exec(
+                *command, pass_fds=files, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            )
+        finally:
+            its.close()
+        _, channel = await asyncio.get_running_loop().create_unix_connection(Channel, sock=ours)
+        slot.who = self.hub.join(channel)
+        log.info("worker started", extra={"worker": slot.who, "pid": slot.process.pid})
+        if self._stopping.is_set():  # it was asked for while it was being started
+            slot.process.terminate()
+        try:
+            status = await slot.process.wait()
+            await channel.closed.wait()  # its last words are read
+            return status
+        finally:
+            slot.process = None
+            self.hub.leave(slot.who)
+
+    async def _watch_workers(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            silent = set(self.hub.silent(self._hung_s))
+            for slot in self._slots:
+                member = self.hub.members.get(slot.who)
+                if member and slot.process and (slot.who in silent or member.channel.unsent > UNSENT_BYTES):
+                    log.error("worker hangs: it is killed", extra={"worker": slot.who, "pid": slot.process.pid})
+                    slot.process.kill()
+
+    # -- all of them
+
+    async def _watch_source(self) -> None:
+        while self._source is not None:
+            try:
+                config = await self._source.next()
+            except ConfigError as error:
+                self.hub.command("", Refuse(str(error)))
+            except Exception:  # a bug in one reading must not end the watching
+                log.exception("reload failed")
+            else:
+                self.hub.command("", Take(config))
+
+    def _signal(self, number: int) -> None:
+        for slot in self._slots:
+            if slot.process:
+                slot.process.send_signal(number)
+
+    async def _end(self, keepers: Sequence[asyncio.Task[None]], hurry: asyncio.Event) -> None:
+        """Let the workers' requests finish, for as long as they may; then kill what is left."""
+        self._signal(signal.SIGTERM)
+        ended = asyncio.ensure_future(asyncio.wait(keepers))
+        hurried = asyncio.ensure_future(hurry.wait())
+        patience_s = self.hub.config.limits.drain_timeout_s + LAST_WORDS_S
+        await asyncio.wait([ended, hurried], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        if hurry.is_set() and not ended.done():
+            self._signal(signal.SIGTERM)
+            await asyncio.wait([ended], timeout=LAST_WORDS_S)
+        hurried.cancel()
+        self._signal(signal.SIGKILL)
+        await ended

@@ -1,0 +1,63 @@
+"""A worker: the gateway as one process runs it, which hears from its supervisor what the others do.
+
+It is told all it needs: its listening sockets are open when it starts, its configuration comes through the channel. SIGTERM
+lets its requests finish; so does the end of its supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from gateway import logs
+from gateway.app import compose, serve
+from gateway.config import Config
+from gateway.everywhere import Local
+from gateway.process import relax_garbage_collection, run
+from gateway.workers.channel import SERVING, TOLD, WELCOME, Channel
+from gateway.workers.peers import Peers, part_of
+
+log = logging.getLogger("warmroute.workers")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """arguments: the file descriptors of the channel and of the sockets to listen on."""
+    channel, *listeners = (socket.socket(fileno=int(text)) for text in arguments)
+    relax_garbage_collection()
+    run(_work(channel, listeners))
+
+
+async def _work(sock: socket.socket, listeners: Sequence[socket.socket]) -> None:
+    loop = asyncio.get_running_loop()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop.add_signal_handler(signal.SIGTERM, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the supervisor's business
+    _, channel = await loop.create_unix_connection(Channel, sock=sock)
+    kind, who, _, payload = await channel.first()
+    assert kind == WELCOME
+    whole: Config = pickle.loads(payload)
+    requests = logs.configure(whole.log_level, worker=who)
+
+    def orphaned() -> None:
+        if not stop.is_set():
+            log.error("the supervisor is gone: going down")
+            stop.set()
+
+    def everywhere(local: Local) -> Peers:
+        return Peers(local, channel, orphaned)
+
+    gateway = compose(part_of(whole), requests, everywhere=everywhere)
+    await serve(gateway, stop, hurry, lambda _url: channel.send(SERVING), listeners)
+    channel.send(TOLD, payload=pickle.dumps(gateway.local.told()))  # the last word on what was counted here
+    channel.close()
+    logging.shutdown()
+    sys.stderr.flush()

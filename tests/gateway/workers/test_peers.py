@@ -1,0 +1,273 @@
+"""Several workers, one view."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+
+import pytest
+
+from gateway.config import Config, load
+from gateway.everywhere import Refuse, Take
+from gateway.workers import peers
+from gateway.workers.channel import ANSWER, EVENTS, HUB
+from gateway.workers.peers import part_of
+from tests.compiled import uncompiled
+from tests.fakes import FakeReplica, answers, hangs, streams
+from tests.gateway.conftest import BODY, eventually
+from tests.gateway.workers.conftest import Worker, star
+
+STREAM = {**BODY, "stream": True}
+
+
+def inflight(worker: Worker, replica: FakeReplica) -> int:
+    return worker.gateway.router.ledger.of(replica.name).inflight
+
+
+async def test_what_one_worker_places_another_finds() -> None:
+    async with FakeReplica() as one, FakeReplica() as two, star(one, two) as (_, (first, second)):
+        _, headers, _ = await first.run.post()
+        await eventually(lambda: second.gateway.router.trie.held() == first.gateway.router.trie.held())
+        for _ in range(5):
+            _, again, _ = await second.run.post()
+            assert again["X-Warmroute-Replica"] == headers["X-Warmroute-Replica"]
+            assert int(again["X-Warmroute-Cached-Tokens"]) > 0
+        await eventually(lambda: sum(first.gateway.metrics.worker_lag_seconds.values[()][:-1]) >= 1)
+
+
+async def test_what_runs_at_one_worker_is_seen_by_all_until_it_is_over() -> None:
+    go_on = asyncio.Event()
+    async with FakeReplica([streams("a", "b", hold=go_on)]) as one, star(one) as (_, (first, second)):
+        async with first.run.session.post(f"{first.run.url}/v1/chat/completions", json=STREAM) as answer:
+            await answer.content.readany()
+            await eventually(lambda: second.gateway.router.ledger.of(one.name).decoding == 1)
+            rows = json.loads((await second.run.get("/warmroute/replicas"))[2])["replicas"]
+            assert [(row["inflight"], row["decoding"]) for row in rows] == [(1, 1)]
+            for worker in (first, second):
+                seen = await worker.run.metrics()
+                assert seen[f'warmroute_replica_inflight{{replica="{one.name}"}}'] == 1
+                assert seen['warmroute_pool_inflight{pool="0"}'] == 1
+            go_on.set()
+            await answer.read()
+        await eventually(lambda: inflight(second, one) == 0)
+
+
+async def test_a_failover_at_one_worker_is_followed_by_the_other() -> None:
+    hold = asyncio.Event()
+    async with FakeReplica([hangs(hold)]) as one, FakeReplica([hangs(hold)]) as two, star(one, two) as (_, (first, second)):
+        asking = asyncio.create_task(first.run.post())
+        await eventually(lambda: inflight(second, one) + inflight(second, two) == 1)
+        failing, other = (one, two) if inflight(second, one) else (two, one)
+        await failing.stop()
+        await eventually(lambda: (inflight(second, failing), inflight(second, other)) == (0, 1))
+        assert second.gateway.router.trie.held()[failing.name] == 0, "it did not compute the prompt"
+        await other.stop()
+        await asking
+        await eventually(lambda: inflight(second, other) == 0)
+
+
+# -- one page
+
+
+async def test_the_page_is_the_sum_of_what_all_count_whoever_is_asked() -> None:
+    async with FakeReplica() as one, star(one) as (_, workers):
+        for count, worker in enumerate(workers, start=1):
+            for _ in range(count):
+                await worker.run.post()
+        pages = [await worker.run.metrics() for worker in workers]
+        for page in pages:
+            assert page['warmroute_requests_total{code="200",model="m"}'] == 3
+            assert page['warmroute_request_seconds_count{model="m"}'] == 3
+            assert page["warmroute_workers"] == 2
+            assert page[f'warmroute_replica_up{{replica="{one.name}"}}'] == 1
+            assert page["warmroute_trie_blocks"] == workers[0].gateway.router.trie.blocks, "the same index, seen twice"
+            assert page['warmroute_reloads_total{result="good"}'] == 0
+        assert pages[0].keys() == pages[1].keys()
+
+
+async def test_what_a_worker_had_counted_stays_counted_when_it_is_gone() -> None:
+    async with FakeReplica() as one, star(one) as (made, (first, second)):
+        await first.run.post()
+        await second.run.post()
+        await eventually(lambda: counted(made.hub.members[first.who].told) == 1)
+        made.hub.leave(first.who)
+        made.hub.ended.worker_restarts.add()
+        page = await second.run.metrics()
+        assert page['warmroute_requests_total{code="200",model="m"}'] == 2
+        assert page["warmroute_workers"] == 1
+        assert page["warmroute_worker_restarts_total"] == 1
+        third = await made.join()
+        await third.run.post()
+        assert (await third.run.metrics())['warmroute_requests_total{code="200",model="m"}'] == 3
+
+
+def counted(told: bytes) -> float:
+    requests = pickle.loads(told)["warmroute_requests_total"] if told else {}
+    return float(sum(requests.values()))
+
+
+async def test_who_does_not_answer_is_counted_as_it_last_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(peers, "SCRAPE_S", 0.05)
+    async with FakeReplica() as one, star(one) as (made, (first, second)):
+        await first.run.post()
+        await eventually(lambda: counted(made.hub.members[first.who].told) == 1)
+        first.channel.receive(lambda *_: None, lambda: None)  # it hears nothing any more
+        assert (await second.run.metrics())['warmroute_requests_total{code="200",model="m"}'] == 1
+        assert "not all workers answer" in caplog.text
+
+
+# -- who comes late
+
+
+async def test_a_worker_that_comes_late_knows_what_is_held_and_what_is_open() -> None:
+    go_on = asyncio.Event()
+    async with FakeReplica([answers(), streams("a", hold=go_on)]) as one, star(one) as (made, (first, second)):
+        await second.run.post()
+        async with first.run.session.post(f"{first.run.url}/v1/chat/completions", json=STREAM) as answer:
+            await answer.content.readany()
+            third = await made.join()
+            await eventually(lambda: inflight(third, one) == 1)
+            assert third.gateway.router.trie.held() == first.gateway.router.trie.held()
+            third.peers.follower.check()
+            go_on.set()
+            await answer.read()
+        await eventually(lambda: inflight(third, one) == 0)
+
+
+async def test_what_a_worker_had_open_when_it_ended_is_closed_for_the_others() -> None:
+    never = asyncio.Event()
+    async with FakeReplica([hangs(never)]) as one, star(one) as (made, (first, second)):
+        asking = asyncio.create_task(first.run.post())
+        await eventually(lambda: inflight(second, one) == 1)
+        made.hub.leave(first.who)
+        await eventually(lambda: inflight(second, one) == 0)
+        asking.cancel()
+        third = await made.join()
+        assert inflight(third, one) == 0
+
+
+# -- operators
+
+
+async def test_what_operators_want_happens_in_all_workers_and_in_those_to_come() -> None:
+    async with FakeReplica() as one, FakeReplica() as two, star(one) as (made, (first, second)):
+        status, _, row = await second.run.post({"url": two.url, "name": "late"}, path="/warmroute/replicas")
+        assert (status, row["replica"]["up"]) == (201, True)
+        assert "late" in first.gateway.fleet.target("m").replicas
+        assert (await first.run.post({"name": one.name}, path="/warmroute/drain"))[2]["draining"] is True
+        third = await made.join()
+        for worker in (first, second, third):
+            assert list(worker.gateway.fleet.target("m").replicas) == ["late"]
+            assert (await worker.run.post())[1]["X-Warmroute-Replica"] == "late"
+        await third.run.post({"name": one.name}, path="/warmroute/undrain")
+        assert all(len(worker.gateway.fleet.target("m").replicas) == 2 for worker in (first, second, third))
+
+
+async def test_what_cannot_be_is_said_to_the_operator() -> None:
+    async with FakeReplica() as one, star(one) as (_, (first, second)):
+        status, _, told = await first.run.post({"url": one.url, "name": "x", "pool": 7}, path="/warmroute/replicas")
+        assert (status, told["error"]["message"]) == (400, "pool: there is no pool 7; the first of 1 is 0")
+        assert (await second.run.post({"url": one.url}, path="/warmroute/replicas"))[0] == 409
+
+
+def config_of(*replicas: FakeReplica, workers: int = 2) -> Config:
+    return load(None, {"pools": [{"replicas": [replica.url for replica in replicas]}], "workers": workers}, env={})
+
+
+async def test_another_configuration_reaches_all_and_ends_what_operators_added() -> None:
+    async with FakeReplica() as one, FakeReplica() as two, star(one) as (made, (first, second)):
+        await first.run.post({"url": two.url, "name": "added"}, path="/warmroute/replicas")
+        made.hub.command("", Refuse("pools: no"))
+        made.hub.command("", Take(config_of(two)))
+        await eventually(lambda: all(list(w.gateway.fleet.target("m").replicas) == [two.name] for w in (first, second)))
+        page = await first.run.metrics()
+        assert page['warmroute_reloads_total{result="good"}'] == 1, "one reload, however many took it"
+        assert page['warmroute_reloads_total{result="invalid"}'] == 1
+        third = await made.join()
+        assert list(third.gateway.fleet.target("m").replicas) == [two.name]
+
+
+@uncompiled
+async def test_a_bug_in_one_command_ends_neither_the_obeying_nor_the_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeReplica() as one, star(one) as (_, (first, second)):
+        broken = monkeypatch.context()
+        with broken as patch:
+            patch.setattr(type(second.gateway.fleet), "drain", lambda *_args, **_options: 1 / 0)
+            status, _, told = await first.run.post({"name": one.name}, path="/warmroute/drain")
+        assert (status, told["error"]["code"]) == (500, "internal_error")
+        assert "command failed" in caplog.text
+        assert (await first.run.post({"name": one.name}, path="/warmroute/drain"))[0] == 200
+
+
+# -- bounds
+
+
+def test_a_worker_has_its_part_of_what_is_bounded_but_all_places() -> None:
+    raw = {
+        "pools": [
+            {"replicas": ["http://a:1"], "max_queue": 5, "max_inflight": 9},
+            {"replicas": ["http://b:1"], "max_queue": 0},
+        ],
+        "limits": {"connections": 7},
+        "workers": 4,
+    }
+    part = part_of(load(None, raw, env={}))
+    assert [pool.max_queue for pool in part.pools] == [2, 0]
+    assert part.pools[0].max_inflight == 9
+    assert part.limits.connections == 2
+
+
+async def test_the_places_of_a_pool_are_shared() -> None:
+    go_on = asyncio.Event()
+    pool = {"max_inflight": 1, "max_queue": 4}
+    async with FakeReplica([hangs(go_on), answers()]) as one, star(one, pool=pool) as (_, (first, second)):
+        running = asyncio.create_task(first.run.post())
+        await eventually(lambda: inflight(second, one) == 1)
+        waiting = asyncio.create_task(second.run.post())
+        await eventually(lambda: second.gateway.fleet.pools[0].admission.waiting == 1)
+        assert len(one.requests) == 1, "the one place is taken elsewhere"
+        page = await first.run.metrics()
+        assert (page['warmroute_pool_inflight{pool="0"}'], page['warmroute_pool_waiting{pool="0"}']) == (1, 1)
+        await one.stop()
+        go_on.set()
+        statuses = [answer[0] for answer in await asyncio.gather(running, waiting)]
+        assert statuses == [502, 502], "its turn came when the place was free"
+        assert second.gateway.fleet.pools[0].admission.waiting == 0
+
+
+# -- what is on the way
+
+
+async def test_events_go_in_batches_and_in_order() -> None:
+    async with FakeReplica() as one, star(one) as (made, (first, second)):
+        batches: list[list[object]] = []
+        member = made.hub.members[second.who]
+        send = member.channel.send
+
+        class Spy:
+            def send(self, kind: int, who: int = HUB, number: int = 0, payload: bytes = b"") -> None:
+                if kind == EVENTS:
+                    batches.append(pickle.loads(payload)[1])
+                send(kind, who, number, payload)
+
+            def close(self) -> None:
+                member_channel.close()
+
+        member_channel, member.channel = member.channel, Spy()  # type: ignore[assignment]
+        await asyncio.gather(*(first.run.post() for _ in range(20)))
+        await eventually(lambda: sum(map(len, batches)) >= 40)
+        assert len(batches) < 40
+        await eventually(lambda: second.gateway.router.ledger.open_leases == 0)
+        member.channel = member_channel
+
+
+async def test_an_answer_to_nobody_is_passed_over() -> None:
+    async with FakeReplica() as one, star(one) as (_, (first, second)):
+        first.channel.send(ANSWER, second.who, 99, b"")
+        first.channel.send(ANSWER, 1000, 1, b"")
+        assert (await second.run.metrics())["warmroute_workers"] == 2

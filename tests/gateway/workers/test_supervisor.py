@@ -1,0 +1,249 @@
+"""Workers as processes: what ends is replaced, and all go down together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.config import load
+from gateway.demo.processes import Process, listening_url, log_line
+from gateway.workers import supervisor
+from gateway.workers.supervisor import StartError, Supervisor
+from tests.fakes import FakeReplica, answers, streams
+from tests.gateway.conftest import BODY, eventually
+
+STREAM = {**BODY, "stream": True}
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@dataclass(slots=True)
+class Run:
+    """A supervisor in this process. hurry: do not wait for requests; over: it has ended."""
+
+    made: Supervisor
+    url: str
+    session: aiohttp.ClientSession
+    stop: asyncio.Event
+    over: asyncio.Task[None]
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Of the workers that serve, by their numbers."""
+        serving = {who for who, member in self.made.hub.members.items() if member.serving}
+        return {slot.who: slot.process.pid for slot in self.made._slots if slot.process and slot.who in serving}
+
+    async def post(self, body: Any = BODY) -> tuple[int, Any]:
+        """On a connection of its own, so that any worker may get it."""
+        async with self.session.post(f"{self.url}/v1/chat/completions", json=body, headers={"Connection": "close"}) as answer:
+            return answer.status, await answer.json()
+
+    async def metrics(self) -> dict[str, float]:
+        async with self.session.get(f"{self.url}/metrics", headers={"Connection": "close"}) as answer:
+            rows = (line.rpartition(" ") for line in (await answer.text()).splitlines() if not line.startswith("#"))
+            return {name: float(value) for name, _, value in rows}
+
+    async def replaced(self, who: int) -> None:
+        await eventually(lambda: who not in self.made.hub.members and len(self.pids) == 2)
+
+
+@contextlib.asynccontextmanager
+async def supervised(*replicas: FakeReplica, **options: Any) -> AsyncIterator[Run]:
+    raw = {"listen": "127.0.0.1:0", "workers": 2, "limits": {"drain_timeout_s": 20}, "log_level": "warning"}
+    config = load(None, {"pools": [{"replicas": [replica.url for replica in replicas]}], **raw}, env={})
+    stop, hurry, started = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future()
+    made = Supervisor(config, None, **options)
+    over = asyncio.create_task(made.run(stop, hurry, started.set_result))
+    await asyncio.wait([over, started], return_when=asyncio.FIRST_COMPLETED, timeout=60)
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Run(made, started.result(), session, stop, over)
+    finally:
+        stop.set()
+        hurry.set()
+        await over
+
+
+async def test_a_worker_that_is_killed_is_replaced_and_what_it_counted_stays() -> None:
+    async with FakeReplica([answers()]) as one, supervised(one) as run:
+        for _ in range(30):
+            assert (await run.post())[0] == 200
+        first, second = run.pids
+        await eventually(lambda: sum(counted(member.told) for member in run.made.hub.members.values()) == 30)
+        assert (await run.metrics())['warmroute_requests_total{code="200",model="m"}'] == 30
+        os.kill(run.pids[first], signal.SIGKILL)
+        await run.replaced(first)
+        assert second in run.pids
+        for _ in range(30):
+            assert (await run.post())[0] == 200
+        page = await run.metrics()
+        assert page["warmroute_workers"] == 2
+        assert page["warmroute_worker_restarts_total"] == 1
+        assert page['warmroute_requests_total{code="200",model="m"}'] == 60
+
+
+def counted(told: bytes) -> float:
+    """Requests, as a worker told them last."""
+    return float(sum(pickle.loads(told)["warmroute_requests_total"].values())) if told else 0.0
+
+
+async def test_who_waits_to_be_accepted_by_a_dead_worker_waits_for_its_successor() -> None:
+    async with FakeReplica([answers()]) as one, supervised(one) as run:
+        first = run.pids
+        for pid in first.values():
+            os.kill(pid, signal.SIGSTOP)  # so that nothing is accepted
+        asked = [asyncio.create_task(run.post()) for _ in range(20)]
+        await eventually(lambda: not any(task.done() for task in asked) and queued(run.url) == 20)
+        for pid in first.values():
+            os.kill(pid, signal.SIGKILL)
+        assert [(await task)[0] for task in asked] == [200] * 20
+        assert not first.keys() & run.pids.keys()
+
+
+def queued(url: str) -> int:
+    """Connections that no worker has accepted yet, by the kernel's account."""
+    port = int(url.rpartition(":")[2])
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(row[4].partition(":")[2], 16) for row in rows if row[1] == f"0100007F:{port:04X}" and row[3] == "0A")
+
+
+async def test_a_worker_that_hangs_is_killed_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeReplica([answers()]) as one, supervised(one, hung_s=2.0) as run:
+        hung = next(iter(run.pids))
+        os.kill(run.pids[hung], signal.SIGSTOP)
+        async with asyncio.timeout(30):
+            await run.replaced(hung)
+        assert "worker hangs" in caplog.text
+        assert (await run.post())[0] == 200
+
+
+async def test_streams_of_all_workers_finish_before_all_go_down() -> None:
+    go_on = asyncio.Event()
+    async with FakeReplica([streams("a", "b", hold=go_on)]) as one, supervised(one) as run:
+        pids = list(run.pids.values())
+        open_streams = []
+        for _ in range(20):
+            answer = await run.session.post(f"{run.url}/v1/chat/completions", json=STREAM, headers={"Connection": "close"})
+            assert b'"a"' in await answer.content.readany()
+            open_streams.append(answer)
+        run.stop.set()
+        await eventually(lambda: refuses(run.url))
+        assert not run.over.done()
+        assert all(map(alive, pids))
+        go_on.set()
+        for answer in open_streams:
+            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+        async with asyncio.timeout(20):
+            await asyncio.shield(run.over)
+        assert not any(map(alive, pids))
+
+
+def refuses(url: str) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) != 0
+
+
+async def test_workers_that_cannot_start_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_BOOT", "raise SystemExit(3)")
+    config = load(None, {"pools": [{"replicas": ["http://127.0.0.1:9"]}], "listen": "127.0.0.1:0", "workers": 2}, env={})
+    with pytest.raises(StartError, match="3 times"):
+        await Supervisor(config, None).run(asyncio.Event(), asyncio.Event(), lambda _: None)
+
+
+async def test_a_worker_that_dies_again_and_again_does_not_keep_connections_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeReplica([answers()]) as one, supervised(one) as run:
+        boot = supervisor._BOOT
+        monkeypatch.setattr(supervisor, "_BOOT", "raise SystemExit(3)")
+        first, second = run.pids
+        slot = next(slot for slot in run.made._slots if slot.who == first)
+        os.kill(run.pids[first], signal.SIGKILL)
+        await eventually(lambda: slot.short_lives >= 2 and not slot.listeners)
+        for _ in range(30):
+            assert (await run.post())[0] == 200
+        assert list(run.pids) == [second]
+        monkeypatch.setattr(supervisor, "_BOOT", boot)
+        await eventually(lambda: len(run.pids) == 2)
+        assert slot.listeners
+
+
+# -- as a command
+
+
+@contextlib.contextmanager
+def serving(*arguments: str) -> Iterator[Process]:
+    process = Process("gateway", ["serve", "--port", "0", "--workers", "2", *arguments])
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def worker_pid(line: str) -> int:
+    event = log_line(line)
+    return int(event["pid"]) if event.get("message") == "worker started" else 0
+
+
+def message(text: str) -> Callable[[str], bool]:
+    return lambda line: log_line(line).get("message") == text
+
+
+async def test_the_command_takes_another_configuration_and_a_signal_to_end(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as one, FakeReplica([answers()]) as two:
+        file = tmp_path / "config.yaml"
+        file.write_text(f"pools: [{{replicas: [{one.url}]}}]")
+        with serving("--config", str(file)) as process:
+            url = await asyncio.to_thread(process.wait_for, listening_url)
+            pid = await asyncio.to_thread(process.wait_for, worker_pid)
+            file.write_text(f"pools: [{{replicas: [{two.url}]}}]")
+            os.kill(process.pid, signal.SIGHUP)
+            await asyncio.to_thread(process.wait_for, message("configuration reloaded"))
+            async with aiohttp.ClientSession() as session, asyncio.timeout(20):
+                for _ in range(10):
+                    answer = await session.post(f"{url}/v1/chat/completions", json=BODY, headers={"Connection": "close"})
+                    while answer.headers["X-Warmroute-Replica"] != two.name:  # the other worker is a moment behind
+                        answer = await session.post(f"{url}/v1/chat/completions", json=BODY, headers={"Connection": "close"})
+            assert alive(pid)
+            os.kill(process.pid, signal.SIGTERM)
+            assert await asyncio.to_thread(process.exit_status) == 0
+            assert not alive(pid)
+
+
+async def test_workers_go_down_with_their_supervisor() -> None:
+    async with FakeReplica([answers()]) as one:
+        with serving("--replica", one.url) as process:
+            await asyncio.to_thread(process.wait_for, listening_url)
+            pid = await asyncio.to_thread(process.wait_for, worker_pid)
+            os.kill(process.pid, signal.SIGKILL)
+            await eventually(lambda: not alive(pid))
+
+
+async def test_an_address_that_is_taken_is_refused_even_where_it_could_be_shared() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        process = Process(
+            "gateway", ["serve", "--port", str(other.getsockname()[1]), "--workers", "2", "--replica", "http://a:1"]
+        )
+        try:
+            line = await asyncio.to_thread(process.wait_for, lambda line: line if "cannot listen" in line else "")
+            assert "address already in use" in line.lower()
+            assert await asyncio.to_thread(process.exit_status) == 1
+        finally:
+            process.stop()

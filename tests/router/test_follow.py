@@ -1,0 +1,222 @@
+"""Routers that follow each other: what one does the other does too, and whatever is lost or late breaks nothing."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule
+
+from router import Booking, Outcome, Prompt, Replica, Router
+from router.follow import OPENED, Event, Follower, still_open
+from tests.machines import STEPS, CountedMachine, steps_of
+from tests.router.test_router_machine import NAMES, RouterMachine, prompts, shown
+from tests.strategies import prompt_of, replicas
+
+
+def router_of(**options: Any) -> Router:
+    router = Router(**{"policy": "cost", "ttl_s": 10, "memory_bytes": 1 << 20, "chance": random.Random(1)} | options)
+    for name in NAMES:
+        router.add(Replica(name, None), block_tokens=1)
+    return router
+
+
+class FollowedRouter(RouterMachine):
+    """All that may happen to a router happens; another that only hears of it knows the same after each step."""
+
+    @initialize(memory=st.sampled_from([3000, 1 << 20]), capacity=st.none() | st.integers(1, 10))
+    def start(self, memory: int, capacity: int | None) -> None:  # type: ignore[override]
+        self.told: list[Event] = []
+        self.other = Router(policy="cost", ttl_s=10, memory_bytes=memory, chance=random.Random(2))
+        self.follower = Follower(self.other)
+        super().start("cost", memory, capacity)
+        self.router.journal = self.told.append
+
+    @rule(name=replicas, capacity=st.none() | st.integers(1, 10))
+    def join(self, name: str, capacity: int | None) -> None:
+        super().join(name, capacity)
+        self.other.add(Replica(name, capacity), block_tokens=1)
+
+    @rule(name=replicas)
+    def leave(self, name: str) -> None:
+        super().leave(name)
+        self.other.remove(name)
+
+    @rule(name=replicas)
+    def restart(self, name: str) -> None:
+        super().restart(name)
+        self.other.restarted(name)
+
+    @precondition(lambda self: self.bookings and self.router.replicas)
+    @rule(data=st.data(), names=st.lists(replicas, min_size=1, unique=True))
+    def move(self, data: st.DataObject, names: list[str]) -> None:
+        """Not to replicas that have left: nobody does, and a follower that is behind takes it for a failure."""
+        super().move(data, [name for name in names if name in self.router.replicas] or list(self.router.replicas))
+
+    @rule()
+    def sweep(self) -> None:
+        super().sweep()
+        self.other.trie.expire(self.now)
+
+    @invariant()
+    def the_other_knows_the_same(self) -> None:
+        self.follower.apply(1, self.told)
+        self.told.clear()
+        self.follower.check()
+        for router in (self.router, self.other):
+            router.check()
+            for name in NAMES:
+                router.ledger.of(name).settle(self.now)
+        assert shown(self.other) == shown(self.router)
+
+
+def test_a_follower_knows_what_the_router_knows() -> None:
+    assert steps_of(FollowedRouter, examples=280, steps=50) >= STEPS
+
+
+class TwoRouters(CountedMachine):
+    """Both decide, and hear of each other late. Whatever has come through by then, the counts are right; at the end, equal."""
+
+    @initialize()
+    def start(self) -> None:
+        self.routers = [router_of(), router_of()]
+        self.followers = [Follower(router) for router in self.routers]
+        self.ways: list[deque[Event]] = [deque(), deque()]  # to whom
+        for router, way in zip(self.routers, reversed(self.ways), strict=True):
+            router.journal = way.append
+        self.bookings: list[Booking] = []
+        self.now = 0.0
+
+    @rule(who=st.integers(0, 1), prompt=prompts, silent=st.booleans())
+    def choose(self, who: int, prompt: Prompt, silent: bool) -> None:
+        router = self.routers[who]
+        self.bookings.append(router.choose(prompt, list(router.replicas), self.now, silent=silent))
+
+    @precondition(lambda self: self.bookings)
+    @rule(data=st.data(), what=st.sampled_from(["first token", "move", "close", "close"]), ok=st.booleans())
+    def go_on(self, data: st.DataObject, what: str, ok: bool) -> None:
+        booking = data.draw(st.sampled_from(self.bookings))
+        if what == "first token":
+            booking.first_token(self.now)
+        elif what == "move":
+            booking.move(NAMES[:2], self.now)
+        else:
+            self.bookings.remove(booking)
+            booking.close(Outcome(ok, 12, data.draw(st.sampled_from([0, 5, 12]))), self.now)
+
+    @rule(who=st.integers(0, 1), events=st.integers(1, 5))
+    def hear(self, who: int, events: int) -> None:
+        way = self.ways[who]
+        self.followers[who].apply(2 - who, [way.popleft() for _ in range(min(events, len(way)))])
+
+    @rule(seconds=st.sampled_from([0.1, 4.0, 11.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def sound(self) -> None:
+        for router, follower in zip(self.routers, self.followers, strict=True):
+            router.check()
+            follower.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "routers"):
+            return
+        for who in (0, 1):
+            self.hear(who, 10**6)
+        inflight = [{name: router.ledger.of(name).inflight for name in NAMES} for router in self.routers]
+        assert inflight[0] == inflight[1]
+        assert sum(inflight[0].values()) == len(self.bookings)
+        for booking in self.bookings:
+            booking.close(Outcome(True), self.now)
+        for who in (0, 1):
+            self.hear(who, 10**6)
+            assert self.routers[who].ledger.open_leases == 0
+
+
+def test_two_that_follow_each_other_agree_in_the_end() -> None:
+    assert steps_of(TwoRouters, examples=200, steps=50) >= STEPS // 2
+
+
+def test_who_knows_nothing_of_a_booking_passes_over_it() -> None:
+    told: list[Event] = []
+    router, other = router_of(journal=told.append), router_of()
+    booking = router.choose(prompt_of(b"abc"), ["r1"], 0.0)
+    booking.first_token(0.5)
+    booking.move(["r2"], 1.0)
+    booking.close(Outcome(True), 2.0)
+    Follower(other).apply(1, told[1:])
+    assert other.ledger.open_leases == 0
+    assert other.trie.blocks == 0
+
+
+def test_a_replica_that_is_not_known_here_is_passed_over() -> None:
+    told: list[Event] = []
+    router, other = router_of(journal=told.append), router_of()
+    follower = Follower(other)
+    router.choose(prompt_of(b"abc"), ["r1"], 0.0)
+    moved = router.choose(prompt_of(b"xyz"), ["r2"], 0.0)
+    moved.move(["r3"], 1.0)
+    other.remove("r1")
+    other.remove("r3")
+    follower.apply(1, told)
+    assert other.ledger.open_leases == 0
+    assert other.trie.held() == {"r2": 0}, "what failed there is not held there"
+    follower.check()
+
+
+def test_who_is_no_more_has_nothing_open_and_what_was_prefilled_is_held() -> None:
+    told: list[Event] = []
+    router, other = router_of(journal=told.append), router_of()
+    follower = Follower(other)
+    router.choose(prompt_of(b"abc"), ["r1"], 0.0).first_token(1.0)
+    router.choose(prompt_of(b"xyz"), ["r2"], 0.0)
+    follower.apply(1, told)
+    assert other.ledger.open_leases == 2
+    follower.gone(1, 2.0)
+    follower.gone(7, 2.0)
+    assert other.ledger.open_leases == 0
+    assert other.trie.held() == {"r1": 3, "r2": 0, "r3": 0}
+    follower.check()
+
+
+def test_what_is_open_is_told_again_to_those_who_came_late_and_counted_once() -> None:
+    told: list[Event] = []
+    router, early, late = router_of(journal=told.append), router_of(), router_of()
+    followers = [Follower(early), Follower(late)]
+    booking = router.choose(prompt_of(b"abc"), ["r1"], 0.0)
+    booking.move(["r2"], 1.0)
+    followers[0].apply(1, told)
+    again = list(still_open(tuple(told)))
+    assert [event[0] for event in again] == [event[0] for event in told]
+    for follower in followers:
+        follower.apply(1, again)
+        follower.apply(1, again)
+        follower.check()
+        assert dict(+follower.inflight) == {"r2": 1}
+    booking.first_token(500.0)  # what it took is not known to who came late
+    booking.close(Outcome(True, 3, 0), 600.0)
+    for follower in followers:
+        follower.apply(1, told[2:])
+    assert [router.ledger.open_leases for router in (early, late)] == [0, 0]
+    assert next(event for event in again if event[0] == OPENED)[-2] is True
+
+
+def test_rents_are_paid_and_copies_bought_together() -> None:
+    told: list[Event] = []
+    router, other = router_of(journal=told.append), router_of()
+    follower, prompt, paid = Follower(other), prompt_of(b"a" * 5000), 0
+    router.choose(prompt, ["r1"], 0.0).close(Outcome(True), 0.0)
+    while True:  # each waits behind others while r2 idles, until that has cost as much as a copy
+        router.choose(prompt_of(b"b" * 500), ["r1"], 1.0)
+        booking = router.choose(prompt, ["r1", "r2"], 1.0)
+        follower.apply(1, told)
+        told.clear()
+        assert repr(other.rents) == repr(router.rents)
+        if booking.chosen.replica == "r2":
+            break
+        paid += 1
+    assert paid > 1
+    assert len(other.rents) == 0
