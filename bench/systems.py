@@ -98,9 +98,21 @@ class Running:
 # -- their command lines
 
 
+_COMPILED: Mapping[str, str] = {"PYTHONPATH": str(COMPILED), "PYTHONSAFEPATH": "1"}
+
+
 def _warmroute(at: Setting) -> list[str]:
     replicas = [flag for url in at.urls for flag in ("--replica", url)]
     return [at.program, "-m", "gateway.cli", "serve", "--host", "127.0.0.1", "--port", str(at.port), *replicas]
+
+
+def with_workers(workers: int) -> System:
+    """Ours, compiled, as several processes."""
+
+    def command(at: Setting) -> list[str]:
+        return [*_warmroute(at), "--workers", str(workers)]
+
+    return System(f"{workers} workers", command, package="warmroute", environment=_COMPILED)
 
 
 def _plain(at: Setting) -> list[str]:
@@ -198,7 +210,7 @@ def _haproxy(at: Setting) -> list[str]:
 
 SYSTEMS: Sequence[System] = (
     # As a wheel has it; and as a checkout without a C compiler.
-    System("warmroute", _warmroute, package="warmroute", environment={"PYTHONPATH": str(COMPILED), "PYTHONSAFEPATH": "1"}),
+    System("warmroute", _warmroute, package="warmroute", environment=_COMPILED),
     System("warmroute-plain", _warmroute, package="warmroute"),
     System("sglang-router", _launched, "sglang-router", "sglang-router"),
     System("smg", _launched, "smg", "smg"),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from router.types import Candidate, Cost, Decision, Outcome, Prompt
 
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 Event = tuple[Any, ...]
 Journal = Callable[[Event], None]
 
-OPENED, FIRST_TOKEN, MOVED, CLOSED, RENT = range(5)
+OPENED: Final = 0
+FIRST_TOKEN: Final = 1
+MOVED: Final = 2
+CLOSED: Final = 3
+RENT: Final = 4
 
 _FREE = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # what it cost was weighed where it was decided
 
@@ -65,8 +69,8 @@ def _decision(booking: Booking) -> tuple[str, int, int, int, int]:
 
 
 def _decided(replica: str, blocks: int, matched: int, uncached: int, tokens: int) -> Decision:
-    best = Candidate(replica, blocks, matched, uncached, 0, 0, 0, 0, 1.0, _FREE)
-    return Decision(best, "", tokens, matched)
+    best = tuple.__new__(Candidate, (replica, blocks, matched, uncached, 0, 0, 0, 0, 1.0, _FREE))  # as in `cost`
+    return tuple.__new__(Decision, (best, "", tokens, matched))
 
 
 class Follower:
@@ -78,14 +82,14 @@ class Follower:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._bookings: dict[int, dict[int, Booking]] = {}
-        self.inflight: Counter[str] = Counter()
+        self.inflight: dict[str, int] = {}
 
     def apply(self, source: int, events: Iterable[Event]) -> list[str]:
         """What one of them did, in its order. Returns the replicas that this showed to have lost their cache."""
         bookings = self._bookings.setdefault(source, {})
         router, lost = self._router, []
         for event in events:
-            kind = event[0]
+            kind: int = event[0]
             if kind == OPENED:
                 self._open(bookings, event)
                 continue
@@ -100,7 +104,7 @@ class Follower:
             elif kind == MOVED:
                 self._move(bookings, booking, event)
             elif kind == CLOSED:
-                if router.observe(booking, Outcome(event[2], event[3], event[4]), event[5]):
+                if router.observe(booking, tuple.__new__(Outcome, event[2:5]), event[5]):
                     lost.append(booking.chosen.replica)
                 self._forget(bookings, booking)
         return lost
@@ -117,10 +121,11 @@ class Follower:
         if number in bookings or replica not in self._router.replicas:
             return
         decision = _decided(replica, blocks, matched, uncached, tokens)
-        booking = self._router.book(Prompt(keys, units, block_units, scale), decision, since, silent=silent)
+        prompt = tuple.__new__(Prompt, (keys, units, block_units, scale, ""))
+        booking = self._router.book(prompt, decision, since, silent=silent)
         booking.number = number
         bookings[number] = booking
-        self.inflight[replica] += 1
+        self._count(replica, 1)
 
     def _move(self, bookings: dict[int, Booking], booking: Booking, event: Event) -> None:
         _, _, replica, blocks, matched, uncached, tokens, since = event
@@ -128,19 +133,22 @@ class Follower:
             self._router.observe(booking, Outcome(ok=False), since)
             self._forget(bookings, booking)
             return
-        self.inflight[booking.chosen.replica] -= 1
+        self._count(booking.chosen.replica, -1)
         self._router.rebook(booking, _decided(replica, blocks, matched, uncached, tokens), since)
-        self.inflight[replica] += 1
+        self._count(replica, 1)
 
     def _forget(self, bookings: dict[int, Booking], booking: Booking) -> None:
         del bookings[booking.number]
-        self.inflight[booking.chosen.replica] -= 1
+        self._count(booking.chosen.replica, -1)
+
+    def _count(self, replica: str, change: int) -> None:
+        self.inflight[replica] = self.inflight.get(replica, 0) + change
 
     def check(self) -> None:
         """Assert that the counts are those of the open bookings."""
         booked = [booking for bookings in self._bookings.values() for booking in bookings.values()]
         assert not any(booking.lease.closed for booking in booked)
-        assert +self.inflight == Counter(booking.chosen.replica for booking in booked)
+        assert +Counter(self.inflight) == Counter(booking.chosen.replica for booking in booked)
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{source}: {len(bookings)}" for source, bookings in self._bookings.items())

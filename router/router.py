@@ -31,6 +31,7 @@ SCALE_HALF_LIFE_TOKENS = 20_000.0
 MOST_TOKENS_PER_UNIT = 100  # an image is a few bytes of canonical text, and may be a thousand tokens
 SHRINK_BYTES = 1 << 20  # an index whose bound was lowered shrinks by so much a sweep: all at once would be a long pause
 TURN_TOKENS = 4096  # a match of so many tokens has full weight in the gap between turns: short heads are shared by chance
+LONG_S = 1.0  # a request that took longer has kept its blocks in use for so long; a short one was credited just now
 
 
 class Booking:
@@ -192,7 +193,7 @@ class Router:
 
     def observe(self, booking: Booking, outcome: Outcome, now: float) -> bool:
         """See Booking.close. What the engine reports is checked before it is believed."""
-        name = booking.chosen.replica
+        name, since = booking.chosen.replica, booking.lease.since
         if not booking.lease.close(now):
             return False
         if name not in self._replicas:
@@ -203,8 +204,10 @@ class Router:
             return False
         self._learn_rate(booking, outcome)
         self._learn_scale(booking.prompt, outcome.prompt_tokens)
+        held = self.trie.held_by(name)
         restarted = self._believe(booking, outcome, now)
-        self.trie.insert(name, booking.prompt.keys, now)
+        if now - since > LONG_S or self._evidence[name].purged_at >= since or self.trie.held_by(name) < held:
+            self.trie.insert(name, booking.prompt.keys, now)
         return restarted
 
     # -- deciding
