@@ -4,6 +4,7 @@
     python -m scripts.fuzz tap                # streams: the tap, any cutting
     python -m scripts.fuzz requests           # clients' bytes: a real gateway, a replica that believes nothing
     python -m scripts.fuzz diff --out FILE    # answers that http1, aiohttp and nginx read differently, as a table
+    python -m scripts.fuzz all --out FILE     # all of them one after the other, as a page
 
 Inputs are made from the corpus in `tests/corpus/http`, which `tests/gateway/test_fuzz.py` replays. Options: --seconds N,
 --seed N (what failed can be run again), --keep (add what led to something new to the corpus). Where `atheris` is installed,
@@ -112,7 +113,7 @@ def keep(run: Run) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=["answers", "tap", "requests", "diff"])
+    parser.add_argument("mode", choices=["answers", "tap", "requests", "diff", "all"])
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--keep", action="store_true")
@@ -125,6 +126,10 @@ def main() -> int:
         from scripts.fuzzing import diff
 
         return diff.main(options.out, options.seconds, Random(seed))
+    if options.mode == "all":
+        from scripts.fuzzing import report
+
+        return report.main(options.out, options.seconds, seed)
     modules = {"answers": "scripts.fuzzing.answers", "tap": "scripts.fuzzing.streams"}
     if options.mode in modules and not options.plain and importlib.util.find_spec("atheris"):
         guided(modules[options.mode], options.mode, options.seconds)

@@ -201,16 +201,20 @@ def _word(taken: bool) -> str:
     return "takes" if taken else "refuses"
 
 
-def main(out: Path | None, seconds: int, chance: Random) -> int:
-    """Exit status 1 if something was read wrongly. seconds: about 500 random answers in each."""
+def compared(count: int, chance: Random) -> tuple[list[Row], str]:
+    """The systematic answers and `count` random ones, and with whom they were compared. Ends the program without nginx."""
     program = nginx_program()
     if program is None:
-        print("nginx is not installed (Debian: apt-get install nginx-light)")
-        return 2
+        raise SystemExit("nginx is not installed (Debian: apt-get install nginx-light)")
     version = subprocess.run([program, "-v"], check=True, capture_output=True, text=True).stderr.strip()
     version = version.removeprefix("nginx version: ")
-    rows = asyncio.run(compare_all(inputs(chance, seconds * 500), program))
-    text = table(rows, f"{version}, aiohttp/{aiohttp.__version__}")
+    return asyncio.run(compare_all(inputs(chance, count), program)), f"{version}, aiohttp/{aiohttp.__version__}"
+
+
+def main(out: Path | None, seconds: int, chance: Random) -> int:
+    """Exit status 1 if something was read wrongly. seconds: about 500 random answers in each."""
+    rows, version = compared(seconds * 500, chance)
+    text = table(rows, version)
     print(text)
     if out:
         out.write_text(text, "utf-8")

@@ -1,0 +1,80 @@
+"""All fuzzers, one after the other, and what they tried, as a page."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from scripts.fuzzing import diff
+
+MODES = {
+    "answers": "replicas' answers: `http1.Answer` against a simple reader, any cutting",
+    "tap": "streams of events: the usage tap, any cutting",
+    "requests": "clients' bytes: a real gateway over real sockets, with a replica behind it that believes nothing",
+}
+GUIDED = ("answers", "tap")  # by the lines that they reach, where atheris is installed
+FIRST_LINE = r"^\w+: (?P<tried>\d+) inputs in \d+ s, (?P<outcomes>\d+) outcomes, corpus (?P<corpus>\d+)$"
+LAST_LINE = r"^stat::number_of_executed_units: (?P<tried>\d+)$"
+
+
+@dataclass(frozen=True, slots=True)
+class Fuzzed:
+    """What one fuzzer did. found: it ended with an error, which is what it printed last."""
+
+    mode: str
+    how: str
+    seed: int
+    tried: int
+    outcomes: str
+    corpus: str
+    found: str
+
+
+def fuzz(mode: str, how: str, seconds: int, seed: int) -> Fuzzed:
+    """In a process of its own, for it may end that."""
+    command = [sys.executable, "-m", "scripts.fuzz", mode, "--seconds", str(seconds), "--seed", str(seed)]
+    plain = how != "atheris"
+    done = subprocess.run([*command, *(["--plain"] if plain else [])], capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    match = re.search(FIRST_LINE if plain else LAST_LINE, said, re.MULTILINE)
+    told = match.groupdict() if match else {}
+    wrong = "" if done.returncode == 0 and match else said[-1000:]
+    return Fuzzed(mode, how, seed, int(told.get("tried", 0)), told.get("outcomes", ""), told.get("corpus", ""), wrong)
+
+
+def page(made_by: str, runs: list[Fuzzed], table: str) -> Iterator[str]:
+    yield "# What the fuzzers tried\n"
+    yield f"{made_by}\n"
+    yield "Inputs are mutated from the corpus in `tests/corpus/http`, which every test run replays, or made up; each is cut in"
+    yield "several ways, which must give the same. *outcomes*: what came of them, refusals by their reason.\n"
+    yield "| | chosen | seed | inputs | outcomes | corpus | bugs |"
+    yield "|---|---|---:|---:|---:|---:|---:|"
+    for run in runs:
+        bugs = "**1**" if run.found else "0"
+        yield f"| {MODES[run.mode]} | {run.how} | {run.seed} | {run.tried:,} | {run.outcomes} | {run.corpus} | {bugs} |"
+    for run in runs:
+        if run.found:
+            yield f"\n**{run.mode}, seed {run.seed}, ended with:**\n\n```\n{run.found}\n```"
+    yield "\n## The same bytes through three readers\n"
+    yield "http1 may be stricter than aiohttp's client and nginx; it may not read anything else than they do.\n"
+    yield table
+
+
+def main(out: Path | None, seconds: int, seed: int) -> int:
+    """seconds: for each. Exit status 1 if any found a bug."""
+    guided = bool(importlib.util.find_spec("atheris"))
+    runs = [fuzz(mode, "at random", seconds, seed) for mode in MODES]
+    runs += [fuzz(mode, "atheris", seconds, seed) for mode in GUIDED if guided]
+    rows, version = diff.compared(seconds * 100, Random(seed))
+    made_by = f"Made by `python -m scripts.fuzz all --seconds {seconds} --seed {seed}`."
+    text = "\n".join(page(made_by, runs, diff.table(rows, version)))
+    print(text)
+    if out:
+        out.write_text(text, "utf-8")
+    return int(any(run.found for run in runs) or any(row.wrong for row in rows))

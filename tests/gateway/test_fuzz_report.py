@@ -1,0 +1,31 @@
+"""The fuzzers' page: what it says of runs, good and bad."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.fuzzing import report
+from scripts.fuzzing.report import Fuzzed, fuzz, page
+
+
+def test_a_fuzzer_is_run_and_its_inputs_are_counted() -> None:
+    found = fuzz("tap", "at random", seconds=1, seed=5)
+    assert found.found == ""
+    assert found.tried > 50
+    assert int(found.outcomes) > 1
+    assert found.seed == 5
+
+
+def test_a_fuzzer_that_ends_badly_is_a_bug_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report.subprocess, "run", lambda *_args, **_options: Done())
+    found = fuzz("tap", "at random", seconds=1, seed=5)
+    assert found.found.endswith("AssertionError: a bug")
+    text = "\n".join(page("Made here.", [found, Fuzzed("answers", "atheris", 5, 12_345, "", "", "")], "| a table |"))
+    assert "| at random | 5 | 0 |  |  | **1** |" in text
+    assert "| atheris | 5 | 12,345 |  |  | 0 |" in text
+    assert "AssertionError: a bug" in text
+    assert text.endswith("| a table |")
+
+
+class Done:
+    stdout, stderr, returncode = "seed 5\n", "Traceback\nAssertionError: a bug", 1
