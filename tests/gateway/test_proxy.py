@@ -430,6 +430,18 @@ async def test_a_client_that_leaves_after_done_has_had_everything(request_lines:
         assert [(line["status"], line.get("error")) for line in request_lines()] == [(200, None)]
 
 
+@pytest.mark.parametrize("resume", [True, False])
+async def test_nothing_follows_done(resume: bool, request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    """The replica dies between [DONE] and its last chunk: the client has everything."""
+    dies_at_last = then_dies(says(STREAM_HEAD + chunk(event("a")) + chunk(DONE)))
+    async with FakeReplica([dies_at_last]) as one, running(pools=[{"replicas": [one.url], "resume_streams": resume}]) as run:
+        async with run.session.post(run.url + "/v1/chat/completions", json=STREAM) as answer:
+            assert await answer.read() == event("a") + DONE
+        await eventually(request_lines)
+        assert [(line["status"], line.get("error")) for line in request_lines()] == [(200, None)]
+        assert (await run.metrics())[f'warmroute_broken_answers_total{{model="m",replica="{one.name}"}}'] == 1
+
+
 async def test_an_error_has_our_server_header_on_every_path() -> None:
     async with FakeReplica() as replica, running(replica) as run:
         for path in ("/v1/chat/completions", "/v1/nothing", "/nothing"):
