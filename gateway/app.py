@@ -18,7 +18,7 @@ from aiohttp import web
 from gateway.answers import Answers
 from gateway.api import openai
 from gateway.config import Config
-from gateway.drain import Drain
+from gateway.drain import Drain, last_in
 from gateway.entry import Entry, error_response, raw_response
 from gateway.errors import GatewayError, bad_request, internal_error, too_many_connections, unknown_model
 from gateway.failover import Failover
@@ -223,7 +223,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return error_response(internal_error())
 
 
-def make_runner(gateway: Gateway) -> web.BaseRunner:
+def make_runner(gateway: Gateway) -> Runner:
     """The server around `make_app`."""
     app = make_app(gateway)
 
@@ -277,6 +277,8 @@ async def serve(
         shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         started(f"http://{shown}:{bound[1]}")
         await stop.wait()
+        gateway.drain.draining = True
+        await last_in(runner.listeners)
         await site.stop()
         await gateway.drain.wait(gateway.config.limits.drain_timeout_s, hurry)
     finally:
