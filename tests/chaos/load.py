@@ -41,6 +41,7 @@ class Question:
     body: bytes
     stream: bool
     text: str
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def questions(seed: int, *, endless: bool = False) -> Iterator[Question]:
             fields |= {"max_tokens": ENDLESS, "ignore_eos": True}
         answer = sim_text.answer(tokens, fields["max_tokens"], endless=endless)[0]
         if endless or WORDS[0] <= len(answer) <= WORDS[1]:
-            yield Question(path, json.dumps(fields).encode(), fields["stream"], sim_text.decode(answer))
+            yield Question(path, json.dumps(fields).encode(), fields["stream"], sim_text.decode(answer), len(answer))
 
 
 def fate_of(question: Question, answer: wire.Message) -> Fate:
@@ -180,6 +181,7 @@ class Load:
         self.whys = Counter[str]()  # of cut and refused ones
         self.lost: list[str] = []
         self.sent = 0
+        self.tokens = 0  # in all answers
         self.pieces = 0  # of streams, that came so far
 
     async def __aenter__(self) -> Load:
@@ -197,28 +199,29 @@ class Load:
         """Until all have stopped by themselves."""
         await asyncio.gather(*self._tasks)
 
-    async def more(self, count: int) -> None:
-        """Until so many more have been answered."""
-        end = self.fates[ANSWERED] + count
-        async with asyncio.timeout(PATIENCE_S):
-            while self.fates[ANSWERED] < end:
-                assert not self.lost, self.lost
-                self._news.clear()
-                await self._news.wait()
+    async def more(self, count: int, kind: str = ANSWERED) -> None:
+        """Until so many more have had this fate."""
+        end = self.fates[kind] + count
+        await self._until(lambda: self.fates[kind] >= end)
 
     async def streams(self) -> None:
         """Until many streams are under way."""
         end = self.pieces + 10 * self._count
+        await self._until(lambda: self.pieces >= end)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while self.pieces < end:
+            while not condition():
                 self._news.clear()
                 await self._news.wait()
 
     async def _keep_asking(self, client: Client) -> None:
         with contextlib.closing(client):
             while not self._over:
-                fate = await client.ask(next(self._questions))
+                question = next(self._questions)
+                fate = await client.ask(question)
                 self.fates[fate.kind] += 1
+                self.tokens += question.tokens if fate.kind == ANSWERED else 0
                 if fate.kind == UNREACHED:
                     break
                 self.sent += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import random
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.hostile import FAULTS
-from tests.chaos.load import ANSWERED, CUT, Load
+from tests.chaos.hostile import FAULTS, REFUSES
+from tests.chaos.load import ANSWERED, CUT, REFUSED, Load
 from tests.chaos.stage import Stage, a_replica, stage, until
 from tests.chaos.wire import port_of
 
@@ -42,6 +43,9 @@ async def test_all_that_can_go_wrong_one_after_the_other(tmp_path: Path, resume:
                 await scene.feel(replica, mood)
         await is_counted(scene, load, resume=resume)
         assert await scene.total("retries_total") > 0
+        # Where a stream broke off between its last word and its usage, nobody knows what it took.
+        billed, unknown = await scene.total("completion_tokens_total"), await scene.total("unmetered_requests_total")
+        assert billed == load.tokens or (unknown and billed < load.tokens) or not resume, "each token once, whoever made it"
 
 
 async def test_killed_and_started_again(tmp_path: Path) -> None:
@@ -74,3 +78,17 @@ async def test_frozen_and_thawed(tmp_path: Path) -> None:
         await is_counted(scene, load, resume=True)
         down = [line for line in map(json.loads, scene.gateway.lines) if line["message"] == "replica down"]
         assert [(line["replica"], line["reason"]) for line in down] == [(frozen.name, "timeout")]
+
+
+async def test_when_nobody_is_left_everybody_is_told(tmp_path: Path) -> None:
+    async with stage(tmp_path) as scene:
+        async with Load(scene.url) as load:
+            await load.streams()
+            await asyncio.gather(*(replica.is_to(REFUSES) for replica in scene.replicas))
+            await load.more(100, REFUSED)
+            await asyncio.gather(*(replica.is_to("well") for replica in scene.replicas))
+            await load.more(30)
+        clear = ("503 no_replica_available", "502 replica_failed", "The replica ")
+        assert all(why.startswith(clear) for why in load.whys)
+        assert await scene.total("requests_total", 'code="503"') == load.whys["503 no_replica_available"] > 0
+        await scene.counts(load)
