@@ -104,9 +104,10 @@ def _fate_of_stream(question: Question, body: bytes) -> Fate:
 
 
 class Client:
-    """One who asks one question after the other. told: called with the bytes of a stream as they come."""
+    """One who asks one question after the other. hears: a stream has begun. told: called for each piece of one."""
 
-    def __init__(self, url: str, *, keeps: bool, told: Callable[[int], None] = lambda _size: None) -> None:
+    def __init__(self, url: str, *, keeps: bool, told: Callable[[], None] = lambda: None) -> None:
+        self.hears = asyncio.Event()
         self._port = wire.port_of(url)
         self._keeps = keeps
         self._told = told
@@ -144,7 +145,8 @@ class Client:
         answer = await wire.read_head(reader)
         if answer.headers.get("transfer-encoding") == "chunked":
             async for part in wire.chunks(reader):
-                self._told(len(part))
+                self.hears.set()
+                self._told()
                 body += part
         else:
             body = await reader.readexactly(int(answer.headers["content-length"]))
@@ -159,10 +161,10 @@ class Client:
 
 
 @contextlib.contextmanager
-def clients(url: str, count: int, *, keep: bool, told: Callable[[int], None] = lambda _size: None) -> Iterator[list[Client]]:
+def clients(url: str, count: int, *, keep: bool) -> Iterator[list[Client]]:
     """So many, who leave at the end."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(contextlib.closing(Client(url, keeps=keep, told=told))) for _ in range(count)]
+        yield [stack.enter_context(contextlib.closing(Client(url, keeps=keep))) for _ in range(count)]
 
 
 class Load:
@@ -231,7 +233,7 @@ class Load:
                     self.whys[fate.why] += 1
                 self._news.set()
 
-    def _told(self, _size: int) -> None:
+    def _told(self) -> None:
         self.pieces += 1
         self._news.set()
 

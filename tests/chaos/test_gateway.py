@@ -44,11 +44,10 @@ async def test_what_waits_in_the_kernel_when_it_stops_is_answered(tmp_path: Path
 
 async def test_streams_that_do_not_end_are_told_why_they_must(tmp_path: Path) -> None:
     async with stage(tmp_path, limits={"drain_timeout_s": 1}) as scene:
-        begun = asyncio.Event()
-        with clients(scene.url, 10, keep=True, told=lambda _size: begun.set()) as crowd:
+        with clients(scene.url, 10, keep=True) as crowd:
             asking = questions(1, endless=True)
             asked = [asyncio.create_task(client.ask(next(asking))) for client in crowd]
-            await begun.wait()
+            await asyncio.gather(*(client.hears.wait() for client in crowd))
             scene.gateway.signal(signal.SIGTERM)
             fates = await asyncio.gather(*asked)
         assert fates == [Fate(CUT, "The gateway is shutting down. Retry the request.")] * 10
