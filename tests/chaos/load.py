@@ -96,8 +96,11 @@ def _fate_of_stream(question: Question, body: bytes) -> Fate:
     choices = [choice for event in parsed for choice in event.get("choices", ())]
     text = "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
     if parsed and "error" in parsed[-1]:
-        good = question.text.startswith(text) and parsed[-1]["error"]["message"]
-        return Fate(CUT, parsed[-1]["error"]["message"]) if good else Fate(LOST, f"wrong text before an error: {text!r}")
+        error = parsed[-1]["error"]
+        if len(parsed) == 1 and isinstance(error["code"], int):
+            return Fate(LOST, "an engine's own error came before anything else")
+        good = question.text.startswith(text) and error["message"]
+        return Fate(CUT, error["message"]) if good else Fate(LOST, f"wrong text before an error: {text!r}")
     finishes = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
     good = text == question.text and finishes == ["stop"]
     return Fate(ANSWERED) if good else Fate(LOST, f"wrong text: {text!r} {finishes}, not {question.text!r}")

@@ -153,18 +153,19 @@ class Stage:
         await self.log_is_clean(load.sent)
 
     async def _closes_all(self) -> None:
-        """What is idle is closed from the other side, as engines do; nothing but a probe's connection may be left."""
-        for replica in self.replicas:
-            if replica.orders:
-                await replica.is_to("hang_up")
+        """Its sockets and files are those of the start. Engines close what is idle; who does not keeps a probe's connection."""
+        patient = sum(not replica.orders for replica in self.replicas)
 
         async def at_start() -> bool:
-            now = await self.sockets()
-            return now["replicas"] <= len(self.replicas) and now | {"replicas": 0} == self.start | {"replicas": 0}
+            for replica in self.replicas:
+                if replica.orders:
+                    await replica.is_to("hang_up")
+            now = self.sockets()
+            return now["replicas"] <= patient and {**now, "replicas": 0} == {**self.start, "replicas": 0}
 
-        await until(at_start, lambda: f"{open_files(self.gateway.process.pid, port_of(self.url))}, not {self.start}")
+        await until(at_start, lambda: f"{self.sockets()}, not {self.start}")
 
-    async def sockets(self) -> Counter[str]:
+    def sockets(self) -> Counter[str]:
         """By what they are for, and other open files."""
         return open_files(self.gateway.process.pid, port_of(self.url))
 
@@ -219,5 +220,5 @@ async def stage(folder: Path, *, replicas: int = 3, simulated: bool = False, **c
         file.write_text(configured(fleet, **config), "utf-8")
         gateway = Child(folder / "gateway.log", ends, "-m", "gateway.cli", "serve", "--config", str(file))
         made = Stage(gateway, await gateway.says(listening_url), fleet, file, ends)
-        made.start = await made.sockets()
+        made.start = made.sockets()
         yield made

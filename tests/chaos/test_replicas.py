@@ -8,6 +8,7 @@ import json
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.chaos.load import ANSWERED, CUT, REFUSED, Load
 from tests.chaos.stage import Stage, a_replica, stage, until
 from tests.chaos.wire import port_of
 
-IMPATIENT = {"timeouts": {"first_byte_s": 3, "idle_s": 3}, "health": {"interval_s": 0.5, "timeout_s": 1}}
+IMPATIENT: dict[str, Any] = {"timeouts": {"first_byte_s": 3, "idle_s": 3}, "health": {"interval_s": 0.5, "timeout_s": 1}}
 
 
 async def is_counted(scene: Stage, load: Load, *, resume: bool) -> None:
