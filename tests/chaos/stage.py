@@ -124,14 +124,22 @@ class Stage:
         return not await self.total("replica_inflight", replica.name)
 
     async def feel(self, replica: Replica, mood: str) -> None:
-        """Let it be in this mood until some requests have felt it, or the gateway spares them that."""
+        """Let it be in this mood until some requests have felt it, or the gateway spares them that (which it does not yet)."""
+
+        async def spared() -> bool:
+            return await self.total("replica_cut_off", replica.name) == 1
+
+        async def trusted() -> bool:
+            return await self.is_up(replica, True) and not await spared()
+
+        await until(trusted, lambda: f"{replica.name} is taken for well")
         before = (await replica.is_to(mood))[mood]
 
         async def enough() -> bool:
             if mood == REFUSES:
                 return await self.is_up(replica, False)
             felt = (await replica.is_to("look"))[mood] - before
-            return felt >= 5 or (felt > 0 and await self.total("replica_cut_off", replica.name) == 1)
+            return felt >= 5 or (felt > 0 and await spared())
 
         await until(enough, lambda: f"{replica.name} {mood}")
         await replica.is_to("well")
