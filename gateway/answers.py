@@ -145,6 +145,9 @@ class Answers:
 
     def _cut(self, exchange: Exchange, reply: Reply, error: GatewayError, *, events: bool) -> None:
         """End an answer that cannot be completed: say so where the dialect has words for it, else cut the connection."""
+        if exchange.record.told:
+            reply.end()  # nothing is missing but the end of the framing, and nothing may follow [DONE]
+            return
         exchange.record.error = error.message
         if events:
             reply.end(openai.stream_error(error))

@@ -19,7 +19,7 @@ from aiohttp import web
 from gateway.answers import Answers
 from gateway.api import openai
 from gateway.config import Config
-from gateway.drain import Drain
+from gateway.drain import Drain, last_in
 from gateway.entry import Entry, error_response, raw_response
 from gateway.errors import GatewayError, bad_request, internal_error, too_many_connections, unknown_model
 from gateway.everywhere import Alone, Everywhere, Local
@@ -231,7 +231,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return error_response(internal_error())
 
 
-def make_runner(gateway: Gateway) -> web.BaseRunner:
+def make_runner(gateway: Gateway) -> Runner:
     """The server around `make_app`."""
     app = make_app(gateway)
 
@@ -282,6 +282,8 @@ async def serve(
             await site.start()
         started(url_of(runner.addresses[0]))
         await stop.wait()
+        gateway.drain.draining = True
+        await last_in(runner.listeners)
         for site in tuple(runner.sites):
             await site.stop()
         await gateway.drain.wait(gateway.config.limits.drain_timeout_s, hurry)

@@ -1,6 +1,10 @@
-"""Going down with grace: which requests run, and how far the shutdown is.
+"""Going down with grace: who still gets in, which requests run, and how far the shutdown is.
 
     running ── stop ──► draining (nothing new is accepted, what runs may finish) ── time is up ──► over (what is left is ended)
+
+Nobody who was let in may go without an answer, and the kernel lets in on its own: a connection is made, and its request may be
+here, before the loop has accepted it; closing the listening socket resets all of these. So the door is shut first (`last_in`).
+And who has just had an answer that did not tell of the end may have sent the next request: so idle for a moment is not idle.
 
 aiohttp would wait twice as long as it is told to, and end what is left without a word; so this is ours.
 """
@@ -8,8 +12,55 @@ aiohttp would wait twice as long as it is told to, and end what is left without 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
+import select
+import socket
+import struct
+import sys
+from collections.abc import Iterable
 
 LAST_WORDS_S = 1.0  # for writing the last words to clients that read
+
+# What is on its way arrives within so many rounds of the loop. Rounds, for who is frozen has had time, but has read nothing.
+ROUNDS, ROUND_S = 20, 0.01
+MAX_WAITING = 4096  # connections that the kernel holds for us
+
+_SO_ATTACH_FILTER = 26
+# Berkeley's packet filter for a listening socket: drop the first packet of a connection, whose sender then tries again after a
+# second and finds nobody; pass all others. Each step: code, jump if so, jump if not, operand.
+_NO_SYN = b"".join(
+    struct.pack("HBBI", *step)
+    for step in (
+        (0x30, 0, 0, 13),  # load byte 13: the flags
+        (0x45, 0, 1, 0x02),  # is SYN set?
+        (0x06, 0, 0, 0),  # return: drop
+        (0x06, 0, 0, 0xFFFFFFFF),  # return: pass
+    )
+)
+
+
+async def last_in(listeners: Iterable[socket.socket]) -> None:
+    """Let nobody new in, and accept all who are: then the listening sockets can be closed."""
+    poll = select.poll()
+    for listener in listeners:
+        _shut(listener)
+        poll.register(listener.fileno(), select.POLLIN)
+    for _ in range(ROUNDS):  # connections that are being made
+        await asyncio.sleep(ROUND_S)
+    for _ in range(MAX_WAITING):
+        if not poll.poll(0):
+            break
+        await asyncio.sleep(0)  # the loop accepts one in each round
+
+
+def _shut(listener: socket.socket) -> None:
+    if sys.platform != "linux":
+        return  # the last moment is a race there
+    steps = ctypes.create_string_buffer(_NO_SYN)
+    program = struct.pack("HL", len(_NO_SYN) // struct.calcsize("HBBI"), ctypes.addressof(steps))
+    with contextlib.suppress(OSError), socket.fromfd(listener.fileno(), listener.family, listener.type) as same:
+        same.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 class Drain:
@@ -39,14 +90,25 @@ class Drain:
     async def wait(self, timeout_s: float, hurry: asyncio.Event) -> None:
         """Let what runs finish, for so long or until `hurry`; then cancel what is left and let it say so."""
         self.draining = True
-        idle, hurried = asyncio.ensure_future(self._idle.wait()), asyncio.ensure_future(hurry.wait())
-        await asyncio.wait([idle, hurried], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finished, hurried = asyncio.ensure_future(self._finished()), asyncio.ensure_future(hurry.wait())
+        await asyncio.wait([finished, hurried], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finished.cancel()
         hurried.cancel()
         self.over = True
         for task in tuple(self._running):
             task.cancel()
-        await asyncio.wait([idle], timeout=LAST_WORDS_S)
-        idle.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._idle.wait()
+
+    async def _finished(self) -> None:
+        """Until nothing runs, and nothing has come for a while."""
+        while True:
+            await self._idle.wait()
+            for _ in range(ROUNDS):
+                await asyncio.sleep(ROUND_S)
+            if self._idle.is_set():
+                return
 
     def __repr__(self) -> str:
         state = "over" if self.over else "draining" if self.draining else "up"

@@ -26,6 +26,7 @@ from gateway.metering import Usage, parse_usage
 from gateway.metrics import Metrics
 from gateway.relay import Attempt, Call, Relay, request_headers
 from gateway.replicas import Fleet
+from gateway.tap import failure_of, first_event
 from router import Candidate
 
 MAX_REACHED = 3
@@ -174,9 +175,21 @@ class Failover:
         if attempt.content_type == EVENT_STREAM and api.stream:
             if attempt.empty:
                 raise ReplicaFailure("garbage", "the stream is empty")
+            await _hear_first(attempt)
             return
         exchange.body = await attempt.read(MAX_PLAIN_ANSWER)
         exchange.record.usage = _usage_of(exchange.body)
+
+
+async def _hear_first(attempt: Attempt) -> None:
+    """Raises ReplicaFailure if a stream begins with its engine's failure, which is told with status 200 too.
+
+    Nothing else is waited for, and of an error no more than the tap holds back anyway.
+    """
+    while (event := first_event(attempt.peek())) == b"" and not attempt.complete:
+        await attempt.more()
+    if event and (failure := failure_of(event)):
+        raise failure
 
 
 def _call_of(exchange: Exchange) -> Call:

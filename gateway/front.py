@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -149,3 +150,8 @@ class Runner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         await super()._make_server()  # starts the application up
         return self._make_front()
+
+    @property
+    def listeners(self) -> list[socket.socket]:
+        """Its listening sockets."""
+        return [listener for site in self._sites for listener in getattr(site._server, "sockets", ())]

@@ -90,6 +90,14 @@ class Attempt:
         """Whether the body has no byte. To be asked before any is taken."""
         return self._open.complete and not self._open.unread
 
+    def peek(self) -> bytes:
+        """What of the body is here; it is not taken."""
+        return self._open.peek()
+
+    async def more(self) -> None:
+        """Until more is here than `peek` gives, or the answer is complete. Raises ReplicaFailure if it ends too early."""
+        await self._open.wait(self._open.unread)
+
     def take(self) -> bytes:
         """What of the body is here and was not taken yet."""
         return self._open.take()

@@ -250,6 +250,8 @@ def _counts(counts: Mapping[str, Any], usage: Usage) -> dict[str, Any]:
 
 def ending(kind: str, so_far: Told, usage: Usage | None) -> bytes:
     """The end of a stream of which nothing but the end is missing. usage: to be told at the end, if the client wants it."""
+    if so_far.done:
+        return b""
     events = list[bytes]()
     if not so_far.finished:
         nothing: dict[str, Any] = {"delta": {}} if kind == CHAT else {"text": ""}
@@ -257,9 +259,7 @@ def ending(kind: str, so_far: Told, usage: Usage | None) -> bytes:
     if usage and not so_far.counted:
         details = {} if usage.cached is None else {"prompt_tokens_details": {"cached_tokens": usage.cached}}
         events.append(_made({**so_far.head, "choices": [], "usage": _counts(details, usage)}))
-    if not so_far.done:
-        events.append(b"data: [DONE]\n\n")
-    return b"".join(events)
+    return b"".join((*events, b"data: [DONE]\n\n"))
 
 
 def _made(answer: Mapping[str, Any]) -> bytes:

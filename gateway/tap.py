@@ -22,9 +22,11 @@ from gateway.errors import ReplicaFailure
 from gateway.metering import Usage, parse_usage
 
 MAX_EVENT_BYTES = 1 << 20  # an event beyond this is passed on unread, so that memory stays bounded
+MAX_ERROR_BYTES = 64 << 10  # nobody waits for the end of a longer one
 
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_END = 4
+_ERROR = b'data:{"error"'  # how the first event of an engine that failed before its first token begins, less its spaces
 
 
 class StreamTap:
@@ -86,7 +88,7 @@ class StreamTap:
         unread = self._too_long or len(event) > MAX_EVENT_BYTES
         self._too_long = False
         if self._closely and (self.failure or b'"error"' in event):
-            self.failure = self.failure or _failure(event)
+            self.failure = self.failure or failure_of(event)
             if self.failure:
                 return False
         if unread:
@@ -125,7 +127,16 @@ def object_of(event: bytes) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _failure(event: bytes) -> ReplicaFailure | None:
+def first_event(data: bytes) -> bytes | None:
+    """The first event of a stream that begins so, if it looks like an error: b"" while it is not whole, None if it does not."""
+    head = data[: 2 * len(_ERROR)].replace(b" ", b"")[: len(_ERROR)]
+    if not _ERROR.startswith(head) or len(data) > MAX_ERROR_BYTES:
+        return None
+    end = _EVENT_END.search(data)
+    return data[: end.end()] if end else b""
+
+
+def failure_of(event: bytes) -> ReplicaFailure | None:
     """What an engine's error event says, if the error is the engine's own and not the client's."""
     error = object_of(event).get("error")
     if not isinstance(error, dict):

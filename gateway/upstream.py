@@ -97,13 +97,17 @@ class Connection(asyncio.Protocol):
         """Bytes of the body that are here and were not taken."""
         return sum(map(len, self._parts))
 
-    async def wait(self) -> None:
-        """Until there are unread bytes, or the answer is complete. Raises ReplicaFailure."""
-        while not (self._parts or self.complete or self.failure):
+    async def wait(self, beyond: int = 0) -> None:
+        """Until there are more unread bytes than that, or the answer is complete. Raises ReplicaFailure."""
+        while not (self.unread > beyond or self.complete or self.failure):
             self._waiter = self._loop.create_future()
             await self._waiter
-        if self.failure and not self._parts:
+        if self.failure and self.unread <= beyond:
             raise self.failure
+
+    def peek(self) -> bytes:
+        """What of the body is here; it stays here."""
+        return b"".join(self._parts)
 
     def take(self) -> bytes:
         """What of the body is here."""

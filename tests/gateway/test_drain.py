@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -13,8 +15,11 @@ import pytest
 
 from gateway.app import compose, serve
 from gateway.config import load
-from tests.fakes import FakeReplica, hangs, streams
+from tests.fakes import FakeReplica, answers, hangs, streams
 from tests.gateway.conftest import BODY, LOGGED, eventually
+
+RAW = json.dumps(BODY).encode()
+RAW = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (len(RAW), RAW)
 
 
 @dataclass(slots=True)
@@ -82,4 +87,40 @@ async def test_what_does_not_finish_is_ended_with_a_word(by: str) -> None:
         answer = await waiting
         assert (answer.status, (await answer.json())["error"]["code"]) == (503, "shutting_down")
         assert answer.headers["Connection"] == "close"
+        await gateway.over
+
+
+async def test_whoever_the_kernel_has_let_in_is_answered() -> None:
+    """Forty connections are made, and asked, before the gateway's loop has its turn; then it is to stop."""
+    async with FakeReplica() as replica, serving(replica, 60) as gateway, asyncio.timeout(20):
+        address = ("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(socket.create_connection(address)) for _ in range(40)]
+            for client in clients:
+                client.sendall(RAW)
+            gateway.stop.set()
+            await gateway.over
+            for client in clients:
+                answer = client.recv(10_000)
+                assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+                assert b"Connection: close" in answer
+    assert len(replica.requests) == 40
+
+
+async def test_who_has_not_been_told_may_ask_once_more() -> None:
+    go_on = asyncio.Event()
+    replica = FakeReplica([streams("a", "b", hold=go_on), answers()])
+    async with replica, serving(replica, 60) as gateway, aiohttp.ClientSession() as session, asyncio.timeout(20):
+        url = f"{gateway.url}/v1/chat/completions"
+        async with session.post(url, json={**BODY, "stream": True}) as first:
+            assert "Connection" not in first.headers
+            gateway.stop.set()
+            while not await gateway.refuses():  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            go_on.set()
+            await first.read()
+        for _ in range(50):
+            await asyncio.sleep(0)  # it is in no hurry
+        async with session.post(url, json=BODY) as second:
+            assert (second.status, second.headers["Connection"]) == (200, "close")
         await gateway.over

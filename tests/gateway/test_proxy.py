@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -265,6 +266,43 @@ async def test_however_a_stream_breaks_off_the_client_is_told(broken: Behaviour,
             await anext(parts)
 
 
+def begins_with(error: dict[str, Any], cut: int = 1000) -> Behaviour:
+    """A stream whose first event says so, in two pieces."""
+    data = b"data: " + json.dumps({"error": {"message": "out of memory", "param": None, **error}}).encode() + b"\n\n" + DONE
+
+    async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(data[:cut]))
+        await writer.drain()
+        await asyncio.sleep(0)
+        writer.write((chunk(data[cut:]) if data[cut:] else b"") + b"0\r\n\r\n")
+
+    return behave
+
+
+@pytest.mark.parametrize("cut", [1, 16, 40, 1000])
+@pytest.mark.parametrize("error", [{"type": "InternalServerError", "code": 500}, {"type": "server_error", "code": None}])
+async def test_a_stream_that_begins_with_the_engines_failure_is_answered_by_another(error: dict[str, Any], cut: int) -> None:
+    one, two = FakeReplica([begins_with(error, cut)]), FakeReplica([streams("a", "b")])
+    async with one, two, running(one, two, **TURNS) as run:
+        assert [await text_of(run) for _ in range(2)] == ["ab", "ab"]
+        assert (await run.metrics())['warmroute_retries_total{reason="status"}'] == len(one.requests) > 0
+
+
+async def test_if_all_streams_begin_with_a_failure_the_client_has_a_plain_error() -> None:
+    async with FakeReplica([begins_with({"code": 503})]) as one, running(one) as run:
+        status, _, body = await run.post(STREAM)
+        assert (status, body["error"]["code"]) == (502, "replica_failed")
+        assert "it said: out of memory" in body["error"]["message"]
+
+
+async def test_a_stream_that_begins_with_the_clients_error_goes_on_as_it_is() -> None:
+    one, two = FakeReplica([begins_with({"code": 400})]), FakeReplica([begins_with({"code": 400})])
+    async with one, two, running(one, two) as run:
+        with pytest.raises(openai.APIError, match="out of memory"):
+            await text_of(run)
+        assert len(one.requests) + len(two.requests) == 1
+
+
 async def test_what_may_not_be_sent_twice_is_not() -> None:
     async with FakeReplica([dies]) as one, FakeReplica([dies]) as two, running(one, two) as run:
         code, _, _ = await run.post(b"a file", path="/v1/files", headers={"Content-Type": "text/plain"})
@@ -428,6 +466,18 @@ async def test_a_client_that_leaves_after_done_has_had_everything(request_lines:
             assert b"[DONE]" in await answer.content.readuntil(DONE)
         await eventually(request_lines)
         assert [(line["status"], line.get("error")) for line in request_lines()] == [(200, None)]
+
+
+@pytest.mark.parametrize("resume", [True, False])
+async def test_nothing_follows_done(resume: bool, request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    """The replica dies between [DONE] and its last chunk: the client has everything."""
+    dies_at_last = then_dies(says(STREAM_HEAD + chunk(event("a")) + chunk(DONE)))
+    async with FakeReplica([dies_at_last]) as one, running(pools=[{"replicas": [one.url], "resume_streams": resume}]) as run:
+        async with run.session.post(run.url + "/v1/chat/completions", json=STREAM) as answer:
+            assert await answer.read() == event("a") + DONE
+        await eventually(request_lines)
+        assert [(line["status"], line.get("error")) for line in request_lines()] == [(200, None)]
+        assert (await run.metrics())[f'warmroute_broken_answers_total{{model="m",replica="{one.name}"}}'] == 1
 
 
 async def test_an_error_has_our_server_header_on_every_path() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway import tap as tap_module
 from gateway.metering import Usage
-from gateway.tap import StreamTap
+from gateway.tap import MAX_ERROR_BYTES, StreamTap, failure_of, first_event
 from tests.fakes import DONE, event, usage
 
 COMMENT = b": ping\n\n"
@@ -135,6 +135,23 @@ def test_an_event_without_end_does_not_fill_the_memory(where: list[int]) -> None
 )
 def test_nonsense_passes_unharmed(bad: bytes) -> None:
     assert run(True, [bad + DONE]) == (bad + DONE, None)
+
+
+ERROR = b'data: {"error": {"message": "out of memory", "type": "InternalServerError", "code": 500}}\n\n'
+
+
+@pytest.mark.parametrize("error", [ERROR, ERROR.replace(b" ", b""), ERROR.replace(b"\n", b"\r\n")])
+def test_a_first_event_that_is_an_error_is_known_by_its_first_bytes(error: bytes) -> None:
+    for end in range(len(error)):
+        assert first_event(error[:end]) == b""
+    assert first_event(error) == first_event(error + DONE) == error
+    assert failure_of(error)
+    assert first_event(error[:-2] + b"x" * MAX_ERROR_BYTES) is None
+
+
+@pytest.mark.parametrize("begin", [event("a"), COMMENT, b"event: x\n", b'data: {"id": "error"', DONE, b"\n", b'"error"'])
+def test_nothing_else_is_waited_for(begin: bytes) -> None:
+    assert first_event(begin) is None
 
 
 CAPTURES = sorted((Path(__file__).parents[3] / "shared" / "captures").glob("*/*stream*.sse"))
