@@ -34,7 +34,7 @@ test-compiled: $(VENV)/.dev
 	$(BIN)/python hatch_build.py $(COMPILED)
 	rm -rf $(COMPILED)/tests $(COMPILED)/scripts
 	cp -r tests scripts pyproject.toml $(COMPILED)/
-	cd $(COMPILED) && $(abspath $(BIN))/python -m pytest tests/gateway tests/router -m "not tools" -p no:cacheprovider
+	cd $(COMPILED) && $(abspath $(BIN))/python -m pytest tests/gateway tests/router tests/chaos -m "not tools" -p no:cacheprovider
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

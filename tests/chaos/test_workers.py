@@ -1,0 +1,109 @@
+"""A gateway of two workers: what one process does two do together; and one of them is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from functools import partial
+from pathlib import Path
+
+from tests.chaos.hostile import FAULTS
+from tests.chaos.load import ANSWERED, LOST, Load
+from tests.chaos.stage import Stage, a_replica, configured, stage, until
+from tests.chaos.test_replicas import is_counted
+from tests.chaos.wire import port_of
+
+CLIENTS = 30
+
+
+async def test_faults_of_replicas_are_hidden_by_both(tmp_path: Path) -> None:
+    schedule = random.Random(7).sample(list(FAULTS), 5)
+    async with stage(tmp_path, workers=2) as scene:
+        async with Load(scene.url) as load:
+            for mood in schedule:
+                await scene.feel(scene.replicas[1], mood)
+        await is_counted(scene, load, resume=True)
+        assert await scene.total("workers") == 2
+
+
+async def test_a_killed_replica_is_one_restart_whoever_sees_it(tmp_path: Path) -> None:
+    async with stage(tmp_path, simulated=True, workers=2) as scene:
+        doomed = scene.replicas[1]
+        async with Load(scene.url) as load:
+            await load.streams()
+            doomed.child.signal(signal.SIGKILL)
+            await until(lambda: scene.is_up(doomed, False), lambda: "it is known to be down")
+            await load.more(20)
+            again = await a_replica(tmp_path / "again.log", scene.ends, simulated=True, port=port_of(doomed.url))
+            doomed.child = again.child
+            await until(lambda: scene.is_up(doomed, True), lambda: "both know it to be up")
+        await is_counted(scene, load, resume=True)
+        assert await scene.total("replica_restarts_total", doomed.name) == 1
+
+
+async def test_a_killed_worker_takes_only_its_own_requests_with_it(tmp_path: Path) -> None:
+    async with stage(tmp_path, workers=2) as scene:
+        async with Load(scene.url, count=CLIENTS) as load:
+            for number in (1, 2):
+                await load.streams()
+                doomed, survivor = scene.pids[1:]
+                before = load.fates[LOST]
+                os.kill(doomed, signal.SIGKILL)
+                await until(partial(replaced, scene, doomed), lambda: "there are two again")
+                assert survivor in scene.pids
+                await load.more(2 * CLIENTS)  # each client has asked since, and again
+                gone = load.fates[LOST]
+                await load.more(2 * CLIENTS)
+                assert load.fates[LOST] == gone, "nothing but what ran there"
+                assert gone - before < CLIENTS
+                assert await scene.total("worker_restarts_total") == number
+        broken = ("ConnectionResetError", "IncompleteReadError", "BrokenPipeError")
+        assert all(any(kind in why for kind in broken) for why in load.lost), load.lost
+        assert load.sent == load.fates[ANSWERED] + load.fates[LOST]
+
+        async def idle() -> bool:
+            return not (await scene.total("replica_inflight") + await scene.total("pool_inflight"))
+
+        await until(idle, lambda: "no lease is open")
+        # What it had counted is there, but for its last moments; of what it was doing nobody knows.
+        counted = await scene.total("requests_total", 'code="200"')
+        assert load.fates[ANSWERED] - CLIENTS <= counted <= load.fates[ANSWERED]
+        await scene.closes_all()
+
+
+async def replaced(scene: Stage, doomed: int) -> bool:
+    return doomed not in scene.pids and len(scene.pids) == 3
+
+
+async def test_both_answer_what_they_have_accepted_before_they_stop(tmp_path: Path) -> None:
+    async with stage(tmp_path, workers=2) as scene:
+        async with Load(scene.url) as load:
+            await load.more(60)
+            scene.gateway.signal(signal.SIGTERM)
+            await load.over()
+        assert load.lost == []
+        assert load.sent == load.fates[ANSWERED]
+        assert await scene.gateway.exit_status() == 0
+        await scene.log_is_clean(load.sent)
+
+
+async def test_both_take_another_configuration_and_no_request_notices(tmp_path: Path) -> None:
+    async with stage(tmp_path, workers=2) as scene:
+        a, b, c = scene.replicas
+        fleets = [(b, c), (a,), (c, b)]
+        async with Load(scene.url) as load:
+            for number, fleet in enumerate(fleets, 1):
+                await load.streams()
+                scene.config.write_text(configured(fleet, workers=2, timeouts={"idle_s": 100 + number}), "utf-8")
+                scene.gateway.signal(signal.SIGHUP)
+
+                async def taken(count: int = number) -> bool:
+                    return await scene.total("reloads_total", 'result="good"') == count
+
+                await until(taken, lambda: "it is reloaded")
+                await asyncio.gather(load.more(10), load.streams())
+        assert load.sent == load.fates[ANSWERED]
+        assert await scene.total("retries_total") == await scene.total("broken_answers_total") == 0
+        await scene.counts(load)
