@@ -104,7 +104,7 @@ class PagedBlocks:
         return claim.cached_tokens
 
     def can_store_request_tokens(self, state: Any, request_len: int, dry_run: bool = False) -> bool:
-        blocks = -(-(state.current_len() + request_len) // self.ledger.size)
+        blocks: int = -(-(state.current_len() + request_len) // self.ledger.size)
         lease = self._leases.get(state.request_id)
         if dry_run:
             return blocks - (len(lease.blocks) if lease else 0) <= self.ledger.room
