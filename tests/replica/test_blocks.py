@@ -56,9 +56,9 @@ class Known:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
+    def __init__(self, follower: Follower | None = None) -> None:
         super().__init__()
-        self.follower = Follower()
+        self.follower = follower or Follower()
         self.ledger = BlockLedger(CAPACITY, SIZE, (self.follower,))
         self.memory: dict[int, Key] = {}  # what an engine would have computed into each block
         self.known: dict[Key, Known] = {}
