@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatching
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from replica.blocks import CacheCounts, Sink
+from replica.checkpoint import Checkpoint
 from replica.engine import EngineInfo, Finish, Load, Message, PromptError, Request, Sequence, SetupError, Tail
 from replica.paged import Claim, PagedBlocks
 from replica.prefix import Prefix
@@ -51,6 +52,7 @@ class ContinuousConfig:
     batch_tokens: int = 512
     max_model_len: int = 0
     threads: int = 0
+    cache_file: Path | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -71,8 +73,9 @@ class ContinuousEngine:
         transformers.logging.disable_progress_bar()
         if config.threads:
             torch.set_num_threads(config.threads)
-        self._config, self._sinks = config, sinks
         self._tokenizer, self._model = _load(model, config.dtype)
+        self._checkpoint = Checkpoint(config.cache_file, self._model, config.block_size) if config.cache_file else None
+        self._config, self._sinks = config, [*sinks, *([self._checkpoint.contents] if self._checkpoint else [])]
         num_blocks = config.kv_tokens // config.block_size
         capacity = num_blocks * config.block_size
         limits = [capacity, self._model.config.max_position_embeddings, config.max_model_len or capacity]
@@ -108,13 +111,19 @@ class ContinuousEngine:
         seams = _Seams(asyncio.get_running_loop(), self._received, self._running)
         self._manager = await asyncio.to_thread(_make_manager, self._model, self._config, self._eos, seams)
         self._blocks = _take_blocks(self._manager, self._info.num_blocks, self._sinks)
+        if self._checkpoint and self._blocks:
+            await asyncio.to_thread(self._checkpoint.restore, self._blocks)
         self._manager.start()
 
     async def close(self) -> None:
         for sequence in list(self._jobs):
             sequence.fail("the replica is shutting down")
-        if self._manager is not None:
-            await asyncio.to_thread(self._manager.stop, block=True, timeout=STOP_TIMEOUT_S, hard_stop=True)
+        if self._manager is None:
+            return
+        sound = self.failure() is None
+        await asyncio.to_thread(self._manager.stop, block=True, timeout=STOP_TIMEOUT_S, hard_stop=True)
+        if self._checkpoint and self._blocks and sound and not self._manager.is_running():
+            await asyncio.to_thread(self._checkpoint.save, self._blocks)
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text))

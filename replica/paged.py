@@ -16,11 +16,12 @@ Threads: the replaced methods run in the engine's thread; `expect` and `forget` 
 import inspect
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import transformers
 
 from replica.blocks import BlockLedger, Lease, Sink
@@ -50,8 +51,9 @@ class Claim:
 class PagedBlocks:
     """The ledger, spoken to as transformers speaks to its cache."""
 
-    def __init__(self, cache: Any, capacity: int, sinks: Items[Sink] = ()) -> None:
+    def __init__(self, cache: Any, capacity: int, sinks: Items[Sink] = (), now: Callable[[], float] = time.time) -> None:
         _check_seam(type(cache))
+        self.now = now
         self._name, self._allocator = next(iter(cache.cache_allocators.items()))
         first = cache.pool.num_reserved_sectors * self._allocator.blocks_per_sector
         self.ledger = BlockLedger(capacity, self._allocator.tokens_per_page, sinks, first)
@@ -84,13 +86,20 @@ class PagedBlocks:
         """It will not come."""
         self._claims.pop(request_id, None)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of K and V of one block, in all layers."""
+        size: int = self._allocator.bytes_per_block
+        return size
+
     def rows(self, blocks: Items[int]) -> Any:
         """K and V of some blocks as bytes, one row a block; a copy on their device."""
-        return self._allocator._copy_view[list(blocks)]
+        view = self._allocator._copy_view
+        return view[torch.tensor(blocks, dtype=torch.long, device=view.device)]
 
     def write(self, blocks: Items[int], rows: Any) -> None:
         view = self._allocator._copy_view
-        view[list(blocks)] = rows.to(view.device)
+        view[torch.tensor(blocks, dtype=torch.long, device=view.device)] = rows.to(view.device)
 
     # -- what transformers calls
 
@@ -109,7 +118,7 @@ class PagedBlocks:
         if dry_run:
             return blocks - (len(lease.blocks) if lease else 0) <= self.ledger.room
         lease = lease or self._open(state.request_id, Prefix((), self.ledger.size), 0.0)
-        return self.ledger.grow(lease, blocks, time.time())
+        return self.ledger.grow(lease, blocks, self.now())
 
     def mark_complete_blocks(self, state: Any, complete_blocks: dict[str, int]) -> None:
         """Also for a request that has just finished, which transformers leaves out: with max_tokens 1 its whole prompt would
@@ -127,7 +136,7 @@ class PagedBlocks:
         lease = self._leases.pop(request_id, None)
         if lease is not None:
             del self._allocator.block_table[request_id]
-            self.ledger.release(lease, time.time())
+            self.ledger.release(lease, self.now())
         if not self._leases:
             self.unused.set()
 
@@ -140,11 +149,10 @@ class PagedBlocks:
         return False
 
     def compute_free_capacity(self, relative: bool = True) -> float:
-        share = self.ledger.room / self.ledger.capacity
-        return share if relative else share * self.ledger.capacity * self._allocator.bytes_per_block
+        return self.ledger.room / self.ledger.capacity if relative else float(self.ledger.room * self.row_bytes)
 
     def _open(self, request_id: str, prefix: Prefix, keep_s: float) -> Lease:
-        lease = self.ledger.reserve(prefix, 0, time.time(), keep_s)
+        lease = self.ledger.reserve(prefix, 0, self.now(), keep_s)
         assert lease is not None, "a lease without own blocks always fits"
         self.unused.clear()
         self._leases[request_id] = lease

@@ -27,6 +27,11 @@ class Scope:
         return blake2b(b"".join(len(name).to_bytes(4, "big") + name for name in names), digest_size=KEY_BYTES).digest()
 
 
+def chained(parent: Key, tokens: "array[int]") -> Key:
+    """The key of a block: of its tokens, and of all before them."""
+    return blake2b(parent + tokens.tobytes(), digest_size=KEY_BYTES).digest()
+
+
 class Prefix:
     """The tokens of one sequence as far as they are known, and the keys of their full blocks, each hashed once."""
 
@@ -47,8 +52,7 @@ class Prefix:
         self.tokens.extend(tokens)
         for end in range((len(self.keys) + 1) * self.size, len(self.tokens) + 1, self.size):
             parent = self.keys[-1] if self.keys else self._root
-            block = self.tokens[end - self.size : end]
-            self.keys.append(blake2b(parent + block.tobytes(), digest_size=KEY_BYTES).digest())
+            self.keys.append(chained(parent, self.tokens[end - self.size : end]))
 
     def parent(self, at: int) -> Key | None:
         """The key before block `at`; None at the start."""
