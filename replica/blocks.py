@@ -296,7 +296,7 @@ class BlockLedger:
 
 def _joined(runs: list[Run]) -> Iterator[Run]:
     """Runs of one block, parents first, with each that extends the one before it joined to it."""
-    cuts = [at for at, (one, two) in enumerate(pairwise(runs), 1) if two.parent != one.keys[0] or two.scope != one.scope]
+    cuts = [at for at, (one, two) in enumerate(pairwise(runs), 1) if two.parent != one.keys[0]]
     for begin, end in pairwise([0, *cuts, len(runs)] if runs else []):
         tokens = array("I")
         for run in runs[begin:end]:
