@@ -147,7 +147,6 @@ def write(path: Path, header: Mapping[str, str], saved: Saved) -> None:
     os.close(handle)
     try:
         save_file(tensors, name, about)
-        os.chmod(name, 0o600)
         with open(name, "rb") as file:
             os.fsync(file.fileno())
         os.replace(name, path)

@@ -110,8 +110,11 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, whole: bytes) ->
     broken = Saved([*saved().blocks, (Run((b"short",), None, array("I", [1, 2]), Scope()), 0.0)], saved().rows)
     with pytest.raises((RuntimeError, ValueError)):
         write(path, HEADER, broken)
-    assert os.listdir(tmp_path) == ["cache"]
     assert path.read_bytes() == whole
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write(tmp_path / "folder", HEADER, saved())
+    assert sorted(os.listdir(tmp_path)) == ["cache", "folder"], "nothing is left beside it"
 
 
 def test_contents_are_what_the_ledger_holds() -> None:

@@ -82,6 +82,10 @@ async def test_transformers_own_bookkeeping_is_gone(model: Path) -> None:
             with pytest.raises(AttributeError):
                 use()
         assert (await answer(engine, Request(prompt(9, 1), 3)))[1] == 0
+        blocks = engine._blocks.ledger._all
+        assert blocks.start == 2 * cache.cache_allocators["full_attention"].blocks_per_sector, "the first two are for padding"
+        assert len(blocks) == 256
+        assert cache.cache_allocators["full_attention"].block_table == {}
 
 
 # -- a cached answer is the uncached one
@@ -187,6 +191,17 @@ async def test_a_cancelled_request_that_never_arrived_leaves_nothing(model: Path
         engine._blocks.ledger.check()
         assert engine.load().kv_usage == 0
         assert not engine._blocks._claims
+
+
+async def test_a_reset_waits_for_who_has_just_left(model: Path) -> None:
+    async with running(model) as engine:
+        for seed in range(10):
+            doomed = engine.submit(Request(prompt(40, seed), 500, ignore_eos=True))
+            await doomed.next()
+            assert not await engine.reset_prefix_cache()
+            doomed.close()
+            assert await engine.reset_prefix_cache()
+            assert engine.cache_counts().free == 256
 
 
 async def test_sinks_know_the_cache(model: Path) -> None:
