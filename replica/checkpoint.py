@@ -166,8 +166,12 @@ def read(path: Path, header: Mapping[str, str], row_bytes: int) -> Saved:
             rows, keys, parents, tokens, scopes, keep_until = (file.get_tensor(name) for name in TENSORS)
         if _checksum((rows, keys, parents, tokens, scopes, keep_until)) != about.get("checksum"):
             raise CheckpointError("its checksum is wrong")
-        if rows.shape != (len(keys), row_bytes) or tokens.shape != (len(keys), int(header["block_size"])):
-            raise CheckpointError(f"its rows are {tuple(rows.shape)}, its tokens {tuple(tokens.shape)}")
+        if (
+            rows.dtype != torch.uint8
+            or rows.shape != (len(keys), row_bytes)
+            or tokens.shape != (len(keys), int(header["block_size"]))
+        ):
+            raise CheckpointError(f"its rows are {tuple(rows.shape)} {rows.dtype}, its tokens {tuple(tokens.shape)}")
         known = [Scope(adapter, salt) for adapter, salt in json.loads(about["scopes"])]
         runs = [
             Run((key,), parent if any(parent) else None, array("I", ids), known[scope])

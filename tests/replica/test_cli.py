@@ -74,11 +74,11 @@ def test_without_torch_a_real_model_is_refused_with_advice(start: Start) -> None
 
 
 def test_without_zmq_events_are_refused_with_advice(start: Start) -> None:
-    process = start("--engine", "sim", "--port", "0", "--kv-events", "tcp://*:0", hide=("zmq",))
+    process = start("--engine", "sim", "--port", "0", "--kv-events", "tcp://*:0", hide=("msgpack", "zmq"))
     assert process.wait(10) == 1
     assert process.stderr is not None
     advice = "pip install 'warmroute[events]' (or leave out --kv-events)"
-    assert process.stderr.read() == f"warmroute replica: zmq not installed: {advice}\n"
+    assert process.stderr.read() == f"warmroute replica: msgpack, zmq not installed: {advice}\n"
 
 
 def test_kv_events_of_a_process_and_where_they_come_from(start: Start, tmp_path: Path) -> None:
