@@ -10,15 +10,23 @@ import re
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from replica.blocks import Sink
 from replica.engine import Engine, SetupError
 from replica.server import create_app
 from replica.sim import SimConfig, SimEngine
 
+if TYPE_CHECKING:
+    from replica.kv_events import KvEvents
+
 NEEDED = ("torch", "transformers", "accelerate", "gguf", "tqdm")
+NEEDED_FOR_EVENTS = ("msgpack", "zmq")
 SHUTDOWN_S = 2.0  # how long open streams may go on after SIGTERM; a gateway drains a replica before it stops it
 KV_TOKENS = {"transformers": 32_768, "sim": 100_000}
 MAX_BATCH = {"transformers": 16, "sim": 256}
@@ -29,6 +37,7 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit status."""
     args = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("replica").setLevel(logging.INFO)
     # Until the server listens, SIGTERM is like Ctrl-C: an unwinding that leaves no half-prepared model.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -36,9 +45,9 @@ def main(argv: list[str]) -> int:
             print(_model_folder(args), file=sys.stderr)
             return 0
         # Bound before the model loads: a port that is taken should not cost half a minute to find out.
-        with _bind(args.host, args.port) as listener:
-            engine = _engine(args)
-            asyncio.run(_serve(engine, _served_name(args), listener))
+        with _bind(args.host, args.port) as listener, _events(args) as events:
+            engine = _engine(args, [events] if events else [])
+            asyncio.run(_serve(engine, _served_name(args), listener, events))
     except SetupError as error:
         print(f"warmroute replica: {error}", file=sys.stderr)
         return 1
@@ -65,8 +74,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=_port, default=9001, help="port to listen on; 0 takes any free one (default: %(default)s)")
     add("--prepare-only", action="store_true", help="prepare the model, print its folder and exit")
     add("--kv-tokens", type=_positive_int, metavar="TOKENS", help="KV cache capacity (default: 32768; sim: 100000)")
+    add(
+        "--block-size",
+        type=_positive_int,
+        default=16,
+        metavar="TOKENS",
+        help="tokens of a block of the prefix cache, from 4 (default: %(default)s)",
+    )
     add("--max-batch", type=_positive_int, metavar="N", help="requests that run at once (default: 16; sim: 256)")
     _engine_flags(parser)
+    _event_flags(parser)
     return parser
 
 
@@ -79,13 +96,6 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
         help="type of weights and KV cache (default: %(default)s)",
     )
     real.add_argument(
-        "--block-size",
-        type=_positive_int,
-        default=32,
-        metavar="TOKENS",
-        help="tokens of a KV cache block, from 4 (default: %(default)s)",
-    )
-    real.add_argument(
         "--batch-tokens",
         type=_positive_int,
         default=512,
@@ -95,6 +105,12 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
     real.add_argument("--max-model-len", type=_positive_int, metavar="TOKENS", help="context (default: the model's own)")
     real.add_argument(
         "--threads", type=_positive_int, default=_cpus(), metavar="N", help="CPU threads of torch (default: %(default)s)"
+    )
+    real.add_argument(
+        "--cache-file",
+        type=Path,
+        metavar="PATH",
+        help="where the prefix cache is saved at the end and restored from at the start (default: it is not)",
     )
     sim = parser.add_argument_group("sim only")
     sim.add_argument(
@@ -113,13 +129,62 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _engine(args: argparse.Namespace) -> Engine:
+def _event_flags(parser: argparse.ArgumentParser) -> None:
+    events = parser.add_argument_group("KV events, as vLLM sends them (needs warmroute[events]; they contain prompts)")
+    events.add_argument(
+        "--kv-events",
+        metavar="ENDPOINT",
+        help="publish what is cached on this ZMQ endpoint; bound if it has a * or is ipc, such as tcp://*:5557, "
+        "connected to otherwise (default: nothing is published)",
+    )
+    events.add_argument(
+        "--kv-events-replay", metavar="ENDPOINT", help="answer on this one who missed events (default: nobody is answered)"
+    )
+    events.add_argument(
+        "--kv-events-topic", default="", metavar="TEXT", help="begins each message, such as kv@HOST:PORT@MODEL (default: empty)"
+    )
+    events.add_argument(
+        "--kv-events-form",
+        choices=("map", "array"),
+        default="map",
+        help="events as maps, or as arrays for followers made before vLLM 0.24 (default: %(default)s)",
+    )
+
+
+@contextlib.contextmanager
+def _events(args: argparse.Namespace) -> "Iterator[KvEvents | None]":
+    """The publisher, if there is to be one; closed after the engine."""
+    if args.kv_events is None:
+        if args.kv_events_replay is not None:
+            raise SetupError("--kv-events-replay repeats what --kv-events has published: give both")
+        yield None
+        return
+    missing = [name for name in NEEDED_FOR_EVENTS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SetupError(f"{', '.join(missing)} not installed: pip install 'warmroute[events]' (or leave out --kv-events)")
+    from replica.kv_events import EventsConfig, KvEvents
+
+    config = EventsConfig(args.kv_events, args.kv_events_replay, args.kv_events_topic, args.kv_events_form)
+    with contextlib.closing(KvEvents(config, args.block_size)) as events:
+        yield events
+
+
+def _engine(args: argparse.Namespace, sinks: Items[Sink]) -> Engine:
     kv_tokens = args.kv_tokens or KV_TOKENS[args.engine]
     max_batch = args.max_batch or MAX_BATCH[args.engine]
-    if args.engine == "sim":
-        return SimEngine(SimConfig(kv_tokens, args.prefill_rate, args.decode_rate, max_batch))
     if args.block_size < 4 or kv_tokens < 4 * args.block_size:
         raise SetupError(f"--block-size must be at least 4, and --kv-tokens ({kv_tokens}) at least four blocks")
+    if args.engine == "sim":
+        if args.cache_file:
+            raise SetupError("the simulated engine has nothing to save: leave out --cache-file")
+        config = SimConfig(kv_tokens, args.prefill_rate, args.decode_rate, max_batch, args.block_size)
+        return SimEngine(config, sinks=sinks)
+    if args.cache_file and not args.cache_file.absolute().parent.is_dir():
+        raise SetupError(f"--cache-file: there is no folder {args.cache_file.absolute().parent}")
+    return _real_engine(args, kv_tokens, max_batch, sinks)
+
+
+def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, sinks: Items[Sink]) -> Engine:
     folder = _model_folder(args)
     from replica.continuous import ContinuousConfig, ContinuousEngine
 
@@ -131,8 +196,9 @@ def _engine(args: argparse.Namespace) -> Engine:
         batch_tokens=args.batch_tokens,
         max_model_len=args.max_model_len or 0,
         threads=args.threads,
+        cache_file=args.cache_file,
     )
-    return ContinuousEngine(folder, config)
+    return ContinuousEngine(folder, config, sinks)
 
 
 def _model_folder(args: argparse.Namespace) -> str | Path:
@@ -184,13 +250,14 @@ def _bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-async def _serve(engine: Engine, model: str, listener: socket.socket) -> None:
+async def _serve(engine: Engine, model: str, listener: socket.socket, events: "KvEvents | None") -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     # Access logs off: a gateway stands in front, and a line per request costs more than the simulated engine's work.
-    runner = web.AppRunner(create_app(engine, model), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    app = create_app(engine, model, events=events.source() if events else None)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
         await runner.setup()

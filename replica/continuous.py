@@ -1,9 +1,9 @@
 """The real engine: transformers' continuous batching with paged attention and prefix sharing.
 
 Theory of operation. transformers' `ContinuousBatchingManager` runs the model in a thread of its own: each step it
-takes new requests, schedules up to `batch_tokens` of prefill and decode, runs the model and delivers tokens. All that
-touches its internals is in this file, at five places, each marked SEAM: where outputs go, how a prefix match is
-counted, when blocks are registered, how tokens are sampled, and how blocks are counted and dropped.
+takes new requests, schedules up to `batch_tokens` of prefill and decode, runs the model and delivers tokens. What
+touches its internals is marked SEAM: where outputs go and how tokens are sampled, here, and which block holds what, in
+`replica/paged.py`.
 
 Admission is ours. A request is handed over only when its worst case (prompt and max_tokens) fits into the blocks that
 no other running request may need. transformers would otherwise preempt requests, and after a preemption it takes no
@@ -15,8 +15,10 @@ calls.
 
 import asyncio
 import itertools
+import logging
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,9 +30,14 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
+from replica.blocks import CacheCounts, Sink
+from replica.checkpoint import Checkpoint
 from replica.engine import EngineInfo, Finish, Load, Message, PromptError, Request, Sequence, SetupError, Tail
+from replica.paged import Claim, PagedBlocks
+from replica.prefix import Prefix
 from replica.sampling import Sampler
 
+log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 30.0
 
 
@@ -40,11 +47,12 @@ class ContinuousConfig:
 
     dtype: str = "bfloat16"
     kv_tokens: int = 32_768
-    block_size: int = 32
+    block_size: int = 16
     max_batch: int = 16
     batch_tokens: int = 512
     max_model_len: int = 0
     threads: int = 0
+    cache_file: Path | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -53,20 +61,21 @@ class _Job:
     sequence: Sequence
     blocks: int
     sampler: Sampler | None
-    cached_tokens: int = 0
+    claim: Claim
     seen: int = 0
 
 
 class ContinuousEngine:
-    """A model folder (or Hub id) as an Engine. The constructor loads the model: seconds."""
+    """A model folder (or Hub id) as an Engine. The constructor loads the model: seconds. `sinks` hear of each cached block."""
 
-    def __init__(self, model: str | Path, config: ContinuousConfig) -> None:
+    def __init__(self, model: str | Path, config: ContinuousConfig, sinks: Items[Sink] = ()) -> None:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         if config.threads:
             torch.set_num_threads(config.threads)
-        self._config = config
         self._tokenizer, self._model = _load(model, config.dtype)
+        self._checkpoint = Checkpoint(config.cache_file, self._model, config.block_size) if config.cache_file else None
+        self._config, self._sinks = config, [*sinks, *([self._checkpoint.contents] if self._checkpoint else [])]
         num_blocks = config.kv_tokens // config.block_size
         capacity = num_blocks * config.block_size
         limits = [capacity, self._model.config.max_position_embeddings, config.max_model_len or capacity]
@@ -79,6 +88,7 @@ class ContinuousEngine:
             num_blocks=num_blocks,
         )
         self._manager: Any = None
+        self._blocks: PagedBlocks | None = None  # none for a model whose blocks cannot be shared
         self._ids = itertools.count()
         self._waiting: deque[_Job] = deque()
         self._running: dict[str, _Job] = {}
@@ -99,13 +109,21 @@ class ContinuousEngine:
     async def start(self) -> None:
         self._last_error = None
         seams = _Seams(asyncio.get_running_loop(), self._received, self._running)
-        self._manager = await asyncio.to_thread(_start_manager, self._model, self._config, self._eos, seams)
+        self._manager = await asyncio.to_thread(_make_manager, self._model, self._config, self._eos, seams)
+        self._blocks = _take_blocks(self._manager, self._info.num_blocks, self._sinks)
+        if self._checkpoint and self._blocks:
+            await asyncio.to_thread(self._checkpoint.restore, self._blocks)
+        self._manager.start()
 
     async def close(self) -> None:
         for sequence in list(self._jobs):
             sequence.fail("the replica is shutting down")
-        if self._manager is not None:
-            await asyncio.to_thread(self._manager.stop, block=True, timeout=STOP_TIMEOUT_S, hard_stop=True)
+        if self._manager is None:
+            return
+        sound = self.failure() is None
+        await asyncio.to_thread(self._manager.stop, block=True, timeout=STOP_TIMEOUT_S, hard_stop=True)
+        if self._checkpoint and self._blocks and sound and not self._manager.is_running():
+            await asyncio.to_thread(self._checkpoint.save, self._blocks)
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text))
@@ -123,7 +141,11 @@ class ContinuousEngine:
         return text
 
     def load(self) -> Load:
-        return Load(len(self._running), len(self._waiting), _blocks_in_use(self._manager) / self._info.num_blocks)
+        used = self._blocks.ledger.used if self._blocks else self._reserved
+        return Load(len(self._running), len(self._waiting), used / self._info.num_blocks)
+
+    def cache_counts(self) -> CacheCounts:
+        return self._blocks.ledger.counts() if self._blocks else CacheCounts()
 
     def failure(self) -> str | None:
         if self._manager is None:
@@ -135,14 +157,14 @@ class ContinuousEngine:
     async def reset_prefix_cache(self) -> bool:
         if self._jobs:
             return False
-        await asyncio.to_thread(_drop_cached_blocks, self._manager)
-        return True
+        return self._blocks is None or await asyncio.to_thread(_reset, self._manager, self._blocks)
 
     def submit(self, request: Request) -> Sequence:
         """O(prompt)."""
         sequence = Sequence(request, self._cancel)
         blocks = -(-(len(request.prompt) + request.max_tokens) // self._info.block_size)
-        job = _Job(f"r{next(self._ids)}", sequence, blocks, Sampler.of(request))
+        claim = Claim(Prefix(request.prompt, self._info.block_size, request.scope), request.keep_s)
+        job = _Job(f"r{next(self._ids)}", sequence, blocks, Sampler.of(request), claim)
         self._jobs[sequence] = job
         self._waiting.append(job)
         self._admit()
@@ -158,6 +180,8 @@ class ContinuousEngine:
             self._reserved += job.blocks
             self._running[job.id] = job
             request = job.sequence.request
+            if self._blocks:
+                self._blocks.expect(job.id, job.claim)
             accepted = self._manager.add_request(
                 list(request.prompt),
                 request_id=job.id,
@@ -166,6 +190,8 @@ class ContinuousEngine:
                 eos_token_id=[] if request.ignore_eos else self._eos,
             )
             if accepted is None:
+                if self._blocks:
+                    self._blocks.forget(job.id)
                 self._release(job)
                 job.sequence.fail(self.failure() or "the engine is stopping")
 
@@ -181,7 +207,7 @@ class ContinuousEngine:
             fresh, job.seen = output.generated_tokens[job.seen :], len(output.generated_tokens)
             if output.is_finished():
                 self._release(job)
-            job.sequence.cached_tokens = job.cached_tokens
+            job.sequence.cached_tokens = job.claim.cached_tokens
             if output.error is not None:
                 self._last_error = output.error
                 job.sequence.fail(output.error)
@@ -225,9 +251,6 @@ class _Seams:
         manager.output_router = self  # SEAM: outputs; deliver, deliver_batch and fail_and_deliver below
         manager.warmup()  # creates the batch processor, which keeps the router it finds
         processor = manager.batch_processor
-        cache = processor.cache
-        cache.search_prefix_match = partial(self._search_prefix_match, cache.search_prefix_match)  # SEAM: matches
-        cache.mark_complete_blocks = partial(self._mark_complete_blocks, cache)  # SEAM: registering
         processor.model_runner._sample = partial(self._sample, processor.inputs_and_outputs)  # SEAM: sampling
 
     def deliver(self, output: Any) -> None:
@@ -240,22 +263,6 @@ class _Seams:
         state.status, state.error = RequestStatus.FAILED, str(error)
         self.deliver(state.to_generation_output())
 
-    def _search_prefix_match(self, search: Callable[[str, list[int]], int], request_id: str, tokens: list[int]) -> int:
-        """The scheduler takes the blocks that this finds, so its result is the truth about what was cached."""
-        matched = search(request_id, tokens)
-        job = self._running.get(request_id)
-        if job is not None:
-            job.cached_tokens = matched
-        return matched
-
-    def _mark_complete_blocks(self, cache: Any, state: Any, complete_blocks: dict[str, int]) -> None:
-        """As in transformers, but also for a request that has just finished: it would lose the blocks of its last step, and
-        with max_tokens 1 all of its prompt's. Its block table is still there, as we do not batch asynchronously."""
-        tokens = state.initial_tokens + state.generated_tokens
-        for name, count in complete_blocks.items():
-            if state.request_id in cache.cache_allocators[name].block_table:
-                cache.cache_allocators[name].mark_complete_blocks(state.request_id, tokens, count)
-
     def _sample(self, batch: Any, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         """Each request's own sampling; transformers has one for all. Rows follow the requests that get a token."""
         chosen = scores[0].argmax(dim=-1)
@@ -267,46 +274,39 @@ class _Seams:
         output_ids[0, : len(chosen)].copy_(chosen)
 
 
-def _start_manager(model: Any, config: ContinuousConfig, eos: list[int], seams: _Seams) -> Any:
-    blocks = config.kv_tokens // config.block_size
-    # Cached blocks are dropped (all of them) when fewer blocks than this share are free. A step must always find its own.
-    step_blocks = config.batch_tokens // config.block_size + config.max_batch
+def _make_manager(model: Any, config: ContinuousConfig, eos: list[int], seams: _Seams) -> Any:
     manager = model.init_continuous_batching(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=eos),
         continuous_batching_config=ContinuousBatchingConfig(
             page_size=config.block_size,
-            num_blocks=blocks,
+            num_blocks=config.kv_tokens // config.block_size,
             max_batch_tokens=config.batch_tokens,
             max_requests_per_batch=config.max_batch,
-            safety_margin=min(1.0, max(0.15, step_blocks / blocks)),
+            safety_margin=0.0,  # admission is ours
             use_async_batching=False,
             use_cuda_graph=False,
             auto_switch_to_flash=False,
         ),
     )
     seams.install(manager)
-    manager.start()
     return manager
 
 
-def _blocks_in_use(manager: Any) -> int:
-    """SEAM: blocks that running requests hold. Reads lengths only, so it may run beside the engine's thread."""
-    if manager is None or manager.batch_processor is None:
-        return 0
+def _take_blocks(manager: Any, capacity: int, sinks: Items[Sink]) -> PagedBlocks | None:
     cache = manager.batch_processor.cache
-    used = cache.num_blocks
-    for allocator in cache.cache_allocators.values():
-        free = cache.pool.num_free_sectors * allocator.blocks_per_sector + cache.pool.count_free_blocks(allocator.index)
-        used = min(used, cache.num_blocks - free - len(allocator.ledger.cached_blocks))
-    return max(0, int(used))
+    if not PagedBlocks.can_serve(cache):
+        log.warning("this model has layers that attend to a sliding window: it is served without a prefix cache")
+        return None
+    blocks = PagedBlocks(cache, capacity, sinks)
+    blocks.install(cache)  # SEAM: blocks
+    return blocks
 
 
-def _drop_cached_blocks(manager: Any) -> None:
-    """SEAM: forget the cached blocks that no request uses. Blocks until the engine's thread has paused."""
+def _reset(manager: Any, blocks: PagedBlocks) -> bool:
+    """Waits for cancelled requests to be gone, and for the engine's thread to pause."""
+    blocks.unused.wait(STOP_TIMEOUT_S)
     with manager.pause():
-        cache = manager.batch_processor.cache
-        cache.evict_cached_blocks()
-        cache.pool.try_to_free_sectors()
+        return blocks.ledger.clear()
 
 
 def _load(model: str | Path, dtype: str) -> tuple[Any, Any]:

@@ -12,8 +12,11 @@ list and no queue; `cached_tokens` is the engine's own number, set before the fi
 import asyncio
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+
+from replica.blocks import CacheCounts
+from replica.prefix import Scope
 
 Finish = Literal["stop", "length"]
 Tail = Literal["answer", "open", "none"]  # a chat prompt's end: the head of an answer, the last message still open, neither
@@ -34,7 +37,8 @@ class SetupError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue. `temperature` 0 is greedy."""
+    """One prompt to continue. `temperature` 0 is greedy; `scope` is whose cached blocks it may use and leaves behind;
+    for `keep_s` seconds after its end these are to be kept, if there is room."""
 
     prompt: Items[int]
     max_tokens: int
@@ -42,6 +46,8 @@ class Request:
     top_p: float = 1.0
     seed: int | None = None
     ignore_eos: bool = False
+    scope: Scope = field(default_factory=Scope)
+    keep_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,8 @@ class Engine(Protocol):
         """Take a request in; its prompt and max_tokens have been checked against `info`."""
 
     def load(self) -> Load: ...
+
+    def cache_counts(self) -> CacheCounts: ...
 
     def failure(self) -> str | None:
         """Why the engine can serve no more, or None while it can."""

@@ -2,14 +2,15 @@
 
 Counters move as the engine's numbers reach the server: prompt, cached and queried tokens at the first token,
 generated tokens with each step, so `prefix_cache_hits_total` is the sum of the `cached_tokens` of all requests that
-had a first token. Gauges are asked from the engine when somebody scrapes, so they never lag. The process's own metrics are
-there too: its start time tells a router when the cache was lost.
+had a first token. Gauges, and what the cache counts in blocks (our own names: vLLM has none), are asked from the engine when
+somebody scrapes, so they never lag. The process's own metrics are there too: its start time tells a router when the cache
+was lost.
 """
 
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from replica.engine import Engine
@@ -82,11 +83,24 @@ class _Gauges(Collector):
     def __init__(self, engine: Engine, model: str) -> None:
         self._engine, self._labels = engine, (model, ENGINE)
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        load = self._engine.load()
+    def collect(self) -> Iterable[Metric]:
+        load, cache = self._engine.load(), self._engine.cache_counts()
         yield self._gauge("num_requests_running", "Requests in the batch.", load.running)
         yield self._gauge("num_requests_waiting", "Requests waiting for a place in the batch.", load.waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of blocks held by running requests, 0 to 1.", load.kv_usage)
+        yield self._cache_counter("hit_blocks", "Blocks of prompts that were found in the prefix cache.", cache.hits)
+        yield self._cache_counter("missed_blocks", "Full blocks of prompts that were not.", cache.misses)
+        yield self._cache_counter("evicted_blocks", "Cached blocks that made room for others.", cache.evicted)
+        yield self._cache_counter("evicted_kept_blocks", "Those of them that were asked to be kept longer.", cache.evicted_kept)
+        blocks = GaugeMetricFamily("warmroute_cache_blocks", "Blocks by what is in them.", labels=(*LABELS, "state"))
+        for state, count in (("held", cache.held), ("idle", cache.idle), ("free", cache.free)):
+            blocks.add_metric((*self._labels, state), count)
+        yield blocks
+
+    def _cache_counter(self, name: str, text: str, value: int) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"warmroute_cache_{name}", text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)

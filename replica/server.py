@@ -11,7 +11,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import orjson
 from aiohttp import web
@@ -28,10 +28,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-def create_app(engine: Engine, model: str, max_body_bytes: int = MAX_BODY_BYTES) -> web.Application:
-    """The application; it starts the engine and closes it."""
+def create_app(
+    engine: Engine, model: str, max_body_bytes: int = MAX_BODY_BYTES, events: Mapping[str, object] | None = None
+) -> web.Application:
+    """The application; it starts the engine and closes it. `events` says where KV events are published, if they are."""
     app = web.Application(middlewares=[_errors], client_max_size=max_body_bytes)
-    server = Server(engine, model)
+    server = Server(engine, model, events or {})
     app.add_routes(
         [
             web.post("/v1/chat/completions", server.chat),
@@ -40,6 +42,7 @@ def create_app(engine: Engine, model: str, max_body_bytes: int = MAX_BODY_BYTES)
             web.get("/health", server.health),
             web.get("/metrics", server.metrics),
             web.post("/reset_prefix_cache", server.reset_prefix_cache),
+            web.get("/kv_event_sources", server.kv_event_sources),
         ]
     )
 
@@ -55,8 +58,8 @@ def create_app(engine: Engine, model: str, max_body_bytes: int = MAX_BODY_BYTES)
 class Server:
     """The handlers."""
 
-    def __init__(self, engine: Engine, model: str) -> None:
-        self._engine, self._model = engine, model
+    def __init__(self, engine: Engine, model: str, events: Mapping[str, object]) -> None:
+        self._engine, self._model, self._events = engine, model, events
         self._metrics = Metrics(engine, model)
         self._started = int(time.time())
 
@@ -87,10 +90,13 @@ class Server:
         return web.Response(body=self._metrics.text(), headers=kind)
 
     async def reset_prefix_cache(self, _: web.Request) -> web.Response:
+        """As vLLM answers it: `success` is false, and nothing is forgotten, while requests run."""
         self._check_alive()
-        if not await self._engine.reset_prefix_cache():
-            raise ApiError(409, "Requests are running: reset the prefix cache when the replica is idle.")
-        return _json({"success": True})
+        return _json({"success": await self._engine.reset_prefix_cache()})
+
+    async def kv_event_sources(self, _: web.Request) -> web.Response:
+        """As vLLM answers it: where each data-parallel rank publishes its KV events; we are rank 0."""
+        return _json({"0": dict(self._events)} if self._events else {})
 
     def _check_alive(self) -> None:
         reason = self._engine.failure()
@@ -194,6 +200,8 @@ def _request(engine: Engine, call: Call) -> Request:
         top_p=call.top_p,
         seed=call.seed,
         ignore_eos=call.ignore_eos,
+        scope=call.scope,
+        keep_s=call.keep_s,
     )
 
 

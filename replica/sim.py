@@ -11,12 +11,14 @@ requests at the same times give the same answers at the same times.
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from replica import sim_text
+from replica.blocks import BlockLedger, CacheCounts, Lease, Sink
 from replica.engine import EngineInfo, Load, Message, Request, Sequence, Tail
-from replica.prefix_cache import BLOCK, Lease, PrefixCache, block_keys
+from replica.prefix import Prefix
 
 MIN_TICK_S = 0.002  # above 500 tokens/s a tick gives several tokens: timers finer than this cost more than they show
 
@@ -41,29 +43,26 @@ class SimConfig:
     prefill_rate: float = 5_000.0
     decode_rate: float = 50.0
     max_batch: int = 256
+    block_size: int = 16
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     sequence: Sequence
-    prompt_keys: list[int]
+    prefix: Prefix
     answer: list[int]
     ends_itself: bool
-    lease: Lease = field(default_factory=lambda: Lease(private=0))
+    lease: Lease | None = None
     first_at: float = 0.0
     emitted: int = 0
 
-    def all_tokens(self) -> list[int]:
-        """Tokens whose KV is computed when `emitted` tokens are out: the last one's is not."""
-        return [*self.sequence.request.prompt, *self.answer[: self.emitted - 1]]
-
 
 class SimEngine:
-    """See the module. `clock` defaults to the running event loop at `start`."""
+    """See the module. `clock` defaults to the running event loop at `start`; `sinks` hear of each cached block."""
 
-    def __init__(self, config: SimConfig, clock: Clock | None = None) -> None:
+    def __init__(self, config: SimConfig, clock: Clock | None = None, sinks: Items[Sink] = ()) -> None:
         self._config = config
-        self._cache = PrefixCache(max(1, config.kv_tokens // BLOCK))
+        self._cache = BlockLedger(max(1, config.kv_tokens // config.block_size), config.block_size, sinks)
         self._clock = clock
         self._waiting: deque[_Job] = deque()
         self._prefilling: _Job | None = None
@@ -78,8 +77,8 @@ class SimEngine:
 
     @property
     def info(self) -> EngineInfo:
-        context = self._cache.capacity * BLOCK
-        return EngineInfo("sim", context, sim_text.VOCAB_SIZE, BLOCK, self._cache.capacity)
+        size, blocks = self._cache.size, self._cache.capacity
+        return EngineInfo("sim", size * blocks, sim_text.VOCAB_SIZE, size, blocks)
 
     async def start(self) -> None:
         self._clock = self._clock or asyncio.get_running_loop()
@@ -108,11 +107,11 @@ class SimEngine:
         running = len(self._decoding) + (self._prefilling is not None)
         return Load(running, len(self._waiting), self._cache.used / self._cache.capacity)
 
+    def cache_counts(self) -> CacheCounts:
+        return self._cache.counts()
+
     async def reset_prefix_cache(self) -> bool:
-        if self._jobs:
-            return False
-        self._cache.clear()
-        return True
+        return not self._jobs and self._cache.clear()
 
     def check(self) -> None:
         """Prove the invariants. O(blocks + jobs)."""
@@ -125,7 +124,7 @@ class SimEngine:
         """O(prompt + answer)."""
         sequence = Sequence(request, self._cancel)
         tokens, ends_itself = sim_text.answer(request.prompt, request.max_tokens, endless=request.ignore_eos)
-        job = _Job(sequence, block_keys(request.prompt), tokens, ends_itself)
+        job = _Job(sequence, Prefix(request.prompt, self._cache.size, request.scope), tokens, ends_itself)
         self._jobs[sequence] = job
         self._waiting.append(job)
         self._admit(self._now())
@@ -141,23 +140,22 @@ class SimEngine:
         if self._prefilling is not None or full or not self._waiting or self._clock is None:
             return
         job = self._waiting[0]
-        prompt = job.sequence.request.prompt
-        blocks = -(-(len(prompt) + len(job.answer)) // BLOCK)
-        # The last prompt token is always computed: its output is the first token. So its block cannot be a hit.
-        lease = self._cache.reserve(job.prompt_keys[: (len(prompt) - 1) // BLOCK], blocks)
-        if lease is None:
+        request, size = job.sequence.request, self._cache.size
+        blocks = -(-(len(request.prompt) + len(job.answer)) // size)
+        job.lease = self._cache.reserve(job.prefix, blocks, now, request.keep_s)
+        if job.lease is None:
             return
         self._waiting.popleft()
-        job.lease = lease
-        job.sequence.cached_tokens = len(lease.held) * BLOCK
-        uncached = len(prompt) - job.sequence.cached_tokens
+        job.sequence.cached_tokens = job.lease.named * size
+        uncached = len(request.prompt) - job.sequence.cached_tokens
         job.first_at = now + uncached / self._config.prefill_rate
         self._prefilling = job
         self._prefill_timer = self._clock.call_at(job.first_at, self._prefilled, job)
 
     def _prefilled(self, job: _Job) -> None:
         self._prefilling = self._prefill_timer = None
-        self._cache.commit(job.lease, job.prompt_keys)
+        assert job.lease is not None
+        self._cache.commit(job.lease, len(job.prefix.keys))
         self._decoding[job] = None
         self._emit(job, 1)
         if self._decoding and self._tick_timer is None:
@@ -204,6 +202,9 @@ class SimEngine:
     def _forget(self, job: _Job) -> None:
         """The job is over: its computed blocks stay in the cache, idle."""
         del self._jobs[job.sequence]
+        if job.lease is None:
+            return
         if self._decoding.pop(job, True) is None:
-            self._cache.commit(job.lease, block_keys(job.all_tokens()))
-        self._cache.release(job.lease)
+            job.prefix.extend(job.answer[: job.emitted - 1])  # the last token's K and V are not computed
+            self._cache.commit(job.lease, len(job.prefix.keys))
+        self._cache.release(job.lease, self._now())

@@ -5,12 +5,14 @@ answer and that we do not honour are named in `Call.ignored`, for the response h
 Everything wrong is an `ApiError` that says which field, what was expected, and so what to do.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import orjson
 
 from replica.engine import Finish, Message, Tail
+from replica.prefix import Scope
 
 T = TypeVar("T", int, float)
 Kind = Literal["chat", "completion"]
@@ -18,6 +20,8 @@ Kind = Literal["chat", "completion"]
 DONE = b"data: [DONE]\n\n"
 DEFAULT_COMPLETION_TOKENS = 16  # what OpenAI and vLLM give a completion that names no max_tokens
 MAX_STOPS = 16
+MAX_SALT = 1024
+RETENTION_S: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
 NOT_HONOURED = (
     "presence_penalty",
     "frequency_penalty",
@@ -67,6 +71,8 @@ class Call:
     ignore_eos: bool
     stream: bool
     include_usage: bool
+    scope: Scope
+    keep_s: float
     ignored: tuple[str, ...]
 
 
@@ -100,6 +106,8 @@ def parse(kind: Kind, raw: bytes, model: str) -> Call:
         ignore_eos=_flag(body, "ignore_eos"),
         stream=stream,
         include_usage=include_usage,
+        scope=Scope(salt=_salt(body)),
+        keep_s=_retention(body),
         ignored=tuple(name for name in NOT_HONOURED if body.get(name) not in (None, False, 0, {}, [])),
     )
 
@@ -194,6 +202,24 @@ def _stops(body: dict[str, Any]) -> tuple[str, ...]:
     if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
         raise ApiError(400, f"stop must be a string or a list of at most {MAX_STOPS} strings, none empty.", "stop")
     return tuple(stops)
+
+
+def _salt(body: dict[str, Any]) -> str | None:
+    """vLLM's field: requests share cached blocks only with those of the same salt."""
+    salt = body.get("cache_salt")
+    if salt is None or (isinstance(salt, str) and 1 <= len(salt) <= MAX_SALT):
+        return salt
+    raise ApiError(400, f"cache_salt must be a string of 1 to {MAX_SALT} characters.", "cache_salt")
+
+
+def _retention(body: dict[str, Any]) -> float:
+    """Ours: for how long after its end a request would like its prefix to stay cached; 0 when it does not say."""
+    wish = body.get("cache_retention")
+    if wish is None:
+        return 0.0
+    if isinstance(wish, str) and wish in RETENTION_S:
+        return RETENTION_S[wish]
+    raise ApiError(400, f"cache_retention must be one of {', '.join(map(repr, RETENTION_S))}, or left out.", "cache_retention")
 
 
 def _top_p(body: dict[str, Any]) -> float:

@@ -1,5 +1,6 @@
 """The command as a user meets it: a process, its ready line, its mistakes in one line each."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from replica.cli import main
 
 # None in sys.modules makes an import fail, as if the package were not installed.
-WITHOUT_TORCH = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; "
+HIDE = "import sys; sys.modules |= dict.fromkeys({!r}); "
 RUN = "import sys; from replica.cli import main; sys.exit(main(sys.argv[1:]))"
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -23,8 +24,8 @@ def start() -> Iterator[Start]:
     """Starts the command in a process without torch; ends what is still running."""
     running: list[subprocess.Popen[str]] = []
 
-    def run(*args: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-c", WITHOUT_TORCH + RUN, *args]
+    def run(*args: str, hide: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", HIDE.format(("torch", "transformers", *hide)) + RUN, *args]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
         running.append(process)
         return process
@@ -72,6 +73,39 @@ def test_without_torch_a_real_model_is_refused_with_advice(start: Start) -> None
     )
 
 
+def test_without_zmq_events_are_refused_with_advice(start: Start) -> None:
+    process = start("--engine", "sim", "--port", "0", "--kv-events", "tcp://*:0", hide=("msgpack", "zmq"))
+    assert process.wait(10) == 1
+    assert process.stderr is not None
+    advice = "pip install 'warmroute[events]' (or leave out --kv-events)"
+    assert process.stderr.read() == f"warmroute replica: msgpack, zmq not installed: {advice}\n"
+
+
+def test_kv_events_of_a_process_and_where_they_come_from(start: Start, tmp_path: Path) -> None:
+    zmq, msgpack = pytest.importorskip("zmq"), pytest.importorskip("msgpack")
+    endpoint = f"ipc://{tmp_path}/events"
+    process = start(
+        "--engine", "sim", "--port", "0", "--block-size", "8", "--kv-events", endpoint, "--kv-events-topic", "kv@me"
+    )
+    url = ready_url(process)
+    with urllib.request.urlopen(url + "/kv_event_sources") as response:
+        assert json.load(response)["0"]["endpoint"] == endpoint
+    with zmq.Context() as context, context.socket(zmq.SUB) as follower:
+        follower.setsockopt(zmq.SUBSCRIBE, b"kv@")
+        follower.connect(endpoint)
+        prompt = 0
+        while not follower.poll(20):  # until the subscription is in place
+            prompt += 1
+            body = json.dumps({"prompt": [prompt] * 30, "max_tokens": 1}).encode()
+            urllib.request.urlopen(url + "/v1/completions", body).close()
+        _, number, payload = follower.recv_multipart()
+    assert int.from_bytes(number, "big") < prompt
+    (event,) = msgpack.unpackb(payload)[1]
+    assert (event["type"], event["block_size"], len(event["token_ids"])) == ("BlockStored", 8, 24)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+
+
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -87,7 +121,10 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         (["--engine", "sim", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
         (["--engine", "sim", "--prepare-only"], "has no model to prepare"),
         (["--port", "0", "--block-size", "2"], "--block-size must be at least 4"),
-        (["--port", "0", "--kv-tokens", "100"], "at least four blocks"),
+        (["--port", "0", "--kv-tokens", "60"], "at least four blocks"),
+        (["--port", "0", "--cache-file", "/no/such/folder/cache"], "there is no folder /no/such/folder"),
+        (["--engine", "sim", "--port", "0", "--cache-file", "cache"], "has nothing to save"),
+        (["--engine", "sim", "--port", "0", "--kv-events-replay", "tcp://*:1"], "give both"),
     ],
 )
 def test_mistakes_are_one_line(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ Texts are not compared between cold and cached runs, nor across engines: bfloat1
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -19,9 +20,13 @@ from replica.engine import EngineError, PromptError, Request, Step
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import torch
+
 from replica.continuous import ContinuousConfig, ContinuousEngine
 from replica.model import cache_folder, prepared_smollm2
 from replica.server import create_app
+
+from .tiny import answer, recorded_scores, running
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
@@ -236,3 +241,17 @@ async def test_when_its_thread_dies_everything_is_told_so(engine: ContinuousEngi
     await engine.close()
     await engine.start()
     assert engine.failure() is None
+
+
+async def test_a_cached_answer_is_the_uncached_one_in_float32() -> None:
+    """On text: random tokens drive the scores up, and with them what rounding does to them."""
+    folder = prepared_smollm2(cache_folder())
+    text = (Path(__file__).parents[2] / "LICENSE").read_text("utf-8")
+    async with running(folder, kv_tokens=2048, block_size=16, batch_tokens=256, threads=2) as engine:
+        scores, tokens = recorded_scores(engine), engine.encode(text)
+        for at in range(4):
+            request = Request(tokens[500 * at : 500 * at + 170 + at], 4, ignore_eos=True)
+            assert (await answer(engine, request))[0] == (await answer(engine, request))[0]
+            cold, warm = (torch.stack(scores[f"r{2 * at + time}"]) for time in range(2))
+            assert (cold - warm).abs().max() < 1e-4
+        assert engine.cache_counts().hits == 4 * 10

@@ -240,8 +240,7 @@ async def test_reset_forgets_the_cache_of_an_idle_engine_only(frozen: Replica) -
     assert frozen.clock is not None
     asking = asyncio.create_task(frozen.post("/v1/chat/completions", chat(LONG)))
     await frozen.engine.submitted.wait()
-    status, body, _ = await frozen.post("/reset_prefix_cache", None)
-    assert (status, body["error"]["code"]) == (409, None)  # type: ignore[index]
+    assert (await frozen.post("/reset_prefix_cache", None))[:2] == (200, {"success": False})
     frozen.clock.advance(10)
     assert (await asking)[0] == 200
     prompt = sim_text.encode_chat(chat(LONG)["messages"], None)
@@ -252,6 +251,34 @@ async def test_reset_forgets_the_cache_of_an_idle_engine_only(frozen: Replica) -
     frozen.clock.advance(10)
     usage: Any = (await asking)[1]["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_tenants_do_not_share_and_a_wish_to_keep_is_honoured(replica: Replica) -> None:
+    async def cached(**fields: Any) -> int:
+        status, body, _ = await replica.post("/v1/chat/completions", chat(LONG, max_tokens=1, **fields))
+        assert status == 200, body
+        return body["usage"]["prompt_tokens_details"]["cached_tokens"]  # type: ignore[index, no-any-return]
+
+    assert [await cached(cache_salt=salt) for salt in ("a", "b", None)] == [0, 0, 0]
+    assert await cached(cache_salt="a", cache_retention="5m") > 400
+    for number in range(30):  # twice what fits
+        await replica.post("/v1/completions", {"prompt": [number] * 600, "max_tokens": 1})
+    assert await cached(cache_salt="b") == 0
+    assert await cached(cache_salt="a") > 400
+    hits = await replica.metric("prefix_cache_hits_total")
+    async with replica.http.get(replica.url + "/metrics") as response:
+        samples = dict(line.rsplit(" ", 1) for line in (await response.text()).splitlines() if line.startswith("warmroute"))
+    counts = {name.partition("{")[0]: float(value) for name, value in samples.items()}
+    assert counts["warmroute_cache_hit_blocks_total"] * 16 == hits
+    assert counts["warmroute_cache_missed_blocks_total"] > 30 * 36
+    assert counts["warmroute_cache_evicted_blocks_total"] > 500
+    assert counts["warmroute_cache_evicted_kept_blocks_total"] == 0
+    assert sum(float(value) for name, value in samples.items() if "state=" in name) == 500
+
+
+async def test_where_kv_events_come_from(replica: Replica) -> None:
+    async with replica.http.get(replica.url + "/kv_event_sources") as response:
+        assert await response.json() == {}
 
 
 async def test_gauges_show_what_runs_now(frozen: Replica) -> None:

@@ -46,14 +46,16 @@ async def test_a_second_prompt_computes_only_what_is_not_cached() -> None:
     assert len((await again.next()).tokens) == 1
 
 
-async def test_the_answer_is_cached_too() -> None:
+@pytest.mark.parametrize(("length", "cached"), [(32, 80), (33, 96)])
+async def test_the_answer_is_cached_too(length: int, cached: int) -> None:
+    """64 tokens of the prompt, and the answer's but for the last, which was never computed."""
     engine, clock = engine_of()
-    first = engine.submit(request(64, answer=33))
+    first = engine.submit(request(64, answer=length))
     clock.advance(1)
     answer = (await first.next()).tokens
     follow_up = engine.submit(Request([*range(64), *answer, 1, 2, 3], 1))
     clock.advance(1)
-    assert follow_up.cached_tokens == 96  # 64 of the prompt, 32 of 33: the last token was never computed
+    assert follow_up.cached_tokens == cached
 
 
 async def test_prefill_is_first_come_first_served_and_the_second_of_two_equal_prompts_hits() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
+from replica.prefix import Scope
 from replica.wire import Answer, ApiError, Call, Kind, Usage, parse
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -51,6 +52,11 @@ def test_bodies_that_are_no_chat(raw: bytes, param: str | None, says: str) -> No
         ({"stream": True, "stream_options": 1}, "stream_options", "must be an object"),
         ({"stop": [""]}, "stop", "none empty"),
         ({"stop": 5}, "stop", "a string or a list"),
+        ({"cache_salt": ""}, "cache_salt", "1 to 1024 characters"),
+        ({"cache_salt": 5}, "cache_salt", "1 to 1024 characters"),
+        ({"cache_salt": "x" * 1025}, "cache_salt", "1 to 1024 characters"),
+        ({"cache_retention": "24h"}, "cache_retention", "one of '5m', '1h', or left out"),
+        ({"cache_retention": []}, "cache_retention", "one of '5m', '1h', or left out"),
         ({"tools": {}}, "tools", "must be a list, not an object"),
         ({"add_generation_prompt": 1}, "add_generation_prompt", "true or false, not a number"),
         ({"continue_final_message": "yes"}, "continue_final_message", "true or false, not a string"),
@@ -80,6 +86,12 @@ def test_another_model_is_not_found() -> None:
     with pytest.raises(ApiError, match="'x' does not exist; this replica serves 'm'") as caught:
         call(model="x")
     assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+
+
+def test_whose_cache_and_for_how_long() -> None:
+    assert (call().scope, call().keep_s) == (Scope(), 0.0)
+    checked = call(cache_salt="tenant-a", cache_retention="1h")
+    assert (checked.scope, checked.keep_s) == (Scope(salt="tenant-a"), 3600.0)
 
 
 def test_defaults() -> None:

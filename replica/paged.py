@@ -1,0 +1,178 @@
+"""Our block ledger in the place of transformers' own bookkeeping of paged KV memory.
+
+Theory of operation. transformers (5.23) has the KV tensors in a `PagedAttentionCache`, whose allocator keeps for each
+request a table of block numbers and turns it into the places that the model reads and writes. That stays. Who gets which
+block, what is shared and what is evicted is ours: `SEAM` names the methods of the cache object that are replaced, with
+the parameters they must have, and `install` refuses a transformers in which they look different. A request's block table
+is its lease's own list. transformers' pool of free blocks and its ledger are taken away, so that whatever would still use
+them fails at once and loudly, instead of giving a block out twice.
+
+A request is matched and its blocks are named only by the `Claim` that came before it (`expect`): without one, which
+happens to a request that was cancelled before it arrived, it shares nothing, and nobody gets another tenant's blocks.
+
+Threads: the replaced methods run in the engine's thread; `expect` and `forget` come from the event loop's.
+"""
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from replica.blocks import BlockLedger, Lease, Sink
+from replica.engine import SetupError
+from replica.prefix import Prefix
+
+SEAM: Mapping[str, tuple[str, ...]] = {
+    "search_prefix_match": ("request_id", "prompt_ids"),
+    "can_store_request_tokens": ("state", "request_len", "dry_run"),
+    "mark_complete_blocks": ("state", "complete_blocks"),
+    "free_blocks": ("request_id", "no_cache"),
+    "free_all_requests": ("clear_ledgers",),
+    "evict_cached_blocks": (),
+    "compute_free_capacity": ("relative",),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """Which blocks a request may share, and for how long they are to be kept; `cached_tokens` is what it found."""
+
+    prefix: Prefix
+    keep_s: float
+    cached_tokens: int = 0
+
+
+class PagedBlocks:
+    """The ledger, spoken to as transformers speaks to its cache."""
+
+    def __init__(self, cache: Any, capacity: int, sinks: Items[Sink] = (), now: Callable[[], float] = time.time) -> None:
+        _check_seam(type(cache))
+        self.now = now
+        self._name, self._allocator = next(iter(cache.cache_allocators.items()))
+        first = cache.pool.num_reserved_sectors * self._allocator.blocks_per_sector
+        self.ledger = BlockLedger(capacity, self._allocator.tokens_per_page, sinks, first)
+        self.unused = threading.Event()
+        self.unused.set()
+        self._claims: dict[str, Claim] = {}
+        self._leases: dict[str, Lease] = {}
+
+    def __repr__(self) -> str:
+        return f"<PagedBlocks {len(self._leases)} leases, {self.ledger!r}>"
+
+    @staticmethod
+    def can_serve(cache: Any) -> bool:
+        """Whether all layers attend to everything: blocks of a sliding window cannot be shared."""
+        shared: bool = cache.use_prefix_sharing
+        return shared and len(cache.cache_allocators) == 1
+
+    def install(self, cache: Any) -> None:
+        """Take over, before the first request."""
+        for name in SEAM:
+            setattr(cache, name, getattr(self, name))
+        cache.pool = self._allocator.pool = _NoPool()
+        self._allocator.ledger = None
+
+    def expect(self, request_id: str, claim: Claim) -> None:
+        """A request is about to be handed over."""
+        self._claims[request_id] = claim
+
+    def forget(self, request_id: str) -> None:
+        """It will not come."""
+        self._claims.pop(request_id, None)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of K and V of one block, in all layers."""
+        size: int = self._allocator.bytes_per_block
+        return size
+
+    def rows(self, blocks: Items[int]) -> Any:
+        """K and V of some blocks as bytes, one row a block; a copy on their device."""
+        view = self._allocator._copy_view
+        return view[torch.tensor(blocks, dtype=torch.long, device=view.device)]
+
+    def write(self, blocks: Items[int], rows: Any) -> None:
+        view = self._allocator._copy_view
+        view[torch.tensor(blocks, dtype=torch.long, device=view.device)] = rows.to(view.device)
+
+    # -- what transformers calls
+
+    def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
+        """The scheduler takes the blocks that this finds, so its result is the truth about what was cached."""
+        claim = self._claims.get(request_id)
+        if claim is None:
+            return 0
+        lease = self._leases.get(request_id) or self._open(request_id, claim.prefix, claim.keep_s)
+        claim.cached_tokens = lease.named * self.ledger.size
+        return claim.cached_tokens
+
+    def can_store_request_tokens(self, state: Any, request_len: int, dry_run: bool = False) -> bool:
+        blocks: int = -(-(state.current_len() + request_len) // self.ledger.size)
+        lease = self._leases.get(state.request_id)
+        if dry_run:
+            return blocks - (len(lease.blocks) if lease else 0) <= self.ledger.room
+        lease = lease or self._open(state.request_id, Prefix((), self.ledger.size), 0.0)
+        return self.ledger.grow(lease, blocks, self.now())
+
+    def mark_complete_blocks(self, state: Any, complete_blocks: dict[str, int]) -> None:
+        """Also for a request that has just finished, which transformers leaves out: with max_tokens 1 its whole prompt would
+        be lost. Its lease is still there, as we do not batch asynchronously."""
+        claim, lease = self._claims.get(state.request_id), self._leases.get(state.request_id)
+        count = complete_blocks.get(self._name, 0)
+        if claim is None or lease is None or not count:
+            return
+        known = len(claim.prefix.tokens) - len(state.initial_tokens)
+        claim.prefix.extend(state.generated_tokens[known:])
+        self.ledger.commit(lease, lease.named + count)
+
+    def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
+        self._claims.pop(request_id, None)
+        lease = self._leases.pop(request_id, None)
+        if lease is not None:
+            del self._allocator.block_table[request_id]
+            self.ledger.release(lease, self.now())
+        if not self._leases:
+            self.unused.set()
+
+    def free_all_requests(self, clear_ledgers: bool = False) -> None:
+        for request_id in list(self._leases):
+            self.free_blocks(request_id)
+
+    def evict_cached_blocks(self) -> bool:
+        """transformers' way to make room is to forget everything that nobody uses. Ours makes room where it is needed."""
+        return False
+
+    def compute_free_capacity(self, relative: bool = True) -> float:
+        return self.ledger.room / self.ledger.capacity if relative else float(self.ledger.room * self.row_bytes)
+
+    def _open(self, request_id: str, prefix: Prefix, keep_s: float) -> Lease:
+        lease = self.ledger.reserve(prefix, 0, self.now(), keep_s)
+        assert lease is not None, "a lease without own blocks always fits"
+        self.unused.clear()
+        self._leases[request_id] = lease
+        self._allocator.block_table[request_id] = lease.blocks
+        return lease
+
+
+class _NoPool:
+    """Has what transformers still asks of the pool: to tidy up, for which there is no need."""
+
+    def try_to_free_sectors(self) -> None:
+        pass
+
+
+def _check_seam(cache: type) -> None:
+    for name, expected in SEAM.items():
+        method = getattr(cache, name, None)
+        found = tuple(inspect.signature(method).parameters)[1:] if method else None
+        if found != expected:
+            raise SetupError(
+                f"transformers {transformers.__version__} has another PagedAttentionCache.{name} than the one that this "
+                "replica replaces: pip install 'warmroute[replica]' for the release it was made for"
+            )

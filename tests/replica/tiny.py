@@ -1,0 +1,67 @@
+"""A model of random weights that computes in no time, in a folder as the real engine takes it, and an engine around it."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
+
+from replica.blocks import Sink
+from replica.continuous import ContinuousConfig, ContinuousEngine
+from replica.engine import Request, Step
+
+VOCABULARY = 300
+
+
+def tiny_model(folder: Path, seed: int = 0, kind: Any = LlamaForCausalLM, config: PretrainedConfig | None = None) -> Path:
+    """Two layers of random weights, and a tokenizer of bytes."""
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096, "eos_token_id": 299}
+    torch.manual_seed(seed)
+    # Weights ten times the usual: else the scores hardly differ, and a wrong cache would not show.
+    model = kind(config or LlamaConfig(**shape, **heads, initializer_range=0.2, bos_token_id=298, pad_token_id=297))
+    model.save_pretrained(folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return folder
+
+
+@asynccontextmanager
+async def running(model: Path, sinks: Sequence[Sink] = (), **options: Any) -> AsyncIterator[ContinuousEngine]:
+    config = {"dtype": "float32", "kv_tokens": 1024, "block_size": 4, "max_batch": 4, "batch_tokens": 64, "threads": 1}
+    engine = ContinuousEngine(model, ContinuousConfig(**(config | options)), sinks)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def answer(engine: ContinuousEngine, request: Request) -> tuple[list[int], int]:
+    """All tokens, and how many of the prompt's were cached."""
+    sequence, tokens, step = engine.submit(request), list[int](), Step([], None)
+    while step.finish is None:
+        step = await sequence.next()
+        tokens += step.tokens
+    return tokens, sequence.cached_tokens
+
+
+def recorded_scores(engine: ContinuousEngine) -> dict[str, list[torch.Tensor]]:
+    """The scores of every token that the engine draws from now on, by transformers' id of the request: r0, r1, ..."""
+    runner = engine._manager.batch_processor.model_runner
+    sample, seen = runner._sample, dict[str, list[torch.Tensor]]()
+
+    def record(scores: torch.Tensor, output_ids: torch.Tensor) -> None:
+        futures = sample.args[0].requests_in_batch
+        for row, future in enumerate(future for future in futures if future.has_new_token):
+            seen.setdefault(future.state.request_id, []).append(scores[0, row].float().clone())
+        sample(scores, output_ids)
+
+    runner._sample = record
+    return seen
