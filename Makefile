@@ -48,6 +48,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.gateway
 	$(BIN)/python -m bench.streams
 	$(BIN)/python -m bench.workers
+	$(BIN)/python -m bench.evictions
 	$(BIN)/python -m bench.ablation
 	$(BIN)/python -m bench.unequal
 	$(BIN)/python -m bench.policies

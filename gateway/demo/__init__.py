@@ -181,7 +181,8 @@ def _replay_round_robin(turns: Sequence[Turn], replicas: Sequence[str], config: 
     """The same prompts, turn by turn, on the same replicas with empty caches."""
     for url in replicas:
         with urllib.request.urlopen(urllib.request.Request(f"{url}/reset_prefix_cache", method="POST")) as answer:
-            answer.read()
+            if not json.loads(answer.read())["success"]:
+                raise DemoError(f"{url} did not empty its cache: it is still busy.")
     with contextlib.ExitStack() as stack:
         gateway = _Gateway(config, "round_robin", stack)
         return [gateway.ask(turn.conversation, turn.number, turn.messages) for turn in turns]
