@@ -17,14 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import orjson
-from aiohttp import web
 
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Request
 from gateway.health import RetryBudget, jitter
 from gateway.metering import Usage, parse_usage
 from gateway.metrics import Metrics
-from gateway.relay import Attempt, Call, Relay, request_headers
+from gateway.plain import PlainRequest
+from gateway.relay import Attempt, Call, Relay, onward
 from gateway.replicas import Fleet
 from router import Candidate
 
@@ -181,13 +181,25 @@ class Failover:
 
 def _call_of(exchange: Exchange) -> Call:
     request, api = exchange.request, exchange.api
-    headers = request_headers(request.raw_headers, exchange.record.id)
+    headers = b"%bX-Request-Id: %b\r\n" % (_onward(request), exchange.record.id.encode("ascii"))
     return Call(request.method, _path(request), headers, api.body, api.repeatable or request.method != "POST")
 
 
-def _path(request: web.Request) -> str:
+def _onward(request: Request) -> bytes:
+    """Its header lines as they go to a replica."""
+    if not isinstance(request, PlainRequest):
+        return onward(request.raw_headers)
+    head = request.head
+    if head.onward is None:
+        head.onward = onward(head.headers)
+    return head.onward
+
+
+def _path(request: Request) -> str:
     """The path with its query, as it came where that is plain."""
     raw = request.raw_path
+    if isinstance(request, PlainRequest):
+        return raw
     return raw if raw.startswith("/") and raw.isascii() and "#" not in raw else request.rel_url.raw_path_qs
 
 

@@ -14,6 +14,7 @@ from aiohttp import web
 from gateway.logs import RequestLog
 from gateway.metering import Bill, Usage
 from gateway.metrics import Metrics
+from gateway.plain import PlainRequest
 from router import Candidate
 
 CLIENT_LEFT = 499  # nginx's status for it; never sent
@@ -110,7 +111,7 @@ class Record:
         return line
 
 
-def begin(request: web.Request, now: float) -> Record:
+def begin(request: web.Request | PlainRequest, now: float) -> Record:
     headers, path = request.headers, request.raw_path
     if "%" in path or "?" in path or not path.startswith("/"):
         path = request.path
