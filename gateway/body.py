@@ -10,7 +10,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway.errors import GatewayError, bad_request
 from gateway.plain import PlainRequest
 
-ARRIVAL_S = 300.0  # a body that takes longer is given up
+ARRIVAL_S = 300.0  # a body that takes longer is given up (not Final: a test makes it shorter)
 
 
 def body_here(request: web.Request | PlainRequest) -> bytes | None:

@@ -8,8 +8,9 @@ aiohttp would wait twice as long as it is told to, and end what is left without 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
-LAST_WORDS_S = 1.0  # for writing the last words to clients that read
+LAST_WORDS_S: Final = 1.0  # for writing the last words to clients that read
 
 
 class Drain:

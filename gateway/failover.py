@@ -15,6 +15,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import orjson
 
@@ -28,14 +29,14 @@ from gateway.relay import Attempt, Call, Relay, onward
 from gateway.replicas import Fleet
 from router import Candidate
 
-MAX_REACHED = 3
-MAX_RESUMPTIONS = 3
-MAX_PLAIN_ANSWER = 256 << 20  # bytes; a plain answer is read whole before it goes on
+MAX_REACHED: Final = 3
+MAX_RESUMPTIONS: Final = 3
+MAX_PLAIN_ANSWER: Final = 256 << 20  # bytes; a plain answer is read whole before it goes on
 
-EVENT_STREAM = "text/event-stream"
-_LOST = frozenset([REFUSED, UNREACHABLE, "reset"])
-_OVERLOADED = 429
-_UNAVAILABLE = 503
+EVENT_STREAM: Final = "text/event-stream"
+_LOST: Final = frozenset([REFUSED, UNREACHABLE, "reset"])
+_OVERLOADED: Final = 429
+_UNAVAILABLE: Final = 503
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
-MAX_HEAD_BYTES: Final = (
-    64 << 10
-)  # of all heads of one answer together, the interim ones (1xx) included; of its trailers as well
+# Of all heads of one answer together, the interim ones (1xx) included; of its trailers as well.
+MAX_HEAD_BYTES: Final = 64 << 10
 MAX_CHUNK_LINE: Final = 4096  # a chunk's size and its extensions, which nobody uses
 
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from gateway.config import TimeoutConfig
@@ -24,16 +24,18 @@ from gateway.upstream import Connection, Limits, Sink
 
 Headers = list[tuple[bytes, bytes]]
 
-_HOP_BY_HOP = frozenset(
+_HOP_BY_HOP: Final = frozenset(
     [b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer"]
 ) | {b"transfer-encoding", b"upgrade"}
 # Made anew for the replica. Answers must come uncompressed: the usage in them is read.
-_REQUEST_OWN = _HOP_BY_HOP | {b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"}
-_ANSWER_OWN = _HOP_BY_HOP | {b"date", b"server", b"content-length"}
+_REQUEST_OWN: Final = _HOP_BY_HOP.union(
+    [b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"]
+)
+_ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length"}
 
-_COMMON_TOKENS = frozenset([b"", b"close", b"keep-alive"])  # of a Connection header: they name no other header
+_COMMON_TOKENS: Final = frozenset([b"", b"close", b"keep-alive"])  # of a Connection header: they name no other header
 
-_WITH_BODY = frozenset(["POST", "PUT", "PATCH"])
+_WITH_BODY: Final = frozenset(["POST", "PUT", "PATCH"])
 
 
 class Call(NamedTuple):

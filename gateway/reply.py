@@ -16,7 +16,7 @@ import asyncio
 import email.utils
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import HttpVersion11, web
 
@@ -25,8 +25,8 @@ from gateway.plain import PlainRequest
 if TYPE_CHECKING:
     from gateway.relay import Attempt
 
-_BODILESS = frozenset([204, 304])
-_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+_BODILESS: Final = frozenset([204, 304])
+_REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class Dates:

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from gateway.errors import ReplicaFailure
 from gateway.metering import Usage, parse_usage
 
-MAX_EVENT_BYTES = 1 << 20  # an event beyond this is passed on unread, so that memory stays bounded
+# An event beyond this is passed on unread, so that memory stays bounded. Not Final: a test makes it smaller.
+MAX_EVENT_BYTES = 1 << 20
 
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_LONGEST_END = 4
+_EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_LONGEST_END: Final = 4
 
 
 class StreamTap:

@@ -7,18 +7,20 @@ usage at the end of a stream, because without it nothing could be metered.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from gateway.api.prompt import canonical_json, chat_prompt, completion_prompt
 from gateway.errors import GatewayError, bad_request
 
-CHAT, COMPLETION, OTHER = "chat", "completion", "other"
+CHAT: Final = "chat"
+COMPLETION: Final = "completion"
+OTHER: Final = "other"
 
-_KINDS: Mapping[str, str] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
-_ASK_USAGE = b'"stream_options":{"include_usage":true}}'
-MAX_MODEL_CHARS = 256
+_KINDS: Final[Mapping[str, str]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
+_ASK_USAGE: Final = b'"stream_options":{"include_usage":true}}'
+MAX_MODEL_CHARS: Final = 256
 
 
 class ApiRequest(NamedTuple):
