@@ -53,7 +53,7 @@ class Failover:
     async def first_answer(self, exchange: Exchange) -> Attempt:
         """The first attempt that gives an answer. Raises GatewayError if none does."""
         self.budget.request()
-        call = _call_of(exchange)
+        call = _call_of(exchange, exchange.api.body)
         reached, refusal, tries = 0, None, 0
         most = MAX_REACHED if call.repeatable else 1
         while True:
@@ -98,7 +98,7 @@ class Failover:
 
     async def elsewhere(self, exchange: Exchange, body: bytes) -> Attempt | None:
         """The answer broke off: the first of the others that begins to stream what `body` asks for. None if none does."""
-        call = _call_of(exchange)._replace(body=body)
+        call = _call_of(exchange, body)
         while exchange.resumptions < MAX_RESUMPTIONS and await self._next(exchange, exchange.resumptions + 1):
             candidate = exchange.booking.chosen
             exchange.record.chose(candidate)
@@ -180,10 +180,10 @@ class Failover:
         exchange.record.usage = _usage_of(exchange.body)
 
 
-def _call_of(exchange: Exchange) -> Call:
+def _call_of(exchange: Exchange, body: bytes) -> Call:
     request, api = exchange.request, exchange.api
     headers = b"%bX-Request-Id: %b\r\n" % (_onward(request), exchange.record.id.encode("ascii"))
-    return Call(request.method, _path(request), headers, api.body, api.repeatable or request.method != "POST")
+    return Call(request.method, _path(request), headers, body, repeatable=api.repeatable or request.method != "POST")
 
 
 def _onward(request: Request) -> bytes:

@@ -38,18 +38,24 @@ _COMMON_TOKENS: Final = frozenset([b"", b"close", b"keep-alive"])  # of a Connec
 _WITH_BODY: Final = frozenset(["POST", "PUT", "PATCH"])
 
 
-class Call(NamedTuple):
+class Call:
     """One request as it goes upstream. path: with its query, ASCII; headers: their lines, as `onward` makes them.
 
     repeatable: to send it twice does no harm (generations; not a file upload). Only then may it be tried again after it may
     have reached a replica.
     """
 
-    method: str
-    path: str
-    headers: bytes
-    body: bytes
-    repeatable: bool = True
+    __slots__ = ("body", "headers", "method", "path", "repeatable")
+
+    def __init__(self, method: str, path: str, headers: bytes, body: bytes, *, repeatable: bool = True) -> None:
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.body = body
+        self.repeatable = repeatable
+
+    def __repr__(self) -> str:
+        return f"<Call {self.method} {self.path}, {len(self.body)} bytes>"
 
 
 class Address(NamedTuple):

