@@ -16,7 +16,7 @@ from gateway.drain import Drain
 from gateway.errors import GatewayError, ReplicaFailure, shutting_down
 from gateway.exchange import Exchange
 from gateway.failover import EVENT_STREAM, Failover
-from gateway.relay import Attempt, Headers, answer_headers
+from gateway.relay import Attempt, back
 from gateway.reply import Reply
 from gateway.resume import Kept
 from gateway.resumer import Resumer
@@ -36,11 +36,12 @@ class Answers:
     async def pass_on(self, exchange: Exchange, attempt: Attempt) -> Reply:
         """The whole answer to the client; returns when it is complete, or cannot be."""
         record = exchange.record
-        headers = answer_headers(attempt.head)
-        headers += (
-            (b"X-Request-Id", record.id.encode("ascii")),
-            (b"X-Warmroute-Replica", exchange.booking.chosen.replica.encode("ascii")),
-            (b"X-Warmroute-Cached-Tokens", b"%d" % exchange.booking.chosen.matched_tokens),
+        chosen = exchange.booking.chosen
+        headers = b"%bX-Request-Id: %b\r\nX-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % (
+            back(attempt.head),
+            record.id.encode("ascii"),
+            chosen.replica.encode("ascii"),
+            chosen.matched_tokens,
         )
         record.status = attempt.status
         exchange.reply = reply = Reply(exchange.request, keep_alive=not self.drain.draining, patience_s=self.patience_s)
@@ -53,12 +54,12 @@ class Answers:
             await self._copy(exchange, attempt, reply, headers)
         return reply
 
-    async def _stream(self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: Headers) -> None:
+    async def _stream(self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: bytes) -> None:
         """The events to the client as they come."""
         record = exchange.record
-        if not any(name == b"cache-control" for name, _ in headers):
-            headers.append((b"Cache-Control", b"no-cache"))
-        headers.append((b"X-Accel-Buffering", b"no"))  # nginx in front must not hold chunks back
+        if not any(name == b"cache-control" for name, _ in attempt.head.headers):
+            headers += b"Cache-Control: no-cache\r\n"
+        headers += b"X-Accel-Buffering: no\r\n"  # nginx in front must not hold chunks back
         record.last_byte = self.clock()
         kept = None
         if exchange.api.metered and attempt.status == 200:
@@ -83,7 +84,7 @@ class Answers:
             reply.feed_from(None)
 
     async def _pump(
-        self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: Headers, kept: Kept | None
+        self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: bytes, kept: Kept | None
     ) -> ReplicaFailure | None:
         """The events of one replica. kept: where to keep what goes out. Returns why it did not come to an end."""
         record, clock = exchange.record, self.clock
@@ -121,7 +122,7 @@ class Answers:
                 record.usage = tap.usage
         return None
 
-    async def _copy(self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: Headers) -> None:
+    async def _copy(self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: bytes) -> None:
         """An answer that is neither a stream of events nor a plain one of a generation, as it comes."""
         record = exchange.record
 

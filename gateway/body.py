@@ -8,22 +8,23 @@ from aiohttp import ClientPayloadError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.errors import GatewayError, bad_request
+from gateway.plain import PlainRequest
 
-ARRIVAL_S = 300.0  # a body that takes longer is given up
+ARRIVAL_S = 300.0  # a body that takes longer is given up (not Final: a test makes it shorter)
 
 
-async def read_body(request: web.Request) -> bytes:
+def body_here(request: web.Request | PlainRequest) -> bytes | None:
+    """The body of a plain request, if it is here already, as most are: no need to wait."""
+    return request.body if isinstance(request, PlainRequest) else None
+
+
+async def read_body(request: web.Request | PlainRequest) -> bytes:
     """The body, decompressed. Raises GatewayError 400 (its encoding is broken), 408 or 413."""
     try:
-        content = request.content
-        if content.is_eof() and not content.exception():  # it is here already, as most are: no need to wait
-            body = content.read_nowait()
-            if len(body) > request.client_max_size:
-                raise web.HTTPRequestEntityTooLarge(request.client_max_size, len(body))
-            return body
         async with asyncio.timeout(ARRIVAL_S):
             return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
+        assert isinstance(request, web.Request)  # a plain one is not, if it is too large
         text = f"The body is larger than {request.client_max_size >> 20} MiB (limits.body_mb). Send less, or raise the limit."
         raise GatewayError(413, "request_too_large", text) from error
     except TimeoutError as late:

@@ -19,8 +19,9 @@ import socket
 import struct
 import sys
 from collections.abc import Iterable
+from typing import Final
 
-LAST_WORDS_S = 1.0  # for writing the last words to clients that read
+LAST_WORDS_S: Final = 1.0  # for writing the last words to clients that read
 
 # What is on its way arrives within so many rounds of the loop. Rounds, for who is frozen has had time, but has read nothing.
 ROUNDS, ROUND_S = 20, 0.01

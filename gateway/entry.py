@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import cast
+from typing import Any
 
 from aiohttp import web
 
 from gateway.api import openai
-from gateway.body import read_body
+from gateway.body import body_here, read_body
 from gateway.drain import Drain
 from gateway.errors import GatewayError, internal_error, shutting_down
+from gateway.exchange import Request
 from gateway.logs import RequestLog
 from gateway.metrics import Metrics
 from gateway.proxy import Proxy
@@ -34,30 +35,31 @@ class Entry:
     requests: RequestLog
     clock: Callable[[], float]
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """A `Reply` is none, but does for aiohttp (see there)."""
+    async def handle(self, request: Request) -> Any:
+        """Returns a `Reply`, which is no `web.StreamResponse`, but does for aiohttp (see there)."""
         record = begin(request, self.clock())
         task = self.drain.enter()
         try:
-            raw = await read_body(request)
-            record.begun = self.clock()  # an upload takes its time; what counts is ours
-            return cast(web.StreamResponse, await self._answer(request, raw, record))
+            if (raw := body_here(request)) is None:
+                raw = await read_body(request)
+                record.begun = self.clock()  # an upload takes its time; what counts is ours
+            return await self._answer(request, raw, record)
         except GatewayError as error:
-            return self._failed(record, error)
+            return self._failed(request, record, error)
         except (asyncio.CancelledError, ConnectionError):
             if self.drain.over:
-                return self._failed(record, shutting_down())
+                return self._failed(request, record, shutting_down())
             if not record.told:
                 record.status, record.error = CLIENT_LEFT, record.error or "the client left"
             raise
         except Exception:  # the last border: a bug must not cost more than its own request
             log.exception("unhandled error", extra={"path": request.path, "id": record.id})
-            return self._failed(record, internal_error())
+            return self._failed(request, record, internal_error())
         finally:
             record.finish(self.metrics, self.requests, self.clock())
             self.drain.leave(task)
 
-    async def _answer(self, request: web.Request, raw: bytes, record: Record) -> Reply:
+    async def _answer(self, request: Request, raw: bytes, record: Record) -> Reply:
         kind = openai.kind_of(record.path)
         if kind != openai.OTHER and request.method != "POST":
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.")
@@ -65,22 +67,28 @@ class Entry:
         record.stream = api.stream
         return await self.proxy.forward(request, api, record)
 
-    def _failed(self, record: Record, error: GatewayError) -> web.Response:
+    def _failed(self, request: Request, record: Record, error: GatewayError) -> Reply:
         record.status, record.error = error.status, error.message
-        answer = error_response(error, record.id)
-        if self.drain.draining:
-            answer.force_close()  # so that the client's next request goes to somebody who stays
-        return answer
+        # While we go down the client's next request is to go to somebody who stays.
+        reply = Reply(request, keep_alive=not self.drain.draining, patience_s=self.proxy.answers.patience_s)
+        body = openai.error_body(error)
+        further = "".join(f"{name}: {value}\r\n" for name, value in _headers(error, record.id))
+        headers = b"Content-Type: application/json\r\n" + further.encode("ascii")
+        reply.begin(error.status, headers, length=len(body), first=body)
+        return reply
 
 
 def error_response(error: GatewayError, request_id: str | None = None) -> web.Response:
     """An error in OpenAI's shape."""
-    headers = {"Server": "warmroute"}
-    if request_id:
-        headers["X-Request-Id"] = request_id
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(error.retry_after_s)
+    headers = {"Server": "warmroute", **dict(_headers(error, request_id))}
     return web.Response(status=error.status, body=openai.error_body(error), content_type="application/json", headers=headers)
+
+
+def _headers(error: GatewayError, request_id: str | None) -> Iterator[tuple[str, str]]:
+    if request_id:
+        yield "X-Request-Id", request_id
+    if error.retry_after_s is not None:
+        yield "Retry-After", str(error.retry_after_s)
 
 
 def raw_response(error: GatewayError) -> bytes:

@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Protocol
 
 from aiohttp import web
 
 from gateway.api import openai
+from gateway.plain import PlainRequest
 from gateway.record import Record
 from gateway.replicas import Target
 from gateway.reply import Reply
 from router import Booking
 
+Request = web.Request | PlainRequest
 
-@dataclass(slots=True)
+
+class Headers(Protocol):
+    """What is asked of a request's headers, whoever has read them."""
+
+    def get(self, name: str, /) -> str | None: ...
+
+
 class Exchange:
-    """A request: its parsed form, where it may go, its booking, the answer to its client, the record of what happened."""
+    """A request: its parsed form, where it may go, its booking, the answer to its client, the record of what happened.
 
-    request: web.Request
-    api: openai.ApiRequest
-    target: Target
-    booking: Booking
-    record: Record
-    reply: Reply | None = None
-    body: bytes = b""  # of a plain answer, read whole
-    complete: bool = False  # the answer was good and went out whole
-    resumptions: int = 0  # attempts to go on with a broken stream that may have reached a replica
+    body: of a plain answer, read whole. complete: the answer was good and went out whole. resumptions: attempts to go on with
+    a broken stream that may have reached a replica.
+    """
+
+    __slots__ = ("api", "body", "booking", "complete", "record", "reply", "request", "resumptions", "target")
+
+    def __init__(self, request: Request, api: openai.ApiRequest, target: Target, booking: Booking, record: Record) -> None:
+        self.request = request
+        self.api = api
+        self.target = target
+        self.booking = booking
+        self.record = record
+        self.reply: Reply | None = None
+        self.body = b""
+        self.complete = False
+        self.resumptions = 0
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.record.id}, {self.booking!r}, {self.reply!r}>"

@@ -15,28 +15,29 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import orjson
-from aiohttp import web
 
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Request
 from gateway.health import RetryBudget, jitter
 from gateway.metering import Usage, parse_usage
 from gateway.metrics import Metrics
-from gateway.relay import Attempt, Call, Relay, request_headers
+from gateway.plain import PlainRequest
+from gateway.relay import Attempt, Call, Relay, onward
 from gateway.replicas import Fleet
 from gateway.tap import failure_of, first_event
 from router import Candidate
 
-MAX_REACHED = 3
-MAX_RESUMPTIONS = 3
-MAX_PLAIN_ANSWER = 256 << 20  # bytes; a plain answer is read whole before it goes on
+MAX_REACHED: Final = 3
+MAX_RESUMPTIONS: Final = 3
+MAX_PLAIN_ANSWER: Final = 256 << 20  # bytes; a plain answer is read whole before it goes on
 
-EVENT_STREAM = "text/event-stream"
-_LOST = frozenset([REFUSED, UNREACHABLE, "reset"])
-_OVERLOADED = 429
-_UNAVAILABLE = 503
+EVENT_STREAM: Final = "text/event-stream"
+_LOST: Final = frozenset([REFUSED, UNREACHABLE, "reset"])
+_OVERLOADED: Final = 429
+_UNAVAILABLE: Final = 503
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -53,7 +54,7 @@ class Failover:
     async def first_answer(self, exchange: Exchange) -> Attempt:
         """The first attempt that gives an answer. Raises GatewayError if none does."""
         self.budget.request()
-        call = _call_of(exchange)
+        call = _call_of(exchange, exchange.api.body)
         reached, refusal, tries = 0, None, 0
         most = MAX_REACHED if call.repeatable else 1
         while True:
@@ -98,7 +99,7 @@ class Failover:
 
     async def elsewhere(self, exchange: Exchange, body: bytes) -> Attempt | None:
         """The answer broke off: the first of the others that begins to stream what `body` asks for. None if none does."""
-        call = _call_of(exchange)._replace(body=body)
+        call = _call_of(exchange, body)
         while exchange.resumptions < MAX_RESUMPTIONS and await self._next(exchange, exchange.resumptions + 1):
             candidate = exchange.booking.chosen
             exchange.record.chose(candidate)
@@ -192,15 +193,27 @@ async def _hear_first(attempt: Attempt) -> None:
         raise failure
 
 
-def _call_of(exchange: Exchange) -> Call:
+def _call_of(exchange: Exchange, body: bytes) -> Call:
     request, api = exchange.request, exchange.api
-    headers = request_headers(request.raw_headers, exchange.record.id)
-    return Call(request.method, _path(request), headers, api.body, api.repeatable or request.method != "POST")
+    headers = b"%bX-Request-Id: %b\r\n" % (_onward(request), exchange.record.id.encode("ascii"))
+    return Call(request.method, _path(request), headers, body, repeatable=api.repeatable or request.method != "POST")
 
 
-def _path(request: web.Request) -> str:
+def _onward(request: Request) -> bytes:
+    """Its header lines as they go to a replica."""
+    if not isinstance(request, PlainRequest):
+        return onward(request.raw_headers)
+    head = request.head
+    if head.onward is None:
+        head.onward = onward(head.headers)
+    return head.onward
+
+
+def _path(request: Request) -> str:
     """The path with its query, as it came where that is plain."""
     raw = request.raw_path
+    if isinstance(request, PlainRequest):
+        return raw
     return raw if raw.startswith("/") and raw.isascii() and "#" not in raw else request.rel_url.raw_path_qs
 
 

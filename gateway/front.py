@@ -1,7 +1,15 @@
 """The server's front: aiohttp's connections, with bounds, our error shape, and a short way for the requests that are many.
 
-`aiohttp.web.Application` resolves routes and runs middlewares for every request; for what is forwarded this costs as much as
-the rest of the gateway. So `Front` hands those paths to their handler directly, and everything else to the application.
+aiohttp makes two tasks' work, a request with all its properties and a body's reader of every request, and its application
+resolves routes and runs middlewares; for what is forwarded this costs as much as the rest of the gateway. So what is POSTed to
+the paths in SHORT goes to its handler directly: past all of aiohttp if it is plain (`plain.py`, `short.py`), else past the
+application. Everything else goes to the application.
+
+A connection may bring requests of both kinds. Bytes go either to `short.py` or to aiohttp's parser, and a plain request is
+taken only where that parser is known to stand between two messages: it was given nothing yet, or whole messages, one by one and
+by the same strict reading, and has answered all of them. This is a seam with the insides of aiohttp's connection: `_waiter`,
+`_messages`, `_close`, `_force_close`, its calls of `data_received` with nothing, and the time of its keep-alive timer.
+`tests/gateway/test_front.py` fails where a release moves it.
 """
 
 from __future__ import annotations
@@ -14,14 +22,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 
+from gateway.plain import Beginning, read_head
 from gateway.reply import Reply
+from gateway.short import ShortWay
 
 if TYPE_CHECKING:
     from gateway.relay import Attempt
 
 log = logging.getLogger("warmroute.gateway")
 
-Handler = Callable[[web.Request], Awaitable[Any]]
+Handler = Callable[[Any], Awaitable[Any]]  # of a web.Request or a PlainRequest
 
 IDLE_S = 75.0  # a client's connection may be idle, or be sending one request's head, for so long
 SHORT = frozenset(["/v1/chat/completions", "/v1/completions"])
@@ -32,11 +42,14 @@ MAX_HEADER_BYTES = 64 << 10  # one header line: tokens and cookies can be long
 class ClientConnection(web.RequestHandler):
     """One client's connection. source: the replica's answer that is being written to it; it is paused while nobody reads."""
 
-    __slots__ = ("_front", "source")
+    __slots__ = ("_front", "_lent", "_lost_track", "_short", "source")
 
     def __init__(self, front: Front, **options: Any) -> None:
         super().__init__(front, **options)
         self._front = front
+        self._short = ShortWay(self, front.handler, self._loop)
+        self._lent = False  # aiohttp was given a message, and may still be at it
+        self._lost_track = False  # it was given bytes of which we do not know where their message ends
         self.source: Attempt | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -46,6 +59,57 @@ class ClientConnection(web.RequestHandler):
             refused.close()
         else:
             super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._short.lost()
+
+    def data_received(self, data: bytes) -> None:
+        if self._short.request is not None:
+            self._short.feed(data)
+            return
+        if not data:  # aiohttp itself, which asks its parser to go on
+            super().data_received(data)
+            return
+        begun = None if self._lost_track else read_head(data)
+        if begun and self._ours(begun) and not self._at_work():
+            if not (self._force_close or self._close):
+                self._short.begin(begun, data)
+            return
+        self._lent, self._lost_track = True, begun is None or len(data) != begun.end + begun.length
+        super().data_received(data)
+
+    def _ours(self, begun: Beginning) -> bool:
+        head = begun.head
+        return head.target in SHORT and head.method == "POST" and 0 < begun.length <= self._front.max_body
+
+    def _at_work(self) -> bool:
+        """Whether aiohttp has still to answer what it was given."""
+        if self._lent:
+            self._lent = bool(self._messages) or self._waiter is None or self._waiter.done()
+        return self._lent
+
+    def served(self, behind: bytes, *, keep: bool) -> None:
+        """A plain request is over. behind: what came after it; keep: the connection may be used again."""
+        if not keep:
+            self.force_close()
+            return
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if behind:
+            self.data_received(behind)
+
+    def hold(self, *, on: bool) -> None:
+        """Read no more for now: more has come behind a request than should wait."""
+        if self.transport and not self.transport.is_closing():
+            if on:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    def _process_keepalive(self) -> None:
+        if self._short.request is not None:  # aiohttp does not see it, and would take the connection for idle
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        super()._process_keepalive()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -98,7 +162,7 @@ class Front(web.Server):
             handler_cancellation=True,
         )
         self._app = app
-        self._handler = handler
+        self.handler = handler
         self._max_connections = max_connections
         self._idle_s = idle_s
         self.refuse = refuse
@@ -108,6 +172,11 @@ class Front(web.Server):
         """Another bound; connections that are open stay."""
         self._max_connections = max_connections
         self.busy = busy
+
+    @property
+    def max_body(self) -> int:
+        """Bytes; a longer one is refused."""
+        return self._app._client_max_size
 
     @property
     def full(self) -> bool:
@@ -121,7 +190,7 @@ class Front(web.Server):
     async def _dispatch(self, request: web.Request) -> Any:
         if request.version not in SPOKEN:
             reply = Reply(request, keep_alive=False, patience_s=IDLE_S)
-            reply.begin(505, (), length=0)
+            reply.begin(505, b"", length=0)
             return reply
         expect = request.headers.get("Expect")
         if expect is not None and expect.lower() != "100-continue":
@@ -130,7 +199,7 @@ class Front(web.Server):
         if not request.raw_path.isascii() and not request.rel_url.raw_path_qs.isascii():
             return self._refused("the target is not ASCII")
         if request.raw_path in SHORT and request.method == "POST" and expect is None:
-            return await self._handler(request)
+            return await self.handler(request)
         return await self._app._handle(request)
 
     def _refused(self, why: str) -> web.Response:

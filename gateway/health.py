@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
 RETRY_BASE_S, RETRY_MOST_S = 0.025, 0.25
-REST_MOST_S = 60.0  # no replica sends itself away for longer
-FIRST_SHARE = 0.1
+REST_MOST_S: Final = 60.0  # no replica sends itself away for longer
+FIRST_SHARE: Final = 0.1
 
 CLOSED, OPEN, HALF_OPEN = "closed", "open", "half_open"
-UNHEARD = -1  # the era of attempts that nobody listens to
+UNHEARD: Final = -1  # the era of attempts that nobody listens to
 
 
 class RetryBudget:

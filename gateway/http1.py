@@ -12,44 +12,81 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Final
 
-MAX_HEAD_BYTES = 64 << 10  # of all heads of one answer together, the interim ones (1xx) included; of its trailers as well
-MAX_CHUNK_LINE = 4096  # a chunk's size and its extensions, which nobody uses
+# Of all heads of one answer together, the interim ones (1xx) included; of its trailers as well.
+MAX_HEAD_BYTES: Final = 64 << 10
+MAX_CHUNK_LINE: Final = 4096  # a chunk's size and its extensions, which nobody uses
 
-_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
-_VALUE = rb"[^\x00-\x08\x0a-\x1f\x7f]*+"
-_HEAD = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: (%s))?\r\n((?:%s:%s\r\n)*+)\r\n" % (_VALUE, _TOKEN, _VALUE))
-_HEADER = re.compile(rb"([^:]++):([^\r]*+)\r\n")
-_TRAILERS = re.compile(rb"(?:%s:%s\r\n)*+\r\n" % (_TOKEN, _VALUE))
-_CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;%s)?\r\n" % _VALUE)
+_TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+_VALUE: Final = rb"[^\x00-\x08\x0a-\x1f\x7f]*+"
+_HEAD: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: (%s))?\r\n((?:%s:%s\r\n)*+)\r\n" % (_VALUE, _TOKEN, _VALUE))
+_HEADER: Final = re.compile(rb"([^:]++):([^\r]*+)\r\n")
+_TRAILERS: Final = re.compile(rb"(?:%s:%s\r\n)*+\r\n" % (_TOKEN, _VALUE))
+_CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;%s)?\r\n" % _VALUE)
 # Nearly all chunks are small, and their size is written like this.
-_SIZES: Mapping[bytes, int] = {b"%x\r\n" % size: size for size in range(4096)}
-_LENGTH = re.compile(rb"[0-9]{1,15}")
+_SIZES: Final[Mapping[bytes, int]] = {b"%x\r\n" % size: size for size in range(4096)}
+_LENGTH: Final = re.compile(rb"[0-9]{1,15}")
+# A replica's heads differ in little else, and in the date once a second: those that are known need not be read again.
+_LENGTH_LINE: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})(?=\r\n)")
+_KNOWN_BYTES: Final = 2048
 
-_BODILESS = frozenset([204, 304])
+_BODILESS: Final = frozenset([204, 304])
 
 
 class FramingError(Exception):
     """The bytes are not one unambiguous HTTP/1.1 answer."""
 
 
-class Head(NamedTuple):
-    """A final answer's head. headers: names in lower case, values without the space around them, in order.
-
-    length: of the body in bytes; None: in chunks, if `chunked`, else until the connection ends.
+class Fields:
+    """What a head says, before its framing is judged. headers: names in lower case, values without the space around them, in
+    order. persistent: the connection may be used again, if the body has an end. onward: the lines for the client, once they
+    are made (`relay.py`).
     """
 
-    status: int
-    reason: bytes
-    headers: list[tuple[bytes, bytes]]
-    length: int | None
-    chunked: bool
-    keep_alive: bool
+    __slots__ = ("codings", "content_type", "headers", "lengths", "modern", "onward", "persistent", "reason", "status")
+
+    def __init__(self, status: int, reason: bytes, modern: bool, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.reason = reason
+        self.modern = modern
+        self.headers = headers
+        self.lengths = [value for name, value in headers if name == b"content-length"]
+        self.codings = [value for name, value in headers if name == b"transfer-encoding"]
+        tokens = {token.strip() for name, value in headers if name == b"connection" for token in value.lower().split(b",")}
+        self.persistent = b"close" not in tokens and (modern or b"keep-alive" in tokens)
+        kinds = [value for name, value in headers if name == b"content-type"]
+        self.content_type = kinds[0].partition(b";")[0].strip().lower().decode("latin-1") if kinds else ""
+        self.onward: bytes | None = None
+
+
+class Head:
+    """A final answer's head. length: of the body in bytes; None: in chunks, if `chunked`, else until the connection ends.
+
+    The one Content-Length by which the body is framed need not be among `headers`.
+    """
+
+    __slots__ = ("chunked", "fields", "keep_alive", "length", "status")
+
+    def __init__(self, fields: Fields, length: int | None, *, chunked: bool) -> None:
+        self.fields = fields
+        self.status = fields.status
+        self.length = length
+        self.chunked = chunked
+        self.keep_alive = fields.persistent and (chunked or length is not None)
+
+    @property
+    def reason(self) -> bytes:
+        return self.fields.reason
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return self.fields.headers
 
     def get(self, name: bytes) -> bytes:
         """A header's first value, b"" without."""
-        return next((value for key, value in self.headers if key == name), b"")
+        return next((value for key, value in self.fields.headers if key == name), b"")
 
 
 class Answer:
@@ -200,27 +237,29 @@ class Answer:
 
 def parse_head(data: bytes, *, bodiless: bool = False) -> Head:
     """A head, its empty line included. bodiless: it answers a HEAD. Raises FramingError."""
+    if not bodiless and len(data) <= _KNOWN_BYTES and (found := _LENGTH_LINE.search(data)):
+        fields = _known(data[: found.start()] + data[found.end() :])
+        if not fields.lengths and not fields.codings and fields.status >= 200 and fields.status not in _BODILESS:
+            return Head(fields, int(found[1]), chunked=False)
+    fields = _known(data) if len(data) <= _KNOWN_BYTES else _parse(data)
+    length, chunked = _body_of(fields.lengths, fields.codings, fields.modern)
+    if fields.status == 101:
+        raise FramingError("the answer switches protocols")
+    if bodiless or fields.status in _BODILESS or fields.status < 200:
+        length, chunked = 0, False
+    return Head(fields, length, chunked=chunked)
+
+
+def _parse(data: bytes) -> Fields:
+    """Raises FramingError."""
     found = _HEAD.fullmatch(data)
     if not found:
         raise FramingError("the head is not HTTP/1.1")
-    status, headers = int(found[2]), [(name.lower(), value.strip(b" ")) for name, value in _HEADER.findall(found[4])]
-    lengths, codings, connection = [], [], b""
-    for name, value in headers:
-        if name == b"content-length":
-            lengths.append(value)
-        elif name == b"transfer-encoding":
-            codings.append(value)
-        elif name == b"connection":
-            connection += b"," + value.lower()
-    modern = found[1] == b"1"
-    tokens = {token.strip() for token in connection.split(b",")} if connection else ()
-    keep_alive = b"close" not in tokens and (modern or b"keep-alive" in tokens)
-    length, chunked = _body_of(lengths, codings, modern)
-    if status == 101:
-        raise FramingError("the answer switches protocols")
-    if bodiless or status in _BODILESS or status < 200:
-        length, chunked = 0, False
-    return Head(status, found[3] or b"", headers, length, chunked, keep_alive and (chunked or length is not None))
+    headers = [(name.lower(), value.strip(b" ")) for name, value in _HEADER.findall(found[4])]
+    return Fields(int(found[2]), found[3] or b"", found[1] == b"1", headers)
+
+
+_known: Final = lru_cache(maxsize=256)(_parse)
 
 
 def _chunk_size(line: bytes) -> int:

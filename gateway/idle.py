@@ -6,16 +6,17 @@ import asyncio
 import errno
 import re
 import ssl
+from typing import Final
 
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure, out_of_resources
 from gateway.upstream import Connection
 
 # vLLM and other uvicorn servers close idle connections after 5 s; a pooled one must be gone before that.
-KEEPALIVE_S = 4.0
+KEEPALIVE_S: Final = 4.0
 
 # What keeps us from connecting is our own lack of file descriptors, ports or memory.
-_OUR_OWN = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
-_ERRNO = re.compile(r"\[Errno (\d+)\]")
+_OUR_OWN: Final = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
+_ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 
 
 class Pool:

@@ -15,16 +15,16 @@ import select
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import orjson
 
-FLUSH_S = 0.1
+FLUSH_S: Final = 0.1
 
 _NOTHING: Mapping[str, Any] = {}
 
 # What every LogRecord has; whatever else is in it came through `extra` and is data.
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
@@ -146,34 +146,31 @@ class RequestLog:
         """level: requests below it are not logged. fixed: fields of every line."""
         self._output = output
         self._level = level
-        self._fixed = fixed
+        said = {"logger": "warmroute.request", "message": "request", **fixed}
+        self._said = orjson.dumps(said)[1:-1]
         self._second = 0
-        self._time = ""
+        self._time = b""
 
-    def write(self, level: int, fields: Mapping[str, Any]) -> None:
+    def write(self, level: int, fields: dict[str, Any]) -> None:
+        """fields: not empty."""
         if level < self._level:
             return
-        line: dict[str, Any] = {
-            "time": self._now(),
-            "level": "info" if level < logging.WARNING else "warning",
-            "logger": "warmroute.request",
-            "message": "request",
-        }
-        line.update(self._fixed)
-        line.update(fields)
         try:
-            self._output.write(orjson.dumps(line))
+            said = orjson.dumps(fields)
         except TypeError:
-            self._output.write(orjson.dumps({_text(key): _fragment(value) for key, value in line.items()}))
+            said = orjson.dumps({_text(key): _fragment(value) for key, value in fields.items()})
+        name = "info" if level < logging.WARNING else "warning"
+        # As JSON of one dictionary would be, for half the time.
+        self._output.write(b'{"time":"%b","level":"%b",%b,%b' % (self._now(), name.encode(), self._said, said[1:]))
 
-    def _now(self) -> str:
+    def _now(self) -> bytes:
         """As `JsonFormatter` writes it; what changes once a second is kept."""
         milliseconds = int(time.time() * 1000)
         second = milliseconds // 1000
         if second != self._second:
             self._second = second
-            self._time = datetime.datetime.fromtimestamp(second, datetime.UTC).isoformat(timespec="seconds")[:-6]
-        return f"{self._time}.{str(milliseconds - second * 1000).zfill(3)}+00:00"
+            self._time = datetime.datetime.fromtimestamp(second, datetime.UTC).isoformat(timespec="seconds")[:-6].encode()
+        return b"%b.%03d+00:00" % (self._time, milliseconds - second * 1000)
 
 
 def configure(level: str, worker: int | None = None) -> RequestLog:

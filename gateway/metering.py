@@ -7,14 +7,14 @@ whole prompt is priced as uncached and nothing is claimed as saved.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pygtrie
 
 from gateway.config import MATCH_ALL, PriceConfig
 from gateway.metrics import TENANTS, Metrics
 
-MAX_KNOWN = 1024
+MAX_KNOWN: Final = 1024
 
 
 class Usage(NamedTuple):

@@ -12,15 +12,13 @@ The lease is closed in one `finally`, whatever happens, the client's leaving inc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-
-from aiohttp import web
 
 from gateway.answers import Answers
 from gateway.api import openai
 from gateway.config import RoutingConfig
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Headers, Request
 from gateway.failover import Failover
 from gateway.metering import Meter
 from gateway.metrics import Metrics
@@ -45,7 +43,7 @@ class Proxy:
     answers: Answers
     clock: Callable[[], float]
 
-    def prompt(self, api: openai.ApiRequest, headers: Mapping[str, str]) -> Prompt:
+    def prompt(self, api: openai.ApiRequest, headers: Headers) -> Prompt:
         """A request's prompt for the router, seeded so that models and cache salts never match each other."""
         routing, name, session = self.routing, seed(api.model, api.salt), _session(headers)
         if api.prompt is None:
@@ -56,7 +54,7 @@ class Proxy:
         keys = token_keys(api.prompt, routing.block_tokens, name)
         return Prompt(keys, len(api.prompt), routing.block_tokens, "", session)
 
-    async def forward(self, request: web.Request, api: openai.ApiRequest, record: Record) -> Reply:
+    async def forward(self, request: Request, api: openai.ApiRequest, record: Record) -> Reply:
         """Answer a parsed request from a replica. Raises GatewayError when none could answer."""
         record.model = api.model
         target = self.fleet.target(api.model)
@@ -93,7 +91,7 @@ class Proxy:
         finally:
             self._close(exchange, ok)
 
-    def _choose(self, request: web.Request, api: openai.ApiRequest, target: Target, record: Record) -> Booking:
+    def _choose(self, request: Request, api: openai.ApiRequest, target: Target, record: Record) -> Booking:
         begun = self.clock()
         prompt = self.prompt(api, request.headers)
         live = self.fleet.candidates(target, begun)
@@ -126,6 +124,6 @@ class Proxy:
             self.metrics.unmetered.add((record.label,))
 
 
-def _session(headers: Mapping[str, str]) -> str:
+def _session(headers: Headers) -> str:
     """The conversation that the client names, if it does; no header is worth a long name."""
     return (headers.get("X-Session-Id") or headers.get("X-Correlation-Id") or "")[:256]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from gateway.config import TimeoutConfig
@@ -24,30 +24,38 @@ from gateway.upstream import Connection, Limits, Sink
 
 Headers = list[tuple[bytes, bytes]]
 
-_HOP_BY_HOP = frozenset(
+_HOP_BY_HOP: Final = frozenset(
     [b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer"]
 ) | {b"transfer-encoding", b"upgrade"}
 # Made anew for the replica. Answers must come uncompressed: the usage in them is read.
-_REQUEST_OWN = _HOP_BY_HOP | {b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"}
-_ANSWER_OWN = _HOP_BY_HOP | {b"date", b"server", b"content-length"}
+_REQUEST_OWN: Final = _HOP_BY_HOP.union(
+    [b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"]
+)
+_ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length"}
 
-_COMMON_TOKENS = frozenset([b"", b"close", b"keep-alive"])  # of a Connection header: they name no other header
+_COMMON_TOKENS: Final = frozenset([b"", b"close", b"keep-alive"])  # of a Connection header: they name no other header
 
-_WITH_BODY = frozenset(["POST", "PUT", "PATCH"])
+_WITH_BODY: Final = frozenset(["POST", "PUT", "PATCH"])
 
 
-class Call(NamedTuple):
-    """One request as it goes upstream. path: with its query, ASCII; headers: as `request_headers` makes them.
+class Call:
+    """One request as it goes upstream. path: with its query, ASCII; headers: their lines, as `onward` makes them.
 
     repeatable: to send it twice does no harm (generations; not a file upload). Only then may it be tried again after it may
     have reached a replica.
     """
 
-    method: str
-    path: str
-    headers: Headers
-    body: bytes
-    repeatable: bool = True
+    __slots__ = ("body", "headers", "method", "path", "repeatable")
+
+    def __init__(self, method: str, path: str, headers: bytes, body: bytes, *, repeatable: bool = True) -> None:
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.body = body
+        self.repeatable = repeatable
+
+    def __repr__(self) -> str:
+        return f"<Call {self.method} {self.path}, {len(self.body)} bytes>"
 
 
 class Address(NamedTuple):
@@ -69,7 +77,7 @@ class Attempt:
         self._connection: Connection | None = connection
         self._pool = pool
         self.head = head
-        self.content_type = head.get(b"content-type").partition(b";")[0].strip().lower().decode("latin-1")
+        self.content_type = head.fields.content_type
 
     @property
     def status(self) -> int:
@@ -223,7 +231,7 @@ def _request(address: Address, call: Call) -> bytes:
     """The request's bytes, head and body."""
     length = b"Content-Length: %d\r\n" % len(call.body) if call.body or call.method in _WITH_BODY else b""
     begin = f"{call.method} {address.path}{call.path} HTTP/1.1\r\nHost: {address.netloc}\r\n".encode("ascii")
-    return b"".join((begin, lines(call.headers), length, b"\r\n", call.body))
+    return b"".join((begin, call.headers, length, b"\r\n", call.body))
 
 
 def parse_address(base_url: str) -> Address:
@@ -233,17 +241,17 @@ def parse_address(base_url: str) -> Address:
     return Address(parts.hostname or "", parts.port or (443 if tls else 80), tls, parts.netloc, parts.path)
 
 
-def request_headers(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> Headers:
+def onward(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """A client's headers as they go to a replica."""
-    kept = _without(headers, _REQUEST_OWN)
-    kept.append((b"Accept-Encoding", b"identity"))
-    kept.append((b"X-Request-Id", request_id.encode("ascii")))
-    return kept
+    return lines(_without(headers, _REQUEST_OWN)) + b"Accept-Encoding: identity\r\n"
 
 
-def answer_headers(head: Head) -> Headers:
+def back(head: Head) -> bytes:
     """A replica's headers as they go to the client; the body's framing is made anew."""
-    return _without(head.headers, _ANSWER_OWN)
+    fields = head.fields
+    if fields.onward is None:
+        fields.onward = lines(_without(fields.headers, _ANSWER_OWN))
+    return fields.onward
 
 
 def _without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> Headers:

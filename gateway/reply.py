@@ -15,19 +15,18 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import time
-from collections.abc import Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import HttpVersion11, web
 
-from gateway.http1 import lines
+from gateway.plain import PlainRequest
 
 if TYPE_CHECKING:
     from gateway.relay import Attempt
 
-_BODILESS = frozenset([204, 304])
-_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+_BODILESS: Final = frozenset([204, 304])
+_REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class Dates:
@@ -54,7 +53,7 @@ class Reply:
 
     __slots__ = ("_chunked", "_patience_s", "_request", "_transport", "begun", "keep_alive")
 
-    def __init__(self, request: web.BaseRequest, *, keep_alive: bool, patience_s: float) -> None:
+    def __init__(self, request: web.BaseRequest | PlainRequest, *, keep_alive: bool, patience_s: float) -> None:
         """keep_alive: whether the connection may be used again. patience_s: how long a client may not read at the end."""
         self._request = request
         self._transport = request.transport
@@ -63,8 +62,11 @@ class Reply:
         self.keep_alive = keep_alive and request.keep_alive
         self.begun = False
 
-    def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]], *, length: int | None, first: bytes = b"") -> None:
-        """The head, and the first bytes of the body in the same write. length: the body's bytes, None: not known yet."""
+    def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
+        """The head, and the first bytes of the body in the same write.
+
+        headers: further lines of it. length: the body's bytes, None: not known yet.
+        """
         modern = self._request.version >= HttpVersion11
         if status in _BODILESS:
             framing = b""
@@ -86,7 +88,7 @@ class Reply:
         elif self._chunked and first:
             first = b"%x\r\n%b\r\n" % (len(first), first)
         self.begun = True
-        self._write(b"".join((start, lines(headers), framing, _dates.line(time.time()), b"Server: warmroute\r\n\r\n", first)))
+        self._write(b"".join((start, headers, framing, _dates.line(time.time()), b"Server: warmroute\r\n\r\n", first)))
 
     def write(self, data: bytes) -> None:
         """Bytes of the body."""

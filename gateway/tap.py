@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from gateway.errors import ReplicaFailure
 from gateway.metering import Usage, parse_usage
 
-MAX_EVENT_BYTES = 1 << 20  # an event beyond this is passed on unread, so that memory stays bounded
-MAX_ERROR_BYTES = 64 << 10  # nobody waits for the end of a longer one
+# An event beyond this is passed on unread, so that memory stays bounded. Not Final: a test makes it smaller.
+MAX_EVENT_BYTES = 1 << 20
+MAX_ERROR_BYTES: Final = 64 << 10  # nobody waits for the end of a longer one
 
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_LONGEST_END = 4
-_ERROR = b'data:{"error"'  # how the first event of an engine that failed before its first token begins, less its spaces
+_EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_LONGEST_END: Final = 4
+_ERROR: Final = b'data:{"error"'  # how the first event of an engine that failed before its first token begins, less its spaces
 
 
 class StreamTap:

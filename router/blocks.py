@@ -1,8 +1,8 @@
 """Prompt -> chained 64-bit block keys.
 
-A prompt is cut into blocks of a fixed size and hashed in one streaming pass; the key of a block is the digest of all bytes
-up to its end. So equal keys mean equal prefixes, and two prompts share exactly as many leading keys as they share leading
-full blocks. The partial last block has no key: an engine would not share it either.
+A prompt is cut into blocks of a fixed size; the key of a block is the digest of the key before it (of the seed, for the first
+one) and of the block's bytes. So equal keys mean equal prefixes, and two prompts share exactly as many leading keys as they
+share leading full blocks. The partial last block has no key: an engine would not share it either.
 
 The seed keeps apart what must never match: model, adapter, cache salt. Collisions (2^-64 a pair) cost a wrong guess about a
 cache, never a wrong answer.
@@ -14,12 +14,13 @@ import sys
 from array import array
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Final
 
 import xxhash
 
 from router.types import KEY_BYTES, BlockKeys
 
-TOKEN_BYTES = 4  # a token id is hashed as an unsigned 32-bit little-endian integer
+TOKEN_BYTES: Final = 4  # a token id is hashed as an unsigned 32-bit little-endian integer
 
 
 @lru_cache(maxsize=1024)
@@ -33,12 +34,12 @@ def seed(*parts: str) -> int:
 
 
 def text_keys(data: bytes, block_bytes: int, seed: int) -> BlockKeys:
-    """Keys of the full blocks of `data`. O(len(data)), one pass (about 0.5 us a kB)."""
-    hasher = xxhash.xxh3_64(seed=seed)
+    """Keys of the full blocks of `data`. O(len(data)), one pass (about 0.3 us a kB)."""
+    digest, key = xxhash.xxh3_64_digest, seed.to_bytes(KEY_BYTES, "little")
     keys = []
     for end in range(block_bytes, len(data) + 1, block_bytes):
-        hasher.update(data[end - block_bytes : end])
-        keys.append(hasher.digest())
+        key = digest(key + data[end - block_bytes : end])
+        keys.append(key)
     return b"".join(keys)
 
 

@@ -29,11 +29,12 @@ There is no threshold and no mode: an overloaded holder is simply expensive.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from router.types import Cost
 
-DUPLICATE_WEIGHT = 1.0
-DECODE_TOKENS = 32.0
+DUPLICATE_WEIGHT: Final = 1.0
+DECODE_TOKENS: Final = 32.0
 
 
 def cost(

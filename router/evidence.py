@@ -14,10 +14,11 @@ reported a hit since then, for one that always reports zero does not tell, or do
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-RESTART_MISSES = 3
-GROWTH = 1.1  # a learned capacity that proved too small grows by this factor
-MEASURE_S = 60.0  # hits are measured that were idle for longer than all others of the last minute: it takes time to do
+RESTART_MISSES: Final = 3
+GROWTH: Final = 1.1  # a learned capacity that proved too small grows by this factor
+MEASURE_S: Final = 60.0  # hits are measured that were idle for longer than all others of the last minute: it takes time to do
 
 
 @dataclass(slots=True)

@@ -5,12 +5,14 @@ They only keep their own links straight; `trie.py` says what they mean together.
 
 from __future__ import annotations
 
+from typing import Final
+
 from router.types import KEY_BYTES, BlockKeys
 
 # Estimated bytes of CPython 3.11 objects, checked against tracemalloc by a test. A node: its object, its edge's header, its
 # holders' dictionary, its key and slot in the parent's children.
-NODE_BYTES = 560
-HOLD_BYTES = 112
+NODE_BYTES: Final = 560
+HOLD_BYTES: Final = 112
 
 
 class Hold:

@@ -22,12 +22,13 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Final
 
 from router.learned import Median, Ratio
 
-DEFAULT_PREFILL_RATE = 8000.0  # tokens per second, believed until some replica has shown its own
-RATE_PRIOR_TOKENS = 2000.0  # how much evidence that belief is worth
-RATE_HALF_LIFE_TOKENS = 50_000.0  # evidence halves after so many further tokens
+DEFAULT_PREFILL_RATE: Final = 8000.0  # tokens per second, believed until some replica has shown its own
+RATE_PRIOR_TOKENS: Final = 2000.0  # how much evidence that belief is worth
+RATE_HALF_LIFE_TOKENS: Final = 50_000.0  # evidence halves after so many further tokens
 TURN_GAP_S = 15.0, 1.0, 300.0  # from an answer to the next turn: believed at first, at least, at most
 
 
@@ -90,19 +91,27 @@ class ReplicaLoad:
             self.rate.learn(tokens, seconds, tokens)
 
 
-@dataclass(slots=True, eq=False)
 class Lease:
-    """One request booked on a replica. Made by `Ledger.open`; `close` it exactly once, in a `finally`."""
+    """One request booked on a replica. Made by `Ledger.open`; `close` it exactly once, in a `finally`.
 
-    ledger: Ledger = field(repr=False)
-    replica: str
-    prompt_tokens: int
-    uncached_tokens: int
-    since: float  # when it was booked on this replica
-    silent: bool = False  # its answer will show no first token
-    decoding: bool = False
-    prefill_s: float | None = None  # what the prefill took, once the first token is there
-    closed: bool = False
+    since: when it was booked on this replica. silent: its answer will show no first token. prefill_s: what the prefill took,
+    once the first token is there.
+    """
+
+    __slots__ = ("closed", "decoding", "ledger", "prefill_s", "prompt_tokens", "replica", "silent", "since", "uncached_tokens")
+
+    def __init__(
+        self, ledger: Ledger, replica: str, prompt_tokens: int, uncached_tokens: int, since: float, *, silent: bool
+    ) -> None:
+        self.ledger = ledger
+        self.replica = replica
+        self.prompt_tokens = prompt_tokens
+        self.uncached_tokens = uncached_tokens
+        self.since = since
+        self.silent = silent
+        self.decoding = False
+        self.prefill_s: float | None = None
+        self.closed = False
 
     def first_token(self, now: float) -> None:
         """The prompt is prefilled: its tokens are no longer booked."""
@@ -158,6 +167,10 @@ class Lease:
             load.turn_ended = max(load.turn_ended, now)  # its turn is over, if with nothing to show
         del load.waiting[self]
 
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "decoding" if self.decoding else "waiting"
+        return f"<Lease {state} on {self.replica}, {self.uncached_tokens} of {self.prompt_tokens} tokens uncached>"
+
 
 class Ledger:
     """All open leases, by replica. Every operation is O(1). loads: of those that were booked on before; `of` knows all."""
@@ -171,7 +184,7 @@ class Ledger:
         return self.loads.get(replica) or ReplicaLoad(rate=self._rate_of_a_stranger())
 
     def open(self, replica: str, prompt_tokens: int, uncached_tokens: int, now: float, *, silent: bool = False) -> Lease:
-        lease = Lease(self, replica, prompt_tokens, uncached_tokens, now, silent)
+        lease = Lease(self, replica, prompt_tokens, uncached_tokens, now, silent=silent)
         lease._enter()
         return lease
 

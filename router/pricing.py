@@ -8,6 +8,7 @@ taken to be over.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from router.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, discounted, reuse_chance
 from router.load import Ledger, ReplicaLoad
@@ -15,7 +16,7 @@ from router.replication import Rents
 from router.trie import RadixTrie
 from router.types import KEY_BYTES, Candidate, Cost, Decision, Prompt, Random
 
-NOTHING = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING: Final = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Quotes:
@@ -156,7 +157,7 @@ class Quotes:
             reason = "cold"
         else:
             reason = "warm" if best.matched_blocks == self.longest else "spill"
-        return Decision(best, reason, self.total, self.tokens(self.longest))
+        return tuple.__new__(Decision, (best, reason, self.total, self.tokens(self.longest)))  # as in `cost`
 
 
 def _longest(matched: Mapping[str, int], replicas: Collection[str]) -> tuple[str, int]:

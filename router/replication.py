@@ -13,8 +13,9 @@ adds up only where many requests end in the same prefix.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Final
 
-MAX_PREFIXES = 1024
+MAX_PREFIXES: Final = 1024
 
 
 class Rents:

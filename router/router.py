@@ -14,6 +14,7 @@ Several processes may route for the same replicas: each tells its journal what i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from router.evidence import Evidence
 from router.follow import Journal, closed, first_token, moved, opened, rent
@@ -25,13 +26,13 @@ from router.replication import Rents
 from router.trie import RadixTrie
 from router.types import Candidate, Decision, Outcome, Prompt, Random, Replica
 
-DEFAULT_UNITS_PER_TOKEN = 4.0  # bytes of canonical text, believed until an engine has counted
-SCALE_PRIOR_TOKENS = 200.0
-SCALE_HALF_LIFE_TOKENS = 20_000.0
-MOST_TOKENS_PER_UNIT = 100  # an image is a few bytes of canonical text, and may be a thousand tokens
-SHRINK_BYTES = 1 << 20  # an index whose bound was lowered shrinks by so much a sweep: all at once would be a long pause
-TURN_TOKENS = 4096  # a match of so many tokens has full weight in the gap between turns: short heads are shared by chance
-LONG_S = 1.0  # a request that took longer has kept its blocks in use for so long; a short one was credited just now
+DEFAULT_UNITS_PER_TOKEN: Final = 4.0  # bytes of canonical text, believed until an engine has counted
+SCALE_PRIOR_TOKENS: Final = 200.0
+SCALE_HALF_LIFE_TOKENS: Final = 20_000.0
+MOST_TOKENS_PER_UNIT: Final = 100  # an image is a few bytes of canonical text, and may be a thousand tokens
+SHRINK_BYTES: Final = 1 << 20  # an index whose bound was lowered shrinks by so much a sweep: all at once would be a long pause
+TURN_TOKENS: Final = 4096  # a match of so many tokens has full weight in the gap between turns: short heads come by chance
+LONG_S: Final = 1.0  # a request that took longer has kept its blocks in use for so long; a short one was credited just now
 
 
 class Booking:

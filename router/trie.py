@@ -20,7 +20,7 @@ Time is an argument (seconds, any origin). A clock that goes backwards counts as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from router.blocks import shared_blocks
 from router.holds import HOLD_BYTES, NODE_BYTES, Hold, Node, UseList
@@ -159,16 +159,19 @@ class RadixTrie:
 
     # -- the path
 
-    def _walk(self, keys: BlockKeys) -> Iterator[tuple[Node, int, int]]:
+    def _walk(self, keys: BlockKeys) -> list[tuple[Node, int, int]]:
         """(node, blocks before its edge, leading blocks of its edge that `keys` shares: at least 1), root excluded."""
-        children, at = self._root.children, 0
-        while child := children.get(keys[at : at + KEY_BYTES]):
+        path: list[tuple[Node, int, int]] = []
+        children, at, end = self._root.children, 0, len(keys)
+        while at < end and (child := children.get(keys[at : at + KEY_BYTES])):
             edge = child.edge
+            length = len(edge)
             if not keys.startswith(edge, at):
-                yield child, at // KEY_BYTES, shared_blocks(edge, keys[at : at + len(edge)])
-                return
-            yield child, at // KEY_BYTES, len(edge) // KEY_BYTES
-            children, at = child.children, at + len(edge)
+                path.append((child, at // KEY_BYTES, shared_blocks(edge, keys[at : at + length])))
+                break
+            path.append((child, at // KEY_BYTES, length // KEY_BYTES))
+            children, at = child.children, at + length
+        return path
 
     def _credit(self, replica: str, uses: UseList, keys: BlockKeys, now: float) -> float | None:
         """Walk `keys`, splitting and growing the tree until a path spells them, and give the path to `replica`.

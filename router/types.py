@@ -10,9 +10,9 @@ What is made for every decision is a NamedTuple: a frozen dataclass takes five t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-KEY_BYTES = 8  # one block key is an unsigned 64-bit hash, stored as its 8 bytes
+KEY_BYTES: Final = 8  # one block key is an unsigned 64-bit hash, stored as its 8 bytes
 
 BlockKeys = bytes
 """The keys of a prompt's full blocks, first to last: KEY_BYTES each. Key i identifies block i and everything before it."""

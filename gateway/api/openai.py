@@ -7,21 +7,26 @@ usage at the end of a stream, because without it nothing could be metered.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 import orjson
 
 from gateway.api.prompt import canonical_json, chat_prompt, completion_prompt
 from gateway.errors import GatewayError, bad_request
 
-CHAT, COMPLETION, OTHER = "chat", "completion", "other"
+CHAT: Final = "chat"
+COMPLETION: Final = "completion"
+OTHER: Final = "other"
 
-_KINDS: Mapping[str, str] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
-_ASK_USAGE = b'"stream_options":{"include_usage":true}}'
-MAX_MODEL_CHARS = 256
+_KINDS: Final[Mapping[str, str]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
+_ASK_USAGE: Final = b'"stream_options":{"include_usage":true}}'
+MAX_MODEL_CHARS: Final = 256
 
 
-class ApiRequest(NamedTuple):
+Keyed = bytes | list[int]  # canonical text, or token ids
+
+
+class ApiRequest:
     """One request, understood as far as routing and metering need it.
 
     kind: CHAT or COMPLETION (generation, metered), OTHER (passed through).
@@ -29,13 +34,26 @@ class ApiRequest(NamedTuple):
     body: what goes to the replica. strip_usage: the usage event of the stream is ours, not the client's.
     """
 
-    kind: str
-    model: str
-    prompt: bytes | list[int] | None
-    salt: str
-    stream: bool
-    strip_usage: bool
-    body: bytes
+    __slots__ = ("body", "kind", "model", "prompt", "salt", "stream", "strip_usage")
+
+    def __init__(
+        self,
+        kind: str,
+        model: str,
+        prompt: bytes | list[int] | None,
+        salt: str,
+        *,
+        stream: bool,
+        strip_usage: bool,
+        body: bytes,
+    ) -> None:
+        self.kind = kind
+        self.model = model
+        self.prompt = prompt
+        self.salt = salt
+        self.stream = stream
+        self.strip_usage = strip_usage
+        self.body = body
 
     @property
     def metered(self) -> bool:
@@ -45,6 +63,9 @@ class ApiRequest(NamedTuple):
     def repeatable(self) -> bool:
         """Sending it twice does no harm: it computes something from a prompt (unlike a file upload, say)."""
         return self.metered or self.prompt is not None
+
+    def __repr__(self) -> str:
+        return f"<ApiRequest {self.kind} {self.model!r}, {len(self.body)} bytes>"
 
 
 def kind_of(path: str) -> str:
@@ -62,7 +83,8 @@ def parse(kind: str, raw: bytes) -> ApiRequest:
         raise bad_request("'stream' must be true or false.", "stream")
     prompt = chat_prompt(body) if kind == CHAT else completion_prompt(body, "prompt")
     strip = bool(stream) and not _asks_usage(body)
-    return ApiRequest(kind, model, prompt, _salt(body), bool(stream), strip, _with_usage(raw, body) if strip else raw)
+    sent = _with_usage(raw, body) if strip else raw
+    return ApiRequest(kind, model, prompt, _salt(body), stream=bool(stream), strip_usage=strip, body=sent)
 
 
 def parse_other(raw: bytes) -> ApiRequest:
@@ -72,10 +94,11 @@ def parse_other(raw: bytes) -> ApiRequest:
     except orjson.JSONDecodeError:
         body = None
     if not isinstance(body, dict):
-        return ApiRequest(OTHER, "", None, "", False, False, raw)
+        return ApiRequest(OTHER, "", None, "", stream=False, strip_usage=False, body=raw)
     model = body.get("model")
     model = model if isinstance(model, str) and len(model) <= MAX_MODEL_CHARS else ""
-    return ApiRequest(OTHER, model, _lenient_prompt(body), _salt(body), body.get("stream") is True, False, raw)
+    stream = body.get("stream") is True
+    return ApiRequest(OTHER, model, _lenient_prompt(body), _salt(body), stream=stream, strip_usage=False, body=raw)
 
 
 def _json_object(raw: bytes) -> dict[str, Any]:

@@ -10,7 +10,7 @@ own requests.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import xxhash
@@ -18,7 +18,10 @@ import xxhash
 from gateway.errors import GatewayError, bad_request
 
 # ASCII separators: file (head parts), group (content parts), record (messages), unit (fields of a message).
-_HEAD, _PART, _MESSAGE, _FIELD = b"\x1c", b"\x1d", b"\x1e", b"\x1f"
+_HEAD: Final = b"\x1c"
+_PART: Final = b"\x1d"
+_MESSAGE: Final = b"\x1e"
+_FIELD: Final = b"\x1f"
 
 # Whatever a chat template reads beside the messages: it shapes the prompt from its first token on.
 _HEAD_KEYS = ("tools", "functions", "documents", "chat_template", "chat_template_kwargs", "system")

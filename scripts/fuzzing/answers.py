@@ -47,7 +47,12 @@ def read(pieces: list[bytes], *, to_head: bool = False) -> Outcome | Refused:
         return Refused(str(error))
     assert answer.complete
     assert answer.head
-    return Outcome(answer.head.status, tuple(answer.head.headers), body, answer.rest + rest, early)
+    return Outcome(answer.head.status, _others(answer.head.headers), body, answer.rest + rest, early)
+
+
+def _others(headers: list[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
+    """All but the lengths: http1 does not always keep them."""
+    return tuple(pair for pair in headers if pair[0] != b"content-length")
 
 
 # -- the simple reader
@@ -86,15 +91,15 @@ def _simply(data: bytes, to_head: bool) -> Outcome:
         _need(codings in ([], [b"chunked"]) and (not codings or first[:9] == b"HTTP/1.1 "))
         _need(not lengths or (lengths[0].isdigit() and len(lengths[0]) <= 15))
     if to_head or status in (204, 304):
-        return Outcome(status, tuple(headers), b"", data, True)
+        return Outcome(status, _others(headers), b"", data, True)
     if codings:
         body, rest = _chunks(data)
-        return Outcome(status, tuple(headers), body, rest, True)
+        return Outcome(status, _others(headers), body, rest, True)
     if lengths:
         size = int(lengths[0])
         _need(len(data) >= size)
-        return Outcome(status, tuple(headers), data[:size], data[size:], True)
-    return Outcome(status, tuple(headers), data, b"", False)
+        return Outcome(status, _others(headers), data[:size], data[size:], True)
+    return Outcome(status, _others(headers), data, b"", False)
 
 
 def _field(line: bytes) -> tuple[bytes, bytes]:

@@ -55,7 +55,7 @@ def bare(data: bytes) -> list[bytes]:
 def replies(length: int | None, *parts: bytes, status: int = 200, first: bytes = b"", keep: bool = True) -> Handler:
     async def handler(request: web.Request) -> Any:
         reply = Reply(request, keep_alive=keep, patience_s=5)
-        reply.begin(status, [(b"x-a", b"1")], length=length, first=first)
+        reply.begin(status, b"x-a: 1\r\n", length=length, first=first)
         for part in parts:
             reply.write(part)
         reply.end()
@@ -132,7 +132,7 @@ async def test_aiohttp_calls_prepare_and_then_write_eof_once() -> None:
         assert HttpVersion10 < HttpVersion11
         assert request.transport is not None
         reply = Spy(request, keep_alive=True, patience_s=1)
-        reply.begin(200, [], length=0)
+        reply.begin(200, b"", length=0)
         return reply
 
     async with serving(handler) as port:
@@ -164,7 +164,7 @@ async def test_the_source_is_held_back_while_the_client_does_not_read() -> None:
     async def handler(request: web.Request) -> Any:
         reply = Reply(request, keep_alive=False, patience_s=60)
         reply.feed_from(cast(Attempt, source))
-        reply.begin(200, [], length=len(MUCH), first=MUCH)
+        reply.begin(200, b"", length=len(MUCH), first=MUCH)
         reply.end()
         written.set()
         return reply
@@ -192,7 +192,7 @@ async def test_a_client_that_never_reads_is_cut_off() -> None:
 
     async def handler(request: web.Request) -> Any:
         reply = Cut(request, keep_alive=True, patience_s=0.05)
-        reply.begin(200, [], length=len(MUCH), first=MUCH)
+        reply.begin(200, b"", length=len(MUCH), first=MUCH)
         assert repr(reply) == "<Reply begun, plain>"
         return reply
 
@@ -211,7 +211,7 @@ async def test_a_client_that_left_is_noticed_at_the_next_write() -> None:
 
     async def handler(request: web.Request) -> Any:
         reply = Reply(request, keep_alive=True, patience_s=1)
-        reply.begin(200, [], length=5)
+        reply.begin(200, b"", length=5)
         reply.cut()
         assert reply.keep_alive is False
         try:

@@ -1,0 +1,267 @@
+"""Plain requests go past aiohttp, all others through it, a connection may bring both: the seam that `front.py` names."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.body import read_body
+from gateway.front import ClientConnection, Front
+from gateway.http1 import Answer
+from gateway.plain import MAX_FIELDS, MAX_HEAD_BYTES, PlainRequest, read_head
+from gateway.reply import Reply
+from gateway.short import MAX_BEHIND
+from tests.gateway.conftest import eventually
+
+CHAT = "/v1/chat/completions"
+Handler = Callable[[Any], Awaitable[Any]]
+
+
+def post(body: bytes, *fields: str, path: str = CHAT, method: str = "POST", version: str = "1.1") -> bytes:
+    lines = [f"{method} {path} HTTP/{version}", "Host: h", *fields, f"Content-Length: {len(body)}", "", ""]
+    return "\r\n".join(lines).encode("latin-1") + body
+
+
+GET = b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n"
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"
+
+
+async def echo(request: web.Request | PlainRequest) -> Any:
+    """Says which way the request came, and what it brought."""
+    body = await read_body(request)
+    reply = Reply(request, keep_alive=True, patience_s=5)
+    way = b"plain" if isinstance(request, PlainRequest) else b"aiohttp"
+    said = b"%b %b %b" % (way, request.path.encode(), body)
+    reply.begin(200, b"", length=len(said), first=said)
+    return reply
+
+
+@asynccontextmanager
+async def serving(handler: Handler = echo, **options: Any) -> AsyncIterator[tuple[Front, int]]:
+    app = web.Application(client_max_size=1 << 20)
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    front = Front(app, handler, refuse=lambda status, _: web.Response(status=status), max_connections=9, busy=b"", **options)
+    server = await asyncio.get_running_loop().create_server(front, "127.0.0.1", 0)
+    try:
+        yield front, server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await front.shutdown(0.1)
+        await runner.cleanup()
+
+
+async def ask(port: int, pieces: Sequence[bytes], answers: int, *, in_turn: bool = False) -> list[bytes]:
+    """The bodies of so many answers to what is sent piece by piece. in_turn: each piece brings an answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    found: list[bytes] = []
+    rest = b""
+
+    async def read(until: int) -> None:
+        nonlocal rest
+        while len(found) < until:
+            answer = Answer()
+            body = answer.feed(rest) if rest else b""
+            while not answer.complete:
+                data = await reader.read(1 << 20)
+                assert data, found
+                body += answer.feed(data)
+            rest = answer.rest
+            found.append(body)
+
+    async with asyncio.timeout(10):
+        for number, piece in enumerate(pieces, 1):
+            writer.write(piece)
+            await asyncio.sleep(0.001)
+            if in_turn:
+                await read(number)
+                await asyncio.sleep(0.005)  # the answer is here before aiohttp is done with its request
+        await read(answers)
+    writer.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pieces", "ways"),
+    [
+        ([post(b"a")], ["plain"]),
+        ([post(b"a"), post(b"b"), post(b"c")], ["plain"] * 3),
+        ([post(b"a") + post(b"b") + post(b"c")], ["plain"] * 3),
+        ([post(b"a" * 9)[:-4], b"aaa", b"a" + post(b"b")], ["plain"] * 2),
+        ([GET, post(b"a"), GET, post(b"b")], ["aiohttp", "plain"] * 2),
+        ([post(b"a", path="/v1/embeddings"), post(b"b")], ["aiohttp", "plain"]),
+        ([post(b"a"), CHUNKED, post(b"b")], ["plain", "aiohttp", "aiohttp"]),
+        ([post(b"a", "Connection: keep-alive"), post(b"")], ["plain", "aiohttp"]),
+        ([post(b"a")[:30], post(b"a")[30:], post(b"b")], ["aiohttp", "aiohttp"]),
+        ([GET + GET[:9], GET[9:], post(b"b")], ["aiohttp"] * 3),
+        ([GET + post(b"a"), post(b"b")], ["aiohttp"] * 3),
+    ],
+)
+async def test_which_way_requests_go(pieces: list[bytes], ways: list[str]) -> None:
+    async with serving() as (_, port):
+        found = await ask(port, pieces, len(ways), in_turn=len(pieces) == len(ways))
+    assert [body.split()[0].decode() for body in found] == ways
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from([post(b"a"), post(b"bb" * 99), GET, CHUNKED, post(b"c", path="/x")]), min_size=1), st.data())
+async def test_any_cutting_gives_the_same_answers(requests: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(requests)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(whole) - 1), max_size=4)))
+    pieces = [whole[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    said = {post(b"a"): b"a", post(b"bb" * 99): b"bb" * 99, GET: b"", CHUNKED: b"hi", post(b"c", path="/x"): b"c"}
+    async with serving() as (_, port):
+        found = await ask(port, pieces, len(requests))
+    assert [body.split(b" ")[2] for body in found] == [said[one] for one in requests]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        post(b"a", version="1.0"),
+        post(b"a", method="post"),
+        post(b"a", "Expect: 100-continue"),
+        post(b"a", "Connection: close"),
+        post(b"a", "connection: keep-alive, x"),
+        post(b"a", "Transfer-Encoding: chunked"),
+        post(b"a", "Content-Encoding: gzip"),
+        post(b"a", "Upgrade: h2c"),
+        post(b"a", "content-length: 1"),
+        post(b"a", "X: 1", "x: 2"),
+        post(b"a", "X : 1"),
+        post(b"a", "X:"),
+        post(b"a", "X:  1"),
+        post(b"a", "X: 1 "),
+        post(b"a", "X: \t1"),
+        post(b"a", "X: \xe9"),
+        post(b"a", " folded"),
+        post(b"a", "X"),
+        post(b"a", *(f"X{number}: 1" for number in range(MAX_FIELDS))),
+        post(b"a", "X: " + "1" * MAX_HEAD_BYTES),
+        post(b"a").replace(b"Host: h\r\n", b""),
+        post(b"a").replace(b"Length: 1", b"Length: +1"),
+        post(b"a").replace(b"Length: 1", b"Length: 1, 1"),
+        post(b"a").replace(b"Length: 1\r\n", b"Length: 1\r\n 1\r\n"),
+        post(b"a").replace(b"\r\n", b"\n"),
+        b"\r\n" + post(b"a"),
+        post(b"a", path="x"),
+        post(b"a", path="/\xff"),
+        b"",
+    ],
+)
+def test_what_is_not_plain(data: bytes) -> None:
+    assert read_head(data) is None
+
+
+def test_a_plain_head() -> None:
+    data = post(b"hello", "Authorization: Bearer a b", "X-Request-Id:7", "connection: Keep-Alive")
+    for length in (b"Content-Length", b"content-length"):
+        begun = read_head(data.replace(b"Content-Length", length) + b"more")
+        assert begun
+        assert (begun.length, data[begun.end :], begun.head.method, begun.head.target) == (5, b"hello", "POST", CHAT)
+        assert begun.head.headers[1:3] == [(b"Authorization", b"Bearer a b"), (b"X-Request-Id", b"7")]
+        assert (begun.head.fields.get("x-request-ID"), begun.head.fields.get("X-Other")) == ("7", None)
+
+
+async def test_the_client_leaves() -> None:
+    """Its handler is cancelled, whether it waits for the body or for the answer."""
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: PlainRequest) -> Any:
+        begun.set()
+        try:
+            await read_body(request)
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    async with serving(handler) as (front, port):
+        for data in (post(b"a"), post(b"aaa")[:-1]):
+            begun.clear()
+            ended.clear()
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(data)
+            async with asyncio.timeout(5):
+                await begun.wait()
+                writer.close()
+                await ended.wait()
+            await eventually(lambda: not front.connections)
+
+
+async def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
+    async def slow(request: PlainRequest) -> Any:
+        await asyncio.sleep(0.3)
+        return await echo(request)
+
+    async with serving(slow, idle_s=0.1) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"a"))
+        async with asyncio.timeout(5):
+            assert (await reader.read()).endswith(b"plain /v1/chat/completions a")
+        writer.close()
+
+
+async def test_the_last_answer_closes_the_connection() -> None:
+    async def last(request: PlainRequest) -> Any:
+        reply = Reply(request, keep_alive=False, patience_s=5)
+        reply.begin(200, b"", length=0)
+        return reply
+
+    async with serving(last) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"a") + post(b"b"))
+        async with asyncio.timeout(5):
+            assert (await reader.read()).count(b"HTTP/1.1 200 OK") == 1
+        writer.close()
+
+
+async def test_a_body_that_is_too_large_is_refused_by_aiohttp() -> None:
+    async def handler(request: web.Request | PlainRequest) -> Any:
+        assert isinstance(request, web.Request)
+        return web.Response(status=413)
+
+    async with serving(handler) as (_, port):
+        await ask(port, [post(b"x" * ((1 << 20) + 1))], 1)
+
+
+async def test_what_comes_behind_a_request_is_bounded() -> None:
+    """The connection is not read while much waits behind a request, and what waits is served after it."""
+    go = asyncio.Event()
+
+    async def handler(request: PlainRequest) -> Any:
+        await go.wait()
+        return await echo(request)
+
+    many = 40
+    async with serving(handler) as (front, port):
+        body = b"x" * MAX_BEHIND
+        asking = asyncio.create_task(ask(port, [post(body) * many], many))
+        await eventually(lambda: front.connections and front.connections[0]._short._held)
+        go.set()
+        assert await asking == [b"plain /v1/chat/completions " + body] * many
+
+
+async def test_aiohttp_has_what_the_seam_needs() -> None:
+    async with serving() as (front, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET)
+        await reader.readuntil(b"\r\n\r\n")
+        connection = front.connections[0]
+        assert isinstance(connection, ClientConnection)
+        await eventually(lambda: connection._waiter and not connection._waiter.done())
+        assert not connection._messages
+        assert (connection._close, connection._force_close) == (False, False)
+        assert connection._next_keepalive_close_time > asyncio.get_running_loop().time()
+        assert connection._keepalive_handle is not None
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
