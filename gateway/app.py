@@ -54,12 +54,12 @@ class Gateway:
     relay: Relay
     meter: Meter
     proxy: Proxy
+    entry: Entry
     reload: Reload
     local: Local
     everywhere: Everywhere
     operator: Operator
     drain: Drain
-    requests: RequestLog
     clock: Callable[[], float]
 
     @property
@@ -107,8 +107,22 @@ def compose(
     reload = Reload(config=config, source=source, fleet=fleet, relay=relay, metrics=metrics, steps=[step])
     local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, clock=clock)
     others = everywhere(local)
-    operator = Operator(fleet=fleet, router=router, proxy=proxy, everywhere=others, admin_key=config.admin_key, clock=clock)
-    return Gateway(metrics, router, fleet, relay, meter, proxy, reload, local, others, operator, drain, requests, clock)
+    body_s = config.limits.body_s
+    entry = Entry(body_s, proxy, metrics, drain, requests, clock)
+    operator = Operator(
+        fleet=fleet, router=router, proxy=proxy, everywhere=others, admin_key=config.admin_key, body_s=body_s, clock=clock
+    )
+    reload.tell(_rebounding(entry, operator))
+    return Gateway(metrics, router, fleet, relay, meter, proxy, entry, reload, local, others, operator, drain, clock)
+
+
+def _rebounding(entry: Entry, operator: Operator) -> Step:
+    """The same for those who read requests."""
+
+    def rebound(config: Config) -> None:
+        entry.body_s = operator.body_s = config.limits.body_s
+
+    return rebound
 
 
 def _retuning(router: Router, meter: Meter, relay: Relay, answers: Answers) -> Step:
@@ -125,10 +139,6 @@ def _retuning(router: Router, meter: Meter, relay: Relay, answers: Answers) -> S
     return retune
 
 
-def _entry(gateway: Gateway) -> Entry:
-    return Entry(gateway.proxy, gateway.metrics, gateway.drain, gateway.requests, gateway.clock)
-
-
 def make_app(gateway: Gateway) -> web.Application:
     """The web application around the parts. It probes the replicas from its startup to its cleanup."""
     app = web.Application(client_max_size=gateway.config.limits.body_mb << 20, middlewares=[_errors])
@@ -143,7 +153,7 @@ def make_app(gateway: Gateway) -> web.Application:
             web.get("/v1/models", models),
             web.get("/v1/models/{model:.+}", model_entry),
             *gateway.operator.routes(),
-            web.route("*", "/v1/{path:.*}", _entry(gateway).handle),
+            web.route("*", "/v1/{path:.*}", gateway.entry.handle),
         ]
     )
     return app
@@ -236,15 +246,23 @@ def make_runner(gateway: Gateway) -> Runner:
     app = make_app(gateway)
 
     def make_front() -> Front:
-        limit = gateway.config.limits.connections
-        return Front(app, _entry(gateway).handle, refuse=_refuse, max_connections=limit, busy=_busy(limit))
+        limits = gateway.config.limits
+        return Front(
+            app,
+            gateway.entry.handle,
+            refuse=_refuse,
+            max_connections=limits.connections,
+            busy=_busy(limits.connections),
+            idle_s=limits.client_idle_s,
+        )
 
     runner = Runner(app, make_front, shutdown_timeout=0.1)
 
     def bound(config: Config) -> None:
-        app._client_max_size = config.limits.body_mb << 20
+        limits = config.limits
+        app._client_max_size = limits.body_mb << 20
         if isinstance(runner.server, Front):
-            runner.server.bound(config.limits.connections, _busy(config.limits.connections))
+            runner.server.bound(limits.connections, _busy(limits.connections), limits.client_idle_s)
 
     gateway.reload.tell(bound)
     return runner

@@ -10,24 +10,23 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway.errors import GatewayError, bad_request
 from gateway.plain import PlainRequest
 
-ARRIVAL_S = 300.0  # a body that takes longer is given up (not Final: a test makes it shorter)
-
 
 def body_here(request: web.Request | PlainRequest) -> bytes | None:
     """The body of a plain request, if it is here already, as most are: no need to wait."""
     return request.body if isinstance(request, PlainRequest) else None
 
 
-async def read_body(request: web.Request | PlainRequest) -> bytes:
+async def read_body(request: web.Request | PlainRequest, within_s: float) -> bytes:
     """The body, decompressed. Raises GatewayError 400 (its encoding is broken), 408 or 413."""
     try:
-        async with asyncio.timeout(ARRIVAL_S):
+        async with asyncio.timeout(within_s):
             return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         assert isinstance(request, web.Request)  # a plain one is not, if it is too large
         text = f"The body is larger than {request.client_max_size >> 20} MiB (limits.body_mb). Send less, or raise the limit."
         raise GatewayError(413, "request_too_large", text) from error
     except TimeoutError as late:
-        raise GatewayError(408, "request_timeout", f"The body did not arrive within {ARRIVAL_S:g} s.") from late
+        text = f"The body did not arrive within {within_s:g} s (limits.body_s)."
+        raise GatewayError(408, "request_timeout", text) from late
     except (web.RequestPayloadError, HttpProcessingError, ClientPayloadError) as broken:
         raise bad_request("The body cannot be read: its encoding is broken.", code="invalid_body") from broken

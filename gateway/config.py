@@ -180,16 +180,19 @@ class TimeoutConfig:
 
 @dataclass(frozen=True, slots=True)
 class LimitConfig:
-    """body_mb: the largest request body, in MiB. connections: of clients, at once. drain_timeout_s: how long running requests
-    may go on after SIGTERM.
+    """body_mb: the largest request body, in MiB. body_s: how long it may take to arrive. connections: of clients, at once.
+    client_idle_s: how long one of them may be idle, or be sending one request's head. drain_timeout_s: how long running
+    requests may go on after SIGTERM.
     """
 
     body_mb: int = 64
+    body_s: float = 300.0
     connections: int = 10_000
+    client_idle_s: float = 75.0
     drain_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        _positive(self, "body_mb", "connections", "drain_timeout_s")
+        _positive(self, "body_mb", "body_s", "connections", "client_idle_s", "drain_timeout_s")
 
 
 @dataclass(frozen=True, slots=True)

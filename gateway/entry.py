@@ -27,8 +27,9 @@ log = logging.getLogger("warmroute.gateway")
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """The handler of everything that goes to a replica."""
+    """The handler of everything that goes to a replica. body_s: how long a request's body may take to arrive."""
 
+    body_s: float
     proxy: Proxy
     metrics: Metrics
     drain: Drain
@@ -41,7 +42,7 @@ class Entry:
         task = self.drain.enter()
         try:
             if (raw := body_here(request)) is None:
-                raw = await read_body(request)
+                raw = await read_body(request, self.body_s)
                 record.begun = self.clock()  # an upload takes its time; what counts is ours
             return await self._answer(request, raw, record)
         except GatewayError as error:

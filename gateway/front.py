@@ -33,7 +33,6 @@ log = logging.getLogger("warmroute.gateway")
 
 Handler = Callable[[Any], Awaitable[Any]]  # of a web.Request or a PlainRequest
 
-IDLE_S = 75.0  # a client's connection may be idle, or be sending one request's head, for so long
 SHORT = frozenset(["/v1/chat/completions", "/v1/completions"])
 SPOKEN = frozenset([HttpVersion10, HttpVersion11])  # aiohttp's parser takes HTTP/0.9 and 2.0 as well, and answers in kind
 MAX_HEADER_BYTES = 64 << 10  # one header line: tokens and cookies can be long
@@ -153,9 +152,11 @@ class Front(web.Server):
         refuse: Callable[[int, str], web.Response],
         max_connections: int,
         busy: bytes,
-        idle_s: float = IDLE_S,
+        idle_s: float,
     ) -> None:
-        """refuse: makes the answer to what is not HTTP. busy: the bytes for one connection too many. idle_s: see IDLE_S."""
+        """refuse: makes the answer to what is not HTTP. busy: the bytes for one connection too many. idle_s: for so long a
+        connection may be idle, or be sending one request's head.
+        """
         super().__init__(
             self._dispatch,  # type: ignore[arg-type]  # requests are made by the application
             request_factory=app._make_request,
@@ -168,9 +169,10 @@ class Front(web.Server):
         self.refuse = refuse
         self.busy = busy
 
-    def bound(self, max_connections: int, busy: bytes) -> None:
-        """Another bound; connections that are open stay."""
+    def bound(self, max_connections: int, busy: bytes, idle_s: float) -> None:
+        """Other bounds; connections that are open stay, and keep theirs."""
         self._max_connections = max_connections
+        self._idle_s = idle_s
         self.busy = busy
 
     @property
@@ -189,7 +191,7 @@ class Front(web.Server):
 
     async def _dispatch(self, request: web.Request) -> Any:
         if request.version not in SPOKEN:
-            reply = Reply(request, keep_alive=False, patience_s=IDLE_S)
+            reply = Reply(request, keep_alive=False, patience_s=self._idle_s)
             reply.begin(505, b"", length=0)
             return reply
         expect = request.headers.get("Expect")

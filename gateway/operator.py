@@ -45,6 +45,7 @@ class Operator:
         proxy: Proxy,
         everywhere: Everywhere,
         admin_key: str,
+        body_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
@@ -52,6 +53,7 @@ class Operator:
         self._proxy = proxy
         self._everywhere = everywhere
         self._admin_key = admin_key
+        self.body_s = body_s
         self._clock = clock
 
     def routes(self) -> list[web.RouteDef]:
@@ -138,7 +140,7 @@ class Operator:
         """The JSON object that an allowed request brings."""
         self._allow(request)
         try:
-            body = orjson.loads(await read_body(request))
+            body = orjson.loads(await read_body(request, self.body_s))
         except orjson.JSONDecodeError as error:
             raise bad_request(f"The body is not valid JSON: {error}", code="invalid_json") from error
         if not isinstance(body, dict):
@@ -148,7 +150,7 @@ class Operator:
     async def route(self, request: web.Request) -> web.Response:
         """A dry run: the decision for a chat or completion body, with every candidate's match, load and cost."""
         self._allow(request)
-        raw = await read_body(request)
+        raw = await read_body(request, self.body_s)
         api = openai.parse(openai.CHAT if b'"messages"' in raw else openai.COMPLETION, raw)
         target = self._fleet.target(api.model)
         target.require()

@@ -78,7 +78,7 @@ MUTANTS = (
     # blocks
     Mutant("router/blocks.py", "min(len(left), len(right)) // KEY_BYTES", "min(len(left), len(right)) // KEY_BYTES - 1"),
     Mutant("router/blocks.py", "len(data) + 1, block_bytes", "len(data), block_bytes"),
-    Mutant("router/blocks.py", "xxhash.xxh3_64(seed=seed)", "xxhash.xxh3_64()"),
+    Mutant("router/blocks.py", 'seed.to_bytes(KEY_BYTES, "little")', "b\"\""),
     Mutant("router/blocks.py", 'hasher.update(len(raw).to_bytes(8, "little") + raw)', "hasher.update(raw)"),
     # leases
     Mutant("router/load.py", "        load.booked_tokens -= self.uncached_tokens\n        del", "        del"),

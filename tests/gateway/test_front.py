@@ -36,7 +36,7 @@ CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: 
 
 async def echo(request: web.Request | PlainRequest) -> Any:
     """Says which way the request came, and what it brought."""
-    body = await read_body(request)
+    body = await read_body(request, 60)
     reply = Reply(request, keep_alive=True, patience_s=5)
     way = b"plain" if isinstance(request, PlainRequest) else b"aiohttp"
     said = b"%b %b %b" % (way, request.path.encode(), body)
@@ -50,7 +50,8 @@ async def serving(handler: Handler = echo, **options: Any) -> AsyncIterator[tupl
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    front = Front(app, handler, refuse=lambda status, _: web.Response(status=status), max_connections=9, busy=b"", **options)
+    bounds: dict[str, Any] = {"max_connections": 9, "busy": b"", "idle_s": 75.0, **options}
+    front = Front(app, handler, refuse=lambda status, _: web.Response(status=status), **bounds)
     server = await asyncio.get_running_loop().create_server(front, "127.0.0.1", 0)
     try:
         yield front, server.sockets[0].getsockname()[1]
@@ -179,7 +180,7 @@ async def test_the_client_leaves() -> None:
     async def handler(request: PlainRequest) -> Any:
         begun.set()
         try:
-            await read_body(request)
+            await read_body(request, 60)
             await asyncio.sleep(60)
         finally:
             ended.set()

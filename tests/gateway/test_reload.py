@@ -266,6 +266,21 @@ async def test_limits_and_timeouts_change() -> None:
         assert (answers_of.patience_s, answers_of.resumer.total_s) == (3, 4)
 
 
+async def test_what_clients_may_take_their_time_for_changes() -> None:
+    async with FakeReplica() as one, running(one) as run:
+        await reload(run, one, limits={"body_s": 0.1, "client_idle_s": 0.1})
+        port = int(run.url.rpartition(":")[2])
+        async with asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert await reader.read() == b"", "it said nothing"
+            writer.close()
+            for path in ("/v1/chat/completions", "/warmroute/drain"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n".encode())
+                assert b" 408 " in await reader.readline()
+                writer.close()
+
+
 def silent(until: asyncio.Event) -> Any:
     async def behave(_request: FakeRequest, _writer: asyncio.StreamWriter) -> None:
         await until.wait()

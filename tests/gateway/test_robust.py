@@ -11,12 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from aiohttp import web
 
-from gateway import body as body_module
-from gateway.app import _entry, _refuse, compose, make_app
-from gateway.config import load
-from gateway.front import Front, Runner
 from gateway.idle import Pool
 from gateway.upstream import Limits
 from tests.fakes import (
@@ -34,7 +29,7 @@ from tests.fakes import (
     says,
     streams,
 )
-from tests.gateway.conftest import BODY, LOGGED, Running, eventually, running
+from tests.gateway.conftest import BODY, Running, eventually, running
 
 RAW = json.dumps({**BODY, "messages": [{"role": "user", "content": "hi"}]}).encode()
 STREAM = RAW[:-1] + b', "stream": true}'
@@ -597,31 +592,10 @@ async def test_a_client_that_stops_reading_is_not_the_replicas_fault() -> None:
 # -- clients that take their time
 
 
-@contextlib.asynccontextmanager
-async def impatient(replica: FakeReplica, idle_s: float) -> AsyncIterator[str]:
-    """A gateway whose clients have little time; gives host:port."""
-    gateway = compose(load(None, {"pools": [{"replicas": [replica.url]}], "listen": "127.0.0.1:0"}, env={}), LOGGED)
-    app = make_app(gateway)
-
-    def front() -> Front:
-        return Front(app, _entry(gateway).handle, refuse=_refuse, max_connections=9, busy=b"", idle_s=idle_s)
-
-    runner = Runner(app, front, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        yield "{}:{}".format(*runner.addresses[0])
-        assert gateway.router.ledger.open_leases == 0
-    finally:
-        await runner.cleanup()
-
-
 @pytest.mark.parametrize("before", [b"", post()])
 async def test_a_head_that_comes_byte_by_byte_has_a_limited_time(before: bytes) -> None:
-    async with FakeReplica() as replica, impatient(replica, 0.2) as address:
-        host, port = address.split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+    async with FakeReplica() as replica, running(replica, limits={"client_idle_s": 0.2}) as run:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(run.url.rpartition(":")[2]))
         async with asyncio.timeout(10):
             writer.write(before)
             if before:
@@ -638,9 +612,8 @@ async def test_a_head_that_comes_byte_by_byte_has_a_limited_time(before: bytes) 
         writer.transport.abort()
 
 
-async def test_a_body_that_comes_byte_by_byte_has_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_module, "ARRIVAL_S", 0.2)
-    async with FakeReplica() as replica, running(replica) as run:
+async def test_a_body_that_comes_byte_by_byte_has_a_limited_time() -> None:
+    async with FakeReplica() as replica, running(replica, limits={"body_s": 0.2}) as run:
         async with dial(run) as (reader, writer):
             answer: Any = asyncio.ensure_future(read_answer(reader))
             head, _, body = post().partition(b"\r\n\r\n")
@@ -656,9 +629,8 @@ async def test_a_body_that_comes_byte_by_byte_has_a_limited_time(monkeypatch: py
 
 
 async def test_a_connection_that_says_nothing_is_closed() -> None:
-    async with FakeReplica() as replica, impatient(replica, 0.1) as address:
-        host, port = address.split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+    async with FakeReplica() as replica, running(replica, limits={"client_idle_s": 0.1}) as run:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(run.url.rpartition(":")[2]))
         async with asyncio.timeout(10):
             assert await reader.read() == b""
         writer.close()
