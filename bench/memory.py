@@ -183,7 +183,7 @@ def in_blocks(prompt: Prompt, block: int) -> Prompt:
     else:
         parts = block // prompt.block_units
         keys = keys[parts - 1 :: parts]
-    return prompt._replace(keys=b"".join([*keys, b""]), block_units=block)
+    return Prompt(b"".join([*keys, b""]), prompt.units, block, prompt.scale, prompt.session)
 
 
 # -- the report

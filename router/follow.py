@@ -70,7 +70,7 @@ def _decision(booking: Booking) -> tuple[str, int, int, int, int]:
 
 def _decided(replica: str, blocks: int, matched: int, uncached: int, tokens: int) -> Decision:
     best = tuple.__new__(Candidate, (replica, blocks, matched, uncached, 0, 0, 0, 0, 1.0, _FREE))  # as in `cost`
-    return tuple.__new__(Decision, (best, "", tokens, matched))
+    return Decision(best, "", tokens, matched)
 
 
 class Follower:
@@ -104,7 +104,7 @@ class Follower:
             elif kind == MOVED:
                 self._move(bookings, booking, event)
             elif kind == CLOSED:
-                if router.observe(booking, tuple.__new__(Outcome, event[2:5]), event[5]):
+                if router.observe(booking, Outcome(event[2], event[3], event[4]), event[5]):
                     lost.append(booking.chosen.replica)
                 self._forget(bookings, booking)
         return lost
@@ -121,7 +121,7 @@ class Follower:
         if number in bookings or replica not in self._router.replicas:
             return
         decision = _decided(replica, blocks, matched, uncached, tokens)
-        prompt = tuple.__new__(Prompt, (keys, units, block_units, scale, ""))
+        prompt = Prompt(keys, units, block_units, scale)
         booking = self._router.book(prompt, decision, since, silent=silent)
         booking.number = number
         bookings[number] = booking

@@ -157,7 +157,7 @@ class Quotes:
             reason = "cold"
         else:
             reason = "warm" if best.matched_blocks == self.longest else "spill"
-        return tuple.__new__(Decision, (best, reason, self.total, self.tokens(self.longest)))  # as in `cost`
+        return Decision(best, reason, self.total, self.tokens(self.longest))
 
 
 def _longest(matched: Mapping[str, int], replicas: Collection[str]) -> tuple[str, int]:

@@ -1,10 +1,11 @@
-"""The words of the decision core, as frozen values.
+"""The words of the decision core. All are values: nobody changes one that is made.
 
 A `Prompt` comes in, a `Decision` (the best `Candidate`, and why) goes out, an `Outcome` comes back when the request
 is over. Lengths are in units of the prompt: bytes of its canonical text, or token ids. Tokens are an estimate until the
 engine reports them; the scale between the two is learned per `Prompt.scale`.
 
-What is made for every decision is a NamedTuple: a frozen dataclass takes five times as long to make.
+What is made for every decision is a plain class, or a tuple where its parts are added up or shown by name: a frozen dataclass
+takes five times as long to make, and of a plain class compiled code reads a field at once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ BlockKeys = bytes
 """The keys of a prompt's full blocks, first to last: KEY_BYTES each. Key i identifies block i and everything before it."""
 
 
-class Prompt(NamedTuple):
+class Prompt:
     """A prompt as the router sees it.
 
     keys: the keys of its full blocks.
@@ -28,15 +29,21 @@ class Prompt(NamedTuple):
     session: the conversation that it belongs to, where the client names one; read by sticky policies only.
     """
 
-    keys: BlockKeys
-    units: int
-    block_units: int
-    scale: str
-    session: str = ""
+    __slots__ = ("block_units", "keys", "scale", "session", "units")
+
+    def __init__(self, keys: BlockKeys, units: int, block_units: int, scale: str, session: str = "") -> None:
+        self.keys = keys
+        self.units = units
+        self.block_units = block_units
+        self.scale = scale
+        self.session = session
 
     @property
     def blocks(self) -> int:
         return len(self.keys) // KEY_BYTES
+
+    def __repr__(self) -> str:
+        return f"Prompt({self.keys!r}, {self.units}, {self.block_units}, {self.scale!r}, {self.session!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +89,37 @@ class Candidate(NamedTuple):
     cost: Cost
 
 
-class Decision(NamedTuple):
+class Decision:
     """Which replica a prompt goes to, and why.
 
     reason: "warm" (the best holds the longest match), "spill" (another holds more but costs more), "cold" (no candidate
     holds any of it), "blind" (the prompt has no full block to match). available_tokens: the longest match of all.
     """
 
-    best: Candidate
-    reason: str
-    prompt_tokens: int
-    available_tokens: int
+    __slots__ = ("available_tokens", "best", "prompt_tokens", "reason")
+
+    def __init__(self, best: Candidate, reason: str, prompt_tokens: int, available_tokens: int) -> None:
+        self.best = best
+        self.reason = reason
+        self.prompt_tokens = prompt_tokens
+        self.available_tokens = available_tokens
+
+    def __repr__(self) -> str:
+        return f"Decision({self.best!r}, {self.reason!r}, {self.prompt_tokens}, {self.available_tokens})"
 
 
-class Outcome(NamedTuple):
+class Outcome:
     """How a request ended. prompt_tokens and cached_tokens are the engine's own count, None where it reports none."""
 
-    ok: bool
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
+    __slots__ = ("cached_tokens", "ok", "prompt_tokens")
+
+    def __init__(self, ok: bool, prompt_tokens: int | None = None, cached_tokens: int | None = None) -> None:
+        self.ok = ok
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = cached_tokens
+
+    def __repr__(self) -> str:
+        return f"Outcome({self.ok}, {self.prompt_tokens}, {self.cached_tokens})"
 
 
 class Random(Protocol):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from router import Candidate, Prompt
 from router.sticky import BOUND, HEAD_BLOCKS, Sticky
-from tests.strategies import candidate_of, prompt_of
+from tests.strategies import candidate_of, keys_of, prompt_of
 
 names = st.lists(st.text(min_size=1, max_size=8), min_size=2, max_size=9, unique=True)
 
@@ -22,7 +22,7 @@ def candidate(name: str, inflight: int = 0) -> Candidate:
 
 
 def of_session(session: str) -> Prompt:
-    return prompt_of(b"")._replace(session=session)
+    return Prompt(b"", 0, 1, "", session)
 
 
 def first(prompt: Prompt, replicas: Sequence[str], seed: int = 0) -> str:
@@ -39,7 +39,7 @@ def test_a_session_stays_whatever_chance_and_the_order_of_replicas_say() -> None
 
 
 def test_a_session_counts_for_more_than_the_prompt() -> None:
-    prompts = [prompt_of(bytes([number]) * 20)._replace(session="s") for number in range(30)]
+    prompts = [Prompt(keys_of(bytes([number]) * 20), 20, 1, "", "s") for number in range(30)]
     assert len({first(prompt, "abcdef") for prompt in prompts}) == 1
 
 
