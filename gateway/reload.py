@@ -143,9 +143,7 @@ class Reload:
     async def take(self, config: Config) -> None:
         """This is the configuration from now on, but for what cannot change."""
         async with self._one_at_a_time:
-            config, fixed = _possible(self.config, config)
-            if fixed:
-                log.warning("configuration: what differs here needs a restart", extra={"keys": fixed})
+            config = possible(self.config, config)
             if config == self.config:
                 self._metrics.reloads.add((UNCHANGED,))
                 log.info("configuration unchanged")
@@ -164,8 +162,8 @@ class Reload:
         self._fleet.apply(config, met)
 
 
-def _possible(old: Config, new: Config) -> tuple[Config, list[str]]:
-    """(the new configuration with what cannot change left as it is, the keys of that)."""
+def possible(old: Config, new: Config) -> Config:
+    """The new configuration with what cannot change left as it is; the log names it."""
     pairs: list[tuple[str, object, object]] = [
         ("listen", old.listen, new.listen),
         ("workers", old.workers, new.workers),
@@ -174,8 +172,9 @@ def _possible(old: Config, new: Config) -> tuple[Config, list[str]]:
         ("routing.block_tokens", old.routing.block_tokens, new.routing.block_tokens),
         ("WARMROUTE_ADMIN_KEY", old.admin_key, new.admin_key),
     ]
+    if fixed := [key for key, before, after in pairs if before != after]:
+        log.warning("configuration: what differs here needs a restart", extra={"keys": fixed})
     routing = replace(new.routing, block_bytes=old.routing.block_bytes, block_tokens=old.routing.block_tokens)
-    possible = replace(
+    return replace(
         new, listen=old.listen, workers=old.workers, log_level=old.log_level, routing=routing, admin_key=old.admin_key
     )
-    return possible, [key for key, before, after in pairs if before != after]

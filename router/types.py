@@ -42,6 +42,15 @@ class Prompt:
     def blocks(self) -> int:
         return len(self.keys) // KEY_BYTES
 
+    def _fields(self) -> tuple[object, ...]:
+        return self.keys, self.units, self.block_units, self.scale, self.session
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Prompt) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
     def __repr__(self) -> str:
         return f"Prompt({self.keys!r}, {self.units}, {self.block_units}, {self.scale!r}, {self.session!r})"
 
@@ -117,6 +126,15 @@ class Outcome:
         self.ok = ok
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = cached_tokens
+
+    def _fields(self) -> tuple[object, ...]:
+        return self.ok, self.prompt_tokens, self.cached_tokens
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Outcome) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
 
     def __repr__(self) -> str:
         return f"Outcome({self.ok}, {self.prompt_tokens}, {self.cached_tokens})"

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from gateway.config import Config
 from gateway.everywhere import Refuse, Take
-from gateway.reload import Source
+from gateway.reload import Source, possible
 from gateway.typed import ConfigError
 from gateway.workers.channel import Channel
 from gateway.workers.hub import Hub
@@ -191,7 +191,7 @@ class Supervisor:
             except Exception:  # a bug in one reading must not end the watching
                 log.exception("reload failed")
             else:
-                self.hub.command("", Take(config))
+                self.hub.command("", Take(possible(self.hub.config, config)))
 
     def _signal(self, number: int) -> None:
         for slot in self._slots:

@@ -59,5 +59,6 @@ async def _work(sock: socket.socket, listeners: Sequence[socket.socket]) -> None
     await serve(gateway, stop, hurry, lambda _url: channel.send(SERVING), listeners)
     channel.send(TOLD, payload=pickle.dumps(gateway.local.told()))  # the last word on what was counted here
     channel.close()
+    await channel.closed.wait()
     logging.shutdown()
     sys.stderr.flush()

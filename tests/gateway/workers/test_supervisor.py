@@ -16,8 +16,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.config import load
+from gateway.config import Config, load
 from gateway.demo.processes import Process, listening_url, log_line
+from gateway.reload import Source
+from gateway.typed import ConfigError
 from gateway.workers import supervisor
 from gateway.workers.supervisor import StartError, Supervisor
 from tests.fakes import FakeReplica, answers, streams
@@ -63,12 +65,17 @@ class Run:
         await eventually(lambda: who not in self.made.hub.members and len(self.pids) == 2)
 
 
+def config_of(*replicas: FakeReplica, **more: Any) -> Config:
+    raw = {"listen": "127.0.0.1:0", "workers": 2, "limits": {"drain_timeout_s": 20}, "log_level": "warning", **more}
+    urls = [replica.url for replica in replicas] or ["http://127.0.0.1:9"]
+    return load(None, {"pools": [{"replicas": urls}], **raw}, env={})
+
+
 @contextlib.asynccontextmanager
-async def supervised(*replicas: FakeReplica, **options: Any) -> AsyncIterator[Run]:
-    raw = {"listen": "127.0.0.1:0", "workers": 2, "limits": {"drain_timeout_s": 20}, "log_level": "warning"}
-    config = load(None, {"pools": [{"replicas": [replica.url for replica in replicas]}], **raw}, env={})
+async def supervised(*replicas: FakeReplica, source: Source | None = None, **options: Any) -> AsyncIterator[Run]:
+    config = config_of(*replicas)
     stop, hurry, started = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future()
-    made = Supervisor(config, None, **options)
+    made = Supervisor(config, source, **options)
     over = asyncio.create_task(made.run(stop, hurry, started.set_result))
     await asyncio.wait([over, started], return_when=asyncio.FIRST_COMPLETED, timeout=60)
     try:
@@ -159,11 +166,51 @@ def refuses(url: str) -> bool:
         return sock.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) != 0
 
 
+async def test_a_successor_begins_with_the_configuration_that_the_others_have(caplog: pytest.LogCaptureFixture) -> None:
+    """What needs a restart is not for it alone."""
+    async with FakeReplica([answers()]) as one, FakeReplica([answers()]) as two:
+        read: list[Any] = [ConfigError("pools: no"), config_of(two, workers=5, routing={"block_bytes": 999, "ttl_s": 7})]
+
+        def next_one() -> Config:
+            result = read.pop(0)
+            if isinstance(result, Exception):
+                raise result
+            assert isinstance(result, Config)
+            return result
+
+        source = Source(None, next_one)
+        async with supervised(one, source=source) as run:
+            source.asked.set()
+            await eventually(lambda: len(read) == 1)
+            source.asked.set()
+            await eventually(lambda: run.made.hub.config.pools[0].replicas[0].url == two.url)
+            taken = run.made.hub.config
+            assert (taken.workers, taken.routing.block_bytes, taken.routing.ttl_s) == (2, 256, 7)
+            assert "needs a restart" in caplog.text
+            first = next(iter(run.pids))
+            os.kill(run.pids[first], signal.SIGKILL)
+            await run.replaced(first)
+            for _ in range(20):
+                assert (await run.post())[0] == 200
+            assert not one.requests
+            page = await run.metrics()
+            assert page['warmroute_reloads_total{result="invalid"}'] == 1
+
+
+async def test_the_last_counts_of_workers_that_go_down_are_heard() -> None:
+    async with FakeReplica([answers()]) as one, supervised(one) as run:
+        for _ in range(20):
+            await run.post()
+        run.stop.set()
+        async with asyncio.timeout(20):
+            await asyncio.shield(run.over)
+        assert run.made.hub.ended.requests.values == {("m", "200"): 20}
+
+
 async def test_workers_that_cannot_start_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_BOOT", "raise SystemExit(3)")
-    config = load(None, {"pools": [{"replicas": ["http://127.0.0.1:9"]}], "listen": "127.0.0.1:0", "workers": 2}, env={})
     with pytest.raises(StartError, match="3 times"):
-        await Supervisor(config, None).run(asyncio.Event(), asyncio.Event(), lambda _: None)
+        await Supervisor(config_of(), None).run(asyncio.Event(), asyncio.Event(), lambda _: None)
 
 
 async def test_a_worker_that_dies_again_and_again_does_not_keep_connections_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
