@@ -115,7 +115,7 @@ class PlainRequest:
     __slots__ = (
         "_arrived",
         "_left",
-        "_parts",
+        "_so_far",
         "body",
         "head",
         "headers",
@@ -140,22 +140,21 @@ class PlainRequest:
         self.transport = protocol.transport
         self.body: bytes | None = data[begun.end :]
         self._left = begun.end + begun.length - len(data)
-        self._parts: list[bytes] = []
+        self._so_far = bytearray()  # in one piece: it may come byte by byte
         self._arrived: asyncio.Future[None] | None = None
         if self._left:
-            self._parts.append(self.body)
+            self._so_far += self.body
             self.body = None
 
     def feed(self, data: bytes) -> bytes:
         """Take what is still missing of the body. Returns what came behind it."""
         if len(data) < self._left:
             self._left -= len(data)
-            self._parts.append(data)
+            self._so_far += data
             return b""
         rest = data[self._left :]
-        self._parts.append(data[: self._left])
-        self.body = b"".join(self._parts)
-        self._parts, self._left = [], 0
+        self._so_far += data[: self._left]
+        self.body, self._so_far, self._left = bytes(self._so_far), bytearray(), 0
         if self._arrived and not self._arrived.done():
             self._arrived.set_result(None)
         return rest

@@ -34,7 +34,7 @@ class ShortWay:
         self._handler = handler
         self._loop = loop
         self._task: asyncio.Task[None] | None = None
-        self._behind: list[bytes] = []
+        self._behind = bytearray()  # in one piece: it may come byte by byte
         self._held = False  # the connection is not read
         self.request: PlainRequest | None = None
 
@@ -42,7 +42,7 @@ class ShortWay:
         """Serve the request that `data` begins with."""
         end = begun.end + begun.length
         if len(data) > end:
-            self._behind.append(data[end:])
+            self._behind += data[end:]
             data = data[:end]
         self.request = request = PlainRequest(data, begun, self._connection)
         self._task = asyncio.Task(self._serve(request), loop=self._loop, name="request")
@@ -53,8 +53,8 @@ class ShortWay:
         if self.request.body is None:
             data = self.request.feed(data)
         if data:
-            self._behind.append(data)
-        if not self._held and sum(map(len, self._behind)) > MAX_BEHIND:
+            self._behind += data
+        if not self._held and len(self._behind) > MAX_BEHIND:
             self._held = True
             self._connection.hold(on=True)
 
@@ -73,11 +73,11 @@ class ShortWay:
             """The client left."""
         finally:
             self.request = self._task = None
-            behind, self._behind = self._behind, []
+            behind, self._behind = self._behind, bytearray()
             if self._held:
                 self._held = False
                 self._connection.hold(on=False)
-            self._connection.served(b"".join(behind) if behind else b"", keep=keep)
+            self._connection.served(bytes(behind), keep=keep)
 
     def __repr__(self) -> str:
-        return f"<ShortWay {self.request!r}, {sum(map(len, self._behind))} bytes behind it>"
+        return f"<ShortWay {self.request!r}, {len(self._behind)} bytes behind it>"
