@@ -19,7 +19,7 @@ from aiohttp import web
 
 from replica.blocks import Sink
 from replica.engine import Engine, SetupError
-from replica.server import create_app
+from replica.server import ServerConfig, create_app
 from replica.sim import SimConfig, SimEngine
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
         # Bound before the model loads: a port that is taken should not cost half a minute to find out.
         with _bind(args.host, args.port) as listener, _events(args) as events:
             engine = _engine(args, [events] if events else [])
-            asyncio.run(_serve(engine, _served_name(args), listener, events))
+            asyncio.run(_serve(engine, _served_name(args), listener, _server_config(args, events)))
     except SetupError as error:
         print(f"warmroute replica: {error}", file=sys.stderr)
         return 1
@@ -82,9 +82,40 @@ def _parser() -> argparse.ArgumentParser:
         help="tokens of a block of the prefix cache, from 4 (default: %(default)s)",
     )
     add("--max-batch", type=_positive_int, metavar="N", help="requests that run at once (default: 16; sim: 256)")
+    _server_flags(parser)
     _engine_flags(parser)
     _event_flags(parser)
     return parser
+
+
+def _server_flags(parser: argparse.ArgumentParser) -> None:
+    server = parser.add_argument_group("API")
+    server.add_argument(
+        "--max-queue",
+        type=_positive_int,
+        default=1024,
+        metavar="N",
+        help="requests that may wait for the engine; more are answered 503 with Retry-After (default: %(default)s)",
+    )
+    server.add_argument(
+        "--coalesce-ms",
+        type=_not_negative,
+        default=0.0,
+        metavar="MS",
+        help="gather a stream's text for so long before it is sent, but for the first; fewer, larger packets (default: 0)",
+    )
+    server.add_argument(
+        "--send-timeout",
+        type=_positive,
+        default=60.0,
+        metavar="S",
+        help="leave a client that takes no bytes for so long (default: %(default)s)",
+    )
+    server.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="take chat_template from requests: a template is a program that runs here (default: refused)",
+    )
 
 
 def _engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -250,13 +281,23 @@ def _bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-async def _serve(engine: Engine, model: str, listener: socket.socket, events: "KvEvents | None") -> None:
+def _server_config(args: argparse.Namespace, events: "KvEvents | None") -> ServerConfig:
+    return ServerConfig(
+        max_queue=args.max_queue,
+        coalesce_s=args.coalesce_ms / 1000,
+        send_timeout_s=args.send_timeout,
+        trust_templates=args.trust_request_chat_template,
+        events=events.source() if events else {},
+    )
+
+
+async def _serve(engine: Engine, model: str, listener: socket.socket, config: ServerConfig) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     # Access logs off: a gateway stands in front, and a line per request costs more than the simulated engine's work.
-    app = create_app(engine, model, events=events.source() if events else None)
+    app = create_app(engine, model, config)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
@@ -285,6 +326,10 @@ def _positive(text: str) -> float:
         if 0 < float(text) < float("inf"):
             return float(text)
     raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+
+
+def _not_negative(text: str) -> float:
+    return 0.0 if text in ("0", "0.0") else _positive(text)
 
 
 def _cpus() -> int:
