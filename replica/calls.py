@@ -13,6 +13,7 @@ from typing import Any, Literal
 from replica.engine import Message, Sampling, Tail, Template
 from replica.fields import ApiError, flag, integer, kind_of, list_or_none, number, read_object, token_ids
 from replica.prefix import Scope
+from replica.shapes import FIELDS, grammar_of
 
 Kind = Literal["chat", "completion"]
 Truncation = Literal["auto", "disabled"]
@@ -25,7 +26,7 @@ MAX_LOGPROBS = 20
 MAX_NAMED = 20  # ignored fields in the header; a body may have thousands
 RETENTION_S: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
 _SAFE_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_BOTH = frozenset(
+_BOTH = frozenset(FIELDS) | frozenset(
     re.findall(
         r"\w+",
         "model n best_of stream stream_options max_tokens temperature top_p top_k min_p seed stop stop_token_ids ignore_eos "
@@ -288,6 +289,7 @@ def _sampling(kind: Kind, body: dict[str, Any]) -> Sampling:
         logprobs=_logprobs(kind, body),
         stop_tokens=tuple(token_ids(body, "stop_token_ids")),
         ignore_eos=flag(body, "ignore_eos"),
+        grammar=grammar_of(body),
     )
 
 

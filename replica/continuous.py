@@ -33,7 +33,8 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 from replica.blocks import CacheCounts, Sink
 from replica.checkpoint import Checkpoint
 from replica.endings import end_tokens
-from replica.engine import EngineInfo, Load, Message, PromptError, Request, Sequence, SetupError, Tail, Template
+from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, SetupError, Tail, Template
+from replica.guided import Grammars
 from replica.paged import Claim, PagedBlocks
 from replica.prefix import Prefix
 from replica.sampling import Sampler
@@ -89,6 +90,7 @@ class ContinuousEngine:
             block_size=config.block_size,
             num_blocks=num_blocks,
         )
+        self._grammars = Grammars.of(self._tokenizer, self._info.vocab_size, self._eos)
         self._manager: Any = None
         self._blocks: PagedBlocks | None = None  # none for a model whose blocks cannot be shared
         self._ids = itertools.count()
@@ -149,6 +151,11 @@ class ContinuousEngine:
     def token_strings(self, tokens: list[int]) -> list[str]:
         return list(self._tokenizer.convert_ids_to_tokens(tokens))
 
+    def grammar_error(self, grammar: Grammar) -> str | None:
+        if self._grammars is None:
+            return "llguidance is not installed here (pip install llguidance), or cannot read this model's vocabulary."
+        return self._grammars.error(grammar)
+
     def load(self) -> Load:
         used = self._blocks.ledger.used if self._blocks else self._reserved
         return Load(len(self._running), len(self._waiting), used / self._info.num_blocks)
@@ -173,7 +180,10 @@ class ContinuousEngine:
         sequence = Sequence(request, self._cancel)
         blocks = -(-(len(request.prompt) + request.max_tokens) // self._info.block_size)
         claim = Claim(Prefix(request.prompt, self._info.block_size, request.scope), request.keep_s)
-        job = _Job(f"r{next(self._ids)}", sequence, blocks, Sampler.of(request), claim, asyncio.get_running_loop().time())
+        guide = self._grammars.guide(request.grammar) if self._grammars and request.grammar else None
+        job = _Job(
+            f"r{next(self._ids)}", sequence, blocks, Sampler.of(request, guide), claim, asyncio.get_running_loop().time()
+        )
         self._jobs[sequence] = job
         self._waiting.append(job)
         self._admit()

@@ -44,6 +44,14 @@ class Template:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like: a JSON schema, a JSON list of texts of which it is one, or a regular expression."""
+
+    kind: Literal["json", "choice", "regex"]
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How tokens are drawn, and which one ends the answer.
@@ -64,6 +72,7 @@ class Sampling:
     logprobs: int | None = None
     stop_tokens: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
 
     @property
     def greedy(self) -> bool:
@@ -213,8 +222,11 @@ class Engine(Protocol):
     def token_strings(self, tokens: list[int]) -> list[str]:
         """Each token as the vocabulary spells it."""
 
+    def grammar_error(self, grammar: Grammar) -> str | None:
+        """Why answers cannot be kept to this grammar, if they cannot; the message is for the client."""
+
     def submit(self, request: Request) -> Sequence:
-        """Take a request in; its prompt and max_tokens have been checked against `info`."""
+        """Take a request in; its prompt and max_tokens have been checked against `info`, its grammar by `grammar_error`."""
 
     def load(self) -> Load: ...
 

@@ -52,6 +52,10 @@ def choice(request: Request, index: int) -> Request:
 def _check_scores(engine: Engine, call: Call) -> None:
     if not engine.info.scores and call.sampling.logprobs is not None:
         raise ApiError(400, "The simulated engine has no scores to tell: leave out logprobs.", "logprobs")
+    if call.sampling.grammar is not None:
+        reason = engine.grammar_error(call.sampling.grammar)
+        if reason is not None:
+            raise ApiError(400, f"This shape of the answer cannot be followed: {reason}", "response_format")
 
 
 def _limit(engine: Engine, call: Call) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from replica.engine import Request, TokenScore
+from replica.guided import Guide
 
 NEVER = float("-inf")
 
@@ -15,8 +16,8 @@ class Sampler:
     """Sampling of one request: its penalties, its chances, a generator of its own. What it draws depends on the scores that
     it is given, its seed and what it has drawn before, and on no other request."""
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    def __init__(self, request: Request, guide: Guide | None = None) -> None:
+        self._request, self._guide = request, guide
         self._generator = torch.Generator()
         if request.seed is None:
             self._generator.seed()
@@ -28,16 +29,19 @@ class Sampler:
         self.scores: list[TokenScore] = []  # one a token, if they were asked for
 
     @classmethod
-    def of(cls, request: Request) -> "Sampler | None":
+    def of(cls, request: Request, guide: Guide | None = None) -> "Sampler | None":
         """None for a request that takes the best token, whatever came before, and wants no scores."""
         changed = request.presence_penalty or request.frequency_penalty or request.logit_bias or request.repetition_penalty != 1
-        return cls(request) if changed or request.logprobs is not None or not request.greedy else None
+        needed = changed or guide or request.logprobs is not None or not request.greedy
+        return cls(request, guide) if needed else None
 
     def draw(self, scores: torch.Tensor) -> int:
         """One token id from the scores of the whole vocabulary. O(vocabulary), and a sort when top_p is below 1."""
         changed = self._penalised(scores.float())
         token = int(changed.argmax()) if self._request.greedy else self._chosen(changed)
         self._drawn[token] += 1
+        if self._guide is not None:
+            self._guide.took(token)
         if self._request.logprobs is not None:
             self.scores.append(_score(scores.float(), token, self._request.logprobs))
         return token
@@ -59,7 +63,7 @@ class Sampler:
             scores = scores.scatter_add(0, drawn.tokens, -drawn.values)
         if len(self._bias.tokens):
             scores = scores.scatter_add(0, self._bias.tokens, self._bias.values)
-        return scores
+        return scores if self._guide is None else self._guide.masked(scores)
 
     def _chosen(self, scores: torch.Tensor) -> int:
         request = self._request

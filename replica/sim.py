@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from replica import sim_text
 from replica.blocks import BlockLedger, CacheCounts, Lease, Sink
-from replica.engine import EngineInfo, Load, Message, PromptError, Request, Sequence, Tail, Template
+from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, Tail, Template
 from replica.prefix import Prefix
 
 MIN_TICK_S = 0.002  # above 500 tokens/s a tick gives several tokens: timers finer than this cost more than they show
@@ -107,6 +107,9 @@ class SimEngine:
 
     def token_strings(self, tokens: list[int]) -> list[str]:
         return [sim_text.decode([token]) for token in tokens]
+
+    def grammar_error(self, grammar: Grammar) -> str | None:
+        return "the simulated engine has no scores to keep to a grammar with."
 
     def failure(self) -> str | None:
         return None
