@@ -27,14 +27,15 @@ from typing import Any
 import jinja2
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, GenerationConfig
+from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from replica.blocks import CacheCounts, Sink
 from replica.checkpoint import Checkpoint
 from replica.endings import end_tokens
-from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, SetupError, Tail, Template
+from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, Tail, Template
 from replica.guided import Grammars
+from replica.loading import load
 from replica.paged import Claim, PagedBlocks
 from replica.prefix import Prefix
 from replica.sampling import Sampler
@@ -76,7 +77,7 @@ class ContinuousEngine:
         transformers.logging.disable_progress_bar()
         if config.threads:
             torch.set_num_threads(config.threads)
-        self._tokenizer, self._model = _load(model, config.dtype)
+        self._tokenizer, self._model = load(model, config.dtype)
         self._checkpoint = Checkpoint(config.cache_file, self._model, config.block_size) if config.cache_file else None
         self._config, self._sinks = config, [*sinks, *([self._checkpoint.contents] if self._checkpoint else [])]
         num_blocks = config.kv_tokens // config.block_size
@@ -329,13 +330,3 @@ def _reset(manager: Any, blocks: PagedBlocks) -> bool:
     blocks.unused.wait(STOP_TIMEOUT_S)
     with manager.pause():
         return blocks.ledger.clear()
-
-
-def _load(model: str | Path, dtype: str) -> tuple[Any, Any]:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype), attn_implementation="sdpa")
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise SetupError(f"cannot load the model {model}: {reason}") from error
-    return tokenizer, loaded.eval()

@@ -82,7 +82,7 @@ class Generation:
         self.sequence.close()
         now = _now()
         self._around.metrics.ended(self.reason, now - self._began)
-        self._around.stats.add("requests", 1, now)
+        self._around.stats.add("answers", 1, now)
         if self.completion_tokens:
             self._around.stats.phase("decode", self._last_at - self._first_at, now)
             self._around.stats.phase("detokenise", self._detokenised_s, now)

@@ -203,7 +203,7 @@ class Server:
         if waiting < self._config.max_queue:
             return
         # Who waits now leaves as fast as others have ended lately.
-        rate = self._stats.rate("requests", MINUTE_S, _now())
+        rate = self._stats.rate("answers", MINUTE_S, _now())
         seconds = min(MINUTE_S, max(1, round(waiting / rate) if rate else 1))
         message = f"{waiting} requests wait already, and {self._config.max_queue} may. Try again in {seconds} s, or elsewhere."
         raise ApiError(503, message, code="queue_full", retry_after_s=seconds)

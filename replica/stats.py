@@ -49,7 +49,7 @@ class Stats:
     def body(self, now: float) -> dict[str, Any]:
         rates = {
             kind: {"now": round(self.rate(kind, NOW_S, now), 1), "minute": round(self.rate(kind, MINUTE_S, now), 1)}
-            for kind in ("prefill_tokens", "cached_tokens", "decode_tokens", "requests")
+            for kind in ("prefill_tokens", "cached_tokens", "decode_tokens", "answers")
         }
         return {"per_second": rates, "phases_last_minute": {name: self._phase(name, now) for name in PHASES}}
 

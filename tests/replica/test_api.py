@@ -196,7 +196,7 @@ async def test_stats_show_what_was_done_and_where_the_time_went(replica: Replica
         stats = await get(replica, "/stats")
     assert (stats["batch"], stats["queue"], stats["max_queue"]) == (0, 0, 1024)
     assert stats["cache"]["blocks"]["total"] == 500
-    for kind in ("prefill_tokens", "cached_tokens", "decode_tokens", "requests"):
+    for kind in ("prefill_tokens", "cached_tokens", "decode_tokens", "answers"):
         assert stats["per_second"][kind]["minute"] > 0
     assert set(stats["phases_last_minute"]) == {"tokenise", "queue", "prefill", "decode", "detokenise", "send"}
 
