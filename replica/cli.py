@@ -143,6 +143,9 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="where the prefix cache is saved at the end and restored from at the start (default: it is not)",
     )
+    real.add_argument(
+        "--chat-template", type=Path, metavar="FILE", help="a Jinja template in the place of the model's own (default: its own)"
+    )
     sim = parser.add_argument_group("sim only")
     sim.add_argument(
         "--prefill-rate",
@@ -206,8 +209,10 @@ def _engine(args: argparse.Namespace, sinks: Items[Sink]) -> Engine:
     if args.block_size < 4 or kv_tokens < 4 * args.block_size:
         raise SetupError(f"--block-size must be at least 4, and --kv-tokens ({kv_tokens}) at least four blocks")
     if args.engine == "sim":
-        if args.cache_file:
-            raise SetupError("the simulated engine has nothing to save: leave out --cache-file")
+        if args.cache_file or args.chat_template:
+            raise SetupError(
+                "the simulated engine has nothing to save and no template: leave out --cache-file, --chat-template"
+            )
         config = SimConfig(kv_tokens, args.prefill_rate, args.decode_rate, max_batch, args.block_size)
         return SimEngine(config, sinks=sinks)
     if args.cache_file and not args.cache_file.absolute().parent.is_dir():
@@ -228,8 +233,16 @@ def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, sinks
         max_model_len=args.max_model_len or 0,
         threads=args.threads,
         cache_file=args.cache_file,
+        chat_template=_template(args.chat_template),
     )
     return ContinuousEngine(folder, config, sinks)
+
+
+def _template(file: Path | None) -> str | None:
+    try:
+        return file.read_text("utf-8") if file else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"--chat-template: cannot read {file}: {error}") from error
 
 
 def _model_folder(args: argparse.Namespace) -> str | Path:

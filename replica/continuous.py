@@ -56,6 +56,7 @@ class ContinuousConfig:
     max_model_len: int = 0
     threads: int = 0
     cache_file: Path | None = None
+    chat_template: str | None = None  # in the place of the model's own
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +79,8 @@ class ContinuousEngine:
         if config.threads:
             torch.set_num_threads(config.threads)
         self._tokenizer, self._model = load(model, config.dtype)
+        if config.chat_template is not None:
+            self._tokenizer.chat_template = config.chat_template
         self._checkpoint = Checkpoint(config.cache_file, self._model, config.block_size) if config.cache_file else None
         self._config, self._sinks = config, [*sinks, *([self._checkpoint.contents] if self._checkpoint else [])]
         num_blocks = config.kv_tokens // config.block_size

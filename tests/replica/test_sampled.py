@@ -10,7 +10,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from replica.engine import Request
+from replica.engine import Request, Template
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -138,3 +138,9 @@ async def test_a_template_of_the_request_and_its_variables(client: openai.AsyncO
     assert max(tokens["tokens"]) < VOCABULARY
     broken = await client._client.post(base + "tokenize", json=body | {"chat_template": "{{ nope("})
     assert broken.status_code == 400
+
+
+async def test_a_template_in_the_place_of_the_models_own(model: Path) -> None:
+    async with running(model, chat_template="{% for m in messages %}[{{ m.content }}]{% endfor %}") as engine:
+        assert engine.encode_chat([{"role": "user", "content": "ab"}], None) == engine.encode("[ab]")
+        assert engine.encode_chat([{"role": "user", "content": "ab"}], None, template=Template("!")) == engine.encode("!")
