@@ -29,7 +29,7 @@ class Outlet:
     def opened(self) -> bool:
         return self.response.prepared
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes, last: bool = False) -> None:
         """Returns when the client has room for more. Raises ConnectionError when it has none for too long."""
         began = _now()
         try:
@@ -38,17 +38,14 @@ class Outlet:
                     await self.response.prepare(self._http)
                 if data:
                     await self.response.write(data)
+                if last:
+                    await self.response.write_eof()
         except TimeoutError:
             if self._http.transport is not None:
                 self._http.transport.abort()
             raise ConnectionResetError(f"the client took nothing for {self._timeout_s:g} s") from None
         finally:
             self._waited_s += _now() - began
-
-    async def end(self, data: bytes) -> web.StreamResponse:
-        await self.write(data)
-        await self.response.write_eof()
-        return self.response
 
     def close(self) -> None:
         if self.opened:
@@ -79,7 +76,8 @@ async def stream(choices: Choices, answer: wire.Answer, outlet: Outlet, include_
             raise
         choices.fail()
         out += wire.error_event(ApiError(500, f"The engine could not finish this request: {error}."))
-    return await outlet.end(out + wire.DONE)
+    await outlet.write(out + wire.DONE, last=True)
+    return outlet.response
 
 
 def _now() -> float:

@@ -1,5 +1,6 @@
 """A simulated replica on a loopback socket."""
 
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -39,8 +40,10 @@ async def serve(engine: WatchedEngine, clock: FakeClock | None, config: ServerCo
     app = create_app(engine, "sim", config or ServerConfig(max_body_bytes=100_000))
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    listener = socket.create_server(("127.0.0.1", 0))
+    # So that a client which reads nothing is felt soon; accepted connections inherit it.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
+    await web.SockSite(runner, listener).start()
     port = runner.addresses[0][1]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as http:
         yield Replica(f"http://127.0.0.1:{port}", engine, clock, http)

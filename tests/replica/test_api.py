@@ -1,6 +1,8 @@
 """What a request may ask for, over real sockets: tokens, limits, endings, several answers, small packets."""
 
 import asyncio
+import socket
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -172,19 +174,49 @@ async def test_the_queue_is_bounded_and_says_when_to_come_again() -> None:
         assert (await replica.post(CHAT, chat("Hi")))[0] == 200
 
 
+async def test_the_queue_is_bounded_for_bodies_that_come_together() -> None:
+    """All of them have been let in when the first of their bodies comes."""
+    engine = WatchedEngine(SimConfig(kv_tokens=8000, prefill_rate=1e5, decode_rate=100.0, max_batch=1))
+    here, go = asyncio.Semaphore(0), asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        here.release()
+        await go.wait()
+        yield b'{"prompt": "Hi", "max_tokens": 20, "ignore_eos": true}'
+
+    async def one(replica: Replica) -> int:
+        async with replica.http.post(replica.url + "/v1/completions", data=body(), expect100=True) as response:
+            return response.status
+
+    async for replica in serve(engine, None, ServerConfig(max_queue=2)):
+        asking = [asyncio.create_task(one(replica)) for _ in range(12)]
+        for _ in asking:
+            await here.acquire()
+        go.set()
+        statuses = await asyncio.gather(*asking)
+        # One runs or is in prefill, one may have followed it, two wait.
+        assert 2 <= statuses.count(200) <= 4
+        assert statuses.count(503) == 12 - statuses.count(200)
+
+
 async def test_a_client_that_never_reads_is_left() -> None:
-    engine = WatchedEngine(SimConfig(kv_tokens=200_000, prefill_rate=1e6, decode_rate=500_000.0))
+    engine = WatchedEngine(SimConfig(kv_tokens=400_000, prefill_rate=1e6, decode_rate=1e6))
     async for replica in serve(engine, None, ServerConfig(send_timeout_s=0.2)):
-        port = int(replica.url.rpartition(":")[2])
-        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
-        body = b'{"prompt": "Hi", "max_tokens": 150000, "ignore_eos": true, "stream": true}'
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        writer.write(head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        await engine.submitted.wait()
-        while (await get(replica, "/load"))["server_load"]:
-            pass
-        writer.close()
+        with socket.socket() as narrow:
+            narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            narrow.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(narrow, ("127.0.0.1", int(replica.url.rpartition(":")[2])))
+            body = b'{"prompt": "Hi", "max_tokens": 300000, "ignore_eos": true, "stream": true}'
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            await loop.sock_sendall(narrow, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            await engine.submitted.wait()
+            while (await get(replica, "/load"))["server_load"]:
+                pass
+            got = b""
+            while data := await loop.sock_recv(narrow, 1 << 16):
+                got = got[-100:] + data
+            assert b"[DONE]" not in got
         assert (await replica.post(CHAT, chat("Hi")))[0] == 200
 
 
