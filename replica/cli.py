@@ -19,7 +19,7 @@ from aiohttp import web
 
 from replica.blocks import Sink
 from replica.engine import Engine, SetupError
-from replica.server import create_app
+from replica.server import ServerConfig, create_app
 from replica.sim import SimConfig, SimEngine
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
         # Bound before the model loads: a port that is taken should not cost half a minute to find out.
         with _bind(args.host, args.port) as listener, _events(args) as events:
             engine = _engine(args, [events] if events else [])
-            asyncio.run(_serve(engine, _served_name(args), listener, events))
+            asyncio.run(_serve(engine, _served_name(args), listener, _server_config(args, events)))
     except SetupError as error:
         print(f"warmroute replica: {error}", file=sys.stderr)
         return 1
@@ -82,9 +82,40 @@ def _parser() -> argparse.ArgumentParser:
         help="tokens of a block of the prefix cache, from 4 (default: %(default)s)",
     )
     add("--max-batch", type=_positive_int, metavar="N", help="requests that run at once (default: 16; sim: 256)")
+    _server_flags(parser)
     _engine_flags(parser)
     _event_flags(parser)
     return parser
+
+
+def _server_flags(parser: argparse.ArgumentParser) -> None:
+    server = parser.add_argument_group("API")
+    server.add_argument(
+        "--max-queue",
+        type=_positive_int,
+        default=1024,
+        metavar="N",
+        help="requests that may wait for the engine; more are answered 503 with Retry-After (default: %(default)s)",
+    )
+    server.add_argument(
+        "--coalesce-ms",
+        type=_not_negative,
+        default=0.0,
+        metavar="MS",
+        help="gather a stream's text for so long before it is sent, but for the first; fewer, larger packets (default: 0)",
+    )
+    server.add_argument(
+        "--send-timeout",
+        type=_positive,
+        default=60.0,
+        metavar="S",
+        help="leave a client that takes no bytes for so long (default: %(default)s)",
+    )
+    server.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="take chat_template from requests: a template is a program that runs here (default: refused)",
+    )
 
 
 def _engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -111,6 +142,9 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="PATH",
         help="where the prefix cache is saved at the end and restored from at the start (default: it is not)",
+    )
+    real.add_argument(
+        "--chat-template", type=Path, metavar="FILE", help="a Jinja template in the place of the model's own (default: its own)"
     )
     sim = parser.add_argument_group("sim only")
     sim.add_argument(
@@ -175,8 +209,10 @@ def _engine(args: argparse.Namespace, sinks: Items[Sink]) -> Engine:
     if args.block_size < 4 or kv_tokens < 4 * args.block_size:
         raise SetupError(f"--block-size must be at least 4, and --kv-tokens ({kv_tokens}) at least four blocks")
     if args.engine == "sim":
-        if args.cache_file:
-            raise SetupError("the simulated engine has nothing to save: leave out --cache-file")
+        if args.cache_file or args.chat_template:
+            raise SetupError(
+                "the simulated engine has nothing to save and no template: leave out --cache-file, --chat-template"
+            )
         config = SimConfig(kv_tokens, args.prefill_rate, args.decode_rate, max_batch, args.block_size)
         return SimEngine(config, sinks=sinks)
     if args.cache_file and not args.cache_file.absolute().parent.is_dir():
@@ -197,8 +233,16 @@ def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, sinks
         max_model_len=args.max_model_len or 0,
         threads=args.threads,
         cache_file=args.cache_file,
+        chat_template=_template(args.chat_template),
     )
     return ContinuousEngine(folder, config, sinks)
+
+
+def _template(file: Path | None) -> str | None:
+    try:
+        return file.read_text("utf-8") if file else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"--chat-template: cannot read {file}: {error}") from error
 
 
 def _model_folder(args: argparse.Namespace) -> str | Path:
@@ -250,13 +294,23 @@ def _bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-async def _serve(engine: Engine, model: str, listener: socket.socket, events: "KvEvents | None") -> None:
+def _server_config(args: argparse.Namespace, events: "KvEvents | None") -> ServerConfig:
+    return ServerConfig(
+        max_queue=args.max_queue,
+        coalesce_s=args.coalesce_ms / 1000,
+        send_timeout_s=args.send_timeout,
+        trust_templates=args.trust_request_chat_template,
+        events=events.source() if events else {},
+    )
+
+
+async def _serve(engine: Engine, model: str, listener: socket.socket, config: ServerConfig) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     # Access logs off: a gateway stands in front, and a line per request costs more than the simulated engine's work.
-    app = create_app(engine, model, events=events.source() if events else None)
+    app = create_app(engine, model, config)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
@@ -285,6 +339,10 @@ def _positive(text: str) -> float:
         if 0 < float(text) < float("inf"):
             return float(text)
     raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+
+
+def _not_negative(text: str) -> float:
+    return 0.0 if text in ("0", "0.0") else _positive(text)
 
 
 def _cpus() -> int:

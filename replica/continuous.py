@@ -27,12 +27,15 @@ from typing import Any
 import jinja2
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, GenerationConfig
+from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from replica.blocks import CacheCounts, Sink
 from replica.checkpoint import Checkpoint
-from replica.engine import EngineInfo, Finish, Load, Message, PromptError, Request, Sequence, SetupError, Tail
+from replica.endings import end_tokens
+from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, Tail, Template
+from replica.guided import Grammars
+from replica.loading import load
 from replica.paged import Claim, PagedBlocks
 from replica.prefix import Prefix
 from replica.sampling import Sampler
@@ -53,6 +56,7 @@ class ContinuousConfig:
     max_model_len: int = 0
     threads: int = 0
     cache_file: Path | None = None
+    chat_template: str | None = None  # in the place of the model's own
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +66,7 @@ class _Job:
     blocks: int
     sampler: Sampler | None
     claim: Claim
+    came_at: float
     seen: int = 0
 
 
@@ -73,13 +78,15 @@ class ContinuousEngine:
         transformers.logging.disable_progress_bar()
         if config.threads:
             torch.set_num_threads(config.threads)
-        self._tokenizer, self._model = _load(model, config.dtype)
+        self._tokenizer, self._model = load(model, config.dtype)
+        if config.chat_template is not None:
+            self._tokenizer.chat_template = config.chat_template
         self._checkpoint = Checkpoint(config.cache_file, self._model, config.block_size) if config.cache_file else None
         self._config, self._sinks = config, [*sinks, *([self._checkpoint.contents] if self._checkpoint else [])]
         num_blocks = config.kv_tokens // config.block_size
         capacity = num_blocks * config.block_size
         limits = [capacity, self._model.config.max_position_embeddings, config.max_model_len or capacity]
-        self._eos = _eos_tokens(self._model.generation_config.eos_token_id, self._tokenizer.eos_token_id)
+        self._eos = end_tokens(self._model, self._tokenizer)
         self._info = EngineInfo(
             kind="transformers",
             context=min(limits),
@@ -87,6 +94,7 @@ class ContinuousEngine:
             block_size=config.block_size,
             num_blocks=num_blocks,
         )
+        self._grammars = Grammars.of(self._tokenizer, self._info.vocab_size, self._eos)
         self._manager: Any = None
         self._blocks: PagedBlocks | None = None  # none for a model whose blocks cannot be shared
         self._ids = itertools.count()
@@ -125,20 +133,32 @@ class ContinuousEngine:
         if self._checkpoint and self._blocks and sound and not self._manager.is_running():
             await asyncio.to_thread(self._checkpoint.save, self._blocks)
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text))
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=special))
 
-    def encode_chat(self, messages: list[Message], tools: list[Any] | None, tail: Tail = "answer") -> list[int]:
-        ending = {"add_generation_prompt": tail == "answer", "continue_final_message": tail == "open"}
+    def encode_chat(
+        self, messages: list[Message], tools: list[Any] | None, tail: Tail = "answer", template: Template | None = None
+    ) -> list[int]:
+        template = template or Template()
+        options = {**template.variables, "chat_template": template.text, "tokenize": True, "return_dict": False}
+        options |= {"add_generation_prompt": tail == "answer", "continue_final_message": tail == "open"}
         try:
-            ids = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=True, return_dict=False, **ending)
+            ids = self._tokenizer.apply_chat_template(messages, tools=tools, **options)
         except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
             raise PromptError(str(error)) from error
         return list(ids)
 
-    def decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def decode(self, tokens: list[int], special: bool = False) -> str:
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         return text
+
+    def token_strings(self, tokens: list[int]) -> list[str]:
+        return list(self._tokenizer.convert_ids_to_tokens(tokens))
+
+    def grammar_error(self, grammar: Grammar) -> str | None:
+        if self._grammars is None:
+            return "llguidance is not installed here (pip install llguidance), or cannot read this model's vocabulary."
+        return self._grammars.error(grammar)
 
     def load(self) -> Load:
         used = self._blocks.ledger.used if self._blocks else self._reserved
@@ -164,7 +184,10 @@ class ContinuousEngine:
         sequence = Sequence(request, self._cancel)
         blocks = -(-(len(request.prompt) + request.max_tokens) // self._info.block_size)
         claim = Claim(Prefix(request.prompt, self._info.block_size, request.scope), request.keep_s)
-        job = _Job(f"r{next(self._ids)}", sequence, blocks, Sampler.of(request), claim)
+        guide = self._grammars.guide(request.grammar) if self._grammars and request.grammar else None
+        job = _Job(
+            f"r{next(self._ids)}", sequence, blocks, Sampler.of(request, guide), claim, asyncio.get_running_loop().time()
+        )
         self._jobs[sequence] = job
         self._waiting.append(job)
         self._admit()
@@ -180,6 +203,7 @@ class ContinuousEngine:
             self._reserved += job.blocks
             self._running[job.id] = job
             request = job.sequence.request
+            job.sequence.queued_s = asyncio.get_running_loop().time() - job.came_at
             if self._blocks:
                 self._blocks.expect(job.id, job.claim)
             accepted = self._manager.add_request(
@@ -187,7 +211,7 @@ class ContinuousEngine:
                 request_id=job.id,
                 max_new_tokens=request.max_tokens,
                 streaming=True,
-                eos_token_id=[] if request.ignore_eos else self._eos,
+                eos_token_id=self._ends(request),
             )
             if accepted is None:
                 if self._blocks:
@@ -204,22 +228,24 @@ class ContinuousEngine:
                 if not output.is_finished():
                     self._manager.cancel_request(output.request_id)
                 continue
-            fresh, job.seen = output.generated_tokens[job.seen :], len(output.generated_tokens)
+            fresh = output.generated_tokens[job.seen :]
+            scores = job.sampler.scores[job.seen : job.seen + len(fresh)] if job.sampler else []
+            job.seen += len(fresh)
             if output.is_finished():
                 self._release(job)
             job.sequence.cached_tokens = job.claim.cached_tokens
             if output.error is not None:
                 self._last_error = output.error
                 job.sequence.fail(output.error)
+            elif fresh and output.is_finished() and fresh[-1] in self._ends(job.sequence.request):
+                job.sequence.end(fresh, scores)
             elif fresh:
-                job.sequence.push(fresh, self._finish(job, output))
+                job.sequence.push(fresh, "length" if output.is_finished() else None, scores)
         self._admit()
 
-    def _finish(self, job: _Job, output: Any) -> Finish | None:
-        if not output.is_finished():
-            return None
-        by_itself = output.generated_tokens[-1] in self._eos and not job.sequence.request.ignore_eos
-        return "stop" if by_itself else "length"
+    def _ends(self, request: Request) -> list[int]:
+        """The tokens that end its answer."""
+        return [*([] if request.ignore_eos else self._eos), *request.stop_tokens]
 
     def _release(self, job: _Job) -> None:
         del self._running[job.id]
@@ -307,19 +333,3 @@ def _reset(manager: Any, blocks: PagedBlocks) -> bool:
     blocks.unused.wait(STOP_TIMEOUT_S)
     with manager.pause():
         return blocks.ledger.clear()
-
-
-def _load(model: str | Path, dtype: str) -> tuple[Any, Any]:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype), attn_implementation="sdpa")
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise SetupError(f"cannot load the model {model}: {reason}") from error
-    return tokenizer, loaded.eval()
-
-
-def _eos_tokens(*candidates: int | list[int] | None) -> list[int]:
-    """The first end-of-sequence setting there is, as a list."""
-    found = next((eos for eos in candidates if eos is not None), [])
-    return [found] if isinstance(found, int) else list(found)

@@ -10,7 +10,7 @@ list and no queue; `cached_tokens` is the engine's own number, set before the fi
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -21,6 +21,7 @@ from replica.prefix import Scope
 Finish = Literal["stop", "length"]
 Tail = Literal["answer", "open", "none"]  # a chat prompt's end: the head of an answer, the last message still open, neither
 Message = dict[str, Any]
+GREEDY_BELOW = 1e-3  # a temperature this low divides scores out of float32's range, and is greedy for any purpose
 
 
 class EngineError(Exception):
@@ -36,37 +37,90 @@ class SetupError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One prompt to continue. `temperature` 0 is greedy; `scope` is whose cached blocks it may use and leaves behind;
-    for `keep_s` seconds after its end these are to be kept, if there is room."""
+class Template:
+    """What a request changes of the chat template: another text, further variables."""
+
+    text: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like: a JSON schema, a JSON list of texts of which it is one, or a regular expression."""
+
+    kind: Literal["json", "choice", "regex"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn, and which one ends the answer.
+
+    `temperature` 0 is greedy, `top_k` 0 is all. Presence and frequency penalties count the answer's tokens, the repetition
+    penalty the prompt's too. `logprobs` is how many of the likeliest tokens are told beside each one, None for no scores.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    stop_tokens: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    grammar: Grammar | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Sampling):
+    """One prompt to continue, and how. `scope` is whose cached blocks it may use and leaves behind; for `keep_s` seconds after
+    its end these are to be kept, if there is room."""
 
     prompt: Items[int]
     max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int | None = None
-    ignore_eos: bool = False
     scope: Scope = field(default_factory=Scope)
     keep_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
+class TokenScore:
+    """The logarithm of a token's chance as the model sees it, before any sampling; and the likeliest tokens with theirs."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """Tokens that became available since the last step; `finish` on the last one."""
+    """Tokens that became available since the last step, their scores if they were asked for; `finish` on the last step, and
+    `end_token` if its last token is what ended the answer: it is no part of the text."""
 
     tokens: list[int]
     finish: Finish | None
+    scores: list[TokenScore] = field(default_factory=list)
+    end_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is, fixed at start. `context` is the most tokens (prompt and answer) of one request."""
+    """What an engine is, fixed at start. `context` is the most tokens (prompt and answer) of one request; `scores` tells
+    whether there are any, to be told and to be changed."""
 
     kind: str
     context: int
     vocab_size: int
     block_size: int
     num_blocks: int
+    scores: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +140,11 @@ class Sequence:
         self.cached_tokens = 0
         self.ended = False
         self._on_close = on_close
+        self.queued_s = 0.0  # how long it waited before the engine began with it; the engine's own number too
         self._tokens: list[int] = []
+        self._scores: list[TokenScore] = []
         self._finish: Finish | None = None
+        self._end_token: int | None = None
         self._error: str | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -95,14 +152,21 @@ class Sequence:
         state = "failed" if self._error else self._finish or ("closed" if self.ended else "open")
         return f"<Sequence {state}, {len(self.request.prompt)} prompt tokens, {len(self._tokens)} not taken>"
 
-    def push(self, tokens: Iterable[int], finish: Finish | None = None) -> None:
+    def push(self, tokens: Iterable[int], finish: Finish | None = None, scores: Iterable[TokenScore] = ()) -> None:
         """The engine has new tokens; with `finish` they are the last."""
         if self.ended:
             return
         self._tokens.extend(tokens)
+        self._scores.extend(scores)
         self._finish = finish
         self.ended = finish is not None
         self._wake()
+
+    def end(self, tokens: list[int], scores: Iterable[TokenScore] = ()) -> None:
+        """The last tokens, of which the last one ends the answer and is no part of its text."""
+        if not self.ended:
+            self._end_token = tokens[-1]
+        self.push(tokens, "stop", scores)
 
     def fail(self, message: str) -> None:
         """The engine gives this request up."""
@@ -118,7 +182,8 @@ class Sequence:
         if self._error is not None:
             raise EngineError(self._error)
         tokens, self._tokens = self._tokens, []
-        return Step(tokens, self._finish)
+        scores, self._scores = self._scores, []
+        return Step(tokens, self._finish, scores, self._end_token)
 
     def close(self) -> None:
         """Nobody wants the rest: the engine stops working on it. Does nothing once the sequence has ended."""
@@ -143,15 +208,25 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Stop working and free everything; open sequences fail."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """The tokens of a text; `special`: with those that the model wants around it."""
 
-    def encode_chat(self, messages: list[Message], tools: list[Any] | None, tail: Tail = "answer") -> list[int]:
+    def encode_chat(
+        self, messages: list[Message], tools: list[Any] | None, tail: Tail = "answer", template: Template | None = None
+    ) -> list[int]:
         """The template's prompt for these messages. Raises PromptError."""
 
-    def decode(self, tokens: list[int]) -> str: ...
+    def decode(self, tokens: list[int], special: bool = False) -> str:
+        """The text of tokens; `special`: that of special tokens too."""
+
+    def token_strings(self, tokens: list[int]) -> list[str]:
+        """Each token as the vocabulary spells it."""
+
+    def grammar_error(self, grammar: Grammar) -> str | None:
+        """Why answers cannot be kept to this grammar, if they cannot; the message is for the client."""
 
     def submit(self, request: Request) -> Sequence:
-        """Take a request in; its prompt and max_tokens have been checked against `info`."""
+        """Take a request in; its prompt and max_tokens have been checked against `info`, its grammar by `grammar_error`."""
 
     def load(self) -> Load: ...
 

@@ -1,34 +1,96 @@
 """How one request's next token is drawn from its scores."""
 
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 
-from replica.engine import Request
+from replica.engine import Request, TokenScore
+from replica.guided import Guide
 
-GREEDY_BELOW = 1e-3  # a temperature this low divides scores out of float32's range, and is greedy for any purpose
+NEVER = float("-inf")
 
 
 class Sampler:
-    """Temperature, top-p and seed of one request, with a generator of its own: its draws do not depend on its neighbours'."""
+    """Sampling of one request: its penalties, its chances, a generator of its own. What it draws depends on the scores that
+    it is given, its seed and what it has drawn before, and on no other request."""
 
-    def __init__(self, request: Request) -> None:
-        self._temperature, self._top_p = request.temperature, request.top_p
+    def __init__(self, request: Request, guide: Guide | None = None) -> None:
+        self._request, self._guide = request, guide
         self._generator = torch.Generator()
         if request.seed is None:
             self._generator.seed()
         else:
             self._generator.manual_seed(request.seed % (1 << 63))
+        self._drawn: Counter[int] = Counter()
+        self._bias = _Columns(request.logit_bias.items())
+        self._prompt = torch.tensor(sorted(set(request.prompt)) if request.repetition_penalty != 1 else [], dtype=torch.long)
+        self.scores: list[TokenScore] = []  # one a token, if they were asked for
 
     @classmethod
-    def of(cls, request: Request) -> "Sampler | None":
-        """None for a greedy request."""
-        return cls(request) if request.temperature >= GREEDY_BELOW else None
+    def of(cls, request: Request, guide: Guide | None = None) -> "Sampler | None":
+        """None for a request that takes the best token, whatever came before, and wants no scores."""
+        changed = request.presence_penalty or request.frequency_penalty or request.logit_bias or request.repetition_penalty != 1
+        needed = changed or guide or request.logprobs is not None or not request.greedy
+        return cls(request, guide) if needed else None
 
     def draw(self, scores: torch.Tensor) -> int:
         """One token id from the scores of the whole vocabulary. O(vocabulary), and a sort when top_p is below 1."""
-        probabilities = torch.softmax(scores.float() / self._temperature, dim=-1)
-        if self._top_p < 1:
+        changed = self._penalised(scores.float())
+        token = int(changed.argmax()) if self._request.greedy else self._chosen(changed)
+        self._drawn[token] += 1
+        if self._guide is not None:
+            self._guide.took(token)
+        if self._request.logprobs is not None:
+            self.scores.append(_score(scores.float(), token, self._request.logprobs))
+        return token
+
+    def _penalised(self, scores: torch.Tensor) -> torch.Tensor:
+        request = self._request
+        if request.repetition_penalty != 1:
+            seen = torch.cat(
+                [self._prompt, torch.tensor(list(self._drawn.keys() - set(self._prompt.tolist())), dtype=torch.long)]
+            )
+            old = scores[seen]
+            scores = scores.scatter(
+                0, seen, torch.where(old > 0, old / request.repetition_penalty, old * request.repetition_penalty)
+            )
+        if request.presence_penalty or request.frequency_penalty:
+            drawn = _Columns(
+                (token, request.presence_penalty + request.frequency_penalty * times) for token, times in self._drawn.items()
+            )
+            scores = scores.scatter_add(0, drawn.tokens, -drawn.values)
+        if len(self._bias.tokens):
+            scores = scores.scatter_add(0, self._bias.tokens, self._bias.values)
+        return scores if self._guide is None else self._guide.masked(scores)
+
+    def _chosen(self, scores: torch.Tensor) -> int:
+        request = self._request
+        scores = scores / request.temperature
+        if 0 < request.top_k < len(scores):
+            scores = scores.masked_fill(scores < scores.topk(request.top_k).values[-1], NEVER)
+        probabilities = torch.softmax(scores, dim=-1)
+        if request.top_p < 1:
             ordered, indices = probabilities.sort(descending=True)
             before = ordered.cumsum(dim=-1) - ordered
             # The first token always stays: nothing comes before it.
-            probabilities = torch.zeros_like(probabilities).scatter(0, indices, ordered * (before < self._top_p))
+            probabilities = torch.zeros_like(probabilities).scatter(0, indices, ordered * (before < request.top_p))
+        if request.min_p > 0:
+            probabilities = probabilities * (probabilities >= request.min_p * probabilities.max())
         return int(torch.multinomial(probabilities, 1, generator=self._generator))
+
+
+class _Columns:
+    """Numbers of some tokens, as tensors."""
+
+    def __init__(self, items: Iterable[tuple[int, float]]) -> None:
+        pairs = list(items)
+        self.tokens = torch.tensor([token for token, _ in pairs], dtype=torch.long)
+        self.values = torch.tensor([value for _, value in pairs], dtype=torch.float32)
+
+
+def _score(scores: Any, token: int, top: int) -> TokenScore:
+    logprobs = torch.log_softmax(scores, dim=-1)
+    best = logprobs.topk(top)
+    return TokenScore(token, float(logprobs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))

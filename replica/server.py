@@ -1,10 +1,9 @@
 """The HTTP server of a replica: OpenAI's API over an engine.
 
-Theory of operation. A generation is: parse the body (wire), make its prompt (engine), submit, then take steps from
-the sequence until it ends. `Generation` owns one of them: it turns steps into text that may be sent and keeps the
-metrics, and its `close`, in one `finally`, closes the sequence. aiohttp cancels a handler whose client has left, so a
-disconnect ends there too. A streamed answer's headers go out with its first token, so whatever fails before that is a
-plain error with its own status.
+Theory of operation. A request is: parse the body (calls), make the engine's request of it (prepare), begin its choices
+(generation), and write what they give out (stream, or `_whole`). Between the last look at the queue and the engine
+there is no await, so the queue never has more than it may. The choices are closed in one `finally`; aiohttp cancels a handler
+whose client has left, so a disconnect ends there too.
 """
 
 import asyncio
@@ -12,34 +11,56 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 
 import orjson
 from aiohttp import web
 
 from replica import wire
-from replica.engine import Engine, EngineError, Finish, PromptError, Request
+from replica.calls import Call, Kind, Prompt, parse, parse_detokenize, parse_tokenize
+from replica.engine import Engine, EngineError, Request
+from replica.fields import ApiError
+from replica.generation import Choices, Generation, Surroundings
 from replica.metrics import Metrics
-from replica.text import Detokenizer, StopStrings
-from replica.wire import ApiError, Call
+from replica.prepare import check_tokens, choice, prepare, prompt_tokens
+from replica.stats import MINUTE_S, Stats
+from replica.stream import Outlet, stream
+from replica.transcript import Placed
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
-MAX_ANSWER_TOKENS = 2048  # of a chat that names no max_tokens: engines set memory aside for the longest answer there can be
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-def create_app(
-    engine: Engine, model: str, max_body_bytes: int = MAX_BODY_BYTES, events: Mapping[str, object] | None = None
-) -> web.Application:
-    """The application; it starts the engine and closes it. `events` says where KV events are published, if they are."""
-    app = web.Application(middlewares=[_errors], client_max_size=max_body_bytes)
-    server = Server(engine, model, events or {})
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """`max_queue` is how many requests may wait for the engine; `coalesce_s` for how long text is gathered before it is sent,
+    but for the first; a client that takes no bytes for `send_timeout_s` is left. `events` says where KV events are
+    published, if they are."""
+
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_queue: int = 1024
+    coalesce_s: float = 0.0
+    send_timeout_s: float = 60.0
+    trust_templates: bool = False
+    events: Mapping[str, object] = field(default_factory=dict)
+
+
+def create_app(engine: Engine, model: str, config: ServerConfig | None = None) -> web.Application:
+    """The application; it starts the engine and closes it."""
+    config = config or ServerConfig()
+    app = web.Application(middlewares=[_errors], client_max_size=config.max_body_bytes)
+    server = Server(engine, model, config)
     app.add_routes(
         [
             web.post("/v1/chat/completions", server.chat),
             web.post("/v1/completions", server.completion),
             web.get("/v1/models", server.models),
+            web.post("/tokenize", server.tokenize),
+            web.post("/detokenize", server.detokenize),
             web.get("/health", server.health),
+            web.get("/load", server.load),
+            web.get("/stats", server.stats),
             web.get("/metrics", server.metrics),
             web.post("/reset_prefix_cache", server.reset_prefix_cache),
             web.get("/kv_event_sources", server.kv_event_sources),
@@ -58,10 +79,12 @@ def create_app(
 class Server:
     """The handlers."""
 
-    def __init__(self, engine: Engine, model: str, events: Mapping[str, object]) -> None:
-        self._engine, self._model, self._events = engine, model, events
-        self._metrics = Metrics(engine, model)
+    def __init__(self, engine: Engine, model: str, config: ServerConfig) -> None:
+        self._engine, self._model, self._config = engine, model, config
+        self._stats = Stats(time.monotonic())
+        self._around = Surroundings(engine, Metrics(engine, model), self._stats, config.coalesce_s)
         self._started = int(time.time())
+        self._generating = 0
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate("chat", request)
@@ -87,7 +110,7 @@ class Server:
 
     async def metrics(self, _: web.Request) -> web.Response:
         kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=self._metrics.text(), headers=kind)
+        return web.Response(body=self._around.metrics.text(), headers=kind)
 
     async def reset_prefix_cache(self, _: web.Request) -> web.Response:
         """As vLLM answers it: `success` is false, and nothing is forgotten, while requests run."""
@@ -96,150 +119,131 @@ class Server:
 
     async def kv_event_sources(self, _: web.Request) -> web.Response:
         """As vLLM answers it: where each data-parallel rank publishes its KV events; we are rank 0."""
-        return _json({"0": dict(self._events)} if self._events else {})
+        return _json({"0": dict(self._config.events)} if self._config.events else {})
 
     def _check_alive(self) -> None:
         reason = self._engine.failure()
         if reason is not None:
             raise ApiError(503, f"The engine has stopped: {reason}. Restart this replica.", code="engine_dead")
 
-    async def _generate(self, kind: wire.Kind, http: web.Request) -> web.StreamResponse:
-        began = asyncio.get_running_loop().time()
-        call = wire.parse(kind, await http.read(), self._model)
+    async def tokenize(self, http: web.Request) -> web.Response:
+        prompt, strings = parse_tokenize(await http.read(), self._model)
+        self._check_template(prompt)
+        tokens = prompt_tokens(self._engine, prompt)
+        spelled = self._engine.token_strings(tokens) if strings else None
+        context = self._engine.info.context
+        return _json({"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": spelled})
+
+    async def detokenize(self, http: web.Request) -> web.Response:
+        tokens = parse_detokenize(await http.read(), self._model)
+        check_tokens(self._engine, tokens, "tokens")
+        return _json({"prompt": self._engine.decode(tokens, special=True)})
+
+    async def load(self, _: web.Request) -> web.Response:
+        """As vLLM answers it: requests in the server at this moment."""
+        return _json({"server_load": self._generating})
+
+    async def stats(self, _: web.Request) -> web.Response:
+        load, cache = self._engine.load(), self._engine.cache_counts()
+        blocks = {"held": cache.held, "idle": cache.idle, "free": cache.free, "total": self._engine.info.num_blocks}
+        now = {"batch": load.running, "queue": load.waiting, "max_queue": self._config.max_queue}
+        return _json({**now, "cache": {"usage": load.kv_usage, "blocks": blocks}, **self._stats.body(_now())})
+
+    async def _generate(self, kind: Kind, http: web.Request) -> web.StreamResponse:
+        began = _now()
         self._check_alive()
-        asked_id = http.headers.get("X-Request-Id", "")
-        name = asked_id if _SAFE_ID.fullmatch(asked_id) else secrets.token_hex(8)
-        prefix = "chatcmpl" if kind == "chat" else "cmpl"
-        answer = wire.Answer(kind, f"{prefix}-{name}", self._model, int(time.time()))
-        headers = {"x-warmroute-ignored": ",".join(call.ignored)} if call.ignored else {}
-        generation = Generation(self._engine, self._metrics, call, began)
+        self._check_queue()
+        call = parse(kind, await http.read(), self._model)
+        self._check_alive()
+        self._check_queue()  # again: others have come while we read, and none can from here to the engine
+        self._check_template(call.prompt)
+        tokenising = _now()
+        request, dropped = prepare(self._engine, call)
+        self._stats.phase("tokenise", _now() - tokenising, _now())
+        self._generating += 1
+        try:
+            return await self._answer(_Exchange(http, call, request, dropped, began))
+        finally:
+            self._generating -= 1
+
+    async def _answer(self, exchange: "_Exchange") -> web.StreamResponse:
+        call, headers = exchange.call, _headers(exchange, self._engine.info.scores)
+        answer = self._frame(exchange)
+        choices = Choices(lambda index: self._begin(exchange, index), call.n)
+        outlet = Outlet(exchange.http, headers, self._stats, self._config.send_timeout_s)
         try:
             if call.stream:
-                return await _stream(generation, call, answer, http, headers)
-            return await _whole(generation, answer, headers)
+                return await stream(choices, answer, outlet, call.include_usage)
+            return await _whole(choices, answer, headers)
         except EngineError as error:
-            generation.reason = "error"
+            choices.fail()
             raise ApiError(500, f"The engine could not finish this request: {error}.") from None
         finally:
-            generation.close()
+            choices.close()
+            outlet.close()
 
+    def _begin(self, exchange: "_Exchange", index: int) -> Generation:
+        return Generation(self._around, choice(exchange.request, index), exchange.call.stops, exchange.began)
 
-class Generation:
-    """One answer in the making. `next` until it has a finish reason; `close` exactly once, in any case."""
-
-    def __init__(self, engine: Engine, metrics: Metrics, call: Call, began: float) -> None:
-        request = _request(engine, call)
-        self._metrics, self._began = metrics, began
-        self._detokenizer = Detokenizer(engine.decode)
-        self._stops = StopStrings(call.stops)
-        self._completion_tokens = 0
-        self.reason = "abort"  # what it is unless something better happens
-        self._sequence = engine.submit(request)
-
-    async def next(self) -> tuple[str, Finish | None]:
-        """The next text, perhaps empty, and the finish reason when it is the last."""
-        step = await self._sequence.next()
-        if self._completion_tokens == 0:
-            cached = self._sequence.cached_tokens
-            self._metrics.first_token(len(self._sequence.request.prompt), cached, self._elapsed())
-        self._completion_tokens += len(step.tokens)
-        self._metrics.generated(len(step.tokens))
-        text = self._stops.push(self._detokenizer.push(step.tokens))
-        finish = step.finish
-        if finish is not None and not self._stops.hit:
-            text += self._stops.push(self._detokenizer.finish())
-        if self._stops.hit:
-            finish = "stop"
-        elif finish is not None:
-            text += self._stops.finish()
-        if finish is not None:
-            self.reason = finish
-        return text, finish
-
-    def usage(self) -> wire.Usage:
-        sequence = self._sequence
-        return wire.Usage(len(sequence.request.prompt), self._completion_tokens, sequence.cached_tokens)
-
-    def close(self) -> None:
-        self._sequence.close()
-        self._metrics.ended(self.reason, self._elapsed())
-
-    def _elapsed(self) -> float:
-        return asyncio.get_running_loop().time() - self._began
-
-
-def _request(engine: Engine, call: Call) -> Request:
-    """The engine's request for a call, checked against what the engine can take."""
-    info = engine.info
-    if call.messages is not None:
-        try:
-            prompt = engine.encode_chat(call.messages, call.tools, call.tail)
-        except PromptError as error:
-            raise ApiError(400, f"These messages do not fit the model's chat template: {error}.", "messages") from None
-    elif call.text is not None:
-        prompt = engine.encode(call.text)
-    else:
-        prompt = call.tokens or []
-        if not all(0 <= token < info.vocab_size for token in prompt):
-            raise ApiError(400, f"prompt has token ids outside 0 to {info.vocab_size - 1}.", "prompt")
-    room = info.context - len(prompt)
-    code = "context_length_exceeded"
-    if room < 1:
-        message = f"The prompt has {len(prompt)} tokens; at most {info.context - 1} leave room for an answer. Shorten it."
-        raise ApiError(400, message, "messages" if call.kind == "chat" else "prompt", code)
-    if call.max_tokens is not None and call.max_tokens > room:
-        message = (
-            f"{len(prompt)} prompt tokens and {call.max_tokens} for the answer are more than the {info.context} tokens of "
-            f"this replica: ask for at most {room}, or shorten the prompt."
+    def _frame(self, exchange: "_Exchange") -> wire.Answer:
+        kind, asked_id = exchange.call.kind, exchange.http.headers.get("X-Request-Id", "")
+        name = asked_id if _SAFE_ID.fullmatch(asked_id) else secrets.token_hex(8)
+        return wire.Answer(
+            kind,
+            f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{name}",
+            self._model,
+            int(time.time()),
+            spell=lambda token: self._engine.decode([token], special=True),
+            scored=exchange.call.sampling.logprobs is not None,
+            dropped=exchange.dropped,
         )
-        raise ApiError(400, message, "max_tokens", code)
-    return Request(
-        prompt=prompt,
-        max_tokens=call.max_tokens or min(room, MAX_ANSWER_TOKENS),
-        temperature=call.temperature,
-        top_p=call.top_p,
-        seed=call.seed,
-        ignore_eos=call.ignore_eos,
-        scope=call.scope,
-        keep_s=call.keep_s,
-    )
+
+    def _check_queue(self) -> None:
+        waiting = self._engine.load().waiting
+        if waiting < self._config.max_queue:
+            return
+        # Who waits now leaves as fast as others have ended lately.
+        rate = self._stats.rate("answers", MINUTE_S, _now())
+        seconds = min(MINUTE_S, max(1, round(waiting / rate) if rate else 1))
+        message = f"{waiting} requests wait already, and {self._config.max_queue} may. Try again in {seconds} s, or elsewhere."
+        raise ApiError(503, message, code="queue_full", retry_after_s=seconds)
+
+    def _check_template(self, prompt: Prompt) -> None:
+        if prompt.template.text is not None and not self._config.trust_templates:
+            message = (
+                "chat_template is only taken from requests when this replica is started with --trust-request-chat-template."
+            )
+            raise ApiError(400, message, "chat_template")
 
 
-async def _whole(generation: Generation, answer: wire.Answer, headers: dict[str, str]) -> web.Response:
-    parts, finish = [], None
-    while finish is None:
-        text, finish = await generation.next()
-        parts.append(text)
-    body = answer.whole("".join(parts), finish, generation.usage())
-    return web.Response(body=body, content_type="application/json", headers=headers)
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """One request, prepared. `began` is when it came."""
+
+    http: web.Request
+    call: Call
+    request: Request
+    dropped: int
+    began: float
 
 
-async def _stream(
-    generation: Generation, call: Call, answer: wire.Answer, http: web.Request, headers: dict[str, str]
-) -> web.StreamResponse:
-    text, finish = await generation.next()
-    headers |= {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-    response = web.StreamResponse(headers=headers)
-    await response.prepare(http)
-    out = answer.head()
-    try:
-        while finish is None:
-            if text:
-                out += answer.piece(text, None)
-            if out:
-                await response.write(out)
-            out = b""
-            text, finish = await generation.next()
-        out += answer.piece(text, finish)
-        if call.include_usage:
-            out += answer.usage(generation.usage())
-    except EngineError as error:
-        # The status is long gone: the stream says it, in the frame that OpenAI's clients raise on.
-        generation.reason = "error"
-        out += wire.error_event(ApiError(500, f"The engine could not finish this request: {error}."))
-    await response.write(out + wire.DONE)
-    await response.write_eof()
-    return response
+def _headers(exchange: _Exchange, scores: bool) -> dict[str, str]:
+    ignored = (*exchange.call.ignored, *(() if scores else exchange.call.scored))
+    headers = {"x-warmroute-ignored": ",".join(ignored)} if ignored else {}
+    return headers | ({"x-warmroute-dropped-messages": str(exchange.dropped)} if exchange.dropped else {})
+
+
+async def _whole(choices: Choices, answer: wire.Answer, headers: dict[str, str]) -> web.Response:
+    texts: list[list[str]] = [[] for _ in range(choices.n)]
+    scores: list[list[Placed]] = [[] for _ in range(choices.n)]
+    ends = [wire.Piece("")] * choices.n
+    async with aclosing(choices.pieces()) as pieces:
+        async for index, piece in pieces:
+            texts[index].append(piece.text)
+            scores[index] += piece.scores
+            ends[index] = piece
+    whole = [replace(end, text="".join(text), scores=score) for end, text, score in zip(ends, texts, scores, strict=True)]
+    return web.Response(body=answer.whole(whole, choices.usage()), content_type="application/json", headers=headers)
 
 
 @web.middleware
@@ -248,7 +252,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except ApiError as error:
-        return _json(error.body(), error.status)
+        return _refused(error)
     except web.HTTPRequestEntityTooLarge as error:
         failed = ApiError(413, f"{error.text}. Send a smaller body.", code="request_too_large")
     except web.HTTPNotFound:
@@ -260,5 +264,16 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     return _json(failed.body(), failed.status)
 
 
-def _json(body: dict[str, object], status: int = 200) -> web.Response:
+def _refused(error: ApiError) -> web.Response:
+    response = _json(error.body(), error.status)
+    if error.retry_after_s is not None:
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    return response
+
+
+def _json(body: Mapping[str, object], status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

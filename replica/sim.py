@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from replica import sim_text
 from replica.blocks import BlockLedger, CacheCounts, Lease, Sink
-from replica.engine import EngineInfo, Load, Message, Request, Sequence, Tail
+from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, Tail, Template
 from replica.prefix import Prefix
 
 MIN_TICK_S = 0.002  # above 500 tokens/s a tick gives several tokens: timers finer than this cost more than they show
@@ -52,6 +52,7 @@ class _Job:
     prefix: Prefix
     answer: list[int]
     ends_itself: bool
+    came_at: float
     lease: Lease | None = None
     first_at: float = 0.0
     emitted: int = 0
@@ -78,7 +79,7 @@ class SimEngine:
     @property
     def info(self) -> EngineInfo:
         size, blocks = self._cache.size, self._cache.capacity
-        return EngineInfo("sim", size * blocks, sim_text.VOCAB_SIZE, size, blocks)
+        return EngineInfo("sim", size * blocks, sim_text.VOCAB_SIZE, size, blocks, scores=False)
 
     async def start(self) -> None:
         self._clock = self._clock or asyncio.get_running_loop()
@@ -91,14 +92,24 @@ class SimEngine:
             sequence.fail("the replica is shutting down")
         self._jobs.clear()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, special: bool = True) -> list[int]:
         return sim_text.encode(text)
 
-    def encode_chat(self, messages: list[Message], tools: list[Any] | None, tail: Tail = "answer") -> list[int]:
+    def encode_chat(
+        self, messages: list[Message], tools: list[Any] | None, tail: Tail = "answer", template: Template | None = None
+    ) -> list[int]:
+        if template and (template.text is not None or template.variables):
+            raise PromptError("the simulated engine has no template to change")
         return sim_text.encode_chat(messages, tools, tail)
 
-    def decode(self, tokens: list[int]) -> str:
+    def decode(self, tokens: list[int], special: bool = False) -> str:
         return sim_text.decode(tokens)
+
+    def token_strings(self, tokens: list[int]) -> list[str]:
+        return [sim_text.decode([token]) for token in tokens]
+
+    def grammar_error(self, grammar: Grammar) -> str | None:
+        return "the simulated engine has no scores to keep to a grammar with."
 
     def failure(self) -> str | None:
         return None
@@ -123,8 +134,13 @@ class SimEngine:
     def submit(self, request: Request) -> Sequence:
         """O(prompt + answer)."""
         sequence = Sequence(request, self._cancel)
-        tokens, ends_itself = sim_text.answer(request.prompt, request.max_tokens, endless=request.ignore_eos)
-        job = _Job(sequence, Prefix(request.prompt, self._cache.size, request.scope), tokens, ends_itself)
+        tokens, ends_itself = sim_text.answer(
+            request.prompt, request.max_tokens, endless=request.ignore_eos, seed=_seed(request)
+        )
+        cut = next((at for at, token in enumerate(tokens) if token in request.stop_tokens), None)
+        if cut is not None:
+            del tokens[cut + 1 :]
+        job = _Job(sequence, Prefix(request.prompt, self._cache.size, request.scope), tokens, ends_itself, self._now())
         self._jobs[sequence] = job
         self._waiting.append(job)
         self._admit(self._now())
@@ -146,6 +162,7 @@ class SimEngine:
         if job.lease is None:
             return
         self._waiting.popleft()
+        job.sequence.queued_s = now - job.came_at
         job.sequence.cached_tokens = job.lease.named * size
         uncached = len(request.prompt) - job.sequence.cached_tokens
         job.first_at = now + uncached / self._config.prefill_rate
@@ -187,7 +204,10 @@ class SimEngine:
             job.sequence.push(fresh)
             return
         self._forget(job)
-        job.sequence.push(fresh, "stop" if job.ends_itself else "length")
+        if fresh[-1] in job.sequence.request.stop_tokens:
+            job.sequence.end(fresh)
+        else:
+            job.sequence.push(fresh, "stop" if job.ends_itself else "length")
 
     def _cancel(self, sequence: Sequence) -> None:
         job = self._jobs[sequence]
@@ -208,3 +228,8 @@ class SimEngine:
             job.prefix.extend(job.answer[: job.emitted - 1])  # the last token's K and V are not computed
             self._cache.commit(job.lease, len(job.prefix.keys))
         self._cache.release(job.lease, self._now())
+
+
+def _seed(request: Request) -> int:
+    """A greedy answer depends on its prompt alone; so does one without a seed, for nothing here is random."""
+    return 0 if request.greedy else (request.seed or 0) % (1 << 32)

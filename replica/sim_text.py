@@ -62,12 +62,12 @@ def decode(tokens: list[int]) -> str:
     return "".join(_PIECES.get(token, "\ufffd") for token in tokens)
 
 
-def answer(prompt: Items[int], max_tokens: int, *, endless: bool) -> tuple[list[int], bool]:
+def answer(prompt: Items[int], max_tokens: int, *, endless: bool, seed: int = 0) -> tuple[list[int], bool]:
     """The answer's tokens, and whether it ended by itself: after 48 tokens on average, unless it is endless.
 
     O(prompt + answer).
     """
-    state = zlib.crc32(array("I", prompt))
+    state = zlib.crc32(array("I", prompt), seed)
     words = _FIRST if prompt and prompt[-1] in _BREAKS else _NEXT
     tokens: list[int] = []
     while len(tokens) < max_tokens:

@@ -41,21 +41,25 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts a stream of text at the first of some stop strings, which is not part of the answer."""
+    """Cuts a stream of text at the first of some stop strings that is complete, which is not part of the answer.
+
+    Of two that are complete with the same character the longer one counts. So the cut does not depend on how the text came.
+    """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._held = ""
-        self.hit = False
+        self.matched: str | None = None
 
     def push(self, text: str) -> str:
         """Take text in, give out what cannot be part of a stop string any more. O(held + text) per stop string."""
-        if self.hit or not self._stops:
-            return "" if self.hit else text
+        if self.matched is not None or not self._stops:
+            return "" if self.matched is not None else text
         text = self._held + text
-        cut = min((at for at in map(text.find, self._stops) if at >= 0), default=-1)
-        if cut >= 0:
-            self.hit, self._held = True, ""
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            _, cut, self.matched = min(found)
+            self._held = ""
             return text[:cut]
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]

@@ -1,5 +1,6 @@
 """A simulated replica on a loopback socket."""
 
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -8,7 +9,7 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from replica.server import create_app
+from replica.server import ServerConfig, create_app
 from replica.sim import SimConfig
 
 from .fakes import FakeClock, WatchedEngine
@@ -35,11 +36,14 @@ class Replica:
         return float(lines[0].rsplit(" ", 1)[1])
 
 
-async def serve(engine: WatchedEngine, clock: FakeClock | None) -> AsyncIterator[Replica]:
-    runner = web.AppRunner(create_app(engine, "sim", max_body_bytes=100_000), handler_cancellation=True, shutdown_timeout=0.1)
+async def serve(engine: WatchedEngine, clock: FakeClock | None, config: ServerConfig | None = None) -> AsyncIterator[Replica]:
+    app = create_app(engine, "sim", config or ServerConfig(max_body_bytes=100_000))
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    listener = socket.create_server(("127.0.0.1", 0))
+    # So that a client which reads nothing is felt soon; accepted connections inherit it.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
+    await web.SockSite(runner, listener).start()
     port = runner.addresses[0][1]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as http:
         yield Replica(f"http://127.0.0.1:{port}", engine, clock, http)

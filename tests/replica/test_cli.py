@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from replica.cli import main
+from replica.cli import _parser, _server_config, main
+from replica.server import ServerConfig
 
 # None in sys.modules makes an import fail, as if the package were not installed.
 HIDE = "import sys; sys.modules |= dict.fromkeys({!r}); "
@@ -124,6 +125,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         (["--port", "0", "--kv-tokens", "60"], "at least four blocks"),
         (["--port", "0", "--cache-file", "/no/such/folder/cache"], "there is no folder /no/such/folder"),
         (["--engine", "sim", "--port", "0", "--cache-file", "cache"], "has nothing to save"),
+        (["--engine", "sim", "--port", "0", "--chat-template", "x.jinja"], "no template"),
         (["--engine", "sim", "--port", "0", "--kv-events-replay", "tcp://*:1"], "give both"),
     ],
 )
@@ -164,3 +166,30 @@ def test_every_flag_says_its_default(capsys: pytest.CaptureFixture[str]) -> None
     assert len(options) >= 14
     for option in options:
         assert "default" in option or option.startswith(("prepare-only", "help")), option
+
+
+def test_the_api_flags_reach_the_server(start: Start) -> None:
+    process = start("--engine", "sim", "--port", "0", "--max-queue", "1", "--max-batch", "1", "--decode-rate", "1")
+    url = ready_url(process)
+    with urllib.request.urlopen(url + "/stats") as response:
+        assert json.load(response)["max_queue"] == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "config"),
+    [
+        ([], ServerConfig()),
+        (["--max-queue", "7", "--coalesce-ms", "20"], ServerConfig(max_queue=7, coalesce_s=0.02)),
+        (["--coalesce-ms", "0", "--send-timeout", "5"], ServerConfig(send_timeout_s=5.0)),
+        (["--trust-request-chat-template"], ServerConfig(trust_templates=True)),
+    ],
+)
+def test_each_api_flag_is_a_field(flags: list[str], config: ServerConfig) -> None:
+    assert _server_config(_parser().parse_args(flags), None) == config
+
+
+@pytest.mark.parametrize("flags", [["--max-queue", "0"], ["--coalesce-ms", "-1"], ["--send-timeout", "0"]])
+def test_limits_that_are_none(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _parser().parse_args(flags)
+    assert "above 0" in capsys.readouterr().err

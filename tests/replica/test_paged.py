@@ -143,7 +143,8 @@ async def test_a_resend_hits_every_full_block_whatever_its_sampling(model: Path)
             length = chance.randrange(1, 60)
             first = Request(prompt(length, seed), chance.randrange(1, 4))
             await answer(engine, first)
-            again = Request(first.prompt, 1, chance.random() * 2, chance.uniform(0.1, 1), seed, bool(seed % 2))
+            sampling = {"temperature": chance.random() * 2, "top_p": chance.uniform(0.1, 1), "seed": seed}
+            again = Request(first.prompt, 1, ignore_eos=bool(seed % 2), **sampling)
             assert (await answer(engine, again))[1] == (length - 1) // 4 * 4
 
 

@@ -5,8 +5,11 @@ from typing import Any
 import orjson
 import pytest
 
+from replica.calls import Call, Kind, parse
+from replica.engine import Sampling
+from replica.fields import ApiError
 from replica.prefix import Scope
-from replica.wire import Answer, ApiError, Call, Kind, Usage, parse
+from replica.wire import Answer, Piece, Usage
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -46,7 +49,22 @@ def test_bodies_that_are_no_chat(raw: bytes, param: str | None, says: str) -> No
         ({"temperature": "hot"}, "temperature", "from 0 to 2"),
         ({"top_p": 0}, "top_p", "above 0"),
         ({"seed": 1.5}, "seed", "must be an integer"),
-        ({"n": 2}, "n", "Only one answer"),
+        ({"n": 2}, "n", "the same answer n times"),
+        ({"n": 0, "temperature": 1}, "n", "from 1 to 128, got 0"),
+        ({"best_of": 2}, "best_of", "leave it out"),
+        ({"top_k": -2}, "top_k", "at least 1, or 0 or -1"),
+        ({"min_p": 1.5}, "min_p", "from 0 to 1"),
+        ({"presence_penalty": 3}, "presence_penalty", "from -2 to 2"),
+        ({"frequency_penalty": "a"}, "frequency_penalty", "from -2 to 2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "an object of token ids"),
+        ({"logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100"),
+        ({"top_logprobs": 2}, "top_logprobs", "only allowed together with logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids", "a list of token ids"),
+        ({"chat_template": 1}, "chat_template", "must be a string"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs", "must be an object"),
+        ({"truncation": "yes"}, "truncation", "'auto'"),
         ({"stream": "yes"}, "stream", "true or false, not a string"),
         ({"stream_options": {}}, "stream_options", "only allowed together with stream"),
         ({"stream": True, "stream_options": 1}, "stream_options", "must be an object"),
@@ -97,40 +115,47 @@ def test_whose_cache_and_for_how_long() -> None:
 def test_defaults() -> None:
     chat, completion = call(model="m"), call("completion")
     assert (chat.max_tokens, completion.max_tokens) == (None, 16)
-    assert (chat.temperature, chat.top_p, chat.seed, chat.stops, chat.stream) == (0.0, 1.0, None, (), False)
+    assert (chat.sampling, chat.n, chat.stops, chat.stream) == (Sampling(), 1, (), False)
     assert chat.ignored == ()
 
 
 def test_how_a_chat_prompt_ends() -> None:
-    assert call().tail == "answer"
-    assert call(add_generation_prompt=True, continue_final_message=False).tail == "answer"
-    assert call(add_generation_prompt=False).tail == "none"
-    assert call(continue_final_message=True).tail == "open"
-    assert call(continue_final_message=True, add_generation_prompt=False).tail == "open"
+    assert call().prompt.tail == "answer"
+    assert call(add_generation_prompt=True, continue_final_message=False).prompt.tail == "answer"
+    assert call(add_generation_prompt=False).prompt.tail == "none"
+    assert call(continue_final_message=True).prompt.tail == "open"
+    assert call(continue_final_message=True, add_generation_prompt=False).prompt.tail == "open"
 
 
 def test_prompts_in_all_their_forms() -> None:
-    assert call("completion", prompt="a b").text == "a b"
-    assert call("completion", prompt=["a b"]).text == "a b"
-    assert call("completion", prompt=[1, 2]).tokens == [1, 2]
-    assert call("completion", prompt=[[1, 2]]).tokens == [1, 2]
+    assert call("completion", prompt="a b").prompt.text == "a b"
+    assert call("completion", prompt=["a b"]).prompt.text == "a b"
+    assert call("completion", prompt=[1, 2]).prompt.tokens == [1, 2]
+    assert call("completion", prompt=[[1, 2]]).prompt.tokens == [1, 2]
 
 
 def test_messages_in_all_their_forms() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     checked = call(messages=[{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": []}])
-    assert checked.messages is not None
-    assert [message["content"] for message in checked.messages] == ["ab", ""]
+    assert checked.prompt.messages is not None
+    assert [message["content"] for message in checked.prompt.messages] == ["ab", ""]
 
 
 def test_what_is_not_honoured_is_named() -> None:
-    checked = call(presence_penalty=0.5, logprobs=True, logit_bias={}, frequency_penalty=0, unknown_field=1)
-    assert checked.ignored == ("presence_penalty", "logprobs")
+    checked = call(presence_penalty=0.5, logit_bias={}, suffix="x", echo=True, min_tokens=0, unknown_field=1)
+    assert checked.ignored == ("echo", "suffix", "unknown_field")
+    assert checked.scored == ("presence_penalty",)
+    assert call("completion", messages=[1]).ignored == ("messages",)
+
+
+def test_names_of_ignored_fields_are_safe_in_a_header_and_few() -> None:
+    assert call(**{"a\r\nb: c": 1, "": 1, "é": 1, "x" * 65: 1}).ignored == ()
+    assert len(call(**{f"field{at}": 1 for at in range(500)}).ignored) == 20
 
 
 def test_answers_have_openais_shape() -> None:
     usage = Usage(prompt_tokens=10, completion_tokens=3, cached_tokens=8)
-    chat = orjson.loads(Answer("chat", "chatcmpl-1", "m", 7).whole("Yes.", "stop", usage))
+    chat = orjson.loads(Answer("chat", "chatcmpl-1", "m", 7).whole([Piece("Yes.", finish="stop")], usage))
     assert chat["object"] == "chat.completion"
     assert chat["choices"][0]["message"] == {"role": "assistant", "content": "Yes."}
     assert chat["usage"] == {
@@ -139,7 +164,7 @@ def test_answers_have_openais_shape() -> None:
         "total_tokens": 13,
         "prompt_tokens_details": {"cached_tokens": 8},
     }
-    text = orjson.loads(Answer("completion", "cmpl-1", "m", 7).whole("Yes.", "length", usage))
+    text = orjson.loads(Answer("completion", "cmpl-1", "m", 7).whole([Piece("Yes.", finish="length")], usage))
     assert (text["object"], text["choices"][0]["text"], text["choices"][0]["finish_reason"]) == (
         "text_completion",
         "Yes.",

@@ -1,0 +1,84 @@
+"""A streamed answer on its way to the client.
+
+The headers go out with the first token, so whatever fails before that is a plain error with its own status; what fails
+later is said in the stream. A client that takes no bytes for too long is left, and its request freed.
+"""
+
+import asyncio
+from contextlib import aclosing
+
+from aiohttp import web
+
+from replica import wire
+from replica.engine import EngineError
+from replica.fields import ApiError
+from replica.generation import Choices
+from replica.stats import Stats
+
+
+class Outlet:
+    """One client's connection: opened by the first `write`."""
+
+    def __init__(self, http: web.Request, headers: dict[str, str], stats: Stats, timeout_s: float) -> None:
+        self._http, self._stats, self._timeout_s = http, stats, timeout_s
+        kind = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        self.response = web.StreamResponse(headers=headers | kind)
+        self._waited_s = 0.0
+
+    @property
+    def opened(self) -> bool:
+        return self.response.prepared
+
+    async def write(self, data: bytes, last: bool = False) -> None:
+        """Returns when the client has room for more. Raises ConnectionError when it has none for too long."""
+        began = _now()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                if not self.opened:
+                    await self.response.prepare(self._http)
+                if data:
+                    await self.response.write(data)
+                if last:
+                    await self.response.write_eof()
+        except TimeoutError:
+            if self._http.transport is not None:
+                self._http.transport.abort()
+            raise ConnectionResetError(f"the client took nothing for {self._timeout_s:g} s") from None
+        finally:
+            self._waited_s += _now() - began
+
+    def close(self) -> None:
+        if self.opened:
+            self._stats.phase("send", self._waited_s, _now())
+
+
+async def stream(choices: Choices, answer: wire.Answer, outlet: Outlet, include_usage: bool) -> web.StreamResponse:
+    """Write all of an answer. Raises EngineError as long as nothing has been written."""
+    out = b""
+    begun: set[int] = set()
+    left = choices.n
+    try:
+        async with aclosing(choices.pieces()) as pieces:
+            async for index, piece in pieces:
+                if index not in begun:
+                    begun.add(index)
+                    out += answer.head(index)
+                if piece.text or piece.scores or piece.finish is not None:
+                    out += answer.piece(index, piece)
+                left -= piece.finish is not None
+                if left and (out or not outlet.opened):
+                    await outlet.write(out)
+                    out = b""
+        if include_usage:
+            out += answer.usage(choices.usage())
+    except EngineError as error:
+        if not outlet.opened:
+            raise
+        choices.fail()
+        out += wire.error_event(ApiError(500, f"The engine could not finish this request: {error}."))
+    await outlet.write(out + wire.DONE, last=True)
+    return outlet.response
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
