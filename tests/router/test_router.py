@@ -7,7 +7,7 @@ import pytest
 
 from router import Outcome, Prompt, Replica, Router, text_keys
 from router.router import SHRINK_BYTES
-from tests.strategies import prompt_of
+from tests.strategies import keys_of, prompt_of
 
 OK = Outcome(ok=True)
 
@@ -267,3 +267,17 @@ def test_a_smaller_index_shrinks_step_by_step() -> None:
     router.retune(policy="cost", ttl_s=300.0, memory_bytes=1 << 30)
     assert router.trie.max_bytes == 1 << 30
     router.check()
+
+
+@pytest.mark.parametrize(("took_s", "stays"), [(10.0, b"aa"), (0.5, b"bb")])
+def test_a_long_request_has_its_blocks_in_use_until_its_end(took_s: float, stays: bytes) -> None:
+    router = Router(policy="cost", ttl_s=100, memory_bytes=1 << 20, chance=random.Random(1))
+    router.add(Replica("r1", 4), block_tokens=1)
+    first = router.choose(prompt_of(b"aa"), ["r1"], 0.0)
+    if took_s < 5:
+        first.close(Outcome(True), took_s)
+    router.choose(prompt_of(b"bb"), ["r1"], 5.0).close(Outcome(True), 5.1)
+    first.close(Outcome(True), took_s)
+    router.choose(prompt_of(b"cc"), ["r1"], 11.0).close(Outcome(True), 11.1)
+    held = {text: router.trie.match(keys_of(text), 11.2).get("r1", 0) for text in (b"aa", b"bb", b"cc")}
+    assert held == {b"aa": 0, b"bb": 0, b"cc": 2} | {stays: 2}
