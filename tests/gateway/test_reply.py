@@ -27,7 +27,7 @@ async def serving(handler: Handler) -> AsyncIterator[int]:
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app)
     await runner.setup()
-    front = Front(app, handler, refuse=lambda status, _: web.Response(status=status), max_connections=9, busy=b"")
+    front = Front(app, handler, refuse=lambda status, _: web.Response(status=status), max_connections=9, busy=b"", idle_s=75.0)
     server = await asyncio.get_running_loop().create_server(front, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]

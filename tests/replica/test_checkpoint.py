@@ -171,7 +171,8 @@ async def test_what_does_not_fit_is_refused_with_a_line_and_replaced_at_the_end(
         async with running(folder, cache_file=path, block_size=block_size) as engine:
             assert engine.cache_counts().idle == 0
             assert (await answer(engine, request))[1] == 0
-        lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        told = [record for record in caplog.records if record.name == "replica.checkpoint"]
+        lines = [record.getMessage() for record in told if record.levelno == logging.WARNING]
         assert len(lines) == (says is not None)
         assert all("is not used, the cache starts empty" in line and str(says) in line for line in lines)
     async with running(two, cache_file=path, block_size=8) as engine:
