@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     _server_flags(command)
     _real_flags(command)
     _sim_flags(command)
+    _fault_flags(command)
     _event_flags(command)
     return command
 
@@ -114,7 +115,69 @@ def _sim_flags(command: argparse.ArgumentParser) -> None:
         type=_positive,
         default=50.0,
         metavar="TOKENS/S",
-        help="tokens a second of each answer (default: %(default)s)",
+        help="tokens a second of an answer that is alone (default: %(default)s)",
+    )
+    sim.add_argument(
+        "--decode-slowdown",
+        type=_not_negative,
+        default=0.0,
+        metavar="SHARE",
+        help="each further answer in the batch makes a decoding step longer by this share of it (default: 0)",
+    )
+    sim.add_argument(
+        "--prefill-chunk",
+        type=_whole,
+        default=0,
+        metavar="TOKENS",
+        help="prompts are computed in chunks of so many tokens, each in one step with the decoding of all others, which it "
+        "slows; 0: neither disturbs the other (default: %(default)s)",
+    )
+    sim.add_argument(
+        "--count",
+        type=_positive_int,
+        default=1,
+        metavar="N",
+        help="so many replicas in this process, on PORT to PORT+N-1, or on any free ports (default: %(default)s)",
+    )
+    sim.add_argument(
+        "--speed", type=_positive, default=1.0, metavar="FACTOR", help="all simulated times are divided by it (default: 1)"
+    )
+
+
+def _fault_flags(command: argparse.ArgumentParser) -> None:
+    faults = command.add_argument_group("faults, sim only")
+    faults.add_argument(
+        "--fault-latency",
+        type=_not_negative,
+        default=0.0,
+        metavar="S",
+        help="hold each request back before it is worked on, for half of this to one and a half of it (default: 0)",
+    )
+    faults.add_argument(
+        "--fault-errors",
+        type=_share,
+        default=0.0,
+        metavar="SHARE",
+        help="of requests, answered with status 500 when their first token is due (default: 0)",
+    )
+    faults.add_argument(
+        "--fault-breaks",
+        type=_share,
+        default=0.0,
+        metavar="SHARE",
+        help="of requests, failing in the middle of their answer: a stream ends with an error event, what is not streamed is "
+        "answered with status 500 (default: 0)",
+    )
+    faults.add_argument(
+        "--fault-death",
+        type=_not_negative,
+        default=0.0,
+        metavar="S",
+        help="each replica cuts its connections and listens no more after half of this to one and a half of it; the "
+        "process ends with the last of them (default: never)",
+    )
+    faults.add_argument(
+        "--seed", type=_whole, default=0, metavar="N", help="the same seed, the same faults (default: %(default)s)"
     )
 
 
@@ -150,6 +213,17 @@ def _positive_int(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text!r}")
+
+
+def _whole(text: str) -> int:
+    return 0 if text == "0" else _positive_int(text)
+
+
+def _share(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) <= 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"a share is a number from 0 to 1, not {text!r}")
 
 
 def _positive(text: str) -> float:

@@ -11,6 +11,10 @@ from replica.flags import parser
         (["--port", "70000"], "a port is a number from 0 to 65535, not '70000'"),
         (["--kv-tokens", "0"], "a whole number above 0, not '0'"),
         (["--prefill-rate", "nan"], "a number above 0, not 'nan'"),
+        (["--fault-errors", "1.5"], "a share is a number from 0 to 1, not '1.5'"),
+        (["--fault-breaks", "nan"], "a share is a number from 0 to 1, not 'nan'"),
+        (["--prefill-chunk", "-1"], "a whole number above 0, not '-1'"),
+        (["--count", "0"], "a whole number above 0, not '0'"),
         (["--engine", "tpu"], "invalid choice: 'tpu'"),
     ],
 )
