@@ -119,20 +119,24 @@ def _engine(args: argparse.Namespace, index: int, sinks: Items[Sink]) -> Engine:
             raise SetupError(
                 "the simulated engine has nothing to save and no template: leave out --cache-file, --chat-template"
             )
-        config = SimConfig(
-            kv_tokens=kv_tokens,
-            prefill_rate=args.prefill_rate,
-            decode_rate=args.decode_rate,
-            max_batch=max_batch,
-            block_size=args.block_size,
-            prefill_chunk=args.prefill_chunk,
-            decode_slowdown=args.decode_slowdown,
-            speed=args.speed,
-        )
+        config = _sim_config(args, kv_tokens, max_batch)
         return SimEngine(config, sinks=sinks, fates=fates(_faults(args), _chance(args, index, "fates")))
     if args.cache_file and not args.cache_file.absolute().parent.is_dir():
         raise SetupError(f"--cache-file: there is no folder {args.cache_file.absolute().parent}")
     return _real_engine(args, kv_tokens, max_batch, sinks)
+
+
+def _sim_config(args: argparse.Namespace, kv_tokens: int, max_batch: int) -> SimConfig:
+    return SimConfig(
+        kv_tokens=kv_tokens,
+        prefill_rate=args.prefill_rate,
+        decode_rate=args.decode_rate,
+        max_batch=max_batch,
+        block_size=args.block_size,
+        prefill_chunk=args.prefill_chunk,
+        decode_slowdown=args.decode_slowdown,
+        speed=args.speed,
+    )
 
 
 def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, sinks: Items[Sink]) -> Engine:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from replica.cli import _server_config, main
+from replica.cli import _chance, _server_config, _sim_config, main
 from replica.flags import parser
 from replica.server import ServerConfig
+from replica.sim import SimConfig
 
 # None in sys.modules makes an import fail, as if the package were not installed.
 HIDE = "import sys; sys.modules |= dict.fromkeys({!r}); "
@@ -162,3 +163,27 @@ def test_the_api_flags_reach_the_server(start: Start) -> None:
 )
 def test_each_api_flag_is_a_field(flags: list[str], config: ServerConfig) -> None:
     assert _server_config(parser().parse_args(flags), None) == config
+
+
+@pytest.mark.parametrize(
+    ("flags", "config"),
+    [
+        ([], SimConfig(64, max_batch=2)),
+        (["--prefill-rate", "7", "--decode-rate", "8"], SimConfig(64, 7.0, 8.0, 2)),
+        (
+            ["--prefill-chunk", "9", "--decode-slowdown", "0.1"],
+            SimConfig(64, max_batch=2, prefill_chunk=9, decode_slowdown=0.1),
+        ),
+        (["--block-size", "8", "--speed", "20"], SimConfig(64, max_batch=2, block_size=8, speed=20.0)),
+    ],
+)
+def test_each_flag_of_the_simulation_is_a_field(flags: list[str], config: SimConfig) -> None:
+    assert _sim_config(parser().parse_args(flags), 64, 2) == config
+
+
+def test_each_replica_has_chances_of_its_own_and_the_same_in_every_run() -> None:
+    def first(index: int, *flags: str, what: str = "fates") -> float:
+        return _chance(parser().parse_args(flags), index, what).random()
+
+    assert first(0) == first(0, "--seed", "0")
+    assert len({first(0), first(1), first(0, "--seed", "1"), first(0, what="death")}) == 4

@@ -111,9 +111,11 @@ def test_what_cannot_be_is_told_in_a_line(args: list[str], says: str, capsys: py
 def test_events_of_each_have_an_endpoint_of_their_own(tmp_path: Path) -> None:
     pytest.importorskip("zmq")
     endpoint = f"ipc://{tmp_path}/events"
-    with running(2, "--kv-events", endpoint) as (process, urls):
-        told = {json.loads(get(url + "/kv_event_sources"))["0"]["endpoint"] for url in urls}
-        assert told == {endpoint, endpoint + "-1"}
+    replay = f"ipc://{tmp_path}/replay"
+    with running(2, "--kv-events", endpoint, "--kv-events-replay", replay) as (process, urls):
+        sources = [json.loads(get(url + "/kv_event_sources"))["0"] for url in urls]
+        assert {source["endpoint"] for source in sources} == {endpoint, endpoint + "-1"}
+        assert {source["replay_endpoint"] for source in sources} == {replay, replay + "-1"}
         process.terminate()
         assert process.wait(10) == 0
 
@@ -133,7 +135,7 @@ def test_injected_errors_reach_clients() -> None:
 
 
 def test_a_process_ends_with_its_last_replica() -> None:
-    with running(2, "--fault-death", "0.1", "--speed", "2") as (process, urls):
+    with running(2, "--fault-death", "40", "--speed", "400") as (process, urls):
         assert process.wait(10) == 1
         assert process.stderr is not None
         told = process.stderr.read().splitlines()
@@ -155,10 +157,18 @@ async def test_a_death_cuts_connections_and_leaves_the_others() -> None:
         lives.append(seconds)
         await due.wait()
 
-    lines: asyncio.Queue[str] = asyncio.Queue()
-    serving = asyncio.create_task(serve(stations, lines.put_nowait, sleep))
-    mortal, other = (line.split()[-1] for line in sorted([await lines.get(), await lines.get()]))
-    asked = PROMPT | {"max_tokens": 1000, "stream": True}
+    addresses = {station.model: station.listener.getsockname() for station in stations}
+    lines: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
+
+    def say(line: str) -> None:
+        """What is said, and whether that replica can be reached at this moment."""
+        with socket.socket() as client:
+            lines.put_nowait((line, client.connect_ex(addresses[line.split()[1]]) == 0))
+
+    serving = asyncio.create_task(serve(stations, say, sleep))
+    ready = sorted([await lines.get(), await lines.get()])
+    mortal, other = (line.split()[-1] for line, reachable in ready if reachable)
+    asked = PROMPT | {"max_tokens": 90, "stream": True}  # less than what a replica that goes down lets its clients wait
     async with aiohttp.ClientSession() as http:
         response = await http.post(mortal + "/v1/completions", json=asked)
         engines[0].submitted.clear()
@@ -169,7 +179,7 @@ async def test_a_death_cuts_connections_and_leaves_the_others() -> None:
             await response.read()
         with pytest.raises((aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)):
             await waiting
-        assert await lines.get() == f"replica mortal (sim) died on {mortal}, as --fault-death asked"
+        assert await lines.get() == (f"replica mortal (sim) died on {mortal}, as --fault-death asked", False)
         assert lives == [60.0]
         await over.wait()
         assert closed == ["mortal"]

@@ -147,6 +147,14 @@ async def test_closing_the_engine_fails_what_is_open() -> None:
         await sequence.next()
 
 
+async def test_nothing_arrives_after_the_end() -> None:
+    engine, clock = engine_of(itertools.repeat(Fate(delay_s=0.5)))
+    engine.submit(request(160))
+    await engine.close()
+    clock.advance(10)
+    assert engine.load().running == 0
+
+
 async def test_a_larger_batch_makes_each_answer_slower() -> None:
     engine, clock = engine_of(decode_slowdown=0.5, prefill_rate=1e6)
     alone = engine.submit(request(10, answer=100))
@@ -199,6 +207,16 @@ async def test_the_chunks_of_a_prompt_that_was_given_up_are_cached() -> None:
     assert again.cached_tokens == 96
 
 
+async def test_a_chunk_that_is_given_up_no_longer_slows_the_others() -> None:
+    engine, clock = engine_of(prefill_chunk=40)
+    decoding, given_up = engine.submit(request(16, answer=100)), engine.submit(request(200, start=1000))
+    clock.advance(0.016 + 0.045)
+    given_up.close()
+    clock.advance(0.1)
+    assert 11 <= len((await decoding.next()).tokens) <= 12
+    engine.check()
+
+
 async def test_speed_divides_all_times() -> None:
     engine, clock = engine_of(itertools.repeat(Fate(delay_s=1.0)), speed=10)
     sequence = engine.submit(request(320))
@@ -246,10 +264,12 @@ async def test_a_late_request_can_leave() -> None:
     assert engine.load() == Load(0, 0, 0.0)
 
 
-@pytest.mark.parametrize(("fate", "tokens", "says"), [(Fate(fails=True), 0, "errors"), (Fate(breaks=0.5), 2, "breaks")])
-async def test_a_request_fails_in_the_place_of_a_token(fate: Fate, tokens: int, says: str) -> None:
+@pytest.mark.parametrize(
+    ("fate", "answer", "tokens", "says"), [(Fate(fails=True), 40, 0, "errors"), (Fate(breaks=0.5), 4, 2, "breaks")]
+)
+async def test_a_request_fails_in_the_place_of_a_token(fate: Fate, answer: int, tokens: int, says: str) -> None:
     engine, clock = engine_of(itertools.chain([fate], itertools.repeat(Fate())))
-    sequence = engine.submit(request(100, answer=4))
+    sequence = engine.submit(request(100, answer=answer))
     clock.advance(0.1)
     for at in range(tokens):
         assert len((await sequence.next()).tokens) == 1, at
@@ -258,10 +278,20 @@ async def test_a_request_fails_in_the_place_of_a_token(fate: Fate, tokens: int, 
         await sequence.next()
     engine.check()
     assert engine.load() == Load(0, 0, 0.0)
+    assert engine.cache_counts().idle == 6
     again = engine.submit(request(100))
     clock.advance(1)
     assert again.cached_tokens == 96
     assert "length" in repr(again)
+
+
+async def test_a_late_tick_brings_what_comes_before_a_break() -> None:
+    engine, clock = engine_of(iter([Fate(breaks=0.5)]), decode_rate=10_000.0)
+    sequence = engine.submit(request(10, answer=31))
+    clock.advance(0.1)
+    assert len((await sequence.next()).tokens) == 16
+    with pytest.raises(EngineError):
+        await sequence.next()
 
 
 class EngineMachine(RuleBasedStateMachine):
