@@ -175,11 +175,11 @@ class Sequence:
             self._wake()
 
     async def next(self) -> Step:
-        """Wait for new tokens, or raise EngineError. Not to be called again after a step with `finish`."""
+        """Wait for new tokens; raise EngineError when no more will come. Not to be called again after a step with `finish`."""
         if not self._tokens and self._finish is None and self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        if self._error is not None:
+        if self._error is not None and not self._tokens:
             raise EngineError(self._error)
         tokens, self._tokens = self._tokens, []
         scores, self._scores = self._scores, []

@@ -43,6 +43,15 @@ class EventsConfig:
     hwm: int = 100_000
 
 
+def endpoint_of(endpoint: str, index: int) -> str:
+    """The endpoint of the index-th replica of a process: a TCP port higher by its index, as vLLM's data-parallel ranks have
+    them, any other name with the index behind it. A port that is left open stays so."""
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}-{index}" if index else endpoint
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + index}" if port.isdecimal() and int(port) else endpoint
+
+
 def block_hash(key: Key) -> int:
     """A key's low 64 bits."""
     return int.from_bytes(key[-8:], "big")

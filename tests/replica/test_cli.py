@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from replica.cli import _parser, _server_config, main
+from replica.cli import _chance, _server_config, _sim_config, main
+from replica.flags import parser
 from replica.server import ServerConfig
+from replica.sim import SimConfig
 
 # None in sys.modules makes an import fail, as if the package were not installed.
 HIDE = "import sys; sys.modules |= dict.fromkeys({!r}); "
@@ -136,36 +138,11 @@ def test_mistakes_are_one_line(args: list[str], says: str, capsys: pytest.Captur
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["--port", "70000"], "a port is a number from 0 to 65535, not '70000'"),
-        (["--kv-tokens", "0"], "a whole number above 0, not '0'"),
-        (["--prefill-rate", "nan"], "a number above 0, not 'nan'"),
-        (["--engine", "tpu"], "invalid choice: 'tpu'"),
-    ],
-)
-def test_wrong_flags(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(args)
-    assert caught.value.code == 2
-    assert says in capsys.readouterr().err
-
-
 def test_models_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     for model, says in ((tmp_path / "none", "there is no model folder"), (tmp_path, "has no config.json")):
         assert main(["--port", "0", "--model", str(model)]) == 1
         assert says in capsys.readouterr().err
-
-
-def test_every_flag_says_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    options = capsys.readouterr().out.split("\n  --")[1:]
-    assert len(options) >= 14
-    for option in options:
-        assert "default" in option or option.startswith(("prepare-only", "help")), option
 
 
 def test_the_api_flags_reach_the_server(start: Start) -> None:
@@ -185,11 +162,28 @@ def test_the_api_flags_reach_the_server(start: Start) -> None:
     ],
 )
 def test_each_api_flag_is_a_field(flags: list[str], config: ServerConfig) -> None:
-    assert _server_config(_parser().parse_args(flags), None) == config
+    assert _server_config(parser().parse_args(flags), None) == config
 
 
-@pytest.mark.parametrize("flags", [["--max-queue", "0"], ["--coalesce-ms", "-1"], ["--send-timeout", "0"]])
-def test_limits_that_are_none(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        _parser().parse_args(flags)
-    assert "above 0" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flags", "config"),
+    [
+        ([], SimConfig(64, max_batch=2)),
+        (["--prefill-rate", "7", "--decode-rate", "8"], SimConfig(64, 7.0, 8.0, 2)),
+        (
+            ["--prefill-chunk", "9", "--decode-slowdown", "0.1"],
+            SimConfig(64, max_batch=2, prefill_chunk=9, decode_slowdown=0.1),
+        ),
+        (["--block-size", "8", "--speed", "20"], SimConfig(64, max_batch=2, block_size=8, speed=20.0)),
+    ],
+)
+def test_each_flag_of_the_simulation_is_a_field(flags: list[str], config: SimConfig) -> None:
+    assert _sim_config(parser().parse_args(flags), 64, 2) == config
+
+
+def test_each_replica_has_chances_of_its_own_and_the_same_in_every_run() -> None:
+    def first(index: int, *flags: str, what: str = "fates") -> float:
+        return _chance(parser().parse_args(flags), index, what).random()
+
+    assert first(0) == first(0, "--seed", "0")
+    assert len({first(0), first(1), first(0, "--seed", "1"), first(0, what="death")}) == 4

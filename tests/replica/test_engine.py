@@ -43,6 +43,15 @@ async def test_a_failure_reaches_the_reader() -> None:
     assert closed == []
 
 
+async def test_what_came_before_a_failure_is_not_lost() -> None:
+    sequence, _ = sequence_and_closed()
+    sequence.push([1, 2])
+    sequence.fail("gone")
+    assert await sequence.next() == Step([1, 2], None)
+    with pytest.raises(EngineError, match="gone"):
+        await sequence.next()
+
+
 def test_the_engine_hears_of_a_close_once_and_only_before_the_end() -> None:
     sequence, closed = sequence_and_closed()
     sequence.close()

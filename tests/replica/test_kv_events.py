@@ -21,7 +21,7 @@ pytest.importorskip("zmq")
 import msgpack
 import zmq
 
-from replica.kv_events import END, EventsConfig, KvEvents, block_hash, cleared, encode, removed, stored
+from replica.kv_events import END, EventsConfig, KvEvents, block_hash, cleared, encode, endpoint_of, removed, stored
 
 from .test_blocks import Follower, LedgerMachine
 
@@ -287,3 +287,19 @@ def test_where_events_come_from_is_told_as_vllm_tells_it(tmp_path: Path) -> None
             "hwm": 100_000,
             "topic": "kv@here",
         }
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "third"),
+    [
+        ("tcp://*:5557", "tcp://*:5559"),
+        ("tcp://[::1]:5557", "tcp://[::1]:5559"),
+        ("tcp://collector:5557", "tcp://collector:5559"),
+        ("tcp://*:0", "tcp://*:0"),
+        ("tcp://127.0.0.1:*", "tcp://127.0.0.1:*"),
+        ("ipc:///run/kv", "ipc:///run/kv-2"),
+    ],
+)
+def test_each_replica_of_a_process_has_its_own_endpoint(endpoint: str, third: str) -> None:
+    assert endpoint_of(endpoint, 0) == endpoint
+    assert endpoint_of(endpoint, 2) == third

@@ -1,20 +1,35 @@
 """The simulated engine on a clock that stands still: exact times, exact hits, nothing left behind."""
 
+import itertools
+from collections.abc import Iterator, Mapping
+from random import Random
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from replica.engine import EngineError, Load, Request, Sequence
+from replica.faults import Fate, FaultConfig, fates
 from replica.sim import SimConfig, SimEngine
 
 from .fakes import FakeClock
 
 
-def engine_of(**options: float) -> tuple[SimEngine, FakeClock]:
+def engine_of(fates: Iterator[Fate] | None = None, **options: float) -> tuple[SimEngine, FakeClock]:
     clock = FakeClock()
     config = {"kv_tokens": 1600, "prefill_rate": 1000.0, "decode_rate": 100.0, "max_batch": 4} | options
-    return SimEngine(SimConfig(**config), clock), clock  # type: ignore[arg-type]
+    return SimEngine(SimConfig(**config), clock, fates=fates), clock  # type: ignore[arg-type]
+
+
+async def timeline(sequence: Sequence, clock: FakeClock, seconds: float, step: float) -> list[float]:
+    """When each token came, seen at every step."""
+    times: list[float] = []
+    for at in range(1, round(seconds / step) + 1):
+        clock.advance(step)
+        if "0 not taken" not in repr(sequence):
+            times += [round(at * step, 6)] * len((await sequence.next()).tokens)
+    return times
 
 
 def request(length: int, answer: int = 4, start: int = 0) -> Request:
@@ -132,12 +147,162 @@ async def test_closing_the_engine_fails_what_is_open() -> None:
         await sequence.next()
 
 
+async def test_nothing_arrives_after_the_end() -> None:
+    engine, clock = engine_of(itertools.repeat(Fate(delay_s=0.5)))
+    engine.submit(request(160))
+    await engine.close()
+    clock.advance(10)
+    assert engine.load().running == 0
+
+
+async def test_a_larger_batch_makes_each_answer_slower() -> None:
+    engine, clock = engine_of(decode_slowdown=0.5, prefill_rate=1e6)
+    alone = engine.submit(request(10, answer=100))
+    clock.advance(0.00001)
+    assert await timeline(alone, clock, 0.05, 0.01) == pytest.approx([0.01, 0.01, 0.02, 0.03, 0.04, 0.05])
+    for start in (100, 200):
+        engine.submit(request(10, answer=40, start=start))
+    clock.advance(0.6)
+    assert 29 <= len((await alone.next()).tokens) <= 30, "three in a batch: half the rate"
+    clock.advance(0.3)
+    assert engine.load().running == 1
+    await alone.next()
+    clock.advance(0.1)
+    assert 9 <= len((await alone.next()).tokens) <= 10, "alone again"
+
+
+async def test_chunks_of_a_prompt_and_tokens_of_answers_share_the_steps() -> None:
+    engine, clock = engine_of(prefill_chunk=40)
+    decoding = engine.submit(request(16, answer=100))
+    clock.advance(0.016)
+    await decoding.next()
+    prefilling = engine.submit(request(200, answer=4, start=1000))
+    clock.advance(0.249)  # five steps of 40 ms for the chunk and 10 ms for the token
+    assert "0 not taken" in repr(prefilling)
+    assert len((await decoding.next()).tokens) == 4
+    clock.advance(0.001)
+    assert len((await prefilling.next()).tokens) == 1
+    clock.advance(0.03)
+    assert len((await decoding.next()).tokens) == 4
+    engine.check()
+
+
+async def test_a_prompt_that_is_alone_takes_the_same_time_in_chunks() -> None:
+    engine, clock = engine_of(prefill_chunk=50)
+    sequence = engine.submit(request(320))
+    clock.advance(0.319)
+    assert "0 not taken" in repr(sequence)
+    clock.advance(0.001)
+    assert len((await sequence.next()).tokens) == 1
+
+
+async def test_the_chunks_of_a_prompt_that_was_given_up_are_cached() -> None:
+    engine, clock = engine_of(prefill_chunk=50)
+    sequence = engine.submit(request(320))
+    clock.advance(0.12)
+    sequence.close()
+    engine.check()
+    again = engine.submit(request(320))
+    clock.advance(1)
+    assert again.cached_tokens == 96
+
+
+async def test_a_chunk_that_is_given_up_no_longer_slows_the_others() -> None:
+    engine, clock = engine_of(prefill_chunk=40)
+    decoding, given_up = engine.submit(request(16, answer=100)), engine.submit(request(200, start=1000))
+    clock.advance(0.016 + 0.045)
+    given_up.close()
+    clock.advance(0.1)
+    assert 11 <= len((await decoding.next()).tokens) <= 12
+    engine.check()
+
+
+async def test_speed_divides_all_times() -> None:
+    engine, clock = engine_of(itertools.repeat(Fate(delay_s=1.0)), speed=10)
+    sequence = engine.submit(request(320))
+    clock.advance(0.131)
+    assert "0 not taken" in repr(sequence)
+    assert await timeline(sequence, clock, 0.004, 0.001) == [0.001, 0.003, 0.003]
+    engine.check()
+
+
+async def test_speed_shortens_what_is_to_be_kept() -> None:
+    def keeping(start: int, keep_s: float) -> Request:
+        return Request(prompt=list(range(start, start + 64)), max_tokens=1, ignore_eos=True, keep_s=keep_s)
+
+    for speed, kept in ((1, 48), (100, 0)):
+        engine, clock = engine_of(speed=speed, kv_tokens=160)
+        engine.submit(keeping(0, 60.0))
+        clock.advance(1)
+        for start in (1000, 2000, 3000):
+            engine.submit(keeping(start, 0.0))
+            clock.advance(1)
+        again = engine.submit(keeping(0, 0.0))
+        clock.advance(1)
+        assert again.cached_tokens == kept
+
+
+async def test_a_late_request_waits_without_being_in_the_way() -> None:
+    engine, clock = engine_of(iter([Fate(delay_s=0.5), Fate()]))
+    late, soon = engine.submit(request(160)), engine.submit(request(160, start=1000))
+    engine.check()
+    assert engine.load().waiting == 1
+    clock.advance(0.16)
+    assert len((await soon.next()).tokens) == 1
+    clock.advance(0.499)
+    assert "0 not taken" in repr(late)
+    clock.advance(0.001)
+    assert len((await late.next()).tokens) == 1
+    assert late.queued_s == pytest.approx(0.5)
+
+
+async def test_a_late_request_can_leave() -> None:
+    engine, clock = engine_of(itertools.repeat(Fate(delay_s=0.5)))
+    engine.submit(request(160)).close()
+    engine.check()
+    clock.advance(1)
+    assert engine.load() == Load(0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fate", "answer", "tokens", "says"), [(Fate(fails=True), 40, 0, "errors"), (Fate(breaks=0.5), 4, 2, "breaks")]
+)
+async def test_a_request_fails_in_the_place_of_a_token(fate: Fate, answer: int, tokens: int, says: str) -> None:
+    engine, clock = engine_of(itertools.chain([fate], itertools.repeat(Fate())))
+    sequence = engine.submit(request(100, answer=answer))
+    clock.advance(0.1)
+    for at in range(tokens):
+        assert len((await sequence.next()).tokens) == 1, at
+        clock.advance(0.01)
+    with pytest.raises(EngineError, match=f"injected.*--fault-{says}"):
+        await sequence.next()
+    engine.check()
+    assert engine.load() == Load(0, 0, 0.0)
+    assert engine.cache_counts().idle == 6
+    again = engine.submit(request(100))
+    clock.advance(1)
+    assert again.cached_tokens == 96
+    assert "length" in repr(again)
+
+
+async def test_a_late_tick_brings_what_comes_before_a_break() -> None:
+    engine, clock = engine_of(iter([Fate(breaks=0.5)]), decode_rate=10_000.0)
+    sequence = engine.submit(request(10, answer=31))
+    clock.advance(0.1)
+    assert len((await sequence.next()).tokens) == 16
+    with pytest.raises(EngineError):
+        await sequence.next()
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Any order of submissions, cancellations and time keeps the invariants, and everything ends."""
 
+    OPTIONS: Mapping[str, float] = {}
+    FAULTS = FaultConfig()
+
     def __init__(self) -> None:
         super().__init__()
-        self.engine, self.clock = engine_of(max_batch=2, kv_tokens=640)
+        self.engine, self.clock = engine_of(fates(self.FAULTS, Random(7)), max_batch=2, kv_tokens=640, **self.OPTIONS)
         self.sequences: list[Sequence] = []
 
     @rule(length=st.integers(1, 200), answer=st.integers(1, 40), branch=st.integers(0, 1))
@@ -159,7 +324,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.check()
         load = self.engine.load()
         assert load.running <= 2
-        assert load.running > 0 or load.waiting == 0
+        assert load.running > 0 or load.waiting == 0 or self.FAULTS.latency_s
 
     def teardown(self) -> None:
         self.clock.advance(1000)
@@ -167,5 +332,14 @@ class EngineMachine(RuleBasedStateMachine):
         assert all(sequence.ended for sequence in self.sequences)
 
 
+class HardTimes(EngineMachine):
+    """The same with chunks, a slower batch and faults."""
+
+    OPTIONS: Mapping[str, float] = {"prefill_chunk": 24, "decode_slowdown": 0.3, "speed": 2}
+    FAULTS = FaultConfig(latency_s=0.05, errors=0.2, breaks=0.3)
+
+
 TestEngineMachine = EngineMachine.TestCase
+TestHardTimes = HardTimes.TestCase
+TestHardTimes.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 TestEngineMachine.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
