@@ -20,8 +20,8 @@ from typing import Any
 ROOT = Path(__file__).parent
 PACKAGES = ("router", "gateway", "replica")
 
-# What a request does not pass through, and what mypyc or aiohttp cannot do with. (logs: a compiled logging.Handler that is freed
-# leaves its weak references behind, and the next garbage collection follows them.)
+# What a request does not pass through, and what mypyc or aiohttp cannot do with. (logs: a compiled logging.Handler that is
+# freed leaves its weak references behind, and the next garbage collection follows them.)
 PLAIN = {
     "router": ("__init__", "generators", "policies", "simulate", "sticky", "workloads"),
     "gateway": (
