@@ -6,13 +6,16 @@ import asyncio
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.hostile import MODEL
 from tests.chaos.load import ANSWERED, CUT, Fate, Load, clients, questions
 from tests.chaos.stage import configured, stage, until
 
 
-async def test_who_stops_under_load_answers_what_it_has_accepted(tmp_path: Path) -> None:
-    async with stage(tmp_path) as scene:
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_who_stops_under_load_answers_what_it_has_accepted(tmp_path: Path, workers: int) -> None:
+    async with stage(tmp_path, workers=workers) as scene:
         async with Load(scene.url) as load:
             await load.more(60)
             scene.gateway.signal(signal.SIGTERM)

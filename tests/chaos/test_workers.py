@@ -77,18 +77,6 @@ async def replaced(scene: Stage, doomed: int) -> bool:
     return doomed not in scene.pids and len(scene.pids) == 3
 
 
-async def test_both_answer_what_they_have_accepted_before_they_stop(tmp_path: Path) -> None:
-    async with stage(tmp_path, workers=2) as scene:
-        async with Load(scene.url) as load:
-            await load.more(60)
-            scene.gateway.signal(signal.SIGTERM)
-            await load.over()
-        assert load.lost == []
-        assert load.sent == load.fates[ANSWERED]
-        assert await scene.gateway.exit_status() == 0
-        await scene.log_is_clean(load.sent)
-
-
 async def test_both_take_another_configuration_and_no_request_notices(tmp_path: Path) -> None:
     async with stage(tmp_path, workers=2) as scene:
         a, b, c = scene.replicas

@@ -193,8 +193,10 @@ async def test_the_client_leaves() -> None:
             writer.write(data)
             async with asyncio.timeout(5):
                 await begun.wait()
+                assert not ended.is_set()
                 writer.close()
                 await ended.wait()
+            assert ended.is_set()
             await eventually(lambda: not front.connections)
 
 

@@ -264,8 +264,8 @@ def test_a_hit_with_no_wish_or_a_lesser_one_does_not_shorten_the_time(later: flo
 
 def test_hits_without_end_leave_nothing_behind() -> None:
     ledger = BlockLedger(4, 1)
-    for at in range(1000):
-        used(ledger, [1, 2, 3], keep_s=at % 2)  # ends with check(), which bounds what is remembered
+    hits = [used(ledger, [1, 2, 3], keep_s=at % 2) for at in range(1000)]  # each ends with check(), which bounds what is kept
+    assert hits == [0, *[2] * 999]
 
 
 def test_two_that_compute_the_same_share_one_copy_afterwards() -> None:

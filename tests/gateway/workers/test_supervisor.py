@@ -276,8 +276,10 @@ async def test_workers_go_down_with_their_supervisor() -> None:
         with serving("--replica", one.url) as process:
             await asyncio.to_thread(process.wait_for, listening_url)
             pid = await asyncio.to_thread(process.wait_for, worker_pid)
+            assert alive(pid)
             os.kill(process.pid, signal.SIGKILL)
             await eventually(lambda: not alive(pid))
+            assert not alive(pid)
 
 
 async def test_an_address_that_is_taken_is_refused_even_where_it_could_be_shared() -> None:
