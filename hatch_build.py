@@ -23,7 +23,7 @@ PACKAGES = ("router", "gateway", "replica")
 # What a request does not pass through, and what mypyc or aiohttp cannot do with. (logs: a compiled logging.Handler that is
 # freed leaves its weak references behind, and the next garbage collection follows them.)
 PLAIN = {
-    "router": ("__init__", "generators", "policies", "simulate", "sticky", "workloads"),
+    "router": ("__init__", "generators", "native", "policies", "simulate", "sticky", "workloads"),
     "gateway": (
         "__init__",
         "admission",

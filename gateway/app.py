@@ -25,7 +25,6 @@ from gateway.errors import GatewayError, bad_request, internal_error, too_many_c
 from gateway.everywhere import Alone, Everywhere, Local
 from gateway.failover import Failover
 from gateway.front import Front, Runner
-from gateway.logs import RequestLog
 from gateway.metering import Meter
 from gateway.metrics import Metrics
 from gateway.operator import Operator
@@ -33,6 +32,7 @@ from gateway.proxy import Proxy
 from gateway.relay import Relay
 from gateway.reload import Reload, Source, Step
 from gateway.replicas import Fleet
+from gateway.request_log import RequestLog
 from gateway.resumer import Resumer
 from gateway.workers.listeners import url_of
 from router import Router

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway import __version__, logs, process, simulate
 from gateway.config import DEFAULT_LISTEN, DEFAULT_WORKERS, Config, LimitConfig, RoutingConfig, load
+from gateway.request_log import RequestLog
 from gateway.typed import ConfigError
 from router import POLICIES
 
@@ -136,7 +137,7 @@ def _config_of(options: argparse.Namespace) -> Config:
     return load(path, overrides) if overrides else config
 
 
-async def _serve_until_signal(config: Config, requests: logs.RequestLog, source: Source) -> None:
+async def _serve_until_signal(config: Config, requests: RequestLog, source: Source) -> None:
     from gateway.app import compose, serve
     from gateway.workers.supervisor import Supervisor
 

@@ -16,11 +16,11 @@ from gateway.body import body_here, read_body
 from gateway.drain import Drain
 from gateway.errors import GatewayError, internal_error, shutting_down
 from gateway.exchange import Request
-from gateway.logs import RequestLog
 from gateway.metrics import Metrics
 from gateway.proxy import Proxy
 from gateway.record import CLIENT_LEFT, Record, begin
 from gateway.reply import Reply
+from gateway.request_log import RequestLog
 
 log = logging.getLogger("warmroute.gateway")
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from gateway.logs import RequestLog
 from gateway.metering import Bill, Usage
 from gateway.metrics import Metrics
 from gateway.plain import PlainRequest
+from gateway.request_log import RequestLog
 from router import Candidate
 
 CLIENT_LEFT: Final = 499  # nginx's status for it; never sent

@@ -118,14 +118,16 @@ class Follower:
 
     def _open(self, bookings: dict[int, Booking], event: Event) -> None:
         _, number, keys, units, block_units, scale, replica, blocks, matched, uncached, tokens, silent, since = event
-        if number in bookings or replica not in self._router.replicas:
+        known = self._router.replicas.get(replica)
+        if number in bookings or known is None:
             return
-        decision = _decided(replica, blocks, matched, uncached, tokens)
+        # By the name as it is here: a dictionary finds what it has itself at once, and has to compare what only looks the same.
+        decision = _decided(known.name, blocks, matched, uncached, tokens)
         prompt = Prompt(keys, units, block_units, scale)
         booking = self._router.book(prompt, decision, since, silent=silent)
         booking.number = number
         bookings[number] = booking
-        self._count(replica, 1)
+        self._count(known.name, 1)
 
     def _move(self, bookings: dict[int, Booking], booking: Booking, event: Event) -> None:
         _, _, replica, blocks, matched, uncached, tokens, since = event

@@ -107,7 +107,8 @@ class RadixTrie:
     def remove_replica(self, replica: str) -> None:
         """Forget a replica and all it holds. O(its holds). Unknown names are ignored."""
         self.purge(replica)
-        self._uses.pop(replica, None)
+        if uses := self._uses.pop(replica, None):
+            uses.close()
 
     def purge(self, replica: str) -> None:
         """Forget what a replica holds (it restarted) but not the replica. O(its holds)."""
@@ -296,7 +297,9 @@ class RadixTrie:
 
     def _shorten(self, node: Node) -> None:
         """End a leaf's edge where its longest hold ends; remove the leaf if it has none."""
-        longest = max((hold.blocks for hold in node.holders.values()), default=0)
+        longest = 0
+        for hold in node.holders.values():
+            longest = max(longest, hold.blocks)
         if longest == node.length:
             return
         self._edge_bytes -= (node.length - longest) * KEY_BYTES

@@ -40,7 +40,7 @@ from router.follow import CLOSED, MOVED, OPENED, Event, Follower, still_open
 
 log = logging.getLogger("warmroute.workers")
 
-BATCH_S = 0.005
+BATCH_S = 0.01
 TELL_S = 0.1, 1.0  # how often counters are told: while there are requests, and without any
 TELL_SHARE = 0.01  # of the time, at most
 SCRAPE_S = 2.0  # who does not answer by then is counted as it told last

@@ -19,7 +19,7 @@ from yarl import URL
 
 from gateway.app import Gateway, compose, make_runner
 from gateway.config import load
-from gateway.logs import Output, RequestLog
+from gateway.request_log import Output, RequestLog
 from tests.fakes import FakeReplica
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello " * 200}]}

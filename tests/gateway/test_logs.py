@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.logs import Handler, JsonFormatter, Output, RequestLog
+from gateway.logs import Handler, JsonFormatter
+from gateway.request_log import Output, RequestLog
 
 
 def formatted(message: object = "said", *args: object, extra: dict[Any, Any] | None = None, exc_info: Any = None) -> Any:

@@ -312,6 +312,31 @@ def test_the_memory_estimate_is_honest(prompts: int, holders: int) -> None:
     assert 0.7 * measured < trie.size_bytes < 1.5 * measured
 
 
+def test_what_is_forgotten_is_freed_at_once() -> None:
+    """Not by a garbage collection: compiled code keeps the tree out of its sight."""
+    chance = random.Random(5)
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        trie = trie_with("r1", "r2", "r3", ttl=3.0)
+        for turn in range(4000):
+            name, prompt = chance.choice(["r1", "r2", "r3"]), bytes(chance.choices(b"ab", k=chance.randint(1, 40)))
+            trie.insert(name, keys_of(prompt), turn / 1000)
+            if turn % 50 == 0:
+                trie.forget(name, keys_of(prompt), chance.randint(0, 2))
+            if turn % 500 == 0:
+                trie.remove_replica(name)
+                trie.add_replica(name, chance.choice([None, 200]))
+        full = tracemalloc.get_traced_memory()[0]
+        for name in ("r1", "r2", "r3"):
+            trie.remove_replica(name)
+        assert tracemalloc.get_traced_memory()[0] < full / 10, "what is left is the test's own"
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
 def test_unknown_replicas_are_ignored() -> None:
     trie = trie_with("r1")
     assert trie.insert("gone", keys_of(b"aa"), 0.0) is None
