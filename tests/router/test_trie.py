@@ -337,6 +337,20 @@ def test_what_is_forgotten_is_freed_at_once() -> None:
         gc.enable()
 
 
+def test_a_deep_tree_is_forgotten_in_one_go() -> None:
+    trunk = random.Random(6).randbytes(400)
+    trie = trie_with("r1", "r2", ttl=1e9)
+    for turn in range(1, len(trunk)):  # a branch at each block
+        for name in ("r1", "r2"):
+            trie.insert(name, keys_of(trunk[:turn] + bytes([trunk[turn] ^ 1])), float(turn))
+    assert trie.held() == {"r1": 798, "r2": 798}
+    trie.forget("r1", keys_of(trunk), 0)
+    trie.check()
+    trie.purge("r2")
+    trie.check()
+    assert trie.size_bytes == 0
+
+
 def test_unknown_replicas_are_ignored() -> None:
     trie = trie_with("r1")
     assert trie.insert("gone", keys_of(b"aa"), 0.0) is None
