@@ -73,6 +73,12 @@ def cores() -> tuple[set[int], set[int]]:
     return {first}, set(others) or {first}
 
 
+def pin(pid: int, to: set[int]) -> None:
+    """A process that runs, with all its threads."""
+    for task in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(task), to)
+
+
 @contextlib.contextmanager
 def pinned(to: set[int]) -> Iterator[None]:
     """Processes that are started in here inherit these cores."""

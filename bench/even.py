@@ -74,7 +74,7 @@ class EvenLoop:
             else:
                 wanted[owner] -= 1
                 self.connections.append(connection)
-        raise RuntimeError(f"there are processes that accept no connections: {wanted}")
+        raise RuntimeError(f"these processes accept no connections: {sorted(+wanted)}")
 
     async def run(self, each: int) -> Tally:
         """So many requests on every connection."""
