@@ -223,7 +223,7 @@ def report(made_by: str, found: Sequence[Cost], single: Sequence[Apart], crowds:
 def apart_table(single: Sequence[Apart]) -> Iterator[str]:
     if not single:
         return
-    yield "\nA worker on a core of its own, as many requests as for each of the others; its share of the supervisor's CPU, too.\n"
+    yield "\nA worker on a core of its own, with as many requests as each of the others, and its share of the supervisor.\n"
     yield "| workers | us a request, 2 kB | to one worker | scales to | us a chunk | to one worker | scales to |"
     yield "|---|---|---|---|---|---|---|"
     for one in single:
