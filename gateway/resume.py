@@ -51,6 +51,7 @@ _NEVER = (
     "use_beam_search",
     "presence_penalty",
     "frequency_penalty",
+    "min_tokens",
 )
 
 

@@ -14,6 +14,7 @@ calls.
 """
 
 import asyncio
+import inspect
 import itertools
 import logging
 from collections import deque
@@ -43,6 +44,7 @@ from replica.sampling import Sampler
 
 log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 30.0
+OWN_PARAMETERS = inspect.signature(transformers.PreTrainedTokenizerBase.apply_chat_template).parameters.keys() - {"documents"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ class ContinuousEngine:
         self, messages: list[Message], tools: list[Any] | None, tail: Tail = "answer", template: Template | None = None
     ) -> list[int]:
         template = template or Template()
+        if taken := OWN_PARAMETERS & template.variables.keys():
+            raise PromptError(f"chat_template_kwargs are the template's, and may not set {', '.join(sorted(taken))}")
         options = {**template.variables, "chat_template": template.text, "tokenize": True, "return_dict": False}
         options |= {"add_generation_prompt": tail == "answer", "continue_final_message": tail == "open"}
         try:

@@ -129,6 +129,14 @@ async def test_a_template_of_the_request_and_its_variables(client: openai.AsyncO
     assert broken.status_code == 400
 
 
+@pytest.mark.parametrize("name", ["return_tensors", "padding", "tokenizer_kwargs", "tools", "conversation", "kwargs"])
+async def test_what_is_not_the_templates_cannot_be_set_through_it(client: openai.AsyncOpenAI, name: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"may not set {name}"):
+        await client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "ab"}], extra_body={"chat_template_kwargs": {name: "pt"}}
+        )
+
+
 async def test_a_template_in_the_place_of_the_models_own(model: Path) -> None:
     async with running(model, chat_template="{% for m in messages %}[{{ m.content }}]{% endfor %}") as engine:
         assert engine.encode_chat([{"role": "user", "content": "ab"}], None) == engine.encode("[ab]")
