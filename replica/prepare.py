@@ -94,8 +94,10 @@ def _room(engine: Engine, call: Call, prompt: Prompt, length: int) -> int:
     """How many tokens an answer can have, at least one and what was asked for."""
     context = engine.info.context
     room = context - length
+    param = "messages" if call.kind == "chat" else "prompt"
+    if not length:
+        raise ApiError(400, "The prompt has no tokens: there is nothing to go on with.", param)
     if room < 1:
-        param = "messages" if call.kind == "chat" else "prompt"
         advice = (
             "Shorten it"
             if call.kind == "completion" or prompt.truncation == "auto"

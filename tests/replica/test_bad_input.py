@@ -53,7 +53,7 @@ async def test_no_value_of_any_field_is_the_servers_mistake(client: openai.Async
     for field in sorted(_HONOURED[kind]):
         for value in VALUES:
             answer = await client._client.post(url, content=orjson.dumps(BASE[kind] | {"temperature": 1.0, field: value}))
-            if answer.status_code not in (200, 400, 404) or not isinstance(orjson.loads(answer.content), dict):
+            if answer.status_code not in (200, 400, 404):
                 wrong[f"{field}={value!r}"] = (answer.status_code, answer.text[:200])
     assert not wrong
     assert (await client._client.get(str(client.base_url).removesuffix("v1/") + "health")).status_code == 200
