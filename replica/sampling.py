@@ -11,7 +11,7 @@ from replica.engine import Request, TokenScore
 from replica.guided import Guide
 
 NEVER = float("-inf")
-LEAST = -9999.0  # the logarithm of no chance at all, which JSON has no number for; as in vLLM
+LEAST = -9999.0  # the logarithm of no chance at all, for which JSON has no number; as in vLLM
 
 
 class Sampler:
@@ -67,7 +67,7 @@ class Sampler:
             scores = scores.scatter_add(0, drawn.tokens, -drawn.values)
         if len(self._bias.tokens):
             scores = scores.scatter_add(0, self._bias.tokens, self._bias.values)
-        if self._drawn.total() < request.min_tokens:
+        if request.min_tokens and self._drawn.total() < request.min_tokens:
             scores = scores.index_fill(0, self._ends, NEVER)
         return scores if self._guide is None else self._guide.masked(scores)
 
