@@ -51,7 +51,6 @@ _NEVER = (
     "use_beam_search",
     "presence_penalty",
     "frequency_penalty",
-    "min_tokens",
 )
 
 

@@ -201,7 +201,6 @@ def test_nothing_is_left_when_all_tokens_are_there() -> None:
         chat(n=2),
         chat(tools=[{"type": "function"}]),
         chat(tool_choice="auto"),
-        chat(min_tokens=5),
         chat(response_format={"type": "json_object"}),
         chat(logprobs=True),
         chat(audio={"voice": "x"}),
