@@ -7,16 +7,17 @@ is wrong is an `ApiError`.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from replica.engine import Message, Sampling, Tail, Template
-from replica.fields import ApiError, flag, integer, kind_of, list_or_none, number, read_object, token_ids
+from replica.engine import Sampling
+from replica.fields import ApiError, flag, integer, number, read_object, token_ids
 from replica.prefix import Scope
+from replica.prompts import Prompt, chat_prompt, text_prompts
 from replica.shapes import FIELDS, grammar_of
 
 Kind = Literal["chat", "completion"]
-Truncation = Literal["auto", "disabled"]
+UsageWish = Literal["none", "last", "each"]  # of a stream: in no chunk, in one of its own, in each one
 
 DEFAULT_COMPLETION_TOKENS = 16  # what OpenAI and vLLM give a completion that names no max_tokens
 MAX_STOPS = 16
@@ -30,7 +31,8 @@ _BOTH = frozenset(FIELDS) | frozenset(
     re.findall(
         r"\w+",
         "model n best_of stream stream_options max_tokens temperature top_p top_k min_p seed stop stop_token_ids ignore_eos "
-        "presence_penalty frequency_penalty repetition_penalty logit_bias logprobs cache_salt cache_retention user",
+        "presence_penalty frequency_penalty repetition_penalty logit_bias logprobs cache_salt cache_retention user "
+        "min_tokens skip_special_tokens return_token_ids",
     )
 )
 _HONOURED: Mapping[Kind, frozenset[str]] = {
@@ -38,41 +40,38 @@ _HONOURED: Mapping[Kind, frozenset[str]] = {
     | frozenset(
         re.findall(
             r"\w+",
-            "messages tools max_completion_tokens top_logprobs truncation chat_template chat_template_kwargs "
+            "messages tools tool_choice max_completion_tokens top_logprobs truncation chat_template chat_template_kwargs "
             "add_generation_prompt continue_final_message",
         )
     ),
-    "completion": _BOTH | {"prompt"},
+    "completion": _BOTH | {"prompt", "echo"},
 }
 _SCORED = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "top_k", "min_p")
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """What a prompt is made of. Exactly one of messages, text, tokens is set."""
+class Telling:
+    """How answers are told: in a stream or not, `usage` in it, the prompt first (`echo`), token ids too, special tokens too."""
 
-    messages: list[Message] | None = None
-    tools: list[Any] | None = None
-    tail: Tail = "answer"
-    template: Template = field(default_factory=Template)
-    truncation: Truncation = "disabled"
-    text: str | None = None
-    tokens: list[int] | None = None
-    special: bool = True  # may a text get the tokenizer's own tokens around it
+    stream: bool = False
+    usage: UsageWish = "none"
+    echo: bool = False
+    token_ids: bool = False
+    special: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A checked request body. `scored` names the fields that only an engine with scores can honour."""
+    """A checked request body: `n` answers to each prompt. `scored` names the fields that only an engine with scores can
+    honour."""
 
     kind: Kind
-    prompt: Prompt
+    prompts: list[Prompt]
     n: int
     max_tokens: int | None
     sampling: Sampling
     stops: tuple[str, ...]
-    stream: bool
-    include_usage: bool
+    telling: Telling
     scope: Scope
     keep_s: float
     scored: tuple[str, ...]
@@ -83,17 +82,15 @@ def parse(kind: Kind, raw: bytes, model: str) -> Call:
     """Check one body; `model` is the only name that we serve."""
     body = read_object(raw)
     check_model(body, model)
-    stream, include_usage = _streaming(body)
     sampling = _sampling(kind, body)
     return Call(
         kind=kind,
-        prompt=chat_prompt(body) if kind == "chat" else _prompt(body),
+        prompts=[chat_prompt(body)] if kind == "chat" else text_prompts(body),
         n=_choices(body, sampling),
         max_tokens=_max_tokens(kind, body),
         sampling=sampling,
         stops=_stops(body),
-        stream=stream,
-        include_usage=include_usage,
+        telling=_telling(kind, body),
         scope=Scope(salt=_salt(body)),
         keep_s=_retention(body),
         scored=tuple(name for name in _SCORED if _says_something(body.get(name))),
@@ -128,64 +125,6 @@ def parse_detokenize(raw: bytes, model: str) -> list[int]:
     return token_ids(body, "tokens")
 
 
-def chat_prompt(body: dict[str, Any]) -> Prompt:
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ApiError(400, "messages must be a list with at least one message.", "messages")
-    return Prompt(
-        messages=[_message(message, f"messages[{at}]") for at, message in enumerate(messages)],
-        tools=list_or_none(body, "tools"),
-        tail=_tail(body),
-        template=_template(body),
-        truncation=_truncation(body),
-    )
-
-
-def _message(message: object, where: str) -> Message:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise ApiError(400, f"{where} must be an object with a role (a string) and content.", where)
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(_part(part, f"{where}.content[{at}]") for at, part in enumerate(content))
-    elif content is None:
-        content = ""  # an assistant's message that only calls tools
-    elif not isinstance(content, str):
-        raise ApiError(400, f"{where}.content must be a string or a list of parts, not {kind_of(content)}.", where)
-    return {**message, "content": content}
-
-
-def _part(part: object, where: str) -> str:
-    text = part.get("text") if isinstance(part, dict) else None
-    if not isinstance(text, str):
-        raise ApiError(
-            400, f"{where} must be a text part ({{'type': 'text', 'text': ...}}): this model reads text only.", where
-        )
-    return text
-
-
-def _tail(body: dict[str, Any]) -> Tail:
-    goes_on, headed = flag(body, "continue_final_message"), body.get("add_generation_prompt")
-    if goes_on and headed:
-        message = (
-            "continue_final_message goes on with the last message, add_generation_prompt begins another: send one of them."
-        )
-        raise ApiError(400, message, "continue_final_message")
-    return "open" if goes_on else "none" if headed is not None and not flag(body, "add_generation_prompt") else "answer"
-
-
-def _prompt(body: dict[str, Any]) -> Prompt:
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str) and prompt:
-        return Prompt(text=prompt)
-    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-        return Prompt(tokens=prompt)
-    if isinstance(prompt, list) and len(prompt) > 1 and all(isinstance(item, str | list) for item in prompt):
-        raise ApiError(400, "Only one prompt per request is supported: send them one by one.", "prompt")
-    raise ApiError(400, "prompt must be a text or a list of token ids (integers), and not empty.", "prompt")
-
-
 def _max_tokens(kind: Kind, body: dict[str, Any]) -> int | None:
     names = ("max_completion_tokens", "max_tokens") if kind == "chat" else ("max_tokens",)
     for name in names:
@@ -197,15 +136,32 @@ def _max_tokens(kind: Kind, body: dict[str, Any]) -> int | None:
     return None if kind == "chat" else DEFAULT_COMPLETION_TOKENS
 
 
-def _streaming(body: dict[str, Any]) -> tuple[bool, bool]:
-    stream, options = flag(body, "stream"), body.get("stream_options")
+def _telling(kind: Kind, body: dict[str, Any]) -> Telling:
+    if kind == "completion" and body.get("suffix") is not None:
+        raise ApiError(400, "suffix is not supported, as in vLLM: this model only goes on with a text.", "suffix")
+    echo = kind == "completion" and flag(body, "echo")
+    if echo and body.get("logprobs") is not None:
+        raise ApiError(400, "echo with logprobs is not supported: a prompt has no scores here.", "echo")
+    stream = flag(body, "stream")
+    return Telling(
+        stream=stream,
+        usage=_usage(body, stream),
+        echo=echo,
+        token_ids=flag(body, "return_token_ids"),
+        special=not flag(body, "skip_special_tokens", default=True),
+    )
+
+
+def _usage(body: dict[str, Any], stream: bool) -> UsageWish:
+    options = body.get("stream_options")
     if options is None:
-        return stream, False
+        return "none"
     if not isinstance(options, dict):
         raise ApiError(400, "stream_options must be an object such as {'include_usage': true}.", "stream_options")
     if not stream:
         raise ApiError(400, "stream_options is only allowed together with stream: true.", "stream_options")
-    return stream, flag(options, "include_usage")
+    included, continuous = flag(options, "include_usage"), flag(options, "continuous_usage_stats")
+    return "none" if not included else "each" if continuous else "last"
 
 
 def _stops(body: dict[str, Any]) -> tuple[str, ...]:
@@ -241,24 +197,6 @@ def _top_p(body: dict[str, Any]) -> float:
     return value
 
 
-def _template(body: dict[str, Any]) -> Template:
-    text, variables = body.get("chat_template"), body.get("chat_template_kwargs")
-    if text is not None and not isinstance(text, str):
-        raise ApiError(400, f"chat_template must be a string, not {kind_of(text)}.", "chat_template")
-    if variables is not None and not isinstance(variables, dict):
-        raise ApiError(400, f"chat_template_kwargs must be an object, not {kind_of(variables)}.", "chat_template_kwargs")
-    return Template(text, variables or {})
-
-
-def _truncation(body: dict[str, Any]) -> Truncation:
-    value = body.get("truncation")
-    if value in (None, "disabled"):
-        return "disabled"
-    if value == "auto":
-        return "auto"
-    raise ApiError(400, "truncation must be 'auto' (drop the oldest turns if need be) or 'disabled'.", "truncation")
-
-
 def _choices(body: dict[str, Any], sampling: Sampling) -> int:
     n = integer(body, "n", (1, MAX_CHOICES)) or 1
     if body.get("best_of") not in (None, n):
@@ -272,9 +210,6 @@ def _sampling(kind: Kind, body: dict[str, Any]) -> Sampling:
     top_k = integer(body, "top_k")
     if top_k is not None and top_k < -1:
         raise ApiError(400, f"top_k must be at least 1, or 0 or -1 for all tokens, got {top_k}.", "top_k")
-    repetition = number(body, "repetition_penalty", 1.0, (0.0, 10.0))
-    if repetition == 0:
-        raise ApiError(400, "repetition_penalty must be above 0; 1 is none.", "repetition_penalty")
     return Sampling(
         # Greedy unless asked: the same prompt then gives the same answer, which is what people compare caches with.
         temperature=number(body, "temperature", 0.0, (0.0, 2.0)),
@@ -284,13 +219,22 @@ def _sampling(kind: Kind, body: dict[str, Any]) -> Sampling:
         seed=integer(body, "seed"),
         presence_penalty=number(body, "presence_penalty", 0.0, (-2.0, 2.0)),
         frequency_penalty=number(body, "frequency_penalty", 0.0, (-2.0, 2.0)),
-        repetition_penalty=repetition,
+        # Scores are divided by it: by much less they would not be numbers any more.
+        repetition_penalty=number(body, "repetition_penalty", 1.0, (0.01, 10.0)),
         logit_bias=_logit_bias(body),
         logprobs=_logprobs(kind, body),
         stop_tokens=tuple(token_ids(body, "stop_token_ids")),
         ignore_eos=flag(body, "ignore_eos"),
+        min_tokens=_min_tokens(body),
         grammar=grammar_of(body),
     )
+
+
+def _min_tokens(body: dict[str, Any]) -> int:
+    least = integer(body, "min_tokens") or 0
+    if least < 0:
+        raise ApiError(400, f"min_tokens must be at least 0, got {least}.", "min_tokens")
+    return least
 
 
 def _logit_bias(body: dict[str, Any]) -> dict[int, float]:

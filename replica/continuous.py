@@ -14,6 +14,7 @@ calls.
 """
 
 import asyncio
+import inspect
 import itertools
 import logging
 from collections import deque
@@ -28,12 +29,13 @@ import jinja2
 import torch
 import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig
-from transformers.generation.continuous_batching.requests import RequestStatus
+from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
 from replica.blocks import CacheCounts, Sink
 from replica.checkpoint import Checkpoint
 from replica.endings import end_tokens
 from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, Tail, Template
+from replica.failures import check_score, message_of, survive
 from replica.guided import Grammars
 from replica.loading import load
 from replica.paged import Claim, PagedBlocks
@@ -42,6 +44,7 @@ from replica.sampling import Sampler
 
 log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 30.0
+OWN_PARAMETERS = inspect.signature(transformers.PreTrainedTokenizerBase.apply_chat_template).parameters.keys() - {"documents"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,8 @@ class ContinuousEngine:
         self, messages: list[Message], tools: list[Any] | None, tail: Tail = "answer", template: Template | None = None
     ) -> list[int]:
         template = template or Template()
+        if taken := OWN_PARAMETERS & template.variables.keys():
+            raise PromptError(f"chat_template_kwargs are the template's, and may not set {', '.join(sorted(taken))}")
         options = {**template.variables, "chat_template": template.text, "tokenize": True, "return_dict": False}
         options |= {"add_generation_prompt": tail == "answer", "continue_final_message": tail == "open"}
         try:
@@ -172,7 +177,8 @@ class ContinuousEngine:
             return None
         # Denials begin before requests are failed, so nobody is told of a failure by an engine that calls itself healthy.
         denial: str | None = self._manager.background_thread_status.can_accept_new_requests()
-        return denial and (self._last_error or denial)
+        fatal = self._manager.background_thread_status.fatal_error
+        return denial and (message_of(fatal) if fatal else self._last_error or denial)
 
     async def reset_prefix_cache(self) -> bool:
         if self._jobs:
@@ -185,9 +191,8 @@ class ContinuousEngine:
         blocks = -(-(len(request.prompt) + request.max_tokens) // self._info.block_size)
         claim = Claim(Prefix(request.prompt, self._info.block_size, request.scope), request.keep_s)
         guide = self._grammars.guide(request.grammar) if self._grammars and request.grammar else None
-        job = _Job(
-            f"r{next(self._ids)}", sequence, blocks, Sampler.of(request, guide), claim, asyncio.get_running_loop().time()
-        )
+        sampler = Sampler.of(request, guide, self._ends(request))
+        job = _Job(f"r{next(self._ids)}", sequence, blocks, sampler, claim, asyncio.get_running_loop().time())
         self._jobs[sequence] = job
         self._waiting.append(job)
         self._admit()
@@ -278,6 +283,7 @@ class _Seams:
         manager.warmup()  # creates the batch processor, which keeps the router it finds
         processor = manager.batch_processor
         processor.model_runner._sample = partial(self._sample, processor.inputs_and_outputs)  # SEAM: sampling
+        survive(processor)  # SEAM: steps
 
     def deliver(self, output: Any) -> None:
         self.deliver_batch([output])
@@ -286,17 +292,25 @@ class _Seams:
         self._loop.call_soon_threadsafe(self._received, outputs)
 
     def fail_and_deliver(self, state: Any, error: Exception) -> None:
-        state.status, state.error = RequestStatus.FAILED, str(error)
+        state.status, state.error = RequestStatus.FAILED, message_of(error)
         self.deliver(state.to_generation_output())
 
     def _sample(self, batch: Any, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         """Each request's own sampling; transformers has one for all. Rows follow the requests that get a token."""
-        chosen = scores[0].argmax(dim=-1)
+        best, chosen = scores[0].max(dim=-1)
         ids = [future.state.request_id for future in batch.requests_in_batch if future.has_new_token]
-        for row, request_id in enumerate(ids):
+        for row, (request_id, score) in enumerate(zip(ids, best.tolist(), strict=False)):
             job = self._running.get(request_id)
-            if job is not None and job.sampler is not None:
-                chosen[row] = job.sampler.draw(scores[0, row])
+            if job is None:
+                continue
+            try:
+                check_score(score)
+                if job.sampler is not None:
+                    chosen[row] = job.sampler.draw(scores[0, row])
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
+                job.claim.spoilt = True
+                # When this step's output comes after it, nobody wants that any more, and it is cancelled.
+                self.deliver(GenerationOutput(request_id, error=message_of(error), status=RequestStatus.FAILED))
         output_ids[0, : len(chosen)].copy_(chosen)
 
 

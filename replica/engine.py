@@ -58,6 +58,7 @@ class Sampling:
 
     `temperature` 0 is greedy, `top_k` 0 is all. Presence and frequency penalties count the answer's tokens, the repetition
     penalty the prompt's too. `logprobs` is how many of the likeliest tokens are told beside each one, None for no scores.
+    No token that would end the answer is drawn before `min_tokens` others.
     """
 
     temperature: float = 0.0
@@ -72,6 +73,7 @@ class Sampling:
     logprobs: int | None = None
     stop_tokens: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
     grammar: Grammar | None = None
 
     @property
@@ -197,7 +199,8 @@ class Sequence:
 
 
 class Engine(Protocol):
-    """The interface of both engines. Everything but the coroutines is synchronous, and called on the event loop's thread."""
+    """The interface of both engines. Everything but the coroutines is synchronous, and called on the event loop's thread;
+    `encode`, `encode_chat` and `grammar_error`, which can take long, also in another one beside it."""
 
     @property
     def info(self) -> EngineInfo: ...

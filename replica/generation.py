@@ -1,13 +1,15 @@
-"""One answer in the making, and the several that `n` asks for.
+"""One answer in the making, and the several that a request asks for.
 
 Theory of operation. A `Generation` is one sequence of the engine: `next` turns its steps into text that may be sent and
-keeps metrics and statistics; `close`, exactly once and in any case, frees it. `Choices` are the generations of one request.
-The others begin when the first has its first token: by then the prompt is cached, and is computed once for all of them.
+keeps metrics and statistics; `close`, exactly once and in any case, frees it. `Choices` are the generations of one request:
+`n` to each of its prompts. The first to each prompt begin at once, the others when it has its first token: by then the
+prompt is cached, and is computed once for all of them.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from replica.engine import Engine, Request, Sequence, Step
 from replica.metrics import Metrics
@@ -26,13 +28,24 @@ class Surroundings:
     coalesce_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How tokens become an answer's text: what ends it, whether special tokens have a text, what stands before it."""
+
+    stops: tuple[str, ...] = ()
+    special: bool = False
+    echo: str = ""
+
+
 class Generation:
     """`next` until a piece has a finish reason; `close` exactly once, in any case. `began` is when the request came."""
 
-    def __init__(self, around: Surroundings, request: Request, stops: tuple[str, ...], began: float) -> None:
+    def __init__(self, around: Surroundings, request: Request, reading: Reading, began: float) -> None:
         self._around, self._began = around, began
         self._stop_tokens = frozenset(request.stop_tokens)
-        self._transcript = Transcript(around.engine.decode, stops)
+        decode = partial(around.engine.decode, special=True) if reading.special else around.engine.decode
+        self._transcript = Transcript(decode, reading.stops, request.min_tokens)
+        self._echo = reading.echo
         self._detokenised_s = 0.0
         self._first_at = self._last_at = 0.0
         self.completion_tokens = 0
@@ -64,9 +77,10 @@ class Generation:
         if step.finish is not None and self._transcript.matched is None:
             rest, more = self._transcript.finish()
             text, scores = text + rest, scores + more
+        text, self._echo = self._echo + text, ""
         if self._transcript.matched is not None:
-            return Piece(text, scores, "stop", self._transcript.matched)
-        return Piece(text, scores, step.finish, step.end_token if step.end_token in self._stop_tokens else None)
+            return Piece(text, step.tokens, scores, "stop", self._transcript.matched)
+        return Piece(text, step.tokens, scores, step.finish, step.end_token if step.end_token in self._stop_tokens else None)
 
     def _first(self, now: float) -> None:
         sequence, stats = self.sequence, self._around.stats
@@ -89,53 +103,70 @@ class Generation:
 
 
 class Choices:
-    """The `n` generations of a request; `make` begins one of them. `close` exactly once."""
+    """The generations of a request with `prompts` prompts, the i-th answer to the k-th of them at index k * n + i; `make`
+    begins one of them. `close` exactly once."""
 
-    def __init__(self, make: Callable[[int], Generation], n: int) -> None:
-        self._make, self.n = make, n
-        self._all = [make(0)]
+    def __init__(self, make: Callable[[int], Generation], prompts: int, n: int) -> None:
+        self._make, self._firsts, self._n = make, range(0, prompts * n, n), n
+        self.count = prompts * n
+        self._all: dict[int, Generation] = {}
 
-    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Pieces as they come, each with its choice's index. To be closed."""
-        piece = await self._all[0].next()
-        yield 0, piece
-        self._all += [self._make(index) for index in range(1, self.n)]
-        if self.n == 1:
-            while piece.finish is None:
-                piece = await self._all[0].next()
-                yield 0, piece
-            return
-        asking = {
-            asyncio.ensure_future(generation.next()): index
-            for index, generation in enumerate(self._all)
-            if index or piece.finish is None
-        }
+    def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Begin; pieces as they come, each with its choice's index. To be closed."""
+        for index in self._firsts:
+            self._all[index] = self._make(index)
+        return self._only() if self.count == 1 else self._many()
+
+    async def _only(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        piece = Piece("")
+        while piece.finish is None:
+            piece = await self._all[0].next()
+            yield 0, piece
+
+    async def _many(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        asking = {asyncio.ensure_future(generation.next()): index for index, generation in self._all.items()}
         try:
             while asking:
                 done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     index, piece = asking[task], await task
                     del asking[task]
-                    if piece.finish is None:
-                        asking[asyncio.ensure_future(self._all[index].next())] = index
+                    goes_on = [index] if piece.finish is None else []
+                    for at in [*goes_on, *self._begun_after(index)]:
+                        asking[asyncio.ensure_future(self._all[at].next())] = at
                     yield index, piece
         finally:
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
 
+    def _begun_after(self, index: int) -> list[int]:
+        """The other answers to a prompt, which begin with the first piece of its first."""
+        others = [at for at in range(index + 1, index + self._n) if index in self._firsts and at not in self._all]
+        self._all |= {at: self._make(at) for at in others}
+        return others
+
     def usage(self) -> Usage:
-        """The prompt counts once, however many answers it has."""
-        first = self._all[0].sequence
-        return Usage(len(first.request.prompt), sum(one.completion_tokens for one in self._all), first.cached_tokens)
+        """A prompt counts once, however many answers it has."""
+        first = [self._all[index].sequence for index in self._firsts]
+        return Usage(
+            sum(len(sequence.request.prompt) for sequence in first),
+            sum(one.completion_tokens for one in self._all.values()),
+            sum(sequence.cached_tokens for sequence in first),
+        )
+
+    def usage_of(self, index: int) -> Usage:
+        """What one answer cost until now, without what was cached, as vLLM tells it in the middle of a stream."""
+        generation = self._all[index]
+        return Usage(len(generation.sequence.request.prompt), generation.completion_tokens)
 
     def fail(self) -> None:
-        for generation in self._all:
+        for generation in self._all.values():
             if generation.reason == "abort":
                 generation.reason = "error"
 
     def close(self) -> None:
-        for generation in self._all:
+        for generation in self._all.values():
             generation.close()
 
 

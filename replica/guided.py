@@ -6,6 +6,7 @@ only an end token may be drawn, so that a grammar ends its own answer and never 
 
 import importlib.util
 import logging
+from functools import lru_cache
 from typing import Any
 
 import numpy
@@ -15,6 +16,7 @@ from replica.engine import Grammar
 
 log = logging.getLogger(__name__)
 NEVER = float("-inf")
+KEPT = 32  # compiled grammars
 
 
 class Grammars:
@@ -26,6 +28,8 @@ class Grammars:
 
         self._lib, self._ends = llguidance, ends
         self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends)
+        # Compiling takes up to a second and happens when a grammar is looked at; copying what it gave takes none.
+        self._compiled = lru_cache(KEPT)(self._compile)
 
     @classmethod
     def of(cls, tokenizer: Any, vocab_size: int, ends: list[int]) -> "Grammars | None":
@@ -41,19 +45,17 @@ class Grammars:
     def error(self, grammar: Grammar) -> str | None:
         """Why this grammar cannot be followed, if it cannot."""
         try:
-            compiled = self._compiled(grammar)
+            reason: str = self._compiled(grammar).get_error()
         except ValueError as error:
             return str(error)
-        reason: str = self._lib.LLMatcher.validate_grammar(compiled, self._tokenizer)
         return reason or None
 
     def guide(self, grammar: Grammar) -> "Guide":
         """For one answer; the grammar has been found without `error`."""
-        return Guide(self._lib.LLMatcher(self._tokenizer, self._compiled(grammar)), self._ends)
+        return Guide(self._compiled(grammar).deep_copy(), self._ends)
 
-    def _compiled(self, grammar: Grammar) -> str:
-        text: str = self._lib.grammar_from(grammar.kind, grammar.text)
-        return text
+    def _compile(self, grammar: Grammar) -> Any:
+        return self._lib.LLMatcher(self._tokenizer, self._lib.grammar_from(grammar.kind, grammar.text), log_level=0)
 
 
 class Guide:

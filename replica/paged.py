@@ -41,11 +41,13 @@ SEAM: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """Which blocks a request may share, and for how long they are to be kept; `cached_tokens` is what it found."""
+    """Which blocks a request may share, and for how long they are to be kept; `cached_tokens` is what it found. Once it is
+    `spoilt`, nothing more of what it computes is shared."""
 
     prefix: Prefix
     keep_s: float
     cached_tokens: int = 0
+    spoilt: bool = False
 
 
 class PagedBlocks:
@@ -125,7 +127,7 @@ class PagedBlocks:
         be lost. Its lease is still there, as we do not batch asynchronously."""
         claim, lease = self._claims.get(state.request_id), self._leases.get(state.request_id)
         count = complete_blocks.get(self._name, 0)
-        if claim is None or lease is None or not count:
+        if claim is None or claim.spoilt or lease is None or not count:
             return
         known = len(claim.prefix.tokens) - len(state.initial_tokens)
         claim.prefix.extend(state.generated_tokens[known:])

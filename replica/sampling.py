@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from typing import Any
 
 import torch
@@ -10,14 +11,16 @@ from replica.engine import Request, TokenScore
 from replica.guided import Guide
 
 NEVER = float("-inf")
+LEAST = -9999.0  # the logarithm of no chance at all, for which JSON has no number; as in vLLM
 
 
 class Sampler:
     """Sampling of one request: its penalties, its chances, a generator of its own. What it draws depends on the scores that
     it is given, its seed and what it has drawn before, and on no other request."""
 
-    def __init__(self, request: Request, guide: Guide | None = None) -> None:
+    def __init__(self, request: Request, guide: Guide | None = None, ends: Items[int] = ()) -> None:
         self._request, self._guide = request, guide
+        self._ends = torch.tensor(ends if request.min_tokens else [], dtype=torch.long)
         self._generator = torch.Generator()
         if request.seed is None:
             self._generator.seed()
@@ -29,11 +32,12 @@ class Sampler:
         self.scores: list[TokenScore] = []  # one a token, if they were asked for
 
     @classmethod
-    def of(cls, request: Request, guide: Guide | None = None) -> "Sampler | None":
-        """None for a request that takes the best token, whatever came before, and wants no scores."""
+    def of(cls, request: Request, guide: Guide | None = None, ends: Items[int] = ()) -> "Sampler | None":
+        """None for a request that takes the best token, whatever came before, and wants no scores. `ends` are the tokens that
+        would end the answer."""
         changed = request.presence_penalty or request.frequency_penalty or request.logit_bias or request.repetition_penalty != 1
-        needed = changed or guide or request.logprobs is not None or not request.greedy
-        return cls(request, guide) if needed else None
+        needed = changed or guide or request.min_tokens or request.logprobs is not None or not request.greedy
+        return cls(request, guide, ends) if needed else None
 
     def draw(self, scores: torch.Tensor) -> int:
         """One token id from the scores of the whole vocabulary. O(vocabulary), and a sort when top_p is below 1."""
@@ -63,6 +67,8 @@ class Sampler:
             scores = scores.scatter_add(0, drawn.tokens, -drawn.values)
         if len(self._bias.tokens):
             scores = scores.scatter_add(0, self._bias.tokens, self._bias.values)
+        if request.min_tokens and self._drawn.total() < request.min_tokens:
+            scores = scores.index_fill(0, self._ends, NEVER)
         return scores if self._guide is None else self._guide.masked(scores)
 
     def _chosen(self, scores: torch.Tensor) -> int:
@@ -91,6 +97,6 @@ class _Columns:
 
 
 def _score(scores: Any, token: int, top: int) -> TokenScore:
-    logprobs = torch.log_softmax(scores, dim=-1)
+    logprobs = torch.log_softmax(scores, dim=-1).clamp(min=LEAST)
     best = logprobs.topk(top)
     return TokenScore(token, float(logprobs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))

@@ -1,9 +1,10 @@
 """The HTTP server of a replica: OpenAI's API over an engine.
 
-Theory of operation. A request is: parse the body (calls), make the engine's request of it (prepare), begin its choices
-(generation), and write what they give out (stream, or `_whole`). Between the last look at the queue and the engine
-there is no await, so the queue never has more than it may. The choices are closed in one `finally`; aiohttp cancels a handler
-whose client has left, so a disconnect ends there too.
+Theory of operation. A request is: parse the body (calls), book places in the line (places), make the engine's requests of it
+(prepare), begin its choices (generation), and write what they give out (stream, or `_whole`). What can take long to prepare,
+a large body or a grammar, is prepared in one other thread, in the order of coming: meanwhile streams go on, and small requests
+go past. Places and choices are closed in one `finally` each; aiohttp cancels a handler whose client has left, so a
+disconnect ends there too.
 """
 
 import asyncio
@@ -11,24 +12,31 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Sequence as Items
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import orjson
 from aiohttp import web
 
 from replica import wire
-from replica.calls import Call, Kind, Prompt, parse, parse_detokenize, parse_tokenize
+from replica.calls import Call, Kind, parse, parse_detokenize, parse_tokenize
 from replica.engine import Engine, EngineError, Request
 from replica.fields import ApiError
-from replica.generation import Choices, Generation, Surroundings
+from replica.generation import Choices, Generation, Reading, Surroundings
 from replica.metrics import Metrics
-from replica.prepare import check_tokens, choice, prepare, prompt_tokens
+from replica.places import Booking, Places
+from replica.prepare import check_tokens, choice, echoed, prepare, prompt_tokens
+from replica.prompts import Prompt
 from replica.stats import MINUTE_S, Stats
 from replica.stream import Outlet, stream
 from replica.transcript import Placed
 
+T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+LONG_BODY = 16 * 1024  # bytes; one as long was tokenised in 10 ms
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -70,6 +78,7 @@ def create_app(engine: Engine, model: str, config: ServerConfig | None = None) -
     async def engine_lifetime(_: web.Application) -> AsyncIterator[None]:
         await engine.start()
         yield
+        server.close()
         await engine.close()
 
     app.cleanup_ctx.append(engine_lifetime)
@@ -84,7 +93,14 @@ class Server:
         self._stats = Stats(time.monotonic())
         self._around = Surroundings(engine, Metrics(engine, model), self._stats, config.coalesce_s)
         self._started = int(time.time())
+        self._places = Places(
+            lambda: engine.load().waiting, config.max_queue, lambda: self._stats.rate("answers", MINUTE_S, _now())
+        )
+        self._aside = ThreadPoolExecutor(1, "prepare")
         self._generating = 0
+
+    def close(self) -> None:
+        self._aside.shutdown(wait=False, cancel_futures=True)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate("chat", request)
@@ -127,9 +143,10 @@ class Server:
             raise ApiError(503, f"The engine has stopped: {reason}. Restart this replica.", code="engine_dead")
 
     async def tokenize(self, http: web.Request) -> web.Response:
-        prompt, strings = parse_tokenize(await http.read(), self._model)
+        raw = await http.read()
+        prompt, strings = parse_tokenize(raw, self._model)
         self._check_template(prompt)
-        tokens = prompt_tokens(self._engine, prompt)
+        tokens = await self._off(len(raw) > LONG_BODY, lambda: prompt_tokens(self._engine, prompt))
         spelled = self._engine.token_strings(tokens) if strings else None
         context = self._engine.info.context
         return _json({"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": spelled})
@@ -152,28 +169,37 @@ class Server:
     async def _generate(self, kind: Kind, http: web.Request) -> web.StreamResponse:
         began = _now()
         self._check_alive()
-        self._check_queue()
-        call = parse(kind, await http.read(), self._model)
+        self._places.check()
+        raw = await http.read()
+        call = parse(kind, raw, self._model)
         self._check_alive()
-        self._check_queue()  # again: others have come while we read, and none can from here to the engine
-        self._check_template(call.prompt)
-        tokenising = _now()
-        request, dropped = prepare(self._engine, call)
-        self._stats.phase("tokenise", _now() - tokenising, _now())
+        for prompt in call.prompts:
+            self._check_template(prompt)
+        booking = self._places.book(len(call.prompts) * call.n)
         self._generating += 1
         try:
-            return await self._answer(_Exchange(http, call, request, dropped, began))
+            tokenising = _now()
+            long = len(raw) > LONG_BODY or call.sampling.grammar is not None
+            requests, dropped = await self._off(long, lambda: prepare(self._engine, call))
+            self._stats.phase("tokenise", _now() - tokenising, _now())
+            self._check_alive()
+            return await self._answer(_Exchange(http, call, requests, dropped, booking, began))
         finally:
             self._generating -= 1
+            booking.close()
+
+    async def _off(self, long: bool, work: Callable[[], T]) -> T:
+        """Do it, beside the event loop where it can take long."""
+        return await asyncio.get_running_loop().run_in_executor(self._aside, work) if long else work()
 
     async def _answer(self, exchange: "_Exchange") -> web.StreamResponse:
         call, headers = exchange.call, _headers(exchange, self._engine.info.scores)
         answer = self._frame(exchange)
-        choices = Choices(lambda index: self._begin(exchange, index), call.n)
+        choices = Choices(lambda index: self._begin(exchange, index), len(call.prompts), call.n)
         outlet = Outlet(exchange.http, headers, self._stats, self._config.send_timeout_s)
         try:
-            if call.stream:
-                return await stream(choices, answer, outlet, call.include_usage)
+            if call.telling.stream:
+                return await stream(choices, answer, outlet, call.telling.usage)
             return await _whole(choices, answer, headers)
         except EngineError as error:
             choices.fail()
@@ -183,7 +209,11 @@ class Server:
             outlet.close()
 
     def _begin(self, exchange: "_Exchange", index: int) -> Generation:
-        return Generation(self._around, choice(exchange.request, index), exchange.call.stops, exchange.began)
+        call, (prompt, nth) = exchange.call, divmod(index, exchange.call.n)
+        echo = echoed(self._engine, call.prompts[prompt]) if call.telling.echo else ""
+        reading = Reading(call.stops, call.telling.special, echo)
+        exchange.booking.begun()
+        return Generation(self._around, choice(exchange.requests[prompt], nth), reading, exchange.began)
 
     def _frame(self, exchange: "_Exchange") -> wire.Answer:
         kind, asked_id = exchange.call.kind, exchange.http.headers.get("X-Request-Id", "")
@@ -196,17 +226,10 @@ class Server:
             spell=lambda token: self._engine.decode([token], special=True),
             scored=exchange.call.sampling.logprobs is not None,
             dropped=exchange.dropped,
+            prompt_ids=(lambda index: exchange.requests[index // exchange.call.n].prompt)
+            if exchange.call.telling.token_ids
+            else None,
         )
-
-    def _check_queue(self) -> None:
-        waiting = self._engine.load().waiting
-        if waiting < self._config.max_queue:
-            return
-        # Who waits now leaves as fast as others have ended lately.
-        rate = self._stats.rate("answers", MINUTE_S, _now())
-        seconds = min(MINUTE_S, max(1, round(waiting / rate) if rate else 1))
-        message = f"{waiting} requests wait already, and {self._config.max_queue} may. Try again in {seconds} s, or elsewhere."
-        raise ApiError(503, message, code="queue_full", retry_after_s=seconds)
 
     def _check_template(self, prompt: Prompt) -> None:
         if prompt.template.text is not None and not self._config.trust_templates:
@@ -218,12 +241,13 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """One request, prepared. `began` is when it came."""
+    """One request of a client, prepared: the engine's requests, one a prompt. `began` is when it came."""
 
     http: web.Request
     call: Call
-    request: Request
+    requests: Items[Request]
     dropped: int
+    booking: Booking
     began: float
 
 
@@ -234,15 +258,20 @@ def _headers(exchange: _Exchange, scores: bool) -> dict[str, str]:
 
 
 async def _whole(choices: Choices, answer: wire.Answer, headers: dict[str, str]) -> web.Response:
-    texts: list[list[str]] = [[] for _ in range(choices.n)]
-    scores: list[list[Placed]] = [[] for _ in range(choices.n)]
-    ends = [wire.Piece("")] * choices.n
+    texts: list[list[str]] = [[] for _ in range(choices.count)]
+    tokens: list[list[int]] = [[] for _ in range(choices.count)]
+    scores: list[list[Placed]] = [[] for _ in range(choices.count)]
+    ends = [wire.Piece("")] * choices.count
     async with aclosing(choices.pieces()) as pieces:
         async for index, piece in pieces:
             texts[index].append(piece.text)
+            tokens[index] += piece.tokens
             scores[index] += piece.scores
             ends[index] = piece
-    whole = [replace(end, text="".join(text), scores=score) for end, text, score in zip(ends, texts, scores, strict=True)]
+    whole = [
+        replace(end, text="".join(text), tokens=ids, scores=score)
+        for end, text, ids, score in zip(ends, texts, tokens, scores, strict=True)
+    ]
     return web.Response(body=answer.whole(whole, choices.usage()), content_type="application/json", headers=headers)
 
 

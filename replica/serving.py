@@ -21,6 +21,7 @@ from replica.engine import Engine, SetupError
 from replica.server import ServerConfig, create_app
 
 Sleep = Callable[[float], Coroutine[Any, Any, object]]
+BACKLOG = 4096  # connections that the kernel holds for us; one too many is not refused but hangs for seconds
 SHUTDOWN_S = 2.0  # how long open streams may go on after SIGTERM; a gateway drains a replica before it stops it
 
 
@@ -73,7 +74,7 @@ async def _live(station: Station, stop: asyncio.Event, say: Callable[[str], None
         stack.callback(station.resources.close)
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
-        site = web.SockSite(runner, station.listener)
+        site = web.SockSite(runner, station.listener, backlog=BACKLOG)
         await site.start()
         name = f"replica {station.model} ({station.engine.info.kind})"
         url = _url(station.listener)

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from replica.engine import Grammar
-from replica.fields import ApiError, flag, kind_of
+from replica.fields import ApiError, kind_of
 
 FIELDS = ("response_format", "guided_json", "guided_choice", "guided_regex", "structured_outputs")
 _KINDS = ("json", "choice", "regex")
@@ -17,8 +17,9 @@ def grammar_of(body: Mapping[str, Any]) -> Grammar | None:
     found = [grammar for grammar in (_format(body), *_guided(body)) if grammar is not None]
     if len(found) > 1:
         raise ApiError(400, f"Only one shape per request: send one of {', '.join(FIELDS)}.", "response_format")
-    if found and flag(body, "ignore_eos"):
-        raise ApiError(400, "A shape says where the answer ends: leave out ignore_eos.", "ignore_eos")
+    for name in ("ignore_eos", "min_tokens"):
+        if found and body.get(name):
+            raise ApiError(400, f"A shape says where the answer ends: leave out {name}.", name)
     return found[0] if found else None
 
 

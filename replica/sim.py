@@ -161,9 +161,9 @@ class SimEngine:
         """O(prompt + answer)."""
         sequence = Sequence(request, self._cancel)
         tokens, ends_itself = sim_text.answer(
-            request.prompt, request.max_tokens, endless=request.ignore_eos, seed=_seed(request)
+            request.prompt, request.max_tokens, endless=request.ignore_eos, least=request.min_tokens, seed=_seed(request)
         )
-        cut = next((at for at, token in enumerate(tokens) if token in request.stop_tokens), None)
+        cut = next((at for at in range(request.min_tokens, len(tokens)) if tokens[at] in request.stop_tokens), None)
         if cut is not None:
             del tokens[cut + 1 :]
         now, fate, prefix = self._now(), next(self._fates), Prefix(request.prompt, self._cache.size, request.scope)

@@ -62,8 +62,8 @@ def decode(tokens: list[int]) -> str:
     return "".join(_PIECES.get(token, "\ufffd") for token in tokens)
 
 
-def answer(prompt: Items[int], max_tokens: int, *, endless: bool, seed: int = 0) -> tuple[list[int], bool]:
-    """The answer's tokens, and whether it ended by itself: after 48 tokens on average, unless it is endless.
+def answer(prompt: Items[int], max_tokens: int, *, endless: bool, least: int = 0, seed: int = 0) -> tuple[list[int], bool]:
+    """The answer's tokens, and whether it ended by itself: after 48 tokens on average, `least` at least, unless it is endless.
 
     O(prompt + answer).
     """
@@ -74,7 +74,7 @@ def answer(prompt: Items[int], max_tokens: int, *, endless: bool, seed: int = 0)
         token = words[_draw(state, b"word") % len(words)]
         tokens.append(token)
         state, words = zlib.crc32(array("I", [token]), state), _NEXT
-        if not endless and _draw(state, b"end") % MEAN_ANSWER_TOKENS == 0:
+        if not endless and len(tokens) >= least and _draw(state, b"end") % MEAN_ANSWER_TOKENS == 0:
             return tokens, True
     return tokens, False
 

@@ -6,10 +6,12 @@ later is said in the stream. A client that takes no bytes for too long is left, 
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 from aiohttp import web
 
 from replica import wire
+from replica.calls import UsageWish
 from replica.engine import EngineError
 from replica.fields import ApiError
 from replica.generation import Choices
@@ -52,24 +54,26 @@ class Outlet:
             self._stats.phase("send", self._waited_s, _now())
 
 
-async def stream(choices: Choices, answer: wire.Answer, outlet: Outlet, include_usage: bool) -> web.StreamResponse:
+async def stream(choices: Choices, answer: wire.Answer, outlet: Outlet, usage: UsageWish) -> web.StreamResponse:
     """Write all of an answer. Raises EngineError as long as nothing has been written."""
     out = b""
     begun: set[int] = set()
-    left = choices.n
+    left = choices.count
     try:
         async with aclosing(choices.pieces()) as pieces:
             async for index, piece in pieces:
-                if index not in begun:
+                so_far = choices.usage_of(index) if usage == "each" else None
+                first = index not in begun
+                if first:
                     begun.add(index)
-                    out += answer.head(index)
-                if piece.text or piece.scores or piece.finish is not None:
-                    out += answer.piece(index, piece)
+                    out += answer.head(index, so_far and replace(so_far, completion_tokens=0))
+                if piece.text or piece.scores or piece.finish is not None or (piece.tokens and answer.prompt_ids):
+                    out += answer.piece(index, piece, so_far, first)
                 left -= piece.finish is not None
                 if left and (out or not outlet.opened):
                     await outlet.write(out)
                     out = b""
-        if include_usage:
+        if usage != "none":
             out += answer.usage(choices.usage())
     except EngineError as error:
         if not outlet.opened:

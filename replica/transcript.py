@@ -22,10 +22,14 @@ class Placed:
 
 
 class Transcript:
-    """`push` each step, then `finish` once, unless a stop string was `matched`. O(tokens)."""
+    """`push` each step, then `finish` once, unless a stop string was `matched`. O(tokens).
 
-    def __init__(self, decode: Callable[[list[int]], str], stops: tuple[str, ...]) -> None:
+    In the text of the first `min_tokens` tokens no stop string is looked for.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], stops: tuple[str, ...], min_tokens: int = 0) -> None:
         self._detokenizer, self._stops = Detokenizer(decode), StopStrings(stops)
+        self._free = min_tokens if stops else 0  # so many tokens more cannot end the answer
         self._decoded = self._sent = 0  # characters
         self._scores: deque[Placed] = deque()
 
@@ -37,11 +41,12 @@ class Transcript:
     def push(self, tokens: list[int], scores: Sequence[TokenScore] = ()) -> tuple[str, list[Placed]]:
         """`scores` are empty, or one a token; one more is that of an end token, which has no text."""
         if not scores:
-            return self._sends(self._stops.push(self._decode(tokens))), []
+            free, rest = tokens[: self._free], tokens[self._free :]
+            return self._text(free) + self._text(rest), []
         text = ""
         for token, score in zip(tokens, scores, strict=False):
             self._scores.append(Placed(self._decoded, score))
-            text += self._sends(self._stops.push(self._decode([token])))
+            text += self._text([token])
         self._scores.extend(Placed(self._decoded, score) for score in scores[len(tokens) :])
         return text, self._due()
 
@@ -56,6 +61,16 @@ class Transcript:
             due, self._scores = list(self._scores), deque()
             return text, due
         return self._sends(text), self._due()
+
+    def _text(self, tokens: list[int]) -> str:
+        """What may be sent of these tokens: all of them before the end of `min_tokens`, or all behind it."""
+        if not tokens:
+            return ""
+        text = self._decode(tokens)
+        if not self._free:
+            return self._sends(self._stops.push(text))
+        self._free -= len(tokens)
+        return self._sends(text)
 
     def _decode(self, tokens: list[int]) -> str:
         text = self._detokenizer.push(tokens)

@@ -1,6 +1,8 @@
 """The command as a user meets it: a process, its ready line, its mistakes in one line each."""
 
+import asyncio
 import json
+import resource
 import signal
 import socket
 import subprocess
@@ -65,6 +67,51 @@ def test_a_stream_that_is_open_does_not_keep_it_from_stopping(start: Start) -> N
         assert response.readline().startswith(b"data: ")
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
+
+
+class _Client(asyncio.Protocol):
+    """One connection, one request."""
+
+    def __init__(self) -> None:
+        self.got = bytearray()
+        self.over: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self.got += data
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.over.set_result(error)
+
+
+async def _crowd(url: str, count: int) -> list[bytes]:
+    """What so many connections that are open at once get, each for a request of its own."""
+    body = b'{"prompt": "Hi", "max_tokens": 9}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    loop, port = asyncio.get_running_loop(), int(url.rpartition(":")[2])
+    clients = await asyncio.gather(*(loop.create_connection(_Client, "127.0.0.1", port) for _ in range(count)))
+    for transport, _ in clients:
+        transport.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    await asyncio.gather(*(client.over for _, client in clients))
+    return [bytes(client.got) for _, client in clients]
+
+
+def test_thousands_who_come_at_once_are_all_answered(start: Start) -> None:
+    """10,000 were too; this many take two seconds."""
+    count = 3000
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most < count + 500:
+        pytest.skip("too few file descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    process = start("--engine", "sim", "--port", "0", "--max-queue", "100", "--speed", "100")
+    url = ready_url(process)
+    answers = asyncio.run(_crowd(url, count))
+    full = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503 ")]
+    assert all(b"\r\nRetry-After: " in answer for answer in full)
+    assert sum(answer.startswith(b"HTTP/1.1 200 ") for answer in answers) == count - len(full) >= 100
+    memory = Path(f"/proc/{process.pid}/status").read_text("utf-8")
+    assert int(memory.partition("VmHWM:")[2].split()[0]) < 300_000  # kB; 165,000 were seen with 10,000
+    with urllib.request.urlopen(url + "/health") as response:
+        assert response.status == 200
 
 
 def test_without_torch_a_real_model_is_refused_with_advice(start: Start) -> None:

@@ -230,7 +230,7 @@ async def test_when_its_thread_dies_everything_is_told_so(engine: ContinuousEngi
     def explode(*_: object) -> None:
         raise MemoryError("no memory left")
 
-    engine._manager.batch_processor.model_runner.compute_batch = explode
+    engine._manager.batch_processor.scheduler.schedule_batch = explode
     with pytest.raises(EngineError, match="no memory left"):
         await run(engine, Request([1, 2, 3], max_tokens=2))
     async with aiohttp.ClientSession() as http, http.get(url + "/health") as response:

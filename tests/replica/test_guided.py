@@ -13,13 +13,12 @@ pytest.importorskip("transformers")
 pytest.importorskip("llguidance")
 
 import torch
-from transformers import AutoTokenizer
 
 from replica.engine import Grammar, Request
 from replica.guided import Guide
 
 from .test_sampled import client
-from .tiny import VOCABULARY, answer, running, tiny_model
+from .tiny import answer, running, spoken_model
 
 __all__ = ["client"]  # a fixture; its model is the one below
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
@@ -27,12 +26,7 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a tokenizer that knows the end token."""
-    folder = tiny_model(tmp_path_factory.mktemp("tiny"))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"extra_special_tokens": [f"<|{at}|>" for at in range(len(tokenizer), VOCABULARY)]})
-    tokenizer.save_pretrained(folder)
-    return folder
+    return spoken_model(tmp_path_factory.mktemp("tiny"))  # a grammar has to know the end token
 
 
 async def made(client: openai.AsyncOpenAI, seed: int = 1, **extra: Any) -> Any:

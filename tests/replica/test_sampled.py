@@ -8,7 +8,6 @@ from typing import Any
 
 import openai
 import pytest
-from aiohttp import web
 
 from replica.engine import Request, Template
 
@@ -17,9 +16,7 @@ pytest.importorskip("transformers")
 
 import torch
 
-from replica.server import ServerConfig, create_app
-
-from .tiny import VOCABULARY, answer, recorded_scores, running, tiny_model
+from .tiny import VOCABULARY, answer, recorded_scores, running, serving, tiny_model
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 PROMPT = list(range(40, 60))
@@ -32,16 +29,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def client(model: Path) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with running(model) as engine:
-        app = create_app(engine, "tiny", ServerConfig(trust_templates=True))
-        app.cleanup_ctx.clear()  # the engine has a lifetime of its own
-        runner = web.AppRunner(app, handler_cancellation=True)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as asking:
-            yield asking
-        await runner.cleanup()
+    async with serving(model) as asking:
+        yield asking
 
 
 async def test_a_seed_gives_the_same_tokens_whatever_else_runs(model: Path) -> None:
@@ -138,6 +127,14 @@ async def test_a_template_of_the_request_and_its_variables(client: openai.AsyncO
     assert max(tokens["tokens"]) < VOCABULARY
     broken = await client._client.post(base + "tokenize", json=body | {"chat_template": "{{ nope("})
     assert broken.status_code == 400
+
+
+@pytest.mark.parametrize("name", ["return_tensors", "padding", "tokenizer_kwargs", "tools", "conversation", "kwargs"])
+async def test_what_is_not_the_templates_cannot_be_set_through_it(client: openai.AsyncOpenAI, name: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"may not set {name}"):
+        await client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "ab"}], extra_body={"chat_template_kwargs": {name: "pt"}}
+        )
 
 
 async def test_a_template_in_the_place_of_the_models_own(model: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from replica.calls import Call, Kind, parse
+from replica.calls import Call, Kind, Telling, parse
 from replica.engine import Sampling
 from replica.fields import ApiError
 from replica.prefix import Scope
@@ -56,7 +56,16 @@ def test_bodies_that_are_no_chat(raw: bytes, param: str | None, says: str) -> No
         ({"min_p": 1.5}, "min_p", "from 0 to 1"),
         ({"presence_penalty": 3}, "presence_penalty", "from -2 to 2"),
         ({"frequency_penalty": "a"}, "frequency_penalty", "from -2 to 2"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "from 0.01 to 10"),
+        ({"min_tokens": -1}, "min_tokens", "at least 0"),
+        ({"min_tokens": 1, "guided_regex": "a"}, "min_tokens", "leave out min_tokens"),
+        ({"ignore_eos": True, "guided_regex": "a"}, "ignore_eos", "leave out ignore_eos"),
+        ({"skip_special_tokens": 1}, "skip_special_tokens", "true or false"),
+        ({"return_token_ids": "yes"}, "return_token_ids", "true or false"),
+        ({"tool_choice": "required", "tools": [{}]}, "tool_choice", "cannot be forced"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "cannot be forced"),
+        ({"tool_choice": "auto"}, "tool_choice", "together with tools"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": 1}}, "continuous_usage_stats", "true or false"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "an object of token ids"),
         ({"logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100"),
         ({"top_logprobs": 2}, "top_logprobs", "only allowed together with logprobs"),
@@ -95,9 +104,21 @@ def test_prompts_that_are_wrong(prompt: Any) -> None:
         call("completion", prompt=prompt)
 
 
-def test_several_prompts_are_refused_with_advice() -> None:
-    with pytest.raises(ApiError, match="send them one by one"):
-        call("completion", prompt=["a", "b"])
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"suffix": ""}, "suffix", "not supported"),
+        ({"echo": 1}, "echo", "true or false"),
+        ({"echo": True, "logprobs": 0}, "echo", "no scores"),
+        ({"prompt": ["a", ""]}, "prompt", "none of them empty"),
+        ({"prompt": ["a", 1]}, "prompt", "none of them empty"),
+        ({"prompt": [[1], []]}, "prompt", "none of them empty"),
+    ],
+)
+def test_fields_of_completions_that_are_wrong(fields: dict[str, Any], param: str, says: str) -> None:
+    with pytest.raises(ApiError, match=says) as caught:
+        call("completion", **fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_another_model_is_not_found() -> None:
@@ -115,34 +136,54 @@ def test_whose_cache_and_for_how_long() -> None:
 def test_defaults() -> None:
     chat, completion = call(model="m"), call("completion")
     assert (chat.max_tokens, completion.max_tokens) == (None, 16)
-    assert (chat.sampling, chat.n, chat.stops, chat.stream) == (Sampling(), 1, (), False)
+    assert (chat.sampling, chat.n, chat.stops, chat.telling) == (Sampling(), 1, (), Telling())
     assert chat.ignored == ()
 
 
 def test_how_a_chat_prompt_ends() -> None:
-    assert call().prompt.tail == "answer"
-    assert call(add_generation_prompt=True, continue_final_message=False).prompt.tail == "answer"
-    assert call(add_generation_prompt=False).prompt.tail == "none"
-    assert call(continue_final_message=True).prompt.tail == "open"
-    assert call(continue_final_message=True, add_generation_prompt=False).prompt.tail == "open"
+    assert call().prompts[0].tail == "answer"
+    assert call(add_generation_prompt=True, continue_final_message=False).prompts[0].tail == "answer"
+    assert call(add_generation_prompt=False).prompts[0].tail == "none"
+    assert call(continue_final_message=True).prompts[0].tail == "open"
+    assert call(continue_final_message=True, add_generation_prompt=False).prompts[0].tail == "open"
 
 
 def test_prompts_in_all_their_forms() -> None:
-    assert call("completion", prompt="a b").prompt.text == "a b"
-    assert call("completion", prompt=["a b"]).prompt.text == "a b"
-    assert call("completion", prompt=[1, 2]).prompt.tokens == [1, 2]
-    assert call("completion", prompt=[[1, 2]]).prompt.tokens == [1, 2]
+    assert call("completion", prompt="a b").prompts[0].text == "a b"
+    assert call("completion", prompt=["a b"]).prompts[0].text == "a b"
+    assert call("completion", prompt=[1, 2]).prompts[0].tokens == [1, 2]
+    assert call("completion", prompt=[[1, 2]]).prompts[0].tokens == [1, 2]
+    assert [prompt.text for prompt in call("completion", prompt=["a", "b"]).prompts] == ["a", "b"]
+    assert [prompt.tokens for prompt in call("completion", prompt=[[1], [2, 3]]).prompts] == [[1], [2, 3]]
+
+
+def test_how_an_answer_is_told() -> None:
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    asked = call("completion", stream=True, stream_options=usage, echo=True, return_token_ids=True, skip_special_tokens=False)
+    assert asked.telling == Telling(stream=True, usage="each", echo=True, token_ids=True, special=True)
+    assert asked.ignored == ()
+    assert call(stream=True, stream_options={"include_usage": True}).telling.usage == "last"
+    assert call(stream=True, stream_options={"continuous_usage_stats": True}).telling.usage == "none"  # as in vLLM
+
+
+def test_tools_stay_in_the_prompt_whatever_the_choice() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for choice in ("auto", "none", None):
+        checked = call(tools=tools, tool_choice=choice)
+        assert checked.prompts[0].tools == tools
+        assert checked.ignored == ()
+    assert call(tool_choice="none").prompts[0].tools is None
 
 
 def test_messages_in_all_their_forms() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     checked = call(messages=[{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": []}])
-    assert checked.prompt.messages is not None
-    assert [message["content"] for message in checked.prompt.messages] == ["ab", ""]
+    assert checked.prompts[0].messages is not None
+    assert [message["content"] for message in checked.prompts[0].messages] == ["ab", ""]
 
 
 def test_what_is_not_honoured_is_named() -> None:
-    checked = call(presence_penalty=0.5, logit_bias={}, suffix="x", echo=True, min_tokens=0, unknown_field=1)
+    checked = call(presence_penalty=0.5, logit_bias={}, suffix="x", echo=True, prompt_logprobs=0, unknown_field=1)
     assert checked.ignored == ("echo", "suffix", "unknown_field")
     assert checked.scored == ("presence_penalty",)
     assert call("completion", messages=[1]).ignored == ("messages",)

@@ -5,13 +5,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import openai
 import torch
+from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from replica.blocks import Sink
 from replica.continuous import ContinuousConfig, ContinuousEngine
 from replica.engine import Request, Step
+from replica.server import ServerConfig, create_app
 
 VOCABULARY = 300
 
@@ -32,6 +35,15 @@ def tiny_model(folder: Path, seed: int = 0, kind: Any = LlamaForCausalLM, config
     return folder
 
 
+def spoken_model(folder: Path) -> Path:
+    """The same, with a tokenizer that has a special token for each of the model's that are no bytes, the end among them."""
+    tiny_model(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"extra_special_tokens": [f"<|{at}|>" for at in range(len(tokenizer), VOCABULARY)]})
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @asynccontextmanager
 async def running(model: Path, sinks: Sequence[Sink] = (), **options: Any) -> AsyncIterator[ContinuousEngine]:
     config = {"dtype": "float32", "kv_tokens": 1024, "block_size": 4, "max_batch": 4, "batch_tokens": 64, "threads": 1}
@@ -41,6 +53,21 @@ async def running(model: Path, sinks: Sequence[Sink] = (), **options: Any) -> As
         yield engine
     finally:
         await engine.close()
+
+
+@asynccontextmanager
+async def serving(model: Path, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's client of a server around such an engine."""
+    async with running(model, **options) as engine:
+        app = create_app(engine, "tiny", ServerConfig(trust_templates=True))
+        app.cleanup_ctx.clear()  # the engine has a lifetime of its own
+        runner = web.AppRunner(app, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as asking:
+            yield asking
+        await runner.cleanup()
 
 
 async def answer(engine: ContinuousEngine, request: Request) -> tuple[list[int], int]:
