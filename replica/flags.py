@@ -133,6 +133,35 @@ def _sim_flags(command: argparse.ArgumentParser) -> None:
         "slows; 0: neither disturbs the other (default: %(default)s)",
     )
     sim.add_argument(
+        "--step-ms",
+        type=_not_negative,
+        default=0.0,
+        metavar="MS",
+        help="what a step of prompts alone takes beside its tokens (default: 0)",
+    )
+    sim.add_argument(
+        "--context-ms",
+        type=_not_negative,
+        default=0.0,
+        metavar="MS",
+        help="a step takes so much longer for each 1000 tokens that its sequences have, cached ones too (default: 0)",
+    )
+    sim.add_argument(
+        "--attention-ms",
+        type=_not_negative,
+        default=0.0,
+        metavar="MS",
+        help="and for each million pairs of a token that it computes and one that this looks at (default: 0)",
+    )
+    sim.add_argument(
+        "--attention-dense",
+        type=_share,
+        default=0.0,
+        metavar="SHARE",
+        help="of --attention-ms, for the pairs of tokens that do not look at each other: 1 if the engine computes a dense mask "
+        "over the batch (default: 0)",
+    )
+    sim.add_argument(
         "--count",
         type=_positive_int,
         default=1,

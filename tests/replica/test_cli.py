@@ -14,7 +14,7 @@ import pytest
 from replica.cli import _chance, _server_config, _sim_config, main
 from replica.flags import parser
 from replica.server import ServerConfig
-from replica.sim import SimConfig
+from replica.sim_cost import SimConfig
 
 # None in sys.modules makes an import fail, as if the package were not installed.
 HIDE = "import sys; sys.modules |= dict.fromkeys({!r}); "
