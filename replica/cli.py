@@ -35,6 +35,10 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit status."""
+    if argv[:1] == ["fit"]:
+        from replica.fit import main as fit
+
+        return fit(argv[1:])
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("replica").setLevel(logging.INFO)

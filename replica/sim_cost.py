@@ -59,7 +59,11 @@ class Costs:
     dense_s: float
 
     def seconds(self, step: Step) -> float:
-        return sum(cost * amount for cost, amount in zip(astuple(self), step.amounts, strict=True))
+        return self.times(step.amounts)
+
+    def times(self, amounts: Iterable[float]) -> float:
+        costs: tuple[float, ...] = astuple(self)
+        return sum(cost * amount for cost, amount in zip(costs, amounts, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
