@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from math import gcd
 from statistics import median
 from typing import Any
@@ -34,6 +35,8 @@ LONG_S = 1.0  # prompts of many streams are not to take longer than this
 REPEATS = 3
 STEPS = 24  # of a stream, at least, that all are to share
 MOST_STREAMS = 32
+LEAST_S = 1e-6  # that a first token takes: what is taken off is a guess
+BEGUN = 8  # tokens of each stream, before a prompt joins them
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Answer:
         return self.times[0] - self.sent
 
     def gaps(self, since: float, until: float) -> list[float]:
-        return [end - begin for begin, end in zip(self.times, self.times[1:], strict=False) if begin >= since and end <= until]
+        return [end - begin for begin, end in pairwise(self.times) if begin >= since and end <= until]
 
 
 class Measurer:
@@ -139,7 +142,7 @@ class Measurer:
                 "can be told from another: start vLLM with --enable-prompt-tokens-details"
             )
         await self._ask(again, 8)
-        self._overhead_s = median([await self._round_trip() for _ in range(9)])
+        self._overhead_s = min([await self._round_trip() for _ in range(9)])
 
     async def _round_trip(self) -> float:
         began = time.perf_counter()
@@ -177,7 +180,10 @@ class Measurer:
 
     def _prefill(self, answers: Items[Answer]) -> Prefill:
         middle = sorted(answers, key=lambda answer: answer.ttft)[len(answers) // 2]
-        return Prefill(middle.prompt, middle.cached or 0, max(1e-6, middle.ttft - self._overhead_s))
+        return Prefill(middle.prompt, middle.cached or 0, self._first_s(middle))
+
+    def _first_s(self, answer: Answer) -> float:
+        return max(LEAST_S, answer.ttft - self._overhead_s)
 
     def _check_cached(self, cold: Answer, warm: Answer) -> None:
         if cold.prompt >= 2 * SHORT and not warm.cached:
@@ -226,25 +232,23 @@ class Measurer:
 
     async def _beside(self, batch: int, length: int, prompt: int) -> None:
         self._say(f"a new prompt of {prompt} tokens beside {batch} streams of {length}")
-        step = next(sample.seconds for sample in self._measured.decodes if sample.batch >= min(batch, 2))
+        # Streams that are not held up by the prompt must last longer than it takes.
+        step = max(sample.seconds for sample in self._measured.decodes if sample.batch <= batch)
         alone = max(sample.seconds for sample in self._measured.prefills)
-        texts, room = await self._cached_texts(batch, length), self._context - 2 * length
-        tokens = min(
-            room, 12 + STEPS + int(alone / step)
-        )  # if a prompt does not hold streams up, they must last longer than it
-        begun = asyncio.Event()
+        tokens = min(self._context - 2 * length, 2 * STEPS + int(alone / step))
+        texts, begun = await self._cached_texts(batch, length), asyncio.Event()
         streams = asyncio.create_task(self._streams(texts, tokens, begun))
         await asyncio.wait((streams, asyncio.create_task(begun.wait())), return_when=asyncio.FIRST_COMPLETED)
         answer, others = await self._ask(self._text(prompt), 2), await streams
-        # A stream's gap is long if it is by half longer than most were before.
-        before = median(gap for other in others for gap in other.gaps(0, answer.sent))
-        pairs = zip(others[0].times, others[0].times[1:], strict=False)
-        during = [end - begin for begin, end in pairs if end > answer.sent and begin + end < 2 * answer.times[0]]
-        if others[0].times[-1] < answer.times[0]:
-            return  # the streams were over before the prompt was
-        context = round(median(other.prompt for other in others)) + STEPS // 2
-        seconds, longer = max(1e-6, answer.ttft - self._overhead_s), sum(gap > 1.5 * before for gap in during)
-        self._measured.besides.append(Beside(answer.prompt, batch, context, seconds, longer))
+        if any(other.times[-1] < answer.times[0] for other in others):
+            return  # the prompt was not beside them to its end
+        usual = median(gap for other in others for gap in other.gaps(0, answer.sent))
+        during = [
+            end - begin for begin, end in pairwise(others[0].times) if end > answer.sent and begin + end < 2 * answer.times[0]
+        ]
+        longer = sum(gap > 1.5 * usual for gap in during)
+        context = round(median(other.prompt for other in others)) + BEGUN
+        self._measured.besides.append(Beside(answer.prompt, batch, context, self._first_s(answer), longer))
 
     # -- requests
 
@@ -261,7 +265,7 @@ class Measurer:
 
         def came(index: int) -> None:
             counts[index] += 1
-            if begun is not None and len(counts) == len(texts) and min(counts.values()) >= 8:
+            if begun is not None and len(counts) == len(texts) and min(counts.values()) >= BEGUN:
                 begun.set()
 
         answers = await asyncio.gather(*(self._ask(text, tokens, partial(came, index)) for index, text in enumerate(texts)))
@@ -279,7 +283,7 @@ class Measurer:
         times, usage, sent = list[float](), None, time.perf_counter()
         async with self._http.post(f"{self._url}/v1/completions", json=body) as response:
             if response.status != 200:
-                raise SetupError(f"{self._url}/v1/completions answered {response.status}: {(await response.text())[:300]}")
+                raise SetupError(f"{self._url}/v1/completions answered {response.status}: {_line(await response.text())}")
             async for event in _events(response.content):
                 if "error" in event:
                     raise SetupError(f"{self._url} broke an answer off: {event['error']}")
@@ -307,6 +311,10 @@ async def _events(lines: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
     async for line in lines:
         if line.startswith(b"data:") and b"[DONE]" not in line[:14]:
             yield json.loads(line[5:])
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]
 
 
 def _step(answer: Answer, since: float, until: float) -> float:
