@@ -117,9 +117,9 @@ class Measurer:
         try:
             async with aiohttp.ClientSession(connector=connections, timeout=timeout) as self._http:
                 await self._get_to_know()
-                texts = await self._prefills()
-                await self._decodes(texts)
-                await self._besides(texts)
+                cold = await self._prefills()
+                await self._decodes(cold)
+                await self._besides(cold)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise SetupError(f"{self._url} does not answer: {error or type(error).__name__}") from error
         return self._measured
@@ -158,25 +158,34 @@ class Measurer:
 
     # -- what is measured
 
-    async def _prefills(self) -> list[tuple[str, Answer]]:
-        """Prompts that are new, and again; returns the last one of each length."""
-        length, texts, slowest = SHORT, list[tuple[str, Answer]](), 0.0
-        while length < self._context * 0.9 and slowest < LONGEST_S:
-            self._say(f"new prompts of {length} tokens, and again")
-            cold, warm = list[Answer](), list[Answer]()
-            for _ in range(REPEATS):
-                text = self._text(length)
-                cold.append(await self._ask(text, 2))
-                warm += [await self._ask(text, 2), await self._ask(f"{text} {self._text(SHORT // 2)}", 2)]
-            self._check_cached(cold[-1], warm[-2])
-            slowest = max(answer.ttft for answer in cold)
-            texts.append((text, cold[-1]))
-            for answers in (cold, warm[::2], warm[1::2]):
-                self._measured.prefills.append(self._prefill(answers))
+    async def _prefills(self) -> dict[int, Answer]:
+        """Prompts that are new, and again, and with something behind them; returns one new one of each length.
+
+        All lengths in turn, and that REPEATS times: who disturbs one measurement of a length is gone at the next.
+        """
+        taken = dict[int, list[tuple[Answer, Answer, Answer]]]()
+        length = SHORT
+        while length < self._context * 0.9 and (length == SHORT or taken[length // 2][0][0].ttft < LONGEST_S):
+            taken[length] = [await self._new_and_again(length)]
             length *= 2
+        for _ in range(1, REPEATS):
+            for length, times in taken.items():
+                times.append(await self._new_and_again(length))
+        for times in taken.values():
+            self._measured.prefills += [self._prefill(answers) for answers in zip(*times, strict=True)]
         hits = [sample.cached for sample in self._measured.prefills if sample.cached]
         self._measured.block_size = self._measured.block_size or gcd(*hits)
-        return texts
+        return {length: times[0][0] for length, times in taken.items()}
+
+    async def _new_and_again(self, length: int) -> tuple[Answer, Answer, Answer]:
+        self._say(f"a new prompt of {length} tokens, and again")
+        text = self._text(length)
+        cold, warm = await self._ask(text, 2), await self._ask(text, 2)
+        if cold.prompt >= 2 * SHORT and not warm.cached:
+            raise SetupError(
+                f"{self._url} had none of {warm.prompt} tokens cached when they came again: its prefix cache is off"
+            )
+        return cold, warm, await self._ask(f"{text} {self._text(SHORT // 2)}", 2)
 
     def _prefill(self, answers: Items[Answer]) -> Prefill:
         middle = sorted(answers, key=lambda answer: answer.ttft)[len(answers) // 2]
@@ -185,25 +194,19 @@ class Measurer:
     def _first_s(self, answer: Answer) -> float:
         return max(LEAST_S, answer.ttft - self._overhead_s)
 
-    def _check_cached(self, cold: Answer, warm: Answer) -> None:
-        if cold.prompt >= 2 * SHORT and not warm.cached:
-            raise SetupError(
-                f"{self._url} had none of {warm.prompt} tokens cached when they came again: its prefix cache is off"
-            )
-
-    async def _decodes(self, texts: list[tuple[str, Answer]]) -> None:
+    async def _decodes(self, cold: dict[int, Answer]) -> None:
         """Streams beside each other: short ones, more and more; some long ones."""
         batch = 1
         while batch <= MOST_STREAMS and self._measured.max_batch is None:
             await self._decode(batch, SHORT)
             batch *= 2
-        long = self._long(texts)
-        for batch, length in ((1, long), (2, long), (4, long), (8, long), (1, texts[-1][1].prompt)):
+        long = self._long(cold)
+        for batch, length in ((1, long), (2, long), (4, long), (8, long), (1, max(cold))):
             if batch <= (self._measured.max_batch or batch) and batch * length <= (self._measured.kv_tokens or 1 << 30) // 2:
                 await self._decode(batch, length)
 
-    def _long(self, texts: list[tuple[str, Answer]]) -> int:
-        return max((answer.prompt for _, answer in texts if answer.ttft < LONG_S), default=SHORT)
+    def _long(self, cold: dict[int, Answer]) -> int:
+        return max((length for length, answer in cold.items() if answer.ttft < LONG_S), default=SHORT)
 
     async def _decode(self, batch: int, length: int) -> None:
         self._say(f"{batch} streams at once, {length} tokens each")
@@ -216,10 +219,10 @@ class Measurer:
         context = round(median(answer.prompt + answer.tokens / 2 for answer in answers))
         self._measured.decodes.append(Decode(batch, context, median(gaps)))
 
-    async def _besides(self, texts: list[tuple[str, Answer]]) -> None:
+    async def _besides(self, cold: dict[int, Answer]) -> None:
         """Two long prompts, beside a short stream each; some shorter ones beside more streams. None is some round chunks and a
         few tokens long: the step of these few would not be seen."""
-        longest, long = texts[-1][1].prompt, self._long(texts)
+        longest, long = max(cold), self._long(cold)
         plan = [
             (1, SHORT, longest * 15 // 16),
             (1, SHORT, longest * 11 // 16),

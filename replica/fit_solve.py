@@ -2,8 +2,8 @@
 
 Theory of operation. The size of the prefill chunk comes first: a prompt beside a stream makes as many of the stream's gaps long
 as it has chunks. With it the steps of each measurement are known, and its time is the sum of their amounts times costs
-that are the same everywhere: linear equations, of which the squares of the relative errors are made least, with no cost
-below zero.
+that are the same everywhere: linear equations, of which the relative errors are made least, with no cost below zero.
+Engines have steps that are not like this, and machines have other work: what does not fit counts less.
 """
 
 from collections.abc import Sequence as Items
@@ -13,7 +13,8 @@ from replica.engine import SetupError
 from replica.fit_measure import Beside, Decode, Measured, Prefill
 from replica.sim_cost import Costs, SimConfig, Step
 
-SWEEPS = 20_000
+SWEEPS, ROUNDS = 20_000, 4
+OUTLIER = 0.05  # a relative error from which on a measurement counts less
 LEAST_S = 1e-9  # of a prompt's token and of a step: a rate has to be a number
 
 
@@ -126,33 +127,43 @@ def _sum(steps: Items[Step]) -> tuple[float, ...]:
 
 def _costs(rows: Items[_Row]) -> Costs:
     """Pairs that nobody needs cost at most what the others do: if they seem to cost more, all cost the same."""
-    amounts = [row.amounts for row in rows]
-    costs = Costs(*_least_squares(amounts, [row.seconds for row in rows]))
+    amounts, seconds = [row.amounts for row in rows], [row.seconds for row in rows]
+    costs = Costs(*_fitted(amounts, seconds))
     if costs.dense_s > costs.pair_s:
-        together = [(*row[:-2], row[-2] + row[-1]) for row in amounts]
-        found = _least_squares(together, [row.seconds for row in rows])
+        found = _fitted([(*row[:-2], row[-2] + row[-1]) for row in amounts], seconds)
         costs = Costs(*found, *found[-1:])
     if costs.decode_s < LEAST_S:
         raise SetupError("decoding seems to take no time at all: its streams came in one piece, so nothing can be fitted")
     return costs
 
 
-def _least_squares(rows: Items[tuple[float, ...]], seconds: Items[float]) -> list[float]:
-    """Costs >= 0 with the least sum of squared relative errors; by coordinate descent, each cost in turn. O(SWEEPS)."""
-    relative = [tuple(amount / second for amount in row) for row, second in zip(rows, seconds, strict=True)]
-    columns = list(zip(*relative, strict=True))
+def _fitted(rows: Items[tuple[float, ...]], seconds: Items[float]) -> list[float]:
+    """Costs >= 0 with the least relative errors: squares, but that large ones count by their size alone (OUTLIER and more)."""
+    weights, costs = [1.0] * len(rows), list[float]()
+    for _ in range(ROUNDS):
+        scaled = [weight / second for weight, second in zip(weights, seconds, strict=True)]
+        weighted = [tuple(amount * scale for amount in row) for row, scale in zip(rows, scaled, strict=True)]
+        costs = _least_squares(weighted, weights)
+        found = [sum(cost * amount for cost, amount in zip(costs, row, strict=True)) for row in rows]
+        errors = [abs(value / second - 1) for value, second in zip(found, seconds, strict=True)]
+        weights = [(OUTLIER / max(OUTLIER, error)) ** 0.5 for error in errors]
+    return costs
+
+
+def _least_squares(rows: Items[tuple[float, ...]], wanted: Items[float]) -> list[float]:
+    """What is >= 0 and comes nearest; by coordinate descent, each in turn. O(SWEEPS)."""
+    columns = list(zip(*rows, strict=True))
     scales = [max(*column, LEAST_S) for column in columns]
     columns = [tuple(value / scale for value in column) for column, scale in zip(columns, scales, strict=True)]
     gram = [[sum(a * b for a, b in zip(one, other, strict=True)) for other in columns] for one in columns]
-    wanted = [sum(column) for column in columns]  # every row's right side is 1
+    right = [sum(a * b for a, b in zip(column, wanted, strict=True)) for column in columns]
     found = [0.0] * len(columns)
     for _ in range(SWEEPS):
         moved = 0.0
         for at, row in enumerate(gram):
-            if not row[at]:
-                continue
-            better = max(0.0, found[at] + (wanted[at] - sum(a * b for a, b in zip(row, found, strict=True))) / row[at])
-            moved, found[at] = max(moved, abs(better - found[at])), better
+            if row[at]:
+                better = max(0.0, found[at] + (right[at] - sum(a * b for a, b in zip(row, found, strict=True))) / row[at])
+                moved, found[at] = max(moved, abs(better - found[at])), better
         if moved < 1e-12:
             break
     return [value / scale for value, scale in zip(found, scales, strict=True)]

@@ -44,7 +44,7 @@ def test_a_simulated_replica_is_measured_from_end_to_end(capsys: pytest.CaptureF
     assert command[:2] == ["warmroute", "replica"]
     options = parser().parse_args(command[2:])
     assert (options.engine, options.kv_tokens, options.block_size, options.max_batch) == ("sim", 1600, 16, 4)
-    assert "new prompts of 64 tokens, and again" in told
+    assert "a new prompt of 64 tokens, and again" in told
 
 
 USAGE: Mapping[str, Any] = MappingProxyType(

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,17 @@ def test_noise_is_averaged_out_and_no_cost_is_below_zero() -> None:
     assert fit.config.attention_s == pytest.approx(config.attention_s, rel=0.2)
     assert fit.config.attention_dense <= 1
     assert min(fit.config.context_s, fit.config.step_s, fit.config.decode_slowdown) >= 0
+
+
+def test_a_measurement_that_was_disturbed_changes_little() -> None:
+    config = costing(decode_slowdown=0.03, step_s=0.03, context_s=1e-5, attention_s=1e-6, attention_dense=1.0)
+    found = measured(config)
+    found.prefills[0] = replace(found.prefills[0], seconds=4 * found.prefills[0].seconds)
+    found.decodes[7] = replace(found.decodes[7], seconds=2 * found.decodes[7].seconds)
+    fit = solve(found)
+    assert fit.config.prefill_rate == pytest.approx(config.prefill_rate, rel=0.05)
+    assert fit.config.step_s == pytest.approx(config.step_s, rel=0.1)
+    assert fit.config.attention_s == pytest.approx(config.attention_s, rel=0.05)
 
 
 @pytest.mark.parametrize(
