@@ -112,7 +112,7 @@ def run(real: str, twin: tuple[str, Process], trace: str, load: float, arrivals:
 
 def traces(seed: int) -> Iterator[tuple[str, list[Arrival]]]:
     if (TRACES / MOONCAKE).exists():
-        yield "Mooncake, a 24th of the conversations, 16 times smaller", mooncake(TRACES / MOONCAKE, seed)
+        yield "Mooncake, a 16th of the conversations, 32 times smaller", mooncake(TRACES / MOONCAKE, seed)
     yield "gen:chat, smaller", chat(seed)
 
 

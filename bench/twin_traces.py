@@ -29,14 +29,14 @@ CHAT = Chat(
     hours=2.0,
     users=24,
     systems=3,
-    system=320,
+    system=160,
     turns=5.0,
-    message=Lengths(160, 1.0, 1200),
-    output=Lengths(32, 0.8, 160),
+    message=Lengths(80, 0.8, 400),
+    output=Lengths(24, 0.8, 100),
     pause_s=20.0,
 )
 TOKEN_S = 0.04  # of an answer, when the generator's users wait for theirs
-SMALLER, MOST, EVERY = 16, 3000, 24  # Mooncake: lengths are divided, longer prompts left out, one conversation in so many stays
+SMALLER, MOST, EVERY = 32, 1200, 16  # Mooncake: lengths are divided, longer prompts left out, one conversation in so many stays
 
 
 class Arrival(NamedTuple):
@@ -114,8 +114,9 @@ class VirtualClock:
                 yield when - self.now
                 self.now = when
                 timer.callback(*timer.args)
-        yield until - self.now
-        self.now = until
+        if until < math.inf:
+            yield until - self.now
+            self.now = until
 
 
 class _Timer:
@@ -128,14 +129,14 @@ class _Timer:
 
 
 def busy_share(config: SimConfig, arrivals: list[Arrival]) -> float:
-    """Of the time up to the last arrival, that in which the simulated engine has something to do."""
-    clock = VirtualClock()
-    engine, busy = SimEngine(config, clock), 0.0
-    for arrival in arrivals:
-        for passed in clock.advance(arrival.at):
-            load = engine.load()
-            busy += passed if load.running + load.waiting else 0.0
-        engine.submit(Request(arrival.prompt, arrival.output, ignore_eos=True))
+    """Of the time up to the last answer, that in which the simulated engine has something to do."""
+    clock, busy = VirtualClock(), 0.0
+    engine = SimEngine(config, clock)
+    for arrival in [*arrivals, None]:
+        for passed in clock.advance(arrival.at if arrival else math.inf):
+            busy += passed if engine.load().running else 0.0
+        if arrival:
+            engine.submit(Request(arrival.prompt, arrival.output, ignore_eos=True))
     return busy / clock.now
 
 
