@@ -36,6 +36,7 @@ from replica.fit_solve import solve
 
 TRACES = Path(os.environ.get("WARMROUTE_TRACES") or Path(__file__).parents[2] / "shared" / "traces")
 MOONCAKE = "mooncake_conversation.jsonl.gz"
+HALF_S = 1800.0
 REAL = ["replica", "--threads", "1", "--port", "0"]
 
 
@@ -112,7 +113,9 @@ def run(real: str, twin: tuple[str, Process], trace: str, load: float, arrivals:
 
 def traces(seed: int) -> Iterator[tuple[str, list[Arrival]]]:
     if (TRACES / MOONCAKE).exists():
-        yield "Mooncake, a 16th of the conversations, 32 times smaller", mooncake(TRACES / MOONCAKE, seed)
+        recorded = mooncake(TRACES / MOONCAKE, seed)
+        yield "Mooncake, a 16th of the conversations, 32 times smaller", recorded
+        yield "the same, from the 31st minute on", [arrival for arrival in recorded if arrival.at >= HALF_S]
     yield "gen:chat, smaller", chat(seed)
 
 

@@ -125,23 +125,25 @@ class Measurer:
         return self._measured
 
     async def _get_to_know(self) -> None:
-        """Its model, its context, what its metrics tell of its cache; tokens and seconds that a request has by itself."""
-        models = json.loads(await self._get("/v1/models"))["data"]
-        entry = next((model for model in models if self._model in (None, model["id"])), None)
-        if entry is None:
-            raise SetupError(f"{self._url} does not serve {self._model!r}: it has {', '.join(model['id'] for model in models)}")
-        self._model, self._context = entry["id"], entry.get("max_model_len") or 4096
+        """Its model, context and cache; how many tokens a word has, and the seconds of a request without work."""
+        page = await self._get("/v1/models")
+        try:
+            models = {model["id"]: model.get("max_model_len") for model in json.loads(page)["data"]}
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise SetupError(f"{self._url}/v1/models is not as OpenAI's: {_line(page)}") from None
+        self._model = self._model or next(iter(models), None)
+        if self._model not in models:
+            raise SetupError(f"{self._url} does not serve {self._model!r}: it has {', '.join(models) or 'no model'}")
+        self._context = models[self._model] or 4096
         self._read_metrics(await self._get("/metrics", optional=True))
         self._say(f"{self._model}: up to {self._context} tokens")
-        text, again = self._text(SHORT), self._text(SHORT)
-        first = await self._ask(text, 8)
-        self._tokens_per_word = first.prompt / SHORT
-        if (await self._ask(text, 8)).cached is None:
+        text = self._text(SHORT)
+        self._tokens_per_word = (await self._ask(text, 2)).prompt / SHORT
+        if (await self._ask(text, 2)).cached is None:
             raise SetupError(
                 f"{self._url} does not report cached tokens (usage.prompt_tokens_details.cached_tokens), without which no cost "
                 "can be told from another: start vLLM with --enable-prompt-tokens-details"
             )
-        await self._ask(again, 8)
         self._overhead_s = min([await self._round_trip() for _ in range(9)])
 
     async def _round_trip(self) -> float:
@@ -213,6 +215,8 @@ class Measurer:
         answers = await self._streams(await self._cached_texts(batch, length), STEPS)
         begin, end = max(answer.times[0] for answer in answers), min(answer.times[-1] for answer in answers)
         gaps = [_step(answer, begin, end) for answer in answers if answer.gaps(begin, end)]
+        if not gaps and batch == 1:
+            raise SetupError(f"{self._url} sends its streams in one piece: the time of a token cannot be told")
         if not gaps:  # some waited until others were through
             self._measured.max_batch = _most_at_once(answers)
             return

@@ -57,10 +57,11 @@ class Server(BaseHTTPRequestHandler):
 
     usage: Mapping[str, Any] | None = USAGE
     status = 200
+    models = json.dumps({"data": [{"id": "m", "max_model_len": 2048}]})
 
     def do_GET(self) -> None:
         found = self.path == "/v1/models"
-        self._answer(200 if found else 404, json.dumps({"data": [{"id": "m", "max_model_len": 2048}]}))
+        self._answer(200 if found else 404, self.models)
 
     def do_POST(self) -> None:
         prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
@@ -101,6 +102,8 @@ def serving(**says: object) -> Iterator[str]:
             "does not report cached tokens .*--enable-prompt-tokens-details",
         ),
         ({"usage": None}, "sent no usage"),
+        ({"models": "<html>\nwelcome"}, "is not as OpenAI's: <html> welcome"),
+        ({"models": '{"data": []}'}, "it has no model"),
         ({"status": 503}, "answered 503"),
         ({"usage": USAGE}, "truncates: it took 64 tokens of a prompt of about 96"),
         ({"usage": USAGE | {"prompt_tokens": 4096}}, "had none of 128 tokens cached when they came again"),
