@@ -18,7 +18,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -28,15 +28,17 @@ import transformers
 from bench.cpu import cores, cpu_seconds, pinned
 from bench.machine import command, versions
 from bench.policies import REPORTS
-from bench.twin_traces import Arrival, at_load, chat, mooncake
+from bench.twin_traces import Arrival, at_load, chat, first_tokens, mooncake
 from gateway.demo.processes import Process, ready_url
 from replica.fit import command_of, errors_of, flags_of
 from replica.fit_measure import Measurer
 from replica.fit_solve import solve
+from replica.sim_cost import SimConfig
 
 TRACES = Path(os.environ.get("WARMROUTE_TRACES") or Path(__file__).parents[2] / "shared" / "traces")
 MOONCAKE = "mooncake_conversation.jsonl.gz"
 HALF_S = 1800.0
+SLIGHTLY = 0.03
 REAL = ["replica", "--threads", "1", "--port", "0"]
 
 
@@ -53,7 +55,8 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One trace at one load. twin_cpu: seconds that the twin's process worked."""
+    """One trace at one load. twin_cpu: seconds that the twin's process worked. faster, slower: seconds to the first token, on
+    average, of a twin whose costs are all SLIGHTLY less, or more."""
 
     trace: str
     load: float
@@ -61,6 +64,8 @@ class Run:
     real: list[Served]
     twin: list[Served]
     twin_cpu: float
+    faster: float
+    slower: float
 
 
 @contextmanager
@@ -105,10 +110,14 @@ async def _ask(http: aiohttp.ClientSession, url: str, arrival: Arrival) -> Serve
     return Served(arrival.at, first - sent, time.monotonic() - sent, usage["prompt_tokens"], cached)
 
 
-def run(real: str, twin: tuple[str, Process], trace: str, load: float, arrivals: list[Arrival]) -> Run:
+def run(real: str, twin: tuple[str, Process], config: SimConfig, name: tuple[str, float], arrivals: list[Arrival]) -> Run:
     cpu = cpu_seconds(twin[1].pid)
     ours, theirs = asyncio.run(replay((real, twin[0]), arrivals))
-    return Run(trace, load, arrivals[-1].at, ours, theirs, cpu_seconds(twin[1].pid) - cpu)
+    spent = cpu_seconds(twin[1].pid) - cpu
+    faster, slower = (
+        statistics.fmean(first_tokens(replace(config, speed=speed), arrivals)) for speed in (1 + SLIGHTLY, 1 - SLIGHTLY)
+    )
+    return Run(*name, arrivals[-1].at, ours, theirs, spent, faster, slower)
 
 
 def traces(seed: int) -> Iterator[tuple[str, list[Arrival]]]:
@@ -125,12 +134,14 @@ def report(fitted: str, errors: dict[str, float], runs: Sequence[Run], made_by: 
     yield (
         "SmolLM2-135M on one core and its simulated twin get the same requests at the same moments. TTFT in milliseconds: real,"
         " twin, and by how much the twin's is more. Load: of the time, in which the fitted engine would have something to do;"
-        " busy: in which the real one had.\n"
+        " busy: in which the real one had. The last column is what the twin's mean would be if it were a"
+        " little faster or slower, in virtual time: where these are far apart, the trace is at the edge of what the engine carries,"
+        " and chance decides.\n"
     )
     yield f"```\n{fitted}\n```\n"
     yield "Mean error of the fit: " + ", ".join(f"{kind} {error:.1%}" for kind, error in errors.items()) + ".\n"
-    yield "| trace | load | busy | requests | hits | TTFT mean | p50 | p90 | end to end, mean |"
-    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+    yield "| trace | load | busy | requests | hits | TTFT mean | p50 | p90 | end to end, mean | twin 3% faster, slower: mean |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     for one in runs:
         yield _line(one)
     share = sum(one.twin_cpu for one in runs) / sum(one.seconds for one in runs)
@@ -143,6 +154,7 @@ def _line(one: Run) -> str:
     cells.append(f"{_hits(one.real):.1%}, {_hits(one.twin):.1%}")
     cells += [_both(statistics.fmean(real), statistics.fmean(twin)), *(_both(_at(real, q), _at(twin, q)) for q in (0.5, 0.9))]
     cells.append(_both(statistics.fmean(s.e2e for s in one.real), statistics.fmean(s.e2e for s in one.twin)))
+    cells.append(f"{one.faster * 1000:.0f}, {one.slower * 1000:.0f}")
     return "| " + " | ".join(cells) + " |"
 
 
@@ -187,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runs = []
         for name, arrivals in traces(args.seed):
             for load in map(float, args.loads.split(",")):
-                runs.append(run(url, twin, name, load, at_load(fit.config, arrivals, load, args.seconds)))
+                runs.append(run(url, twin, fit.config, (name, load), at_load(fit.config, arrivals, load, args.seconds)))
                 print(_line(runs[-1]), flush=True)
     lines = report(command_of(flags), errors_of(fit), runs, command("bench.twin", arguments))
     (args.out / "twin.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from replica.engine import Request
+from replica.engine import Request, Sequence
 from replica.sim import SimEngine, Timer
 from replica.sim_cost import SimConfig
 from router.generators import BLOCK, Chat, Lengths
@@ -138,6 +138,28 @@ def busy_share(config: SimConfig, arrivals: list[Arrival]) -> float:
         if arrival:
             engine.submit(Request(arrival.prompt, arrival.output, ignore_eos=True))
     return busy / clock.now
+
+
+def first_tokens(config: SimConfig, arrivals: list[Arrival]) -> list[float]:
+    """Seconds to the first token of each, in virtual time."""
+    clock, found = VirtualClock(), [0.0] * len(arrivals)
+    engine, silent = SimEngine(config, clock), dict[int, Sequence]()
+
+    def listen() -> None:
+        for number, sequence in list(silent.items()):
+            if ", 0 not taken" not in repr(sequence):
+                found[number] = clock.now - arrivals[number].at
+                del silent[number]
+
+    for number, arrival in enumerate(arrivals):
+        for _ in clock.advance(arrival.at):
+            listen()
+        listen()
+        silent[number] = engine.submit(Request(arrival.prompt, arrival.output, ignore_eos=True))
+    for _ in clock.advance(math.inf):
+        listen()
+    listen()
+    return found
 
 
 def at_load(config: SimConfig, arrivals: list[Arrival], load: float, seconds: float) -> list[Arrival]:

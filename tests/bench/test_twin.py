@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.twin_traces import Arrival, at_load, busy_share, mooncake
+from bench.twin_traces import Arrival, at_load, busy_share, first_tokens, mooncake
 from replica.sim_cost import SimConfig
 
 
@@ -33,6 +33,7 @@ def test_a_trace_is_stretched_until_the_engine_is_busy_enough() -> None:
     config = SimConfig(prefill_rate=1000, decode_rate=100)
     even = [Arrival(float(at), [at] * 100, 11) for at in range(50)]
     assert busy_share(config, even) == pytest.approx(0.2, abs=0.01)  # 0.1 s for the prompt, ten steps of 10 ms
+    assert first_tokens(config, even) == pytest.approx([0.1] * 50)
     half = at_load(config, even, 0.5, 10)
     assert busy_share(config, half) == pytest.approx(0.5, abs=0.01)
     assert half[-1].at < 10
