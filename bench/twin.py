@@ -134,9 +134,9 @@ def report(fitted: str, errors: dict[str, float], runs: Sequence[Run], made_by: 
     yield (
         "SmolLM2-135M on one core and its simulated twin get the same requests at the same moments. TTFT in milliseconds: real,"
         " twin, and by how much the twin's is more. Load: of the time, in which the fitted engine would have something to do;"
-        " busy: in which the real one had. The last column is what the twin's mean would be if it were a"
-        " little faster or slower, in virtual time: where these are far apart, the trace is at the edge of what the engine carries,"
-        " and chance decides.\n"
+        " busy: in which the real one had. The last column is what the twin's mean would be if it were a little faster or"
+        " slower, in virtual time: where these are far apart, the trace is at the edge of what the engine carries, and chance"
+        " decides.\n"
     )
     yield f"```\n{fitted}\n```\n"
     yield "Mean error of the fit: " + ", ".join(f"{kind} {error:.1%}" for kind, error in errors.items()) + ".\n"
