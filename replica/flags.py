@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     _server_flags(command)
     _real_flags(command)
     _sim_flags(command)
+    _cost_flags(command)
     _fault_flags(command)
     _event_flags(command)
     return command
@@ -133,6 +134,20 @@ def _sim_flags(command: argparse.ArgumentParser) -> None:
         "slows; 0: neither disturbs the other (default: %(default)s)",
     )
     sim.add_argument(
+        "--count",
+        type=_positive_int,
+        default=1,
+        metavar="N",
+        help="so many replicas in this process, on PORT to PORT+N-1, or on any free ports (default: %(default)s)",
+    )
+    sim.add_argument(
+        "--speed", type=_positive, default=1.0, metavar="FACTOR", help="all simulated times are divided by it (default: 1)"
+    )
+
+
+def _cost_flags(command: argparse.ArgumentParser) -> None:
+    sim = command.add_argument_group("what steps cost, sim only (warmroute replica fit URL finds it out)")
+    sim.add_argument(
         "--step-ms",
         type=_not_negative,
         default=0.0,
@@ -160,16 +175,6 @@ def _sim_flags(command: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="of --attention-ms, for the pairs of tokens that do not look at each other: 1 if the engine computes a dense mask "
         "over the batch (default: 0)",
-    )
-    sim.add_argument(
-        "--count",
-        type=_positive_int,
-        default=1,
-        metavar="N",
-        help="so many replicas in this process, on PORT to PORT+N-1, or on any free ports (default: %(default)s)",
-    )
-    sim.add_argument(
-        "--speed", type=_positive, default=1.0, metavar="FACTOR", help="all simulated times are divided by it (default: 1)"
     )
 
 

@@ -13,20 +13,20 @@ from replica.sim_cost import SimConfig
 
 
 def test_recorded_blocks_become_the_same_tokens_and_the_rest_a_request_s_own(tmp_path: Path) -> None:
-    """Blocks of 512 tokens become 32; the conversation of block 25 is left out."""
+    """Blocks of 512 tokens become 16; the conversation of block 25 is left out."""
     rows = [
-        {"timestamp": 3000 * number, "input_length": length, "output_length": 32, "hash_ids": ids}
+        {"timestamp": 3000 * number, "input_length": length, "output_length": 64, "hash_ids": ids}
         for number, (length, ids) in enumerate(
-            [(1600, [0, 24, 7, 8]), (1600, [0, 24, 7, 9]), (1600, [0, 25, 7, 8]), (500, [0])]
+            [(1600, [0, 32, 7, 8]), (1600, [0, 32, 7, 9]), (1600, [0, 25, 7, 8]), (500, [0])]
         )
     ]
     file = tmp_path / "trace.jsonl.gz"
     file.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
     first, second = mooncake(file, seed=0)
     assert first.at < second.at
-    assert (len(first.prompt), first.output) == (100, 2)
-    assert first.prompt[:96] == second.prompt[:96]
-    assert first.prompt[96:] != second.prompt[96:]
+    assert (len(first.prompt), first.output) == (50, 2)
+    assert first.prompt[:48] == second.prompt[:48]
+    assert first.prompt[48:] != second.prompt[48:]
 
 
 def test_a_trace_is_stretched_until_the_engine_is_busy_enough() -> None:
