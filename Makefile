@@ -49,6 +49,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.streams
 	$(BIN)/python -m bench.workers
 	$(BIN)/python -m bench.evictions
+	$(BIN)/python -m bench.twin
 	$(BIN)/python -m bench.ablation
 	$(BIN)/python -m bench.unequal
 	$(BIN)/python -m bench.policies

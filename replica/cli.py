@@ -20,7 +20,8 @@ from replica.faults import FaultConfig, fates, lifetime
 from replica.flags import parser
 from replica.server import ServerConfig
 from replica.serving import Station, bind, serve
-from replica.sim import SimConfig, SimEngine
+from replica.sim import SimEngine
+from replica.sim_cost import SimConfig
 
 if TYPE_CHECKING:
     from replica.kv_events import KvEvents
@@ -34,6 +35,10 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit status."""
+    if argv[:1] == ["fit"]:
+        from replica.fit import main as fit
+
+        return fit(argv[1:])
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("replica").setLevel(logging.INFO)
@@ -136,6 +141,10 @@ def _sim_config(args: argparse.Namespace, kv_tokens: int, max_batch: int) -> Sim
         prefill_chunk=args.prefill_chunk,
         decode_slowdown=args.decode_slowdown,
         speed=args.speed,
+        step_s=args.step_ms / 1000,
+        context_s=args.context_ms / 1e6,
+        attention_s=args.attention_ms / 1e9,
+        attention_dense=args.attention_dense,
     )
 
 

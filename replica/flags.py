@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     _server_flags(command)
     _real_flags(command)
     _sim_flags(command)
+    _cost_flags(command)
     _fault_flags(command)
     _event_flags(command)
     return command
@@ -141,6 +142,39 @@ def _sim_flags(command: argparse.ArgumentParser) -> None:
     )
     sim.add_argument(
         "--speed", type=_positive, default=1.0, metavar="FACTOR", help="all simulated times are divided by it (default: 1)"
+    )
+
+
+def _cost_flags(command: argparse.ArgumentParser) -> None:
+    sim = command.add_argument_group("what steps cost, sim only (warmroute replica fit URL finds it out)")
+    sim.add_argument(
+        "--step-ms",
+        type=_not_negative,
+        default=0.0,
+        metavar="MS",
+        help="what a step of prompts alone takes beside its tokens (default: 0)",
+    )
+    sim.add_argument(
+        "--context-ms",
+        type=_not_negative,
+        default=0.0,
+        metavar="MS",
+        help="a step takes so much longer for each 1000 tokens that its sequences have, cached ones too (default: 0)",
+    )
+    sim.add_argument(
+        "--attention-ms",
+        type=_not_negative,
+        default=0.0,
+        metavar="MS",
+        help="and for each million pairs of a token that it computes and one that this looks at (default: 0)",
+    )
+    sim.add_argument(
+        "--attention-dense",
+        type=_share,
+        default=0.0,
+        metavar="SHARE",
+        help="of --attention-ms, for the pairs of tokens that do not look at each other: 1 if the engine computes a dense mask "
+        "over the batch (default: 0)",
     )
 
 

@@ -1,26 +1,26 @@
 """The simulated engine: a replica's timing and memory without its arithmetic.
 
-Theory of operation. Requests wait in one line. The first of the line starts when prefill is free, the batch has a
-place and its blocks fit into the cache; it then occupies prefill for (prompt tokens that are not cached) / prefill
-rate, and its blocks become cached when that is over. After its first token it decodes with all others: one clock
-ticks for the whole batch and gives each sequence the tokens that are due since its own first token, so hundreds of
-streams cost one timer.
+Theory of operation. Work is done in steps, one after the other without a gap; `sim_cost` says how long one takes. With a
+`prefill_chunk`, a step computes so many tokens of prompts, in the order of their coming, and a token of each sequence that
+decodes: so each slows the other. Without one there are two lanes that know nothing of each other: in one a step is a whole
+prompt, in the other a token of each sequence. A step takes in what is there when it begins, and all that it has computed
+is there at its end: blocks become cached, tokens go out. So a request waits for the end of the step that it meets.
 
-A decoding step takes 1 / decode rate, and for each further sequence the share `decode_slowdown` of it longer. With a
-`prefill_chunk`, prompts are computed chunk by chunk, and a step computes a chunk and a token of each sequence: it takes as
-long as both. So decoding slows prefill and prefill slows decoding; the blocks of a chunk are cached at its end. What is
-due follows from `progress`, the tokens that a sequence decoding all along would have: it grows by one a step, and is
-settled whenever the length of a step changes.
+The first of the line starts when a step has tokens to spare, the batch has a place and its blocks fit into the cache.
+
+One timer wakes the engine at the end of the next step. If it comes late, the steps that are over by then are done in their
+order, each at its own time. Steps shorter than a timer is worth are taken several at once.
 
 Time comes from the clock (the event loop, or a test's), chance from `fates`: the same requests at the same times give
 the same answers at the same times.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from replica import sim_text
@@ -28,8 +28,9 @@ from replica.blocks import BlockLedger, CacheCounts, Lease, Sink
 from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, Tail, Template
 from replica.faults import BREAK, ERROR, Fate, no_fates
 from replica.prefix import Prefix
+from replica.sim_cost import SimConfig, Step
 
-MIN_TICK_S = 0.002  # above 500 tokens/s a tick gives several tokens: timers finer than this cost more than they show
+MIN_TICK_S = 0.002  # decoding steps shorter than this are taken together: finer timers cost more than they show
 
 
 class Timer(Protocol):
@@ -44,21 +45,6 @@ class Clock(Protocol):
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer: ...
 
 
-@dataclass(frozen=True, slots=True)
-class SimConfig:
-    """Capacity in tokens; rates in tokens per second (prefill: of the replica, decode: of a sequence that is alone).
-    `prefill_chunk` 0: prefill and decoding do not disturb each other. All times are divided by `speed`."""
-
-    kv_tokens: int = 100_000
-    prefill_rate: float = 5_000.0
-    decode_rate: float = 50.0
-    max_batch: int = 256
-    block_size: int = 16
-    prefill_chunk: int = 0
-    decode_slowdown: float = 0.0
-    speed: float = 1.0
-
-
 @dataclass(slots=True, eq=False)
 class _Job:
     sequence: Sequence
@@ -70,8 +56,25 @@ class _Job:
     fault: str
     lease: Lease | None = None
     computed: int = 0
-    began_at: float = 0.0  # the progress at its first token
     emitted: int = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.sequence.request.prompt) - self.computed
+
+    @property
+    def context(self) -> int:
+        return self.computed + self.emitted
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """Steps in a row: what the present one computes, if there is one, and when it ends. `rounds`: how many it stands for."""
+
+    pieces: dict[_Job, int] = field(default_factory=dict)
+    decoding: list[_Job] = field(default_factory=list)
+    rounds: int = 1
+    ends_at: float = math.inf
 
 
 class SimEngine:
@@ -81,24 +84,22 @@ class SimEngine:
     def __init__(
         self, config: SimConfig, clock: Clock | None = None, sinks: Items[Sink] = (), fates: Iterator[Fate] | None = None
     ) -> None:
-        self._config = config
-        self._prefill_rate = config.prefill_rate * config.speed
-        self._decode_rate = config.decode_rate * config.speed
+        self._config, self._costs = config, config.costs
         self._fates = fates or no_fates()
         self._cache = BlockLedger(max(1, config.kv_tokens // config.block_size), config.block_size, sinks)
         self._clock = clock
         self._late: dict[_Job, Timer] = {}
         self._waiting: deque[_Job] = deque()
-        self._prefilling: _Job | None = None
-        self._prefill_timer: Timer | None = None
-        self._chunk = 0  # prompt tokens of the step that is computed now, if they are in chunks
+        self._prefilling: dict[_Job, None] = {}
         self._decoding: dict[_Job, None] = {}
-        self._tick_timer: Timer | None = None
-        self._settled, self._settled_at = 0.0, 0.0
+        self._prompts = _Lane()
+        self._answers = self._prompts if config.prefill_chunk else _Lane()
+        self._lanes = list(dict.fromkeys((self._prompts, self._answers)))
+        self._timer: Timer | None = None
         self._jobs: dict[Sequence, _Job] = {}
 
     def __repr__(self) -> str:
-        busy, waiting = 1 if self._prefilling else 0, len(self._waiting) + len(self._late)
+        busy, waiting = len(self._prefilling), len(self._waiting) + len(self._late)
         return f"<SimEngine {waiting} waiting, {busy} in prefill, {len(self._decoding)} decoding, {self._cache!r}>"
 
     @property
@@ -110,7 +111,7 @@ class SimEngine:
         self._clock = self._clock or asyncio.get_running_loop()
 
     async def close(self) -> None:
-        for timer in (self._prefill_timer, self._tick_timer, *self._late.values()):
+        for timer in (self._timer, *self._late.values()):
             if timer is not None:
                 timer.cancel()
         for sequence in list(self._jobs):
@@ -140,7 +141,7 @@ class SimEngine:
         return None
 
     def load(self) -> Load:
-        running = len(self._decoding) + (self._prefilling is not None)
+        running = len(self._decoding) + len(self._prefilling)
         return Load(running, len(self._waiting) + len(self._late), self._cache.used / self._cache.capacity)
 
     def cache_counts(self) -> CacheCounts:
@@ -152,10 +153,13 @@ class SimEngine:
     def check(self) -> None:
         """Prove the invariants. O(blocks + jobs)."""
         self._cache.check()
-        known = [*self._late, *self._waiting, *self._decoding, *([self._prefilling] if self._prefilling else [])]
+        known = [*self._late, *self._waiting, *self._prefilling, *self._decoding]
         assert sorted(map(id, known)) == sorted(map(id, self._jobs.values()))
         assert bool(self._jobs) or self._cache.used == 0
-        assert self._prefilling or not self._chunk
+        for lane in self._lanes:
+            assert (lane.ends_at < math.inf) == bool(lane.pieces or lane.decoding)
+            assert self._prefilling.keys() >= lane.pieces.keys()
+            assert self._decoding.keys() >= set(lane.decoding)
 
     def submit(self, request: Request) -> Sequence:
         """O(prompt + answer)."""
@@ -180,8 +184,10 @@ class SimEngine:
         self._line_up(job)
 
     def _line_up(self, job: _Job) -> None:
+        now = self._now()
+        self._do_steps(now)  # those that are over did not meet it
         self._waiting.append(job)
-        self._admit(self._now())
+        self._go_on(now)
 
     def _now(self) -> float:
         assert self._clock is not None, "submit before start"
@@ -191,83 +197,92 @@ class SimEngine:
         assert self._clock is not None, "submit before start"
         return self._clock.call_at(when, callback, *args)
 
-    def _admit(self, now: float) -> None:
-        """Start the first in line, if it can start. `now` may be a little past: work follows on work without a gap."""
-        full = len(self._decoding) >= self._config.max_batch
-        if self._prefilling is not None or full or not self._waiting or self._clock is None:
+    def _wake(self, when: float) -> None:
+        now = max(when, self._now())  # a loop's timer may be a little early
+        self._do_steps(now)
+        self._go_on(now)
+
+    def _do_steps(self, now: float) -> None:
+        """All steps that are over by now, and those that follow on them."""
+        while (lane := min(self._lanes, key=lambda lane: lane.ends_at)).ends_at <= now:
+            when = lane.ends_at
+            self._end_step(lane)
+            self._begin_steps(when)
+
+    def _go_on(self, now: float) -> None:
+        """Begin what can begin; wake up when the next step is over."""
+        self._begin_steps(now)
+        if self._timer is not None:
+            self._timer.cancel()
+        next_end = min(lane.ends_at for lane in self._lanes)
+        self._timer = self._call_at(next_end, self._wake, next_end) if next_end < math.inf else None
+
+    def _begin_steps(self, when: float) -> None:
+        """In each lane that is free."""
+        for lane in self._lanes:
+            if lane.ends_at == math.inf:
+                self._begin_step(lane, when)
+
+    def _begin_step(self, lane: _Lane, when: float) -> None:
+        if lane is self._prompts:
+            lane.pieces = self._pieces(when)
+        if lane is self._answers:
+            lane.decoding = list(self._decoding)
+        if not lane.pieces and not lane.decoding:
             return
+        pieces = ((tokens, job.computed + tokens) for job, tokens in lane.pieces.items())
+        seconds = self._costs.seconds(Step.of(pieces, (job.context for job in lane.decoding))) / self._config.speed
+        # The small term absorbs rounding.
+        lane.rounds = 1 if lane.pieces else max(1, math.ceil(MIN_TICK_S / seconds - 1e-6))
+        lane.ends_at = when + lane.rounds * seconds
+
+    def _pieces(self, when: float) -> dict[_Job, int]:
+        """What a step takes from prompts: as much as fits into a chunk, or all of one prompt. `when` may be a little past."""
+        pieces = dict[_Job, int]()
+        begun = iter(tuple(self._prefilling))
+        room = self._config.prefill_chunk
+        while (job := next(begun, None) or self._admit(when)) is not None:
+            pieces[job] = min(job.left, room) if room else job.left
+            room -= pieces[job]
+            if room <= 0:
+                break
+        return pieces
+
+    def _admit(self, when: float) -> _Job | None:
+        """Start the first in line, if it can start."""
+        full = len(self._decoding) + len(self._prefilling) >= self._config.max_batch
+        if full or not self._waiting:
+            return None
         job = self._waiting[0]
         request, size = job.sequence.request, self._cache.size
         blocks = -(-(len(request.prompt) + len(job.answer)) // size)
-        job.lease = self._cache.reserve(job.prefix, blocks, now, request.keep_s / self._config.speed)
+        job.lease = self._cache.reserve(job.prefix, blocks, when, request.keep_s / self._config.speed)
         if job.lease is None:
-            return
+            return None
         self._waiting.popleft()
-        job.sequence.queued_s = now - job.came_at
+        job.sequence.queued_s = when - job.came_at
         job.computed = job.sequence.cached_tokens = job.lease.named * size
-        self._prefilling = job
-        self._compute(job, now)
+        self._prefilling[job] = None
+        return job
 
-    def _compute(self, job: _Job, now: float) -> None:
-        """Begin with the next piece of a prompt: with all of it, or a chunk."""
-        left = len(job.sequence.request.prompt) - job.computed
-        tokens = min(left, self._config.prefill_chunk or left)
-        seconds = tokens / self._prefill_rate
-        if self._config.prefill_chunk:
-            self._settle(now)
-            self._chunk = tokens
-            seconds = self._step_s() if self._decoding else seconds
-        self._prefill_timer = self._call_at(now + seconds, self._computed, job, tokens, now + seconds)
+    def _end_step(self, lane: _Lane) -> None:
+        """What was computed is there. O(prompts and sequences in the step)."""
+        pieces, decoding, rounds = lane.pieces, lane.decoding, lane.rounds
+        lane.pieces, lane.decoding, lane.ends_at = {}, [], math.inf
+        for job, tokens in pieces.items():
+            assert job.lease is not None
+            job.computed += tokens
+            self._cache.commit(job.lease, job.computed // self._cache.size)
+            if not job.left:
+                # With the last piece comes the first token.
+                del self._prefilling[job]
+                self._decoding[job] = None
+                self._emit(job, 1)
+        for job in decoding:
+            self._emit(job, rounds)
 
-    def _computed(self, job: _Job, tokens: int, when: float) -> None:
-        """A piece is done: its blocks are cached. With the last one comes the first token."""
-        assert job.lease is not None
-        job.computed += tokens
-        self._cache.commit(job.lease, job.computed // self._cache.size)
-        if job.computed < len(job.sequence.request.prompt):
-            self._compute(job, when)
-            return
-        self._settle(when)
-        self._prefilling, self._prefill_timer, self._chunk = None, None, 0
-        job.began_at = self._settled
-        self._decoding[job] = None
-        self._emit(job, 1)
-        if self._decoding and self._tick_timer is None:
-            self._schedule_tick(when)
-        self._admit(when)
-
-    def _step_s(self) -> float:
-        """How long a step takes now."""
-        others = max(0, len(self._decoding) - 1)
-        return (1 + others * self._config.decode_slowdown) / self._decode_rate + self._chunk / self._prefill_rate
-
-    def _progress(self, when: float) -> float:
-        return self._settled + (when - self._settled_at) / self._step_s()
-
-    def _settle(self, when: float) -> None:
-        """The length of a step may change now, or has changed at `when`, a little ago."""
-        self._settled, self._settled_at = self._progress(when), when
-
-    def _schedule_tick(self, after: float) -> None:
-        when = after + max(self._step_s(), MIN_TICK_S)
-        self._tick_timer = self._call_at(when, self._tick, when)
-
-    def _tick(self, when: float) -> None:
-        """One step of the batch. A late tick gives all that is due by now. O(decoding)."""
-        self._tick_timer = None
-        now = max(when, self._now())
-        progress = self._progress(now)
-        for job in list(self._decoding):
-            # The small term absorbs rounding: a token due exactly now is due.
-            self._emit(job, 1 + int(progress - job.began_at + 1e-6))
-        if self._decoding:
-            self._schedule_tick(now)
-        self._admit(now)
-
-    def _emit(self, job: _Job, due: int) -> None:
-        due = min(due, len(job.answer))
-        if due <= job.emitted:
-            return
+    def _emit(self, job: _Job, count: int) -> None:
+        due = min(job.emitted + count, len(job.answer))
         if job.last_token is not None and due > job.last_token:
             if job.emitted == job.last_token:
                 self._forget(job)
@@ -286,23 +301,24 @@ class SimEngine:
 
     def _cancel(self, sequence: Sequence) -> None:
         job = self._jobs[sequence]
-        if job is self._prefilling and self._prefill_timer is not None:
-            self._prefill_timer.cancel()
-            self._settle(self._now())
-            self._prefilling, self._prefill_timer, self._chunk = None, None, 0
-        elif job in self._late:
+        if job in self._late:
             self._late.pop(job).cancel()
         elif job in self._waiting:
             self._waiting.remove(job)
         self._forget(job)
-        self._admit(self._now())
+        for lane in self._lanes:
+            lane.pieces.pop(job, None)
+            lane.decoding = [other for other in lane.decoding if other is not job]
+            if not lane.pieces and not lane.decoding:
+                lane.ends_at = math.inf  # nobody wants what this step computes
+        self._go_on(self._now())
 
     def _forget(self, job: _Job) -> None:
         """The job is over: its computed blocks stay in the cache, idle."""
         del self._jobs[job.sequence]
+        self._prefilling.pop(job, None)
         if job.lease is None:
             return
-        self._settle(self._now())
         if self._decoding.pop(job, True) is None:
             job.prefix.extend(job.answer[: max(0, job.emitted - 1)])  # the last token's K and V are not computed
             self._cache.commit(job.lease, len(job.prefix.keys))

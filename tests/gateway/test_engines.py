@@ -27,7 +27,8 @@ from gateway.engines import (
     recognise,
 )
 from replica.metrics import Metrics as ReplicaMetrics
-from replica.sim import SimConfig, SimEngine
+from replica.sim import SimEngine
+from replica.sim_cost import SimConfig
 
 VLLM_PAGE = b"""\
 # HELP process_start_time_seconds Start time of the process since unix epoch in seconds.

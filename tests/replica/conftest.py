@@ -10,7 +10,7 @@ from aiohttp import web
 from multidict import CIMultiDictProxy
 
 from replica.server import ServerConfig, create_app
-from replica.sim import SimConfig
+from replica.sim_cost import SimConfig
 
 from .fakes import FakeClock, WatchedEngine
 

@@ -43,6 +43,11 @@ class FakeClock:
                 callback(*args)
         self._now = until
 
+    def stall(self, seconds: float) -> None:
+        """Time passes, and nothing that is due happens before its end."""
+        self._now += seconds
+        self.advance(0)
+
 
 class WatchedEngine(SimEngine):
     """A simulated engine with an event for each submission and each cancellation."""

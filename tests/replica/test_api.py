@@ -10,7 +10,7 @@ import pytest
 
 from replica import sim_text
 from replica.server import ServerConfig
-from replica.sim import SimConfig
+from replica.sim_cost import SimConfig
 
 from .conftest import Replica, serve
 from .fakes import WatchedEngine

@@ -16,7 +16,7 @@ import pytest
 from replica.cli import _chance, _server_config, _sim_config, main
 from replica.flags import parser
 from replica.server import ServerConfig
-from replica.sim import SimConfig
+from replica.sim_cost import SimConfig
 
 # None in sys.modules makes an import fail, as if the package were not installed.
 HIDE = "import sys; sys.modules |= dict.fromkeys({!r}); "
@@ -222,6 +222,10 @@ def test_each_api_flag_is_a_field(flags: list[str], config: ServerConfig) -> Non
             SimConfig(64, max_batch=2, prefill_chunk=9, decode_slowdown=0.1),
         ),
         (["--block-size", "8", "--speed", "20"], SimConfig(64, max_batch=2, block_size=8, speed=20.0)),
+        (
+            ["--step-ms", "30", "--context-ms", "8", "--attention-ms", "900", "--attention-dense", "0.5"],
+            SimConfig(64, max_batch=2, step_s=0.03, context_s=8e-6, attention_s=9e-7, attention_dense=0.5),
+        ),
     ],
 )
 def test_each_flag_of_the_simulation_is_a_field(flags: list[str], config: SimConfig) -> None:

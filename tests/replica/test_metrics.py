@@ -3,7 +3,8 @@
 import re
 
 from replica.metrics import Metrics
-from replica.sim import SimConfig, SimEngine
+from replica.sim import SimEngine
+from replica.sim_cost import SimConfig
 
 NAMES = {
     "vllm:num_requests_running",

@@ -18,7 +18,7 @@ import pytest
 from replica.cli import main
 from replica.engine import SetupError
 from replica.serving import Station, bind, serve
-from replica.sim import SimConfig
+from replica.sim_cost import SimConfig
 
 from .fakes import WatchedEngine
 

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from replica.engine import EngineError, Load, Request, Sequence
 from replica.faults import Fate, FaultConfig, fates
-from replica.sim import SimConfig, SimEngine
+from replica.sim import SimEngine
+from replica.sim_cost import SimConfig
 
 from .fakes import FakeClock
 
@@ -177,9 +178,9 @@ async def test_chunks_of_a_prompt_and_tokens_of_answers_share_the_steps() -> Non
     clock.advance(0.016)
     await decoding.next()
     prefilling = engine.submit(request(200, answer=4, start=1000))
-    clock.advance(0.249)  # five steps of 40 ms for the chunk and 10 ms for the token
+    clock.advance(0.259)  # the step that it meets, and five of 40 ms for the chunk and 10 ms for the token
     assert "0 not taken" in repr(prefilling)
-    assert len((await decoding.next()).tokens) == 4
+    assert len((await decoding.next()).tokens) == 5
     clock.advance(0.001)
     assert len((await prefilling.next()).tokens) == 1
     clock.advance(0.03)
@@ -215,6 +216,55 @@ async def test_a_chunk_that_is_given_up_no_longer_slows_the_others() -> None:
     clock.advance(0.1)
     assert 11 <= len((await decoding.next()).tokens) <= 12
     engine.check()
+
+
+async def test_what_is_new_of_several_prompts_shares_a_step() -> None:
+    """The first one's tokens would fit twice more: a step of its own costs as much as ten tokens."""
+    engine, clock = engine_of(prefill_chunk=100, step_s=0.01)
+    first = engine.submit(request(20))
+    clock.advance(0.001)
+    others = [engine.submit(request(40, start=1000 * at)) for at in (1, 2, 3)]
+    clock.advance(0.029)
+    assert len((await first.next()).tokens) == 1
+    clock.advance(0.109)  # 40 + 40 + 20 tokens, and a token of the first one
+    assert ["0 not taken" in repr(other) for other in others] == [True, True, True]
+    clock.advance(0.001)
+    assert ["0 not taken" in repr(other) for other in others] == [False, False, True]
+    clock.advance(0.030)
+    assert "0 not taken" not in repr(others[2])
+    engine.check()
+
+
+async def test_a_prompt_waits_for_the_end_of_the_step_that_it_meets() -> None:
+    engine, clock = engine_of(prefill_chunk=100)
+    decoding = engine.submit(request(10))
+    clock.advance(0.013)  # 3 ms into a step of 10
+    prompt = engine.submit(request(20, start=1000))
+    clock.advance(0.007 + 0.029)
+    assert "0 not taken" in repr(prompt)
+    clock.advance(0.001)
+    assert prompt.queued_s == pytest.approx(0.007)
+    assert [len((await sequence.next()).tokens) for sequence in (decoding, prompt)] == [3, 1]
+
+
+async def test_context_costs_time_cached_or_not() -> None:
+    engine, clock = engine_of(context_s=1e-4, prefill_chunk=1000)
+    for cached, seconds in ((0, 0.320), (304, 0.016)):
+        sequence = engine.submit(request(320, answer=1))
+        clock.advance(seconds + 0.0315)
+        assert (sequence.cached_tokens, "0 not taken" in repr(sequence)) == (cached, True)
+        clock.advance(0.001)
+        assert "1 not taken" in repr(sequence)
+
+
+async def test_steps_that_a_late_timer_has_missed_are_done_each_at_its_time() -> None:
+    """Nothing ran for a second: a prompt and its answer are over, and the next prompt began when there was a place for it."""
+    engine, clock = engine_of(prefill_chunk=100, max_batch=1)
+    first, second = engine.submit(request(100, answer=11)), engine.submit(request(100, answer=1, start=1000))
+    clock.stall(1.0)
+    assert len((await first.next()).tokens) == 11
+    assert second.queued_s == pytest.approx(0.2)
+    assert len((await second.next()).tokens) == 1
 
 
 async def test_speed_divides_all_times() -> None:
