@@ -1,10 +1,11 @@
-"""As much load on each of several processes that share a port, and the CPU of each.
+"""As much load on each of several processes, which may share a port, and the CPU of each.
 
-    python -m bench.even '{"port": 8000, "pids": [123, 124], "watched": [123, 124, 100], "connections": 16, "each": 500}'
+    python -m bench.even '{"servers": [[8000, 123], [8000, 124]], "watched": [123, 124, 100], "connections": 16, "each": 500}'
 
-Prints one JSON object. Which process has which connection is the kernel's choice (SO_REUSEPORT) and can be read in /proc:
-connections are made until each process has as many as it is to have, and each of them sends as many requests. So no process
-does another's work when one is slower, and what a request costs its own process and the others can be told apart. Linux only.
+Prints one JSON object. On a port that is shared, which process has which connection is the kernel's choice (SO_REUSEPORT) and can
+be read in /proc: connections are made until each process has as many as it is to have, and each of them sends as many requests.
+So no process does another's work when one is slower, and what a request costs its own process and the others can be told
+apart. Linux only.
 """
 
 from __future__ import annotations
@@ -31,10 +32,9 @@ MOST = 64  # connections made for each that is wanted: the kernel deals them out
 
 @dataclass(frozen=True, slots=True)
 class Even:
-    """connections: to each of `pids`. each, warm: requests on every connection. watched: CPU is read of these."""
+    """servers: port and process. connections: to each. each, warm: requests on every connection. watched: CPU is read of these."""
 
-    port: int
-    pids: Sequence[int]
+    servers: Sequence[tuple[int, int]]
     watched: Sequence[int]
     connections: int = 16
     each: int = 500
@@ -57,24 +57,28 @@ class EvenLoop:
 
     async def connect(self) -> None:
         """Raises RuntimeError if a process gets no connections."""
-        wanted = Counter(dict.fromkeys(self._job.pids, self._job.connections))
-        for _ in range(MOST * wanted.total()):
-            if not wanted.total():
-                return
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self._next), "127.0.0.1", self._job.port
-            )
-            requests, self._requests = self._requests, Requests(self._job.size, 0)
-            await self._run([connection], 1, Tally())  # then it is accepted
-            self._requests = requests
-            port = connection.transport.get_extra_info("sockname")[1]
-            owner = owner_of(self._job.port, port, self._job.pids)
-            if owner is None or not wanted[owner]:
-                connection.transport.abort()
+        requests, self._requests = self._requests, Requests(self._job.size, 0)
+        for port, pid in self._job.servers:
+            found: list[Connection] = []
+            for _ in range(MOST * self._job.connections):
+                connection = await self._connection(port)
+                if owned(pid, port, connection.transport.get_extra_info("sockname")[1]):
+                    found.append(connection)
+                else:
+                    connection.transport.abort()
+                if len(found) == self._job.connections:
+                    break
             else:
-                wanted[owner] -= 1
-                self.connections.append(connection)
-        raise RuntimeError(f"these processes accept no connections: {sorted(+wanted)}")
+                raise RuntimeError(f"process {pid} accepts no connections on port {port}")
+            self.connections += found
+        self._requests = requests
+
+    async def _connection(self, port: int) -> Connection:
+        """One that was answered, so it is accepted."""
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: Connection(self._next), "127.0.0.1", port)
+        await self._run([connection], 1, Tally())
+        return connection
 
     async def run(self, each: int) -> Tally:
         """So many requests on every connection."""
@@ -101,14 +105,13 @@ class EvenLoop:
             self._all.set()
 
 
-def owner_of(port: int, client: int, pids: Sequence[int]) -> int | None:
-    """Which of the processes has the connection between these ports of 127.0.0.1."""
+def owned(pid: int, port: int, client: int) -> bool:
+    """Whether this process has the server's end of the connection between these ports of 127.0.0.1."""
     ends = f":{port:04X} 0100007F:{client:04X} "
     for line in Path("/proc/net/tcp").read_text("ascii").splitlines():
         if ends in line:
-            socket = f"socket:[{line.split()[9]}]"
-            return next((pid for pid in pids if socket in _files(pid)), None)
-    return None
+            return f"socket:[{line.split()[9]}]" in _files(pid)
+    return False
 
 
 def _files(pid: int) -> set[str]:

@@ -4,9 +4,10 @@
 
 Writes workers.md and workers.json. Three parts. Cost on one core: the load and the mock replicas of bench.gateway; all workers
 share one core, so that what a request costs is seen, and not how many cores the machine has; systems take turns, of CPU the
-least of the rounds counts. Cost on a core of its own: one worker has a core to itself, as each would have where there are
-enough, and as many requests to answer as each of the others, which share the other cores with the load (`even.py`). Routing:
-`crowd.py` through simulated replicas, with each request on a connection of its own.
+least of the rounds counts. Cost on a core of its own: one of two workers has a core to itself, as each would have where there
+are enough; the other shares a core with the load, and has as many requests to answer (`even.py`). Beside them two gateways that
+know nothing of each other, at the same places. Routing: `crowd.py` through simulated replicas, with each request on a
+connection of its own.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import json
 import statistics
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,6 @@ from bench.systems import Running, mocks, started, with_workers
 from gateway.demo.processes import Process, listening_url, ready_url
 
 NUMBERS = (1, 2, 4)
-APART = (1, 2)
 REPLICAS = 8
 SIMULATED = ("--kv-tokens", "40000", "--prefill-rate", "20000", "--decode-rate", "200")
 
@@ -93,56 +94,55 @@ def costs(plan: Plan) -> list[Cost]:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """CPU us of each round's request (2 kB) and chunk: of a worker with a core to itself, and its share of the supervisor's."""
+    """CPU us of each round's request (2 kB) and chunk, of a process with a core to itself and its share of a supervisor's."""
 
-    workers: int
-    requests: list[float]
-    chunks: list[float]
-    errors: dict[str, int]
+    name: str
+    requests: list[float] = field(default_factory=list)
+    chunks: list[float] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
 
 
 def apart(plan: Plan) -> list[Apart]:
-    """Nothing where there is only one core."""
-    system_cores, load_cores = cores()
-    if system_cores == load_cores:
+    """Two gateways that know nothing of each other, then two workers of one. Nothing where there is only one core."""
+    first, others = cores()
+    if first == others:
         return []
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        urls = stack.enter_context(mocks(2, INTERVAL_S, load_cores))
-        running = {
-            number: stack.enter_context(started(with_workers(number), urls, folder / str(number), system_cores))
-            for number in APART
-        }
-        found = [Apart(number, [], [], {}) for number in APART]
-        for each in running.values():
-            first = _workers(each)[0]
-            for pid in set(tree(each.process.pid)) - {first}:
-                pin(pid, load_cores)
+        urls = stack.enter_context(mocks(2, INTERVAL_S, others))
+        one, two, both = (
+            stack.enter_context(started(with_workers(number), urls, folder / name, others))
+            for name, number in (("one", 1), ("two", 1), ("both", 2))
+        )
+        supervisor, *workers = tree(both.process.pid)
+        gateways = [(one.port, one.process.pid), (two.port, two.process.pid)]
+        pairs = [
+            (Apart("two gateways"), gateways, 0),
+            (Apart("two workers"), [(both.port, pid) for pid in workers], supervisor),
+        ]
+        for _, servers, _ in pairs:
+            pin(servers[0][1], first)
         for _ in range(plan.rounds):
-            for one, each in zip(found, running.values(), strict=True):
-                one.requests.append(_even(each, one.errors, each=plan.requests // 20))
-                one.chunks.append(_even(each, one.errors, each=2, warm=1, connections=STREAMS // 2, chunks=CHUNKS))
-        return found
+            for found, servers, above in pairs:
+                found.requests.append(_even(servers, above, found.errors, each=plan.requests // 20))
+                found.chunks.append(
+                    _even(servers, above, found.errors, each=2, warm=1, connections=STREAMS // 2, chunks=CHUNKS)
+                )
+        return [found for found, *_ in pairs]
 
 
-def _workers(system: Running) -> list[int]:
-    """With one there is no supervisor."""
-    return tree(system.process.pid)[1:] or [system.process.pid]
-
-
-def _even(system: Running, errors: dict[str, int], **load: int) -> float:
-    """CPU us of a request or chunk."""
-    pids = _workers(system)
-    job = Even(system.port, pids, [*pids, system.process.pid], **load)
+def _even(servers: Sequence[tuple[int, int]], supervisor: int, errors: Counter[str], **load: int) -> float:
+    """CPU us of a request or chunk on the first of the servers."""
+    pids = [pid for _, pid in servers]
+    job = Even(servers, [*pids, supervisor] if supervisor else pids, **load)
     with pinned(cores()[1]):
         done = subprocess.run(even_command(job), stdout=subprocess.PIPE, text=True, check=True)
     told = json.loads(done.stdout)
-    for reason, count in told["errors"].items():
-        errors[reason] = errors.get(reason, 0) + count
-    *each, whole = told["cpu_s"]
-    supervisor = whole - sum(each)
+    errors.update(told["errors"])
+    each, above = told["cpu_s"][: len(pids)], told["cpu_s"][len(pids) :]
+    own = sum(above) - sum(each) if above else 0.0  # a supervisor's is of all that it started
     units = (told["words"] if job.chunks else told["good"]) / len(pids)
-    return (each[0] + supervisor / len(pids)) / units * 1e6 if units else 0.0
+    return (each[0] + own / len(pids)) / units * 1e6 if units else 0.0
 
 
 def _short(plan: Plan, system: Running) -> Part:
@@ -220,18 +220,19 @@ def report(made_by: str, found: Sequence[Cost], single: Sequence[Apart], crowds:
         yield f"| {name} | {sum(told.requests for told in tolds)} | {ratio:.1%} | {each} | {mean:.0f} | {errors} |"
 
 
-def apart_table(single: Sequence[Apart]) -> Iterator[str]:
-    if not single:
+def apart_table(found: Sequence[Apart]) -> Iterator[str]:
+    if not found:
         return
-    yield "\nA worker on a core of its own, with as many requests as each of the others, and its share of the supervisor.\n"
-    yield "| workers | us a request, 2 kB | to one worker | scales to | us a chunk | to one worker | scales to |"
+    yield "\nOne of two workers, with a core to itself and its share of the supervisor's CPU, beside one of two separate gateways.\n"
+    yield "| | us a request, 2 kB | to separate | scales to | us a chunk | to separate | scales to |"
     yield "|---|---|---|---|---|---|---|"
-    for one in single:
-        request, chunk = _ratio(one.requests, single[0].requests), _ratio(one.chunks, single[0].chunks)
-        requests = f"{min(one.requests):.1f} | {request:.2f} | {one.workers / request:.2f}"
-        yield f"| {one.workers} | {requests} | {min(one.chunks):.1f} | {chunk:.2f} | {one.workers / chunk:.2f} |"
+    for one in found:
+        request, chunk = _ratio(one.requests, found[0].requests), _ratio(one.chunks, found[0].chunks)
+        requests = f"{min(one.requests):.1f} | {request:.2f} | {2 / request:.2f}"
+        yield f"| {one.name} | {requests} | {min(one.chunks):.1f} | {chunk:.2f} | {2 / chunk:.2f} |"
+    for one in found:
         if one.errors:
-            yield f"\n**{one.workers} workers made errors, so the figures do not count: {one.errors}.**\n"
+            yield f"\n**The {one.name} made errors, so the figures do not count: {dict(one.errors)}.**"
 
 
 def _ratio(values: Sequence[float], to: Sequence[float]) -> float:
@@ -247,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plan = QUICK if options.quick else Plan()
     single = apart(plan)
     for one in single:
-        watch(f"{one.workers} workers, apart: {min(one.requests):.1f} us a request, {min(one.chunks):.1f} us a chunk")
+        watch(f"{one.name}, apart: {min(one.requests):.1f} us a request, {min(one.chunks):.1f} us a chunk")
     found = costs(plan)
     for cost in found:
         watch(f"{cost.workers} workers: {min(cost.requests):.1f} us a request, {min(cost.chunks):.1f} us a chunk")

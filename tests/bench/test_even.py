@@ -49,13 +49,13 @@ def two_on_one_port() -> Iterator[tuple[int, list[int]]]:
 
 async def test_each_process_answers_as_much() -> None:
     with two_on_one_port() as (port, pids):
-        found = await even_loop(Even(port, pids, pids, connections=3, each=5, warm=1))
+        found = await even_loop(Even([(port, pid) for pid in pids], pids, connections=3, each=5, warm=1))
         assert (found["sent"], found["good"], found["words"], found["errors"]) == (30, 30, 30 * WORDS, {})
         assert min(found["cpu_s"]) > 0  # type: ignore[call-overload]
-        streams = await even_loop(Even(port, pids, pids, connections=2, each=1, warm=1, chunks=4))
+        streams = await even_loop(Even([(port, pid) for pid in pids], pids, connections=2, each=1, warm=1, chunks=4))
         assert (streams["good"], streams["words"]) == (4, 16)
 
 
 async def test_a_process_that_accepts_nothing_is_named() -> None:
     with two_on_one_port() as (port, pids), pytest.raises(RuntimeError, match=str(os.getpid())):
-        await even_loop(Even(port, [*pids, os.getpid()], pids, connections=1, each=1))
+        await even_loop(Even([(port, os.getpid())], pids, connections=1, each=1))

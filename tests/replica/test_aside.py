@@ -11,7 +11,7 @@ import pytest
 
 from replica.engine import Grammar, Message, Request, Sequence, Tail, Template
 from replica.server import LONG_BODY, ServerConfig
-from replica.sim import SimConfig
+from replica.sim_cost import SimConfig
 
 from .conftest import Replica, serve
 from .fakes import FakeClock, WatchedEngine
