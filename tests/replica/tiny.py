@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTra
 from replica.blocks import Sink
 from replica.continuous import ContinuousConfig, ContinuousEngine
 from replica.engine import Request, Step
+from replica.loading import RandomWeights
 
 VOCABULARY = 300
 
@@ -33,7 +34,7 @@ def tiny_model(folder: Path, seed: int = 0, kind: Any = LlamaForCausalLM, config
 
 
 @asynccontextmanager
-async def running(model: Path, sinks: Sequence[Sink] = (), **options: Any) -> AsyncIterator[ContinuousEngine]:
+async def running(model: Path | RandomWeights, sinks: Sequence[Sink] = (), **options: Any) -> AsyncIterator[ContinuousEngine]:
     config = {"dtype": "float32", "kv_tokens": 1024, "block_size": 4, "max_batch": 4, "batch_tokens": 64, "threads": 1}
     engine = ContinuousEngine(model, ContinuousConfig(**(config | options)), sinks)
     await engine.start()
