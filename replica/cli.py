@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NEEDED = ("torch", "transformers", "accelerate", "gguf", "tqdm")
 NEEDED_FOR_EVENTS = ("msgpack", "zmq")
-KV_TOKENS = {"transformers": 32_768, "sim": 100_000}
+KV_TOKENS = {"transformers": 0, "sim": 100_000}  # 0: the device decides
 MAX_BATCH = {"transformers": 16, "sim": 256}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -113,7 +113,7 @@ def _events(args: argparse.Namespace, index: int) -> "Iterator[KvEvents | None]"
 def _engine(args: argparse.Namespace, index: int, sinks: Items[Sink]) -> Engine:
     kv_tokens = args.kv_tokens or KV_TOKENS[args.engine]
     max_batch = args.max_batch or MAX_BATCH[args.engine]
-    if args.block_size < 4 or kv_tokens < 4 * args.block_size:
+    if args.block_size < 4 or 0 < kv_tokens < 4 * args.block_size:
         raise SetupError(f"--block-size must be at least 4, and --kv-tokens ({kv_tokens}) at least four blocks")
     if args.engine == "sim":
         if args.cache_file or args.chat_template:
@@ -145,6 +145,7 @@ def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, sinks
     from replica.continuous import ContinuousConfig, ContinuousEngine
 
     config = ContinuousConfig(
+        device=args.device,
         dtype=args.dtype,
         kv_tokens=kv_tokens,
         block_size=args.block_size,

@@ -19,7 +19,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,9 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 
 from replica.blocks import CacheCounts, Sink
 from replica.checkpoint import Checkpoint
+from replica.device import default_kv_tokens, device_named, use_fastest_attention
 from replica.endings import end_tokens
-from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, Tail, Template
+from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, SetupError, Tail, Template
 from replica.guided import Grammars
 from replica.loading import RandomWeights, load
 from replica.paged import Claim, PagedBlocks
@@ -46,10 +47,11 @@ STOP_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ContinuousConfig:
-    """How to run a model. Sizes in tokens but for `max_batch` (requests) and `threads` (0: torch decides)."""
+    """How to run a model. Sizes in tokens but for `max_batch` (requests) and `threads`. 0: torch or the device decides."""
 
+    device: str = "auto"
     dtype: str = "bfloat16"
-    kv_tokens: int = 32_768
+    kv_tokens: int = 0
     block_size: int = 16
     max_batch: int = 16
     batch_tokens: int = 512
@@ -71,15 +73,16 @@ class _Job:
 
 
 class ContinuousEngine:
-    """A model folder (or Hub id, or a shape) as an Engine. The constructor loads the model: seconds. `sinks` hear of each
-    cached block."""
+    """A model folder, Hub id or shape as an Engine. The constructor loads the model: seconds. `sinks` hear of cached blocks."""
 
     def __init__(self, model: str | Path | RandomWeights, config: ContinuousConfig, sinks: Items[Sink] = ()) -> None:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         if config.threads:
             torch.set_num_threads(config.threads)
-        self._tokenizer, self._model = load(model, config.dtype, torch.device("cpu"))
+        self._tokenizer, self._model = load(model, config.dtype, device_named(config.device))
+        use_fastest_attention(self._model)
+        config = replace(config, kv_tokens=config.kv_tokens or default_kv_tokens(self._model, _batching(config)))
         if config.chat_template is not None:
             self._tokenizer.chat_template = config.chat_template
         self._checkpoint = Checkpoint(config.cache_file, self._model, config.block_size) if config.cache_file else None
@@ -279,6 +282,7 @@ class _Seams:
         manager.output_router = self  # SEAM: outputs; deliver, deliver_batch and fail_and_deliver below
         manager.warmup()  # creates the batch processor, which keeps the router it finds
         processor = manager.batch_processor
+        processor.inputs_and_outputs.compute_stream = None  # SEAM: one stream, see replica/device.py
         processor.model_runner._sample = partial(self._sample, processor.inputs_and_outputs)  # SEAM: sampling
 
     def deliver(self, output: Any) -> None:
@@ -298,25 +302,31 @@ class _Seams:
         for row, request_id in enumerate(ids):
             job = self._running.get(request_id)
             if job is not None and job.sampler is not None:
-                chosen[row] = job.sampler.draw(scores[0, row])
+                chosen[row] = job.sampler.draw(scores[0, row].cpu())
         output_ids[0, : len(chosen)].copy_(chosen)
 
 
-def _make_manager(model: Any, config: ContinuousConfig, eos: list[int], seams: _Seams) -> Any:
-    manager = model.init_continuous_batching(
-        generation_config=GenerationConfig(do_sample=False, eos_token_id=eos),
-        continuous_batching_config=ContinuousBatchingConfig(
-            page_size=config.block_size,
-            num_blocks=config.kv_tokens // config.block_size,
-            max_batch_tokens=config.batch_tokens,
-            max_requests_per_batch=config.max_batch,
-            safety_margin=0.0,  # admission is ours
-            use_async_batching=False,
-            use_cuda_graph=False,
-            auto_switch_to_flash=False,
-        ),
+def _batching(config: ContinuousConfig) -> ContinuousBatchingConfig:
+    return ContinuousBatchingConfig(
+        page_size=config.block_size,
+        num_blocks=config.kv_tokens // config.block_size or None,
+        max_batch_tokens=config.batch_tokens,
+        max_requests_per_batch=config.max_batch,
+        max_blocks_per_request=0,
+        safety_margin=0.0,  # admission is ours
+        use_async_batching=False,
+        use_cuda_graph=False,
+        auto_switch_to_flash=False,
     )
-    seams.install(manager)
+
+
+def _make_manager(model: Any, config: ContinuousConfig, eos: list[int], seams: _Seams) -> Any:
+    generation = GenerationConfig(do_sample=False, eos_token_id=eos)
+    try:
+        manager = model.init_continuous_batching(generation, _batching(config))
+        seams.install(manager)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise SetupError(f"there is no memory for --kv-tokens {config.kv_tokens}: {error}") from error
     return manager
 
 

@@ -34,7 +34,12 @@ def parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=_port, default=9001, help="port to listen on; 0 takes any free one (default: %(default)s)")
     add("--prepare-only", action="store_true", help="prepare the model, print its folder and exit")
-    add("--kv-tokens", type=_positive_int, metavar="TOKENS", help="KV cache capacity (default: 32768; sim: 100000)")
+    add(
+        "--kv-tokens",
+        type=_positive_int,
+        metavar="TOKENS",
+        help="KV cache capacity (default: 32768, on a GPU what fits; sim: 100000)",
+    )
     add(
         "--block-size",
         type=_positive_int,
@@ -83,6 +88,9 @@ def _server_flags(command: argparse.ArgumentParser) -> None:
 
 def _real_flags(command: argparse.ArgumentParser) -> None:
     real = command.add_argument_group("transformers only")
+    real.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one (default: %(default)s)"
+    )
     real.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),

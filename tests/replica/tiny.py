@@ -35,8 +35,8 @@ def tiny_model(folder: Path, seed: int = 0, kind: Any = LlamaForCausalLM, config
 
 @asynccontextmanager
 async def running(model: Path | RandomWeights, sinks: Sequence[Sink] = (), **options: Any) -> AsyncIterator[ContinuousEngine]:
-    config = {"dtype": "float32", "kv_tokens": 1024, "block_size": 4, "max_batch": 4, "batch_tokens": 64, "threads": 1}
-    engine = ContinuousEngine(model, ContinuousConfig(**(config | options)), sinks)
+    config = {"device": "cpu", "dtype": "float32", "kv_tokens": 1024, "block_size": 4, "max_batch": 4, "batch_tokens": 64}
+    engine = ContinuousEngine(model, ContinuousConfig(**({"threads": 1} | config | options)), sinks)
     await engine.start()
     try:
         yield engine
