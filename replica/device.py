@@ -55,8 +55,11 @@ def fastest_attention(generation: int, flash_2: bool, flash_3: bool) -> str:
 
 
 def default_kv_tokens(model: Any, batching: ContinuousBatchingConfig) -> int:
-    """As much KV memory as the GPU has room for; a fixed number on a CPU."""
-    return CPU_KV_TOKENS if model.device.type == "cpu" else room(model, batching, GPU_SHARE)
+    """As much KV memory as the GPU has room for; a fixed number on a CPU. Raises SetupError."""
+    tokens = CPU_KV_TOKENS if model.device.type == "cpu" else room(model, batching, GPU_SHARE)
+    if tokens < 4 * batching.page_size:
+        raise SetupError(f"{tokens} tokens of KV memory are not four blocks: choose --kv-tokens, or a smaller --block-size")
+    return tokens
 
 
 def room(model: Any, batching: ContinuousBatchingConfig, share: float) -> int:

@@ -64,6 +64,11 @@ def test_on_a_cpu_the_cache_has_a_fixed_size(model: Path) -> None:
     assert default_kv_tokens(AutoModelForCausalLM.from_pretrained(model), batching()) == CPU_KV_TOKENS
 
 
+def test_the_cache_has_four_blocks_at_least(model: Path) -> None:
+    with pytest.raises(SetupError, match="32768 tokens of KV memory are not four blocks"):
+        default_kv_tokens(AutoModelForCausalLM.from_pretrained(model), batching(page_size=8193))
+
+
 async def test_without_a_size_the_engine_takes_the_devices(model: Path) -> None:
     async with running(model, kv_tokens=0) as engine:
         assert engine.info.num_blocks == CPU_KV_TOKENS // 4
