@@ -9,6 +9,8 @@ place wants blocks of 256 tokens, which is more than prefixes should be cut into
 
 import logging
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,16 +44,17 @@ def use_fastest_attention(model: Any) -> None:
     if model.dtype != torch.float32 and model._supports_flash_attn:
         generation, _ = torch.cuda.get_device_capability(model.device)
         # With the package `kernels` transformers fetches them from the Hub where they are not installed.
-        available = (is_flash_attn_2_available(kernels_fallback_ok=True), is_flash_attn_3_available(kernels_fallback_ok=True))
-        model.set_attn_implementation(fastest_attention(generation, *available))
+        flash_2 = partial(is_flash_attn_2_available, kernels_fallback_ok=True)
+        flash_3 = partial(is_flash_attn_3_available, kernels_fallback_ok=True)
+        model.set_attn_implementation(fastest_attention(generation, flash_2, flash_3))
     log.info("on %s with %s", torch.cuda.get_device_name(model.device), model.config._attn_implementation)
 
 
-def fastest_attention(generation: int, flash_2: bool, flash_3: bool) -> str:
-    """By transformers' name, in 16 bits. `generation`: the GPU's major compute capability. Version 3 is for Hopper alone."""
-    if flash_3 and generation == 9:
+def fastest_attention(generation: int, flash_2: Callable[[], bool], flash_3: Callable[[], bool]) -> str:
+    """By transformers' name, in 16 bits. `generation`: the GPU's major compute capability. Asked are those that it can run."""
+    if generation == 9 and flash_3():  # Hopper alone
         return "flash_attention_3"
-    return "flash_attention_2" if flash_2 and generation >= 8 else "sdpa"
+    return "flash_attention_2" if generation >= 8 and flash_2() else "sdpa"
 
 
 def default_kv_tokens(model: Any, batching: ContinuousBatchingConfig) -> int:

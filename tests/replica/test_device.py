@@ -57,7 +57,15 @@ def test_without_a_gpu() -> None:
     ],
 )
 def test_the_fastest_attention(generation: int, flash_2: bool, flash_3: bool, fastest: str) -> None:
-    assert fastest_attention(generation, flash_2, flash_3) == fastest
+    assert fastest_attention(generation, lambda: flash_2, lambda: flash_3) == fastest
+
+
+def test_what_the_gpu_cannot_run_is_not_fetched() -> None:
+    def fetched() -> bool:
+        raise AssertionError
+
+    assert fastest_attention(7, fetched, fetched) == "sdpa"
+    assert fastest_attention(8, lambda: True, fetched) == "flash_attention_2"
 
 
 def test_on_a_cpu_the_cache_has_a_fixed_size(model: Path) -> None:
