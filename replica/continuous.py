@@ -32,7 +32,7 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 
 from replica.blocks import CacheCounts, Sink
 from replica.checkpoint import Checkpoint
-from replica.device import default_kv_tokens, device_named, use_fastest_attention
+from replica.device import batching_config, default_kv_tokens, device_named, use_fastest_attention
 from replica.endings import end_tokens
 from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, SetupError, Tail, Template
 from replica.guided import Grammars
@@ -307,17 +307,7 @@ class _Seams:
 
 
 def _batching(config: ContinuousConfig) -> ContinuousBatchingConfig:
-    return ContinuousBatchingConfig(
-        page_size=config.block_size,
-        num_blocks=config.kv_tokens // config.block_size or None,
-        max_batch_tokens=config.batch_tokens,
-        max_requests_per_batch=config.max_batch,
-        max_blocks_per_request=0,
-        safety_margin=0.0,  # admission is ours
-        use_async_batching=False,
-        use_cuda_graph=False,
-        auto_switch_to_flash=False,
-    )
+    return batching_config(config.block_size, config.kv_tokens, config.batch_tokens, config.max_batch)
 
 
 def _make_manager(model: Any, config: ContinuousConfig, eos: list[int], seams: _Seams) -> Any:

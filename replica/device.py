@@ -57,6 +57,21 @@ def fastest_attention(generation: int, flash_2: Callable[[], bool], flash_3: Cal
     return "flash_attention_2" if generation >= 8 and flash_2() else "sdpa"
 
 
+def batching_config(block_size: int, kv_tokens: int, batch_tokens: int, max_batch: int) -> ContinuousBatchingConfig:
+    """How transformers is to batch; kv_tokens 0: not known yet."""
+    return ContinuousBatchingConfig(
+        page_size=block_size,
+        num_blocks=kv_tokens // block_size or None,
+        max_batch_tokens=batch_tokens,
+        max_requests_per_batch=max_batch,
+        max_blocks_per_request=0,
+        safety_margin=0.0,  # admission is ours
+        use_async_batching=False,
+        use_cuda_graph=False,
+        auto_switch_to_flash=False,
+    )
+
+
 def default_kv_tokens(model: Any, batching: ContinuousBatchingConfig) -> int:
     """As much KV memory as the GPU has room for; a fixed number on a CPU. Raises SetupError."""
     tokens = CPU_KV_TOKENS if model.device.type == "cpu" else room(model, batching, GPU_SHARE)

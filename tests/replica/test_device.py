@@ -17,7 +17,7 @@ from transformers.generation.continuous_batching.continuous_api import Continuou
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 
-from replica.device import CPU_KV_TOKENS, default_kv_tokens, device_named, fastest_attention, room
+from replica.device import CPU_KV_TOKENS, batching_config, default_kv_tokens, device_named, fastest_attention, room
 
 from .tiny import running, tiny_model
 
@@ -29,9 +29,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-def batching(**options: Any) -> ContinuousBatchingConfig:
-    known = {"page_size": 4, "max_batch_tokens": 64, "max_requests_per_batch": 4, "max_blocks_per_request": 0}
-    return ContinuousBatchingConfig(**(known | options), use_async_batching=False, use_cuda_graph=False)
+def batching(page_size: int = 4) -> ContinuousBatchingConfig:
+    return batching_config(page_size, 0, batch_tokens=64, max_batch=4)
 
 
 def test_a_cpu_when_it_is_asked_for() -> None:
@@ -74,7 +73,7 @@ def test_on_a_cpu_the_cache_has_a_fixed_size(model: Path) -> None:
 
 def test_the_cache_has_four_blocks_at_least(model: Path) -> None:
     with pytest.raises(SetupError, match="32768 tokens of KV memory are not four blocks"):
-        default_kv_tokens(AutoModelForCausalLM.from_pretrained(model), batching(page_size=8193))
+        default_kv_tokens(AutoModelForCausalLM.from_pretrained(model), batching(8193))
 
 
 async def test_without_a_size_the_engine_takes_the_devices(model: Path) -> None:
@@ -85,8 +84,9 @@ async def test_without_a_size_the_engine_takes_the_devices(model: Path) -> None:
 @pytest.mark.parametrize("page_size", [4, 5, 16])
 def test_the_room_is_what_transformers_would_take(model: Path, page_size: int) -> None:
     loaded: Any = LlamaForCausalLM.from_pretrained(model)
-    tokens = room(loaded, batching(page_size=page_size), 0.001)
-    own = batching(page_size=page_size, max_memory_percent=0.001)
+    tokens = room(loaded, batching(page_size), 0.001)
+    own = batching(page_size)
+    own.max_memory_percent = 0.001
     manager = loaded.init_continuous_batching(GenerationConfig(do_sample=False), own)
     manager.warmup()
     assert tokens == pytest.approx(manager.batch_processor.cache.num_blocks * page_size, rel=0.01)
