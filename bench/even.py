@@ -2,10 +2,10 @@
 
     python -m bench.even '{"servers": [[8000, 123], [8000, 124]], "watched": [123, 124, 100], "connections": 16, "each": 500}'
 
-Prints one JSON object. On a port that is shared, which process has which connection is the kernel's choice (SO_REUSEPORT) and can
-be read in /proc: connections are made until each process has as many as it is to have, and each of them sends as many requests.
-So no process does another's work when one is slower, and what a request costs its own process and the others can be told
-apart. Linux only.
+Prints one JSON object. On a port that is shared, which process has which connection is the kernel's choice (SO_REUSEPORT) and
+can be read in /proc: connections are made until each process has as many as it is to have, and each of them sends as many
+requests. So no process does another's work when one is slower, and what a request costs its own process and the others can be
+told apart. Linux only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST = 64  # connections made for each that is wanted: the kernel deals them out
 
 @dataclass(frozen=True, slots=True)
 class Even:
-    """servers: port and process. connections: to each. each, warm: requests on every connection. watched: CPU is read of these."""
+    """servers: port and process. connections: to each. each, warm: requests on each of them. watched: who is timed."""
 
     servers: Sequence[tuple[int, int]]
     watched: Sequence[int]

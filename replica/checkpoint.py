@@ -105,9 +105,7 @@ class Checkpoint:
             log.warning("the cache is not saved: %s is no cache file of warmroute", self._path)
             return
         idle = blocks.ledger.idle()
-        saved = Saved(
-            [(self.contents.run(block), block.keep_until) for block in idle], blocks.rows([b.block for b in idle]).cpu()
-        )
+        saved = Saved([(self.contents.run(block), block.keep_until) for block in idle], blocks.rows([b.block for b in idle]))
         try:
             write(self._path, self._header, saved)
         except (OSError, SafetensorError) as error:

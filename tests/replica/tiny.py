@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Pretraine
 from replica.blocks import Sink
 from replica.continuous import ContinuousConfig, ContinuousEngine
 from replica.engine import Request, Step
+from replica.loading import RandomWeights
 from replica.server import ServerConfig, create_app
 
 VOCABULARY = 300
@@ -45,9 +46,9 @@ def spoken_model(folder: Path) -> Path:
 
 
 @asynccontextmanager
-async def running(model: Path, sinks: Sequence[Sink] = (), **options: Any) -> AsyncIterator[ContinuousEngine]:
-    config = {"dtype": "float32", "kv_tokens": 1024, "block_size": 4, "max_batch": 4, "batch_tokens": 64, "threads": 1}
-    engine = ContinuousEngine(model, ContinuousConfig(**(config | options)), sinks)
+async def running(model: Path | RandomWeights, sinks: Sequence[Sink] = (), **options: Any) -> AsyncIterator[ContinuousEngine]:
+    config = {"device": "cpu", "dtype": "float32", "kv_tokens": 1024, "block_size": 4, "max_batch": 4, "batch_tokens": 64}
+    engine = ContinuousEngine(model, ContinuousConfig(**({"threads": 1} | config | options)), sinks)
     await engine.start()
     try:
         yield engine
