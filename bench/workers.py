@@ -223,7 +223,7 @@ def report(made_by: str, found: Sequence[Cost], single: Sequence[Apart], crowds:
 def apart_table(found: Sequence[Apart]) -> Iterator[str]:
     if not found:
         return
-    yield "\nOne of two workers, on a core of its own and with its share of the supervisor, beside one of two separate gateways.\n"
+    yield "\nOne of two workers, on a core of its own, with its share of the supervisor; beside one of two separate gateways.\n"
     yield "| | us a request, 2 kB | to separate | scales to | us a chunk | to separate | scales to |"
     yield "|---|---|---|---|---|---|---|"
     for one in found:
