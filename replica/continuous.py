@@ -30,11 +30,13 @@ import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
+from replica import attention
 from replica.blocks import CacheCounts, Sink
 from replica.checkpoint import Checkpoint
 from replica.endings import end_tokens
 from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, Tail, Template
 from replica.guided import Grammars
+from replica.llama import Llama
 from replica.loading import load
 from replica.paged import Claim, PagedBlocks
 from replica.prefix import Prefix
@@ -82,6 +84,7 @@ class ContinuousEngine:
         if config.chat_template is not None:
             self._tokenizer.chat_template = config.chat_template
         self._checkpoint = Checkpoint(config.cache_file, self._model, config.block_size) if config.cache_file else None
+        self._forward = Llama.of(self._model)  # after the checkpoint has seen the weights
         self._config, self._sinks = config, [*sinks, *([self._checkpoint.contents] if self._checkpoint else [])]
         num_blocks = config.kv_tokens // config.block_size
         capacity = num_blocks * config.block_size
@@ -119,6 +122,8 @@ class ContinuousEngine:
         seams = _Seams(asyncio.get_running_loop(), self._received, self._running)
         self._manager = await asyncio.to_thread(_make_manager, self._model, self._config, self._eos, seams)
         self._blocks = _take_blocks(self._manager, self._info.num_blocks, self._sinks)
+        if self._forward:
+            attention.install(self._manager, self._forward)
         if self._checkpoint and self._blocks:
             await asyncio.to_thread(self._checkpoint.restore, self._blocks)
         self._manager.start()
