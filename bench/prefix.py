@@ -62,11 +62,11 @@ class Tries:
 
 
 @contextlib.contextmanager
-def replica(arguments: Sequence[str]) -> Iterator[str]:
-    """The URL of a real replica while it runs."""
+def replica(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """The URL and the process id of a real replica while it runs."""
     process = Process("the replica", ["replica", "--port", "0", "--block-size", str(BLOCK), *arguments])
     try:
-        yield process.wait_for(ready_url)
+        yield process.wait_for(ready_url), process.pid
     finally:
         process.stop()
 
@@ -156,11 +156,9 @@ def report(made: str, sizes: Sequence[Size], tries: Tries) -> str:
         lines.append(f"| {size.tokens:,} | {size.cached:,} | {times} | {100 * size.reduction:.1f}% |")
     share = [f"{100 * hits / tries.blocks:.2f}%" for hits in (tries.again, tries.resampled)]
     lines += [
-        *(
-            "",
-            f"Of {tries.count:,} prompts of {BLOCK} to {LONGEST_TRY - 1} tokens, {tries.blocks:,} full blocks, sent again at once:",
-            "",
-        ),
+        "",
+        f"Of {tries.count:,} prompts of {BLOCK} to {LONGEST_TRY - 1} tokens, {tries.blocks:,} full blocks, sent again at once:",
+        "",
         *("| | full blocks found | prompts with all of theirs |", "|---|---|---|"),
         f"| as it was | {share[0]} | {tries.whole_again:,} |",
         f"| all sampling parameters changed | {share[1]} | {tries.whole_resampled:,} |",
@@ -191,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = [int(size) for size in options.sizes.split(",")]
     tokens = max(32_768, 2 * max(sizes))
     chance = random.Random(options.seed)
-    with replica(["--threads", str(options.threads), "--kv-tokens", str(tokens), *shlex.split(options.replica)]) as url:
+    with replica(["--threads", str(options.threads), "--kv-tokens", str(tokens), *shlex.split(options.replica)]) as (url, _):
         measured = measure(url, sizes, options.rounds, chance)
         tries = tried(url, options.tries, chance)
     made = f"Made by `{command('bench.prefix', arguments)}`: {versions()}."
