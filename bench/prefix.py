@@ -175,11 +175,16 @@ def draw(sizes: Sequence[Size], path: Path) -> None:
     axes.plot(tokens, [statistics.median(size.warm_s) for size in sizes], "o-", label="again")
     for size in sizes:
         axes.annotate(
-            f"-{100 * size.reduction:.1f}%", (size.tokens, statistics.median(size.warm_s)), (0, 8), textcoords="offset points"
+            f"-{100 * size.reduction:.1f}%",
+            (size.tokens, statistics.median(size.warm_s)),
+            (0, 8),
+            textcoords="offset points",
+            ha="center",
         )
     axes.set(xscale="log", yscale="log", xlabel="prompt, tokens", ylabel="time to the first token, s", xticks=tokens)
     axes.set_xticks(tokens, [f"{count:,}" for count in tokens], minor=False)
     axes.minorticks_off()
+    axes.margins(0.1)
     axes.legend()
     figure.savefig(path, dpi=120)
 
