@@ -71,14 +71,15 @@ def replica(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
         process.stop()
 
 
-def post(url: str, body: Mapping[str, Any]) -> http.client.HTTPResponse:
-    """The head of an answer to /v1/completions. Raises SystemExit for one that is none."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=TIMEOUT_S)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    if response.status != 200:
-        raise SystemExit(f"{url} answers {response.status}: {response.read().decode(errors='replace')}")
-    return response
+@contextlib.contextmanager
+def post(url: str, body: Mapping[str, Any]) -> Iterator[http.client.HTTPResponse]:
+    """An answer to /v1/completions from its head on, over a connection of its own. Raises SystemExit if it is an error."""
+    with contextlib.closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=TIMEOUT_S)) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        with connection.getresponse() as response:
+            if response.status != 200:
+                raise SystemExit(f"{url} answers {response.status}: {response.read().decode(errors='replace')}")
+            yield response
 
 
 def first_token(url: str, prompt: Sequence[int], **sampling: object) -> tuple[float, int]:
