@@ -48,6 +48,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.gateway
 	$(BIN)/python -m bench.streams
 	$(BIN)/python -m bench.workers
+	$(BIN)/python -m bench.prefix
+	$(BIN)/python -m bench.throughput
 	$(BIN)/python -m bench.evictions
 	$(BIN)/python -m bench.twin
 	$(BIN)/python -m bench.ablation

@@ -2,15 +2,14 @@
 
 Theory of operation. transformers' `ContinuousBatchingManager` runs the model in a thread of its own: each step it
 takes new requests, schedules up to `batch_tokens` of prefill and decode, runs the model and delivers tokens. What
-touches its internals is marked SEAM: where outputs go and how tokens are sampled, here, and which block holds what, in
-`replica/paged.py`.
+touches its internals is marked SEAM: where outputs go and how tokens are sampled, in `replica/seams.py`, which block holds
+what, in `replica/paged.py`, and the forward pass of some models, in `replica/attention.py`.
 
 Admission is ours. A request is handed over only when its worst case (prompt and max_tokens) fits into the blocks that
 no other running request may need. transformers would otherwise preempt requests, and after a preemption it takes no
 new ones until one finishes, which a cancelled one never does. The line is first come, first served.
 
-Threads: everything here runs on the event loop's thread, but for the methods of `_Seams`, which the engine's thread
-calls.
+Threads: everything here runs on the event loop's thread.
 """
 
 import asyncio
@@ -18,30 +17,30 @@ import inspect
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import torch
 import transformers
-from transformers import ContinuousBatchingConfig, GenerationConfig
-from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
+from transformers import ContinuousBatchingConfig
 
+from replica import attention
 from replica.blocks import CacheCounts, Sink
 from replica.checkpoint import Checkpoint
 from replica.device import batching_config, default_kv_tokens, device_named, use_fastest_attention
 from replica.endings import end_tokens
-from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, SetupError, Tail, Template
-from replica.failures import check_score, message_of, survive
+from replica.engine import EngineInfo, Grammar, Load, Message, PromptError, Request, Sequence, Tail, Template
+from replica.failures import message_of
 from replica.guided import Grammars
+from replica.llama import Llama
 from replica.loading import RandomWeights, load
 from replica.paged import Claim, PagedBlocks
 from replica.prefix import Prefix
 from replica.sampling import Sampler
+from replica.seams import Seams, make_manager, reset, take_blocks
 
 log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 30.0
@@ -89,6 +88,7 @@ class ContinuousEngine:
         if config.chat_template is not None:
             self._tokenizer.chat_template = config.chat_template
         self._checkpoint = Checkpoint(config.cache_file, self._model, config.block_size) if config.cache_file else None
+        self._forward = Llama.of(self._model)  # after the checkpoint has seen the weights
         self._config, self._sinks = config, [*sinks, *([self._checkpoint.contents] if self._checkpoint else [])]
         num_blocks = config.kv_tokens // config.block_size
         capacity = num_blocks * config.block_size
@@ -123,9 +123,12 @@ class ContinuousEngine:
 
     async def start(self) -> None:
         self._last_error = None
-        seams = _Seams(asyncio.get_running_loop(), self._received, self._running)
-        self._manager = await asyncio.to_thread(_make_manager, self._model, self._config, self._eos, seams)
-        self._blocks = _take_blocks(self._manager, self._info.num_blocks, self._sinks)
+        seams = Seams(asyncio.get_running_loop(), self._received, self._running)
+        batching = _batching(self._config)
+        self._manager = await asyncio.to_thread(make_manager, self._model, batching, self._eos, seams)
+        self._blocks = take_blocks(self._manager, self._info.num_blocks, self._sinks)
+        if self._forward:
+            attention.install(self._manager, self._forward)
         if self._checkpoint and self._blocks:
             await asyncio.to_thread(self._checkpoint.restore, self._blocks)
         self._manager.start()
@@ -188,7 +191,7 @@ class ContinuousEngine:
     async def reset_prefix_cache(self) -> bool:
         if self._jobs:
             return False
-        return self._blocks is None or await asyncio.to_thread(_reset, self._manager, self._blocks)
+        return self._blocks is None or await asyncio.to_thread(reset, self._manager, self._blocks, STOP_TIMEOUT_S)
 
     def submit(self, request: Request) -> Sequence:
         """O(prompt)."""
@@ -274,78 +277,5 @@ class ContinuousEngine:
             del self._jobs[sequence]
 
 
-class _Seams:
-    """What we put in the place of parts of transformers. Its methods run in the engine's thread."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, received: Callable[[list[Any]], None], running: dict[str, _Job]
-    ) -> None:
-        self._loop, self._received, self._running = loop, received, running
-
-    def install(self, manager: Any) -> None:
-        """Before the manager's thread starts."""
-        manager.output_router = self  # SEAM: outputs; deliver, deliver_batch and fail_and_deliver below
-        manager.warmup()  # creates the batch processor, which keeps the router it finds
-        processor = manager.batch_processor
-        processor.inputs_and_outputs.compute_stream = None  # SEAM: one stream, see replica/device.py
-        processor.model_runner._sample = partial(self._sample, processor.inputs_and_outputs)  # SEAM: sampling
-        survive(processor)  # SEAM: steps
-
-    def deliver(self, output: Any) -> None:
-        self.deliver_batch([output])
-
-    def deliver_batch(self, outputs: list[Any]) -> None:
-        self._loop.call_soon_threadsafe(self._received, outputs)
-
-    def fail_and_deliver(self, state: Any, error: Exception) -> None:
-        state.status, state.error = RequestStatus.FAILED, message_of(error)
-        self.deliver(state.to_generation_output())
-
-    def _sample(self, batch: Any, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
-        """Each request's own sampling; transformers has one for all. Rows follow the requests that get a token."""
-        best, chosen = scores[0].max(dim=-1)
-        ids = [future.state.request_id for future in batch.requests_in_batch if future.has_new_token]
-        for row, (request_id, score) in enumerate(zip(ids, best.tolist(), strict=False)):
-            job = self._running.get(request_id)
-            if job is None:
-                continue
-            try:
-                check_score(score)
-                if job.sampler is not None:
-                    chosen[row] = job.sampler.draw(scores[0, row].cpu())
-            except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
-                job.claim.spoilt = True
-                # When this step's output comes after it, nobody wants that any more, and it is cancelled.
-                self.deliver(GenerationOutput(request_id, error=message_of(error), status=RequestStatus.FAILED))
-        output_ids[0, : len(chosen)].copy_(chosen)
-
-
 def _batching(config: ContinuousConfig) -> ContinuousBatchingConfig:
     return batching_config(config.block_size, config.kv_tokens, config.batch_tokens, config.max_batch)
-
-
-def _make_manager(model: Any, config: ContinuousConfig, eos: list[int], seams: _Seams) -> Any:
-    generation = GenerationConfig(do_sample=False, eos_token_id=eos)
-    try:
-        manager = model.init_continuous_batching(generation, _batching(config))
-        seams.install(manager)
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise SetupError(f"there is no memory for --kv-tokens {config.kv_tokens}: {error}") from error
-    return manager
-
-
-def _take_blocks(manager: Any, capacity: int, sinks: Items[Sink]) -> PagedBlocks | None:
-    cache = manager.batch_processor.cache
-    if not PagedBlocks.can_serve(cache):
-        log.warning("this model has layers that attend to a sliding window: it is served without a prefix cache")
-        return None
-    blocks = PagedBlocks(cache, capacity, sinks)
-    blocks.install(cache)  # SEAM: blocks
-    return blocks
-
-
-def _reset(manager: Any, blocks: PagedBlocks) -> bool:
-    """Waits for cancelled requests to be gone, and for the engine's thread to pause."""
-    blocks.unused.wait(STOP_TIMEOUT_S)
-    with manager.pause():
-        return blocks.ledger.clear()

@@ -55,7 +55,7 @@ class PagedBlocks:
     """The ledger, spoken to as transformers speaks to its cache."""
 
     def __init__(self, cache: Any, capacity: int, sinks: Items[Sink] = (), now: Callable[[], float] = time.time) -> None:
-        _check_seam(type(cache))
+        check_seam(type(cache), "PagedAttentionCache", SEAM)
         self.now = now
         self._name, self._allocator = next(iter(cache.cache_allocators.items()))
         first = cache.pool.num_reserved_sectors * self._allocator.blocks_per_sector
@@ -174,12 +174,12 @@ class _NoPool:
         pass
 
 
-def _check_seam(cache: type) -> None:
-    for name, expected in SEAM.items():
-        method = getattr(cache, name, None)
-        found = tuple(inspect.signature(method).parameters)[1:] if method else None
-        if found != expected:
+def check_seam(owner: type, name: str, seam: Mapping[str, tuple[str, ...]]) -> None:
+    """Raises SetupError where a class of transformers lacks one of these methods or has it with other parameters."""
+    for method, expected in seam.items():
+        found = getattr(owner, method, None)
+        if found is None or tuple(inspect.signature(found).parameters)[1:] != expected:
             raise SetupError(
-                f"transformers {transformers.__version__} has another PagedAttentionCache.{name} than the one that this "
-                "replica replaces: pip install 'warmroute[replica]' for the release it was made for"
+                f"transformers {transformers.__version__} has another {name}.{method} than the one that this "
+                "replica was made for: pip install 'warmroute[replica]' for the release that has it"
             )
