@@ -122,12 +122,11 @@ def apart(plan: Plan) -> list[Apart]:
         ]
         for _, servers, _ in pairs:
             pin(servers[0][1], first)
-        for _ in range(plan.rounds):
-            for found, servers, above in pairs:
-                found.requests.append(_even(servers, above, found.errors, each=plan.requests // 20))
-                found.chunks.append(
-                    _even(servers, above, found.errors, each=2, warm=1, connections=STREAMS // 2, chunks=CHUNKS)
-                )
+        streams = {"connections": STREAMS // 2, "chunks": CHUNKS, "each": 4, "warm": 1}
+        for turn in range(plan.rounds):
+            for found, servers, above in reversed(pairs) if turn % 2 else pairs:
+                found.requests.append(_even(servers, above, found.errors, each=plan.requests // 10))
+                found.chunks.append(_even(servers, above, found.errors, **streams))
         return [found for found, *_ in pairs]
 
 
