@@ -39,7 +39,7 @@ def test_a_report_compares_with_one_worker_round_by_round() -> None:
         Apart("two workers", [60.0, 88.0], [11.0, 10.0], Counter({"cut off": 1})),
     ]
     text = "\n".join(report("Made here.", [one, two], single, {"1 workers": [Told(10, 1000, 250, [0.5])]}))
-    assert "| two workers | 60.0 | 1.15 | 1.74 | 10.0 | 1.05 | 1.90 |" in text
+    assert "| two workers | 60.0 | 1.20 | 1.67 | 10.0 | 1.00 | 2.00 |" in text
     assert text.count("workers made errors, so") == 2
     assert "| 2 | 90.0 | 1.20 | 1.67 | 9.9 | 1.10 | 130 |" in text
     assert "**2 workers made errors" in text
