@@ -222,7 +222,8 @@ def report(made_by: str, found: Sequence[Cost], single: Sequence[Apart], crowds:
 def apart_table(found: Sequence[Apart]) -> Iterator[str]:
     if not found:
         return
-    yield "\nOne of two workers, on a core of its own and with half of the supervisor, beside one of two gateways; the least of\nthe rounds.\n"
+    yield "\nOne of two workers, on a core of its own and with half of the supervisor, beside one of two gateways:"
+    yield "the least of the rounds.\n"
     yield "| | us a request, 2 kB | to separate | scales to | us a chunk | to separate | scales to |"
     yield "|---|---|---|---|---|---|---|"
     for one in found:
