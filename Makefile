@@ -50,6 +50,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.workers
 	$(BIN)/python -m bench.prefix
 	$(BIN)/python -m bench.throughput
+	$(BIN)/python -m bench.engines
+	$(BIN)/python -m bench.coalescing
 	$(BIN)/python -m bench.evictions
 	$(BIN)/python -m bench.twin
 	$(BIN)/python -m bench.ablation
@@ -57,7 +59,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.policies
 
 # What bench.gateway compares with, into .peers: sglang-router, smg, vllm-router, litellm; nginx and haproxy from Debian.
-# Without them `make bench` measures what is there.
+# (`scripts/peers.sh .peers engines`: what bench.engines compares with, 4 GB.) Without them `make bench` measures what is there.
 peers:
 	scripts/peers.sh
 

@@ -16,7 +16,6 @@ Heads that share their keys are rows of one matrix. Numbers stay in the type of 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -38,6 +37,7 @@ SEAM: Mapping[type, Mapping[str, tuple[str, ...]]] = {
     ContinuousBatchingIOs: {"get_model_kwargs": ("use_padding",)},
 }
 ROWS = 128  # tokens of a prompt whose scores are computed at once
+PADDING = 192  # tokens that are read for nothing cost about as much as one group more
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Step"], torch.Tensor]  # tokens, positions, rows wanted -> scores
 
@@ -120,15 +120,26 @@ def plan(allocator: Any, places: torch.Tensor, requests: Items[Any]) -> Step:
             pages = torch.tensor(blocks) * stride
             prompts.append(Prompt(row, row + future.query_length, length - future.query_length, pages))
         row += future.query_length
-    single.sort(key=lambda one: one[1])
-    groups = (list(group) for _, group in groupby(single, key=lambda one: len(one[2]).bit_length()))
+    groups = _alike(single, PADDING // size)
     return Step(allocator, places, prompts, [_together(group, size, stride, allocator.cache_dtype) for group in groups])
 
 
+def _alike(single: list[tuple[int, int, list[int]]], padding: int) -> list[list[tuple[int, int, list[int]]]]:
+    """Groups in which all that is padded is not more than so many blocks; each with its longest first."""
+    groups, left = list[list[tuple[int, int, list[int]]]](), 0
+    for one in sorted(single, key=lambda one: one[1], reverse=True):
+        left -= len(groups[-1][0][2]) - len(one[2]) if groups else 0
+        if not groups or left < 0:
+            groups.append([])
+            left = padding
+        groups[-1].append(one)
+    return groups
+
+
 def _together(group: Items[tuple[int, int, list[int]]], size: int, stride: int, dtype: torch.dtype) -> Answers:
-    """Rows with their lengths and blocks, the longest last."""
+    """Rows with their lengths and blocks, the longest first."""
     rows, lengths, blocks = zip(*group, strict=True)
-    most = len(blocks[-1])
+    most = len(blocks[0])
     pages = torch.tensor([[*own, *[0] * (most - len(own))] for own in blocks]) * stride
     beyond = torch.arange(most * size) >= torch.tensor(lengths)[:, None]
     mask = torch.zeros(beyond.shape, dtype=dtype).masked_fill_(beyond, -torch.inf)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from math import gcd
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import aiohttp
@@ -35,6 +35,7 @@ LONG_S = 1.0  # prompts of many streams are not to take longer than this
 REPEATS = 3
 STEPS = 24  # of a stream, at least, that all are to share
 MOST_STREAMS = 32
+PAUSE_S = 0.5  # before a new prompt: requests come to replicas that were idle, whose first step takes longer
 LEAST_S = 1e-6  # that a first token takes: what is taken off is a guess
 BEGUN = 8  # tokens of each stream, before a prompt joins them
 
@@ -182,6 +183,7 @@ class Measurer:
     async def _new_and_again(self, length: int) -> tuple[Answer, Answer, Answer]:
         self._say(f"a new prompt of {length} tokens, and again")
         text = self._text(length)
+        await asyncio.sleep(PAUSE_S)
         cold, warm = await self._ask(text, 2), await self._ask(text, 2)
         if cold.prompt >= 2 * SHORT and not warm.cached:
             raise SetupError(
@@ -220,7 +222,7 @@ class Measurer:
         if not gaps:  # some waited until others were through
             self._measured.max_batch = _most_at_once(answers)
             return
-        context = round(median(answer.prompt + answer.tokens / 2 for answer in answers))
+        context = round(fmean(answer.prompt + answer.tokens / 2 for answer in answers))
         self._measured.decodes.append(Decode(batch, context, median(gaps)))
 
     async def _besides(self, cold: dict[int, Answer]) -> None:
@@ -254,14 +256,14 @@ class Measurer:
             end - begin for begin, end in pairwise(others[0].times) if end > answer.sent and begin + end < 2 * answer.times[0]
         ]
         longer = sum(gap > 1.5 * usual for gap in during)
-        context = round(median(other.prompt for other in others)) + BEGUN
+        context = round(fmean(other.prompt for other in others)) + BEGUN
         self._measured.besides.append(Beside(answer.prompt, batch, context, self._first_s(answer), longer))
 
     # -- requests
 
     async def _cached_texts(self, count: int, length: int) -> list[str]:
-        """New prompts that the replica has computed once."""
-        texts = [self._text(length) for _ in range(count)]
+        """New prompts that the replica has computed once: of half to one and a half of `length`, as a batch is in use."""
+        texts = [self._text(round(length * (0.5 + (at + 0.5) / count))) for at in range(count)]
         for text in texts:
             await self._ask(text, 2)
         return texts

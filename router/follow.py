@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from router.types import Candidate, Cost, Decision, Outcome, Prompt
+from router.types import Outcome, Placement, Prompt
 
 if TYPE_CHECKING:
     from router.router import Booking, Router
@@ -31,13 +31,11 @@ MOVED: Final = 2
 CLOSED: Final = 3
 RENT: Final = 4
 
-_FREE = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # what it cost was weighed where it was decided
-
 
 def opened(booking: Booking) -> Event:
     prompt, lease = booking.prompt, booking.lease
     told = (prompt.keys, prompt.units, prompt.block_units, prompt.scale)
-    return (OPENED, booking.number, *told, *_decision(booking), lease.silent, lease.since)
+    return (OPENED, booking.number, *told, *_placed(booking), lease.silent, lease.since)
 
 
 def first_token(booking: Booking, now: float) -> Event:
@@ -45,7 +43,7 @@ def first_token(booking: Booking, now: float) -> Event:
 
 
 def moved(booking: Booking) -> Event:
-    return (MOVED, booking.number, *_decision(booking), booking.lease.since)
+    return (MOVED, booking.number, *_placed(booking), booking.lease.since)
 
 
 def closed(booking: Booking, outcome: Outcome, now: float) -> Event:
@@ -63,14 +61,10 @@ def still_open(told: tuple[Event, ...]) -> Iterator[Event]:
         yield (*event[:-2], True, event[-1]) if event[0] == OPENED else event
 
 
-def _decision(booking: Booking) -> tuple[str, int, int, int, int]:
-    best = booking.chosen
-    return best.replica, best.matched_blocks, best.matched_tokens, best.uncached_tokens, booking.decision.prompt_tokens
-
-
-def _decided(replica: str, blocks: int, matched: int, uncached: int, tokens: int) -> Decision:
-    best = tuple.__new__(Candidate, (replica, blocks, matched, uncached, 0, 0, 0, 0, 1.0, _FREE))  # as in `cost`
-    return Decision(best, "", tokens, matched)
+def _placed(booking: Booking) -> tuple[str, int, int, int, int]:
+    """As `Placement` takes them."""
+    placed = booking.placed
+    return placed.replica, placed.matched_blocks, placed.matched_tokens, placed.uncached_tokens, placed.prompt_tokens
 
 
 class Follower:
@@ -105,7 +99,7 @@ class Follower:
                 self._move(bookings, booking, event)
             elif kind == CLOSED:
                 if router.observe(booking, Outcome(event[2], event[3], event[4]), event[5]):
-                    lost.append(booking.chosen.replica)
+                    lost.append(booking.placed.replica)
                 self._forget(bookings, booking)
         return lost
 
@@ -122,9 +116,8 @@ class Follower:
         if number in bookings or known is None:
             return
         # By the name as it is here: a dictionary finds what it has itself at once, and has to compare what only looks the same.
-        decision = _decided(known.name, blocks, matched, uncached, tokens)
-        prompt = Prompt(keys, units, block_units, scale)
-        booking = self._router.book(prompt, decision, since, silent=silent)
+        placed = Placement(known.name, blocks, matched, uncached, tokens)
+        booking = self._router.book(Prompt(keys, units, block_units, scale), placed, since, silent=silent)
         booking.number = number
         bookings[number] = booking
         self._count(known.name, 1)
@@ -135,13 +128,13 @@ class Follower:
             self._router.observe(booking, Outcome(ok=False), since)
             self._forget(bookings, booking)
             return
-        self._count(booking.chosen.replica, -1)
-        self._router.rebook(booking, _decided(replica, blocks, matched, uncached, tokens), since)
+        self._count(booking.placed.replica, -1)
+        self._router.rebook(booking, Placement(replica, blocks, matched, uncached, tokens), since)
         self._count(replica, 1)
 
     def _forget(self, bookings: dict[int, Booking], booking: Booking) -> None:
         del bookings[booking.number]
-        self._count(booking.chosen.replica, -1)
+        self._count(booking.placed.replica, -1)
 
     def _count(self, replica: str, change: int) -> None:
         self.inflight[replica] = self.inflight.get(replica, 0) + change
@@ -150,7 +143,7 @@ class Follower:
         """Assert that the counts are those of the open bookings."""
         booked = [booking for bookings in self._bookings.values() for booking in bookings.values()]
         assert not any(booking.lease.closed for booking in booked)
-        assert +Counter(self.inflight) == Counter(booking.chosen.replica for booking in booked)
+        assert +Counter(self.inflight) == Counter(booking.placed.replica for booking in booked)
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{source}: {len(bookings)}" for source, bookings in self._bookings.items())

@@ -24,7 +24,7 @@ from router.policies import POLICIES
 from router.pricing import Quotes
 from router.replication import Rents
 from router.trie import RadixTrie
-from router.types import Candidate, Decision, Outcome, Prompt, Random, Replica
+from router.types import Candidate, Decision, Outcome, Placement, Prompt, Random, Replica
 
 DEFAULT_UNITS_PER_TOKEN: Final = 4.0  # bytes of canonical text, believed until an engine has counted
 SCALE_PRIOR_TOKENS: Final = 200.0
@@ -38,15 +38,25 @@ LONG_S: Final = 1.0  # a request that took longer has kept its blocks in use for
 class Booking:
     """One request's way through the router: its decision and its open lease. `Router.choose` makes it, `close` ends it."""
 
-    __slots__ = ("_router", "decision", "idle_s", "lease", "number", "prompt")
+    __slots__ = ("_decision", "_router", "idle_s", "lease", "number", "placed", "prompt")
 
-    def __init__(self, router: Router, prompt: Prompt, decision: Decision, lease: Lease) -> None:
+    def __init__(self, router: Router, prompt: Prompt, placed: Placement, lease: Lease) -> None:
         self._router = router
+        self._decision: Decision | None = None  # of one that was decided in another process, which has it
         self.number = 0  # in the journal
         self.prompt = prompt
-        self.decision = decision
+        self.placed = placed
         self.lease = lease
         self.idle_s: float | None = None  # how long the match had not been used on the chosen replica
+
+    @property
+    def decision(self) -> Decision:
+        assert self._decision is not None, "it was decided elsewhere"
+        return self._decision
+
+    @decision.setter
+    def decision(self, decision: Decision) -> None:
+        self._decision = decision
 
     @property
     def chosen(self) -> Candidate:
@@ -70,7 +80,8 @@ class Booking:
         return self._router.observe(self, outcome, now)
 
     def __repr__(self) -> str:
-        return f"<Booking on {self.chosen.replica}, {self.decision.reason}, {self.lease!r}>"
+        why = self._decision.reason if self._decision else "decided elsewhere"
+        return f"<Booking on {self.placed.replica}, {why}, {self.lease!r}>"
 
 
 class Router:
@@ -159,18 +170,19 @@ class Router:
 
         silent: the answer is plain, so that nobody will tell when its first token was there.
         """
-        booking = self.book(prompt, self._decide(prompt, replicas, now), now, silent=silent)
+        decision = self._decide(prompt, replicas, now)
+        booking = self.book(prompt, decision.placement, now, silent=silent)
+        booking.decision = decision
         if self.journal:
             self._bookings += 1
             booking.number = self._bookings
             self.journal(opened(booking))
         return booking
 
-    def book(self, prompt: Prompt, decision: Decision, now: float, *, silent: bool) -> Booking:
+    def book(self, prompt: Prompt, placed: Placement, now: float, *, silent: bool) -> Booking:
         """Do what was decided, here or in another process. The journal does not hear of it."""
-        best = decision.best
-        lease = self.ledger.open(best.replica, decision.prompt_tokens, best.uncached_tokens, now, silent=silent)
-        booking = Booking(self, prompt, decision, lease)
+        lease = self.ledger.open(placed.replica, placed.prompt_tokens, placed.uncached_tokens, now, silent=silent)
+        booking = Booking(self, prompt, placed, lease)
         self._credit(booking, now)
         return booking
 
@@ -178,23 +190,24 @@ class Router:
 
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""
-        self.rebook(booking, self._decide(booking.prompt, replicas, now), now)
+        booking.decision = decision = self._decide(booking.prompt, replicas, now)
+        self.rebook(booking, decision.placement, now)
         if self.journal:
             self.journal(moved(booking))
 
-    def rebook(self, booking: Booking, decision: Decision, now: float) -> None:
+    def rebook(self, booking: Booking, placed: Placement, now: float) -> None:
         """What is open goes where it was decided, here or in another process."""
-        left = booking.chosen.replica
+        left = booking.placed.replica
         self._take_back(booking)
-        booking.decision = decision
-        booking.lease.move(decision.best.replica, decision.best.uncached_tokens, now)
+        booking.placed = placed
+        booking.lease.move(placed.replica, placed.uncached_tokens, now)
         if left not in self._replicas:
             self.ledger.remove(left)
         self._credit(booking, now)
 
     def observe(self, booking: Booking, outcome: Outcome, now: float) -> bool:
         """See Booking.close. What the engine reports is checked before it is believed."""
-        name, since = booking.chosen.replica, booking.lease.since
+        name, since = booking.placed.replica, booking.lease.since
         if not booking.lease.close(now):
             return False
         if name not in self._replicas:
@@ -238,19 +251,19 @@ class Router:
         self.rents.settle(prefix, seconds)
 
     def _credit(self, booking: Booking, now: float) -> None:
-        best = booking.chosen
-        self._policy.booked(best.replica)
-        booking.idle_s = self.trie.insert(best.replica, booking.prompt.keys, now)
+        placed = booking.placed
+        self._policy.booked(placed.replica)
+        booking.idle_s = self.trie.insert(placed.replica, booking.prompt.keys, now)
         if booking.idle_s is not None:
-            weight = min(1.0, best.matched_tokens / TURN_TOKENS)
-            next_turn = best.matched_tokens * 2 >= booking.decision.prompt_tokens
-            self.ledger.came_back(best.replica, booking.idle_s, weight, next_turn, now)
+            weight = min(1.0, placed.matched_tokens / TURN_TOKENS)
+            next_turn = placed.matched_tokens * 2 >= placed.prompt_tokens
+            self.ledger.came_back(placed.replica, booking.idle_s, weight, next_turn, now)
 
     # -- learning
 
     def _take_back(self, booking: Booking) -> None:
         """The replica did not compute the prompt: leave it only what it was believed to hold before."""
-        self.trie.forget(booking.chosen.replica, booking.prompt.keys, booking.chosen.matched_blocks)
+        self.trie.forget(booking.placed.replica, booking.prompt.keys, booking.placed.matched_blocks)
 
     def _learn_rate(self, booking: Booking, outcome: Outcome) -> None:
         """From what the engine really had to compute, where it says so; else from what we believed."""
@@ -269,23 +282,23 @@ class Router:
 
     def _believe(self, booking: Booking, outcome: Outcome, now: float) -> bool:
         """Take in what the engine says that it held. True if it had lost its cache."""
-        prompt, chosen = booking.prompt, booking.chosen
+        prompt, placed = booking.prompt, booking.placed
         if (counted := _counted(prompt, outcome)) is None:
             return False
         cached = counted[1]
-        evidence, known = self._evidence[chosen.replica], self.learned_capacity(chosen.replica)
+        evidence, known = self._evidence[placed.replica], self.learned_capacity(placed.replica)
         held = int(cached * self.units_per_token(prompt.scale) / prompt.block_units)
         # One block of doubt: tokens are an estimate, and an engine's own blocks end elsewhere than ours.
-        lost = held + 1 < chosen.matched_blocks
-        if held > chosen.matched_blocks + 1:
-            evidence.held_more(self.trie.held_by(chosen.replica))
+        lost = held + 1 < placed.matched_blocks
+        if held > placed.matched_blocks + 1:
+            evidence.held_more(self.trie.held_by(placed.replica))
         restarted = booking.idle_s is not None and self._weigh(booking, evidence, booking.idle_s, cached, lost, now)
         if restarted:
-            self.restarted(chosen.replica)
+            self.restarted(placed.replica)
         elif lost:  # on other branches too: it evicted what they hang on
-            self.trie.forget(chosen.replica, prompt.keys, held + 1)
+            self.trie.forget(placed.replica, prompt.keys, held + 1)
         if evidence.capacity != known:
-            self.trie.add_replica(chosen.replica, evidence.capacity)
+            self.trie.add_replica(placed.replica, evidence.capacity)
         return restarted
 
     def _weigh(self, booking: Booking, evidence: Evidence, idle_s: float, cached: int, lost: bool, now: float) -> bool:
@@ -301,7 +314,7 @@ class Router:
 
     def _younger(self, booking: Booking, since: float) -> int:
         """Blocks of the replica, other than the prompt's own, that were used after `since`."""
-        return max(0, self.trie.used_since(booking.chosen.replica, since) - booking.prompt.blocks)
+        return max(0, self.trie.used_since(booking.placed.replica, since) - booking.prompt.blocks)
 
     # -- for metrics and proof
 

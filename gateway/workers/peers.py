@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import marshal
 import math
 import pickle
 from collections.abc import Callable
@@ -115,7 +116,7 @@ class Peers:
     def _flush(self) -> None:
         self._busy.set()
         events, self._events = self._events, []
-        self._channel.send(EVENTS, HUB, 0, pickle.dumps((self._since, events)))
+        self._channel.send(EVENTS, HUB, 0, marshal.dumps((self._since, events)))
 
     # -- what the others say
 
@@ -131,7 +132,7 @@ class Peers:
             self._commands.put_nowait((kind, who, number, payload))
         elif kind == JOINED and self._open:
             events = [event for told in self._open.values() for event in still_open(told)]
-            self._channel.send(EVENTS, HUB, 0, pickle.dumps((self._local.clock(), events)))
+            self._channel.send(EVENTS, HUB, 0, marshal.dumps((self._local.clock(), events)))
         elif asking := self._asking.get(number):
             if kind == ASKED:
                 asking.known = pickle.loads(payload)
@@ -145,7 +146,7 @@ class Peers:
             for asking in self._asking.values():
                 asking.gone(who)
         else:
-            since, events = pickle.loads(payload)
+            since, events = marshal.loads(payload)
             for name in self.follower.apply(who, events):
                 self._local.fleet.zero_hits(name)
             if self._early is None:
