@@ -235,11 +235,15 @@ class Hostile:
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
             self.port = self._server.sockets[0].getsockname()[1]
 
-    def down(self) -> None:
+    async def down(self) -> None:
         """Nobody listens, and what is open is reset."""
         if self._server:
-            self._server.close()
-            self._server = None
+            server, self._server = self._server, None
+            for listener in server.sockets:
+                asyncio.get_running_loop().remove_reader(listener.fileno())
+            for _ in range(5):  # asyncio loses, open, what was accepted and not taken up when a server is closed
+                await asyncio.sleep(0)
+            server.close()
         for writer in self._idle:
             if not writer.is_closing():
                 reset(writer)
@@ -263,7 +267,7 @@ class Hostile:
             self._flapping = None
         self.mood = mood
         if mood == REFUSES:
-            self.down()
+            await self.down()
         elif mood == FLAPS:
             self._flapping = asyncio.create_task(self._flap())
         else:
@@ -271,7 +275,7 @@ class Hostile:
 
     async def _flap(self) -> None:
         while True:
-            self.down()
+            await self.down()
             await asyncio.sleep(FLAP_S)
             await self.up()
             await asyncio.sleep(FLAP_S)
