@@ -23,7 +23,7 @@ from aiohttp import web
 
 from replica import wire
 from replica.calls import Call, Kind, parse, parse_detokenize, parse_tokenize
-from replica.engine import Engine, EngineError, Request
+from replica.engine import Engine, Request
 from replica.fields import ApiError
 from replica.generation import Choices, Generation, Reading, Surroundings
 from replica.metrics import Metrics
@@ -31,7 +31,7 @@ from replica.places import Booking, Places
 from replica.prepare import check_tokens, choice, echoed, prepare, prompt_tokens
 from replica.prompts import Prompt
 from replica.stats import MINUTE_S, Stats
-from replica.stream import Outlet, stream
+from replica.stream import Outlet, failed, stream
 from replica.transcript import Placed
 
 T = TypeVar("T")
@@ -201,9 +201,11 @@ class Server:
             if call.telling.stream:
                 return await stream(choices, answer, outlet, call.telling.usage)
             return await _whole(choices, answer, headers)
-        except EngineError as error:
+        except ConnectionError:
+            raise
+        except Exception as error:
             choices.fail()
-            raise ApiError(500, f"The engine could not finish this request: {error}.") from None
+            raise failed(error) from error
         finally:
             choices.close()
             outlet.close()
@@ -283,14 +285,17 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ApiError as error:
         return _refused(error)
     except web.HTTPRequestEntityTooLarge as error:
-        failed = ApiError(413, f"{error.text}. Send a smaller body.", code="request_too_large")
+        return _refused(ApiError(413, f"{error.text}. Send a smaller body.", code="request_too_large"))
     except web.HTTPNotFound:
-        failed = ApiError(
-            404, f"Unknown path {request.path}: this replica serves /v1/chat/completions, /v1/completions, /v1/models."
-        )
+        served = "/v1/chat/completions, /v1/completions, /v1/models"
+        return _refused(ApiError(404, f"Unknown path {request.path}: this replica serves {served}."))
     except web.HTTPMethodNotAllowed as error:
-        failed = ApiError(405, f"{request.method} is not allowed here: use {', '.join(sorted(error.allowed_methods))}.")
-    return _json(failed.body(), failed.status)
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return _refused(ApiError(405, f"{request.method} is not allowed here: use {allowed}."))
+    except (web.HTTPException, ConnectionError):
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it in its API's shape
+        return _refused(failed(error))
 
 
 def _refused(error: ApiError) -> web.Response:

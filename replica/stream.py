@@ -5,6 +5,7 @@ later is said in the stream. A client that takes no bytes for too long is left, 
 """
 
 import asyncio
+import logging
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from replica.engine import EngineError
 from replica.fields import ApiError
 from replica.generation import Choices
 from replica.stats import Stats
+
+log = logging.getLogger(__name__)
 
 
 class Outlet:
@@ -55,7 +58,7 @@ class Outlet:
 
 
 async def stream(choices: Choices, answer: wire.Answer, outlet: Outlet, usage: UsageWish) -> web.StreamResponse:
-    """Write all of an answer. Raises EngineError as long as nothing has been written."""
+    """Write all of an answer. Raises what goes wrong as long as nothing has been written."""
     out = b""
     begun: set[int] = set()
     left = choices.count
@@ -75,13 +78,25 @@ async def stream(choices: Choices, answer: wire.Answer, outlet: Outlet, usage: U
                     out = b""
         if usage != "none":
             out += answer.usage(choices.usage())
-    except EngineError as error:
+    except ConnectionError:
+        raise
+    except Exception as error:
         if not outlet.opened:
             raise
         choices.fail()
-        out += wire.error_event(ApiError(500, f"The engine could not finish this request: {error}."))
+        out += wire.error_event(failed(error))
     await outlet.write(out + wire.DONE, last=True)
     return outlet.response
+
+
+def failed(error: Exception) -> ApiError:
+    """What the client is told of it. What nobody has foreseen is for the log."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineError):
+        return ApiError(500, f"The engine could not finish this request: {error}.")
+    log.error("this request failed", exc_info=error)
+    return ApiError(500, "This replica failed on this request; its log says why.", code="internal_error")
 
 
 def _now() -> float:

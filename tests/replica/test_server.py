@@ -290,3 +290,43 @@ async def test_gauges_show_what_runs_now(frozen: Replica) -> None:
     frozen.clock.advance(10)
     await asking
     assert await frozen.metric("num_requests_running{") == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("good", [0, 3])
+async def test_what_nobody_has_foreseen_is_told_in_the_apis_shape(
+    frozen: Replica, stream: bool, good: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine cannot spell its tokens, from the first on or after some: this request fails, and the next one does not."""
+    assert frozen.clock is not None
+    body = {"prompt": [1] * 100, "max_tokens": 8, "ignore_eos": True, "stream": stream}
+    asking = asyncio.create_task(frozen.http.post(frozen.url + "/v1/completions", json=body))
+    await frozen.engine.submitted.wait()
+
+    def broken(tokens: list[int]) -> str:
+        raise ZeroDivisionError("no such token")
+
+    if good == 0 or not stream:
+        monkeypatch.setattr(sim_text, "decode", broken)
+    frozen.clock.advance(0.1 + 0.01 * good)
+    async with await asking as response:
+        if stream and good:
+            await response.content.readuntil(b"\n\n")
+            monkeypatch.setattr(sim_text, "decode", broken)
+            frozen.clock.advance(0.01)
+            error = (await events(response))[-1]["error"]
+        else:
+            assert response.status == 500
+            error = (await response.json())["error"]
+    told = "This replica failed on this request; its log says why."
+    assert error == {"message": told, "type": "server_error", "param": None, "code": "internal_error"}
+    assert "ZeroDivisionError: no such token" in caplog.text
+    await frozen.engine.cancelled.wait()
+    assert frozen.engine.load().running == 0
+    monkeypatch.undo()
+    asking = asyncio.create_task(frozen.http.post(frozen.url + "/v1/completions", json=body | {"stream": False}))
+    frozen.engine.submitted.clear()
+    await frozen.engine.submitted.wait()
+    frozen.clock.advance(1.0)
+    async with await asking as response:
+        assert response.status == 200
