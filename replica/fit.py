@@ -15,9 +15,10 @@ from replica.engine import SetupError
 from replica.fit_measure import Measured, Measurer
 from replica.fit_solve import Fit, solve
 
+ROUNDS = 3
 _TEXT = (
     "Measure a replica that runs and has nothing else to do, and print the flags of `warmroute replica --engine sim` that give "
-    "a twin with its speed. Takes about a minute on a CPU, and sends up to some 50,000 tokens of made-up text."
+    "a twin with its speed. Takes two or three minutes on a CPU, and sends up to some 100,000 tokens of made-up text."
 )
 
 
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        measured = asyncio.run(Measurer(args.url.rstrip("/"), args.model, _say).measure())
+        measured = asyncio.run(_measure(args.url.rstrip("/"), args.model))
         fit = solve(measured)
     except SetupError as error:
         print(f"warmroute replica fit: {error}", file=sys.stderr)
@@ -43,6 +44,13 @@ def main(argv: list[str]) -> int:
         return 130
     print(json.dumps(_body(measured, fit)) if args.json else _page(measured, fit))
     return 0
+
+
+async def _measure(url: str, model: str | None) -> Measured:
+    async with Measurer(url, model, _say) as measurer:
+        for _ in range(ROUNDS):
+            await measurer.measure()
+    return measurer.measured
 
 
 def _say(line: str) -> None:

@@ -7,14 +7,15 @@ Engines have steps that are not like this, and machines have other work: what do
 """
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from replica.engine import SetupError
 from replica.fit_measure import Beside, Decode, Measured, Prefill
 from replica.sim_cost import Costs, SimConfig, Step
 
 SWEEPS, ROUNDS = 20_000, 4
-OUTLIER = 0.05  # a relative error from which on a measurement counts less
+OUTLIER = 0.2  # a relative error from which on a measurement counts less
 LEAST_S = 1e-9  # of a prompt's token and of a step: a rate has to be a number
 
 
@@ -52,6 +53,7 @@ def solve(measured: Measured) -> Fit:
     rows = [*(_prefill_row(sample, chunk) for sample in measured.prefills), *map(_decode_row, measured.decodes)]
     if chunk:
         rows += [_beside_row(sample, chunk) for sample in measured.besides]
+    rows = _means(rows)
     costs = _costs(rows)
     default = SimConfig()
     config = SimConfig(
@@ -119,6 +121,14 @@ def _beside_row(sample: Beside, chunk: int) -> _Row:
     own = _sum([Step.of([piece], others) for piece in _pieces(sample.prompt, 0, chunk)])
     amounts = tuple(one + other for one, other in zip(met, own, strict=True))
     return _Row("beside", f"{sample.prompt} tokens, {sample.batch} x {sample.context} decode", sample.seconds, amounts)
+
+
+def _means(rows: Items[_Row]) -> list[_Row]:
+    """Of what was measured several times, the mean: it is what many requests take, whatever the machine did beside."""
+    same = dict[tuple[str, str], list[_Row]]()
+    for row in rows:
+        same.setdefault((row.kind, row.what), []).append(row)
+    return [replace(several[0], seconds=fmean(row.seconds for row in several)) for several in same.values()]
 
 
 def _sum(steps: Items[Step]) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from replica.engine import SetupError
-from replica.fit_measure import Beside, Decode, Measured, Prefill
+from replica.fit_measure import Beside, Decode, Measured, Prefill, long_gaps
 from replica.fit_solve import chunk_of, solve
 from replica.sim_cost import SimConfig, Step
 
@@ -101,3 +101,30 @@ def test_streams_that_take_no_time_are_refused() -> None:
     found.besides = []
     with pytest.raises(SetupError, match="in one piece"):
         solve(found)
+
+
+def test_what_is_measured_several_times_counts_with_its_mean() -> None:
+    """Half of all measurements met a machine that was a third slower: the mean comes out, told once."""
+    config = costing(decode_slowdown=0.03, step_s=0.03, context_s=1e-5, attention_s=1e-6)
+    both, slow = measured(config), measured(config, lambda: 4 / 3)
+    both.prefills += slow.prefills
+    both.decodes += slow.decodes
+    both.besides += slow.besides
+    fit = solve(both)
+    assert fit.config.prefill_rate == pytest.approx(config.prefill_rate * 6 / 7, rel=0.02)
+    assert fit.config.decode_rate == pytest.approx(config.decode_rate * 6 / 7, rel=0.02)
+    assert len({(sample.kind, sample.what) for sample in fit.samples}) == len(fit.samples) == len(solve(slow).samples)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "count"),
+    [
+        ([0.02, 0.021, 0.029], 0),
+        ([], 0),
+        ([0.033, 0.49, 0.747, 1.5, 0.3, 0.02], 4),  # 0.033: slow by itself
+        ([0.05], 1),
+        ([0.02, 0.035, 0.035, 0.03], 2),
+    ],
+)
+def test_the_steps_that_a_prompt_made_longer(gaps: list[float], count: int) -> None:
+    assert long_gaps(gaps, 0.02) == count
