@@ -1,6 +1,6 @@
 """Several processes, one view: what a router books is told to the others, and they do the same.
 
-    Router.choose, Booking.first_token, move, close ──► journal ──► (some way to the other processes) ──► Follower.apply
+    Router.choose, Booking.first_token, move, close ──► Journal ──► (some way to the other processes) ──► Follower.apply
 
 Only what was decided is told, never how: a follower books, credits, learns and closes just as the router did that decided, so
 that its trie, its ledger and its learned speeds come to be the same, but for what is still on its way. No process waits for
@@ -14,16 +14,15 @@ at slightly different moments, and one that joins late has not seen what came be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from router.types import Outcome, Placement, Prompt
+from router.types import Outcome, Prompt
 
 if TYPE_CHECKING:
     from router.router import Booking, Router
 
 Event = tuple[Any, ...]
-Journal = Callable[[Event], None]
 
 OPENED: Final = 0
 FIRST_TOKEN: Final = 1
@@ -32,55 +31,90 @@ CLOSED: Final = 3
 RENT: Final = 4
 
 
-def opened(booking: Booking) -> Event:
+class Journal:
+    """What one router books, until it is told to the others.
+
+    events: what is to be told, the oldest first; empty again when they are taken. open: what was told of and is not closed.
+    """
+
+    __slots__ = ("_booked", "_wake", "events", "open")
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """wake: is called when there is an event and was none."""
+        self.events: list[Event] = []
+        self.open: dict[int, Booking] = {}
+        self._booked = 0
+        self._wake = wake
+
+    def take(self) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def still_open(self) -> list[Event]:
+        """For one who may not have heard of it. Its prefill is not to be learned from."""
+        return [_opened(booking, silent=True) for booking in self.open.values()]
+
+    def opened(self, booking: Booking) -> None:
+        self._booked += 1
+        booking.number = self._booked
+        self.open[booking.number] = booking
+        self._tell(_opened(booking, silent=booking.lease.silent))
+
+    def first_token(self, booking: Booking, now: float) -> None:
+        self._tell((FIRST_TOKEN, booking.number, now))
+
+    def moved(self, booking: Booking) -> None:
+        lease = booking.lease
+        placed = (lease.replica, booking.matched_blocks, lease.prompt_tokens, lease.uncached_tokens, lease.since)
+        self._tell((MOVED, booking.number, *placed))
+
+    def closed(self, booking: Booking, outcome: Outcome, now: float) -> None:
+        del self.open[booking.number]
+        self._tell((CLOSED, booking.number, outcome.ok, outcome.prompt_tokens, outcome.cached_tokens, now))
+
+    def rent(self, prefix: bytes, seconds: float | None) -> None:
+        """See `Rents.settle`."""
+        self._tell((RENT, prefix, seconds))
+
+    def _tell(self, event: Event) -> None:
+        self.events.append(event)
+        if len(self.events) == 1:
+            self._wake()
+
+    def __repr__(self) -> str:
+        return f"<Journal of {len(self.open)} open bookings, {len(self.events)} events to tell>"
+
+
+def _opened(booking: Booking, *, silent: bool) -> Event:
     prompt, lease = booking.prompt, booking.lease
-    told = (prompt.keys, prompt.units, prompt.block_units, prompt.scale)
-    return (OPENED, booking.number, *told, *_placed(booking), lease.silent, lease.since)
-
-
-def first_token(booking: Booking, now: float) -> Event:
-    return (FIRST_TOKEN, booking.number, now)
-
-
-def moved(booking: Booking) -> Event:
-    return (MOVED, booking.number, *_placed(booking), booking.lease.since)
-
-
-def closed(booking: Booking, outcome: Outcome, now: float) -> Event:
-    return (CLOSED, booking.number, outcome.ok, outcome.prompt_tokens, outcome.cached_tokens, now)
-
-
-def rent(prefix: bytes, seconds: float | None) -> Event:
-    """See `Rents.settle`."""
-    return (RENT, prefix, seconds)
-
-
-def still_open(told: tuple[Event, ...]) -> Iterator[Event]:
-    """What was told of a booking that is open, for one who may not have heard it. Its prefill is not to be learned from."""
-    for event in told:
-        yield (*event[:-2], True, event[-1]) if event[0] == OPENED else event
-
-
-def _placed(booking: Booking) -> tuple[str, int, int, int, int]:
-    """As `Placement` takes them."""
-    placed = booking.placed
-    return placed.replica, placed.matched_blocks, placed.matched_tokens, placed.uncached_tokens, placed.prompt_tokens
+    return (
+        OPENED,
+        booking.number,
+        prompt.keys,
+        prompt.units,
+        prompt.block_units,
+        prompt.scale,
+        lease.replica,
+        booking.matched_blocks,
+        lease.prompt_tokens,
+        lease.uncached_tokens,
+        lease.since,
+        silent,
+    )
 
 
 class Follower:
-    """Does here what other routers did. A source is one of them, by any number that no other has or had.
-
-    inflight: their open bookings, by replica.
-    """
+    """Does here what other routers did. A source is one of them, by any number that no other has or had."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self._bookings: dict[int, dict[int, Booking]] = {}
-        self.inflight: dict[str, int] = {}
 
     def apply(self, source: int, events: Iterable[Event]) -> list[str]:
         """What one of them did, in its order. Returns the replicas that this showed to have lost their cache."""
-        bookings = self._bookings.setdefault(source, {})
+        bookings = self._bookings.get(source)
+        if bookings is None:
+            bookings = self._bookings[source] = {}
         router, lost = self._router, []
         for event in events:
             kind: int = event[0]
@@ -97,53 +131,52 @@ class Follower:
                 booking.lease.first_token(event[2])
             elif kind == MOVED:
                 self._move(bookings, booking, event)
-            elif kind == CLOSED:
-                if router.observe(booking, Outcome(event[2], event[3], event[4]), event[5]):
-                    lost.append(booking.placed.replica)
-                self._forget(bookings, booking)
+            elif kind == CLOSED and self._close(bookings, booking, Outcome(event[2], event[3], event[4]), event[5]):
+                lost.append(booking.lease.replica)
         return lost
 
     def gone(self, source: int, now: float) -> None:
         """That router is no more: nothing of what it had booked goes on. What was prefilled by then is held."""
         bookings = self._bookings.pop(source, {})
         for booking in tuple(bookings.values()):
-            self._router.observe(booking, Outcome(booking.lease.decoding), now)
-            self._forget(bookings, booking)
+            self._close(bookings, booking, Outcome(booking.lease.decoding), now)
 
     def _open(self, bookings: dict[int, Booking], event: Event) -> None:
-        _, number, keys, units, block_units, scale, replica, blocks, matched, uncached, tokens, silent, since = event
-        known = self._router.replicas.get(replica)
+        _, number, keys, units, block_units, scale, replica, blocks, tokens, uncached, since, silent = event
+        router = self._router
+        known = router.known(replica)
         if number in bookings or known is None:
             return
         # By the name as it is here: a dictionary finds what it has itself at once, and has to compare what only looks the same.
-        placed = Placement(known.name, blocks, matched, uncached, tokens)
-        booking = self._router.book(Prompt(keys, units, block_units, scale), placed, since, silent=silent)
+        lease = router.ledger.open(known.name, tokens, uncached, since, silent=silent)
+        lease.load.elsewhere += 1
+        booking = router.book(Prompt(keys, units, block_units, scale), lease, blocks)
         booking.number = number
         bookings[number] = booking
-        self._count(known.name, 1)
 
     def _move(self, bookings: dict[int, Booking], booking: Booking, event: Event) -> None:
-        _, _, replica, blocks, matched, uncached, tokens, since = event
-        if replica not in self._router.replicas:
-            self._router.observe(booking, Outcome(ok=False), since)
-            self._forget(bookings, booking)
+        _, _, replica, blocks, tokens, uncached, since = event
+        known = self._router.known(replica)
+        if known is None:
+            self._close(bookings, booking, Outcome(ok=False), since)
             return
-        self._count(booking.placed.replica, -1)
-        self._router.rebook(booking, Placement(replica, blocks, matched, uncached, tokens), since)
-        self._count(replica, 1)
+        booking.lease.load.elsewhere -= 1
+        self._router.rebook(booking, known.name, blocks, tokens, uncached, since)
+        booking.lease.load.elsewhere += 1
 
-    def _forget(self, bookings: dict[int, Booking], booking: Booking) -> None:
+    def _close(self, bookings: dict[int, Booking], booking: Booking, outcome: Outcome, now: float) -> bool:
+        """As `Router.observe`."""
         del bookings[booking.number]
-        self._count(booking.placed.replica, -1)
-
-    def _count(self, replica: str, change: int) -> None:
-        self.inflight[replica] = self.inflight.get(replica, 0) + change
+        booking.lease.load.elsewhere -= 1
+        return self._router.observe(booking, outcome, now)
 
     def check(self) -> None:
         """Assert that the counts are those of the open bookings."""
         booked = [booking for bookings in self._bookings.values() for booking in bookings.values()]
         assert not any(booking.lease.closed for booking in booked)
-        assert +Counter(self.inflight) == Counter(booking.placed.replica for booking in booked)
+        loads = self._router.ledger.loads
+        counted = Counter(booking.lease.replica for booking in booked)
+        assert {name: load.elsewhere for name, load in loads.items() if load.elsewhere} == counted
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{source}: {len(bookings)}" for source, bookings in self._bookings.items())

@@ -15,7 +15,7 @@ from router.types import KEY_BYTES, BlockKeys
 
 # Estimated bytes of CPython 3.11 objects, checked against tracemalloc by a test. A node: its object, its edge's header, its
 # holders' dictionary, its key and slot in the parent's children.
-NODE_BYTES: Final = 560
+NODE_BYTES: Final = 480
 HOLD_BYTES: Final = 112
 
 
@@ -41,14 +41,14 @@ class Hold:
 
 @mypyc_attr(acyclic=True)
 class Node:
-    """The end of an edge. `children` are keyed by the first key of their edges."""
+    """The end of an edge. `children` are keyed by the first key of their edges; leaves share one dictionary of none."""
 
     __slots__ = ("children", "edge", "holders", "parent")
 
-    def __init__(self, edge: BlockKeys, parent: Node | None) -> None:
+    def __init__(self, edge: BlockKeys, parent: Node | None, children: dict[bytes, Node]) -> None:
         self.edge = edge
         self.parent = parent
-        self.children: dict[bytes, Node] = {}
+        self.children = children
         self.holders: dict[str, Hold] = {}
 
     @property
@@ -101,6 +101,24 @@ class UseList:
     def close(self) -> None:
         """The replica has left, and nothing is in its list."""
         del self.ring.staler, self.ring.fresher
+
+    def use(self, node: Node, replica: str, blocks: int, now: float) -> float | None:
+        """The replica, whose list this is, uses the first `blocks` blocks of a node's edge: never less than it holds of it.
+
+        Returns when it last did; None if it held nothing of it.
+        """
+        used: float | None = None
+        hold = node.holders.get(replica)
+        if hold is None:
+            hold = node.holders[replica] = Hold(node, 0, now)
+            self.link_after(hold, self.ring.staler)
+        else:
+            used = hold.used
+            self.freshen(hold)
+        hold.used = now
+        self.blocks += blocks - hold.blocks
+        hold.blocks = blocks
+        return used
 
     def freshen(self, hold: Hold) -> None:
         ring = self.ring

@@ -20,8 +20,7 @@ must be done (`settle`); else a long answer would look like a long queue until i
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from router.learned import Median, Ratio
@@ -34,24 +33,58 @@ TURN_GAP_S = 15.0, 1.0, 300.0  # from an answer to the next turn: believed at fi
 
 @dataclass(slots=True)
 class ReplicaLoad:
-    """One replica's open leases, in four counts, its learned speed, and who will be back."""
+    """One replica's open leases, in five counts, its learned speed, and who will be back.
+
+    first, last: of the leases that wait for their first token, in order of booking; each knows its neighbours.
+    """
 
     rate: Ratio  # uncached prompt tokens per second
     inflight: int = 0  # open leases
+    elsewhere: int = 0  # of these, booked by other processes
     decoding: int = 0  # of these, past their first token
     booked_tokens: int = 0  # uncached prompt tokens of the others
     active_tokens: int = 0  # prompt tokens of all of them
-    waiting: OrderedDict[Lease, None] = field(default_factory=OrderedDict)  # the others, in order of booking
+    first: Lease | None = None
+    last: Lease | None = None
     turn_ended: float = float("-inf")
     answered: float = 0.0  # closed leases, each fading by e in a turn's gap
     answered_at: float = float("-inf")  # the last one
+
+    @property
+    def waiting(self) -> list[Lease]:
+        """From first to last. O(n)."""
+        found, lease = [], self.first
+        while lease is not None:
+            found.append(lease)
+            lease = lease.behind
+        return found
+
+    def enqueue(self, lease: Lease) -> None:
+        last = self.last
+        if last is None:
+            self.first = lease
+        else:
+            last.behind, lease.ahead = lease, last
+        self.last = lease
+
+    def leave_queue(self, lease: Lease) -> None:
+        ahead, behind = lease.ahead, lease.behind
+        if ahead is None:
+            self.first = behind
+        else:
+            ahead.behind = behind
+        if behind is None:
+            self.last = ahead
+        else:
+            behind.ahead = ahead
+        lease.ahead = lease.behind = None
 
     def settle(self, now: float) -> Lease | None:
         """Let silent leases at the head of the queue decode whose prefill must be over by now. O(1) amortised.
 
         Returns the one whose turn it is, if any waits.
         """
-        while first := next(iter(self.waiting), None):
+        while (first := self.first) is not None:
             if not first.silent:
                 return first
             ends = max(first.since, self.turn_ended) + first.uncached_tokens / self.rate.value
@@ -62,7 +95,7 @@ class ReplicaLoad:
 
     def remaining_tokens(self, now: float) -> int:
         """Booked prefill work less what the running prefill must have done of its own. O(1)."""
-        first = next(iter(self.waiting), None)
+        first = self.first
         if first is None:
             return 0
         since, booked = first.since, self.booked_tokens
@@ -95,10 +128,23 @@ class Lease:
     """One request booked on a replica. Made by `Ledger.open`; `close` it exactly once, in a `finally`.
 
     since: when it was booked on this replica. silent: its answer will show no first token. prefill_s: what the prefill took,
-    once the first token is there.
+    once the first token is there. load: the replica's. ahead, behind: its neighbours in the queue.
     """
 
-    __slots__ = ("closed", "decoding", "ledger", "prefill_s", "prompt_tokens", "replica", "silent", "since", "uncached_tokens")
+    __slots__ = (
+        "ahead",
+        "behind",
+        "closed",
+        "decoding",
+        "ledger",
+        "load",
+        "prefill_s",
+        "prompt_tokens",
+        "replica",
+        "silent",
+        "since",
+        "uncached_tokens",
+    )
 
     def __init__(
         self, ledger: Ledger, replica: str, prompt_tokens: int, uncached_tokens: int, since: float, *, silent: bool
@@ -112,60 +158,55 @@ class Lease:
         self.decoding = False
         self.prefill_s: float | None = None
         self.closed = False
+        self.ahead: Lease | None = None
+        self.behind: Lease | None = None
+        self.load = ledger.enter(self)
 
     def first_token(self, now: float) -> None:
         """The prompt is prefilled: its tokens are no longer booked."""
         if self.closed or self.decoding:
             return
-        self.prefill_s = now - max(self.since, self.ledger.of(self.replica).turn_ended)
+        self.prefill_s = now - max(self.since, self.load.turn_ended)
         self.prefilled(now)
 
     def prefilled(self, now: float) -> None:
         """The prefill is over, by what was seen or by what must be."""
-        load = self.ledger.of(self.replica)
+        load = self.load
         self.decoding = True
         load.decoding += 1
         load.booked_tokens -= self.uncached_tokens
-        del load.waiting[self]
+        load.leave_queue(self)
         load.turn_ended = max(load.turn_ended, now)
 
-    def move(self, replica: str, uncached_tokens: int, now: float) -> None:
+    def move(self, replica: str, prompt_tokens: int, uncached_tokens: int, now: float) -> None:
         """Book on another replica instead (the first one failed). Nothing if closed."""
         if self.closed:
             return
         self._leave(now)
-        self.replica, self.uncached_tokens, self.since = replica, uncached_tokens, now
+        self.replica, self.prompt_tokens, self.uncached_tokens, self.since = replica, prompt_tokens, uncached_tokens, now
         self.decoding, self.prefill_s = False, None
-        self._enter()
+        self.load = self.ledger.enter(self)
 
     def close(self, now: float) -> bool:
         """Give the booking back. True the first time, False (and nothing happens) after that."""
         if self.closed:
             return False
         self._leave(now)
-        self.ledger.of(self.replica).count_answer(now, self.ledger.turn_gap.value)
+        self.load.count_answer(now, self.ledger.turn_gap.value)
         self.closed = True
         return True
 
-    def _enter(self) -> None:
-        load = self.ledger.of(self.replica)
-        self.ledger.loads[self.replica] = load
-        load.inflight += 1
-        load.active_tokens += self.prompt_tokens
-        load.booked_tokens += self.uncached_tokens
-        load.waiting[self] = None
-
     def _leave(self, now: float) -> None:
-        load = self.ledger.of(self.replica)
+        load = self.load
         load.inflight -= 1
         load.active_tokens -= self.prompt_tokens
         if self.decoding:
             load.decoding -= 1
             return
         load.booked_tokens -= self.uncached_tokens
-        if next(iter(load.waiting)) is self:
+        if load.first is self:
             load.turn_ended = max(load.turn_ended, now)  # its turn is over, if with nothing to show
-        del load.waiting[self]
+        load.leave_queue(self)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "decoding" if self.decoding else "waiting"
@@ -184,14 +225,23 @@ class Ledger:
         return self.loads.get(replica) or ReplicaLoad(rate=self._rate_of_a_stranger())
 
     def open(self, replica: str, prompt_tokens: int, uncached_tokens: int, now: float, *, silent: bool = False) -> Lease:
-        lease = Lease(self, replica, prompt_tokens, uncached_tokens, now, silent=silent)
-        lease._enter()
-        return lease
+        return Lease(self, replica, prompt_tokens, uncached_tokens, now, silent=silent)
 
-    def came_back(self, replica: str, idle_s: float, weight: float, next_turn: bool, now: float) -> None:
-        """A prompt has come to `replica` that extends one of idle_s ago, mostly (next_turn) or not. weight: see `Median`."""
+    def enter(self, lease: Lease) -> ReplicaLoad:
+        """Count a lease at its replica: for leases only."""
+        load = self.loads.get(lease.replica)
+        if load is None:
+            load = self.loads[lease.replica] = self.of(lease.replica)
+        load.inflight += 1
+        load.active_tokens += lease.prompt_tokens
+        load.booked_tokens += lease.uncached_tokens
+        load.enqueue(lease)
+        return load
+
+    def came_back(self, load: ReplicaLoad, idle_s: float, weight: float, next_turn: bool, now: float) -> None:
+        """A prompt has come to a replica that extends one of idle_s ago, mostly (next_turn) or not. weight: see `Median`."""
         if next_turn:
-            self.of(replica).count_return(now, self.turn_gap.value, idle_s)
+            load.count_return(now, self.turn_gap.value, idle_s)
         self.turn_gap.learn(idle_s, weight)
 
     def teach(self, replica: str, rate: Ratio) -> None:
@@ -218,8 +268,12 @@ class Ledger:
         for load in self.loads.values():
             assert 0 <= load.decoding <= load.inflight
             assert load.booked_tokens >= 0
-            assert load.booked_tokens == sum(lease.uncached_tokens for lease in load.waiting)
-            assert len(load.waiting) == load.inflight - load.decoding
+            waiting = load.waiting
+            assert load.booked_tokens == sum(lease.uncached_tokens for lease in waiting)
+            assert len(waiting) == load.inflight - load.decoding
+            assert [lease.ahead for lease in waiting] == [None, *waiting][:-1]
+            assert load.last is (waiting[-1] if waiting else None)
+            assert 0 <= load.elsewhere <= load.inflight
             assert load.active_tokens >= 0
             assert load.rate.value > 0
 

@@ -76,7 +76,7 @@ class Quotes:
         """The cost on a replica, its load settled, that holds so many blocks, but not so many tokens."""
         now = self._now
         full = cost(
-            booked=load.remaining_tokens(now) if load.waiting else 0,
+            booked=load.remaining_tokens(now) if load.first else 0,
             uncached=uncached,
             duplicate=uncached - self.least,
             evicted=self._evicted(name, blocks, uncached) if self._lifetime_s else 0.0,
@@ -112,7 +112,7 @@ class Quotes:
             dear = floor > bound_s * load.rate.value
             if dear and (idle or blocks == longest):
                 continue
-            if head := load.settle(now) if load.waiting else None:
+            if head := load.settle(now) if load.first else None:
                 floor += load.booked_tokens - head.uncached_tokens
             elif blocks < longest:
                 idle = True

@@ -17,14 +17,14 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from router.evidence import Evidence
-from router.follow import Journal, closed, first_token, moved, opened, rent
+from router.follow import Journal
 from router.learned import Ratio
 from router.load import Lease, Ledger
 from router.policies import POLICIES
 from router.pricing import Quotes
 from router.replication import Rents
 from router.trie import RadixTrie
-from router.types import Candidate, Decision, Outcome, Placement, Prompt, Random, Replica
+from router.types import Candidate, Decision, Outcome, Prompt, Random, Replica
 
 DEFAULT_UNITS_PER_TOKEN: Final = 4.0  # bytes of canonical text, believed until an engine has counted
 SCALE_PRIOR_TOKENS: Final = 200.0
@@ -36,18 +36,22 @@ LONG_S: Final = 1.0  # a request that took longer has kept its blocks in use for
 
 
 class Booking:
-    """One request's way through the router: its decision and its open lease. `Router.choose` makes it, `close` ends it."""
+    """One request's way through the router: its decision and its open lease. `Router.choose` makes it, `close` ends it.
 
-    __slots__ = ("_decision", "_router", "idle_s", "lease", "number", "placed", "prompt")
+    matched_blocks: those of the prompt that the lease's replica was believed to hold. number: in the journal. idle_s: for how
+    long the match had not been used there.
+    """
 
-    def __init__(self, router: Router, prompt: Prompt, placed: Placement, lease: Lease) -> None:
+    __slots__ = ("_decision", "_router", "idle_s", "lease", "matched_blocks", "number", "prompt")
+
+    def __init__(self, router: Router, prompt: Prompt, lease: Lease, matched_blocks: int) -> None:
         self._router = router
         self._decision: Decision | None = None  # of one that was decided in another process, which has it
-        self.number = 0  # in the journal
+        self.number = 0
         self.prompt = prompt
-        self.placed = placed
         self.lease = lease
-        self.idle_s: float | None = None  # how long the match had not been used on the chosen replica
+        self.matched_blocks = matched_blocks
+        self.idle_s: float | None = None
 
     @property
     def decision(self) -> Decision:
@@ -65,7 +69,7 @@ class Booking:
     def first_token(self, now: float) -> None:
         """The answer's first byte came."""
         if (journal := self._router.journal) and not self.lease.decoding:
-            journal(first_token(self, now))
+            journal.first_token(self, now)
         self.lease.first_token(now)
 
     def move(self, replicas: Collection[str], now: float) -> None:
@@ -76,12 +80,12 @@ class Booking:
     def close(self, outcome: Outcome, now: float) -> bool:
         """The request is over. Only the first call counts. True if it showed that the replica had lost its cache."""
         if (journal := self._router.journal) and not self.lease.closed:
-            journal(closed(self, outcome, now))
+            journal.closed(self, outcome, now)
         return self._router.observe(self, outcome, now)
 
     def __repr__(self) -> str:
         why = self._decision.reason if self._decision else "decided elsewhere"
-        return f"<Booking on {self.placed.replica}, {why}, {self.lease!r}>"
+        return f"<Booking, {why}, {self.lease!r}>"
 
 
 class Router:
@@ -100,7 +104,6 @@ class Router:
         self._replicas: dict[str, Replica] = {}
         self._evidence: dict[str, Evidence] = {}
         self._scales: dict[str, Ratio] = {}
-        self._bookings = 0  # in the journal
 
     def retune(self, *, policy: str, ttl_s: float, memory_bytes: int) -> None:
         """From now on by this policy (one that stays keeps what it remembers) and within these bounds. O(1)."""
@@ -142,6 +145,9 @@ class Router:
         if evidence := self._evidence.get(name):
             evidence.purged(self.trie.now)
 
+    def known(self, name: str) -> Replica | None:
+        return self._replicas.get(name)
+
     def learned_capacity(self, name: str) -> int | None:
         """Blocks that a replica was found to hold, where its size was not given."""
         evidence = self._evidence.get(name)
@@ -171,19 +177,18 @@ class Router:
         silent: the answer is plain, so that nobody will tell when its first token was there.
         """
         decision = self._decide(prompt, replicas, now)
-        booking = self.book(prompt, decision.placement, now, silent=silent)
+        best = decision.best
+        lease = self.ledger.open(best.replica, decision.prompt_tokens, best.uncached_tokens, now, silent=silent)
+        booking = self.book(prompt, lease, best.matched_blocks)
         booking.decision = decision
         if self.journal:
-            self._bookings += 1
-            booking.number = self._bookings
-            self.journal(opened(booking))
+            self.journal.opened(booking)
         return booking
 
-    def book(self, prompt: Prompt, placed: Placement, now: float, *, silent: bool) -> Booking:
+    def book(self, prompt: Prompt, lease: Lease, matched_blocks: int) -> Booking:
         """Do what was decided, here or in another process. The journal does not hear of it."""
-        lease = self.ledger.open(placed.replica, placed.prompt_tokens, placed.uncached_tokens, now, silent=silent)
-        booking = Booking(self, prompt, placed, lease)
-        self._credit(booking, now)
+        booking = Booking(self, prompt, lease, matched_blocks)
+        self._credit(booking)
         return booking
 
     # -- after it
@@ -191,37 +196,46 @@ class Router:
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""
         booking.decision = decision = self._decide(booking.prompt, replicas, now)
-        self.rebook(booking, decision.placement, now)
+        best = decision.best
+        self.rebook(booking, best.replica, best.matched_blocks, decision.prompt_tokens, best.uncached_tokens, now)
         if self.journal:
-            self.journal(moved(booking))
+            self.journal.moved(booking)
 
-    def rebook(self, booking: Booking, placed: Placement, now: float) -> None:
+    def rebook(
+        self, booking: Booking, replica: str, matched_blocks: int, prompt_tokens: int, uncached_tokens: int, now: float
+    ) -> None:
         """What is open goes where it was decided, here or in another process."""
-        left = booking.placed.replica
+        left = booking.lease.replica
         self._take_back(booking)
-        booking.placed = placed
-        booking.lease.move(placed.replica, placed.uncached_tokens, now)
+        booking.matched_blocks = matched_blocks
+        booking.lease.move(replica, prompt_tokens, uncached_tokens, now)
         if left not in self._replicas:
             self.ledger.remove(left)
-        self._credit(booking, now)
+        self._credit(booking)
 
     def observe(self, booking: Booking, outcome: Outcome, now: float) -> bool:
         """See Booking.close. What the engine reports is checked before it is believed."""
-        name, since = booking.placed.replica, booking.lease.since
-        if not booking.lease.close(now):
+        prompt, lease = booking.prompt, booking.lease
+        if not lease.close(now):
             return False
-        if name not in self._replicas:
+        name, since = lease.replica, lease.since
+        evidence = self._evidence.get(name)
+        if evidence is None:
             self.ledger.remove(name)
             return False
         if not outcome.ok:
             self._take_back(booking)
             return False
-        self._learn_rate(booking, outcome)
-        self._learn_scale(booking.prompt, outcome.prompt_tokens)
-        held = self.trie.held_by(name)
-        restarted = self._believe(booking, outcome, now)
-        if now - since > LONG_S or self._evidence[name].purged_at >= since or self.trie.held_by(name) < held:
-            self.trie.insert(name, booking.prompt.keys, now)
+        tokens, cached = outcome.prompt_tokens, outcome.cached_tokens
+        restarted, computed = False, lease.uncached_tokens
+        self._learn_scale(prompt, tokens)
+        if tokens is not None and cached is not None and 0 <= cached <= tokens < MOST_TOKENS_PER_UNIT * prompt.units:
+            computed = tokens - cached
+            restarted = self._believe(booking, evidence, cached, now)
+        if lease.prefill_s is not None:  # from what the engine really had to compute, where it says so; else from our belief
+            lease.load.learn(computed, lease.prefill_s)
+        if now - since > LONG_S or evidence.purged_at >= since:
+            self.trie.insert(name, prompt.keys, now)
         return restarted
 
     # -- deciding
@@ -247,58 +261,54 @@ class Router:
 
     def _rent(self, prefix: bytes, seconds: float | None) -> None:
         if self.journal:
-            self.journal(rent(prefix, seconds))
+            self.journal.rent(prefix, seconds)
         self.rents.settle(prefix, seconds)
 
-    def _credit(self, booking: Booking, now: float) -> None:
-        placed = booking.placed
-        self._policy.booked(placed.replica)
-        booking.idle_s = self.trie.insert(placed.replica, booking.prompt.keys, now)
-        if booking.idle_s is not None:
-            weight = min(1.0, placed.matched_tokens / TURN_TOKENS)
-            next_turn = placed.matched_tokens * 2 >= placed.prompt_tokens
-            self.ledger.came_back(placed.replica, booking.idle_s, weight, next_turn, now)
+    def _credit(self, booking: Booking) -> None:
+        lease = booking.lease
+        name, now = lease.replica, lease.since
+        if self.policy_name != "cost":  # which remembers nothing
+            self._policy.booked(name)
+        booking.idle_s = idle_s = self.trie.insert(name, booking.prompt.keys, now)
+        if idle_s is not None:
+            matched = lease.prompt_tokens - lease.uncached_tokens
+            next_turn = matched * 2 >= lease.prompt_tokens
+            self.ledger.came_back(lease.load, idle_s, min(1.0, matched / TURN_TOKENS), next_turn, now)
 
     # -- learning
 
     def _take_back(self, booking: Booking) -> None:
         """The replica did not compute the prompt: leave it only what it was believed to hold before."""
-        self.trie.forget(booking.placed.replica, booking.prompt.keys, booking.placed.matched_blocks)
-
-    def _learn_rate(self, booking: Booking, outcome: Outcome) -> None:
-        """From what the engine really had to compute, where it says so; else from what we believed."""
-        lease, counted = booking.lease, _counted(booking.prompt, outcome)
-        if lease.prefill_s is not None:
-            computed = counted[0] - counted[1] if counted else lease.uncached_tokens
-            self.ledger.of(lease.replica).learn(computed, lease.prefill_s)
+        self.trie.forget(booking.lease.replica, booking.prompt.keys, booking.matched_blocks)
 
     def _learn_scale(self, prompt: Prompt, tokens: int | None) -> None:
         if not prompt.scale or not tokens or not 0.01 < prompt.units / tokens < 1000:
             return  # nothing to learn, or nonsense, or a prompt that is mostly an image
-        scale = self._scales.setdefault(
-            prompt.scale, Ratio(DEFAULT_UNITS_PER_TOKEN, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
-        )
+        scale = self._scales.get(prompt.scale)
+        if scale is None:
+            scale = self._scales[prompt.scale] = Ratio(DEFAULT_UNITS_PER_TOKEN, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
         scale.learn(prompt.units, tokens, tokens)
 
-    def _believe(self, booking: Booking, outcome: Outcome, now: float) -> bool:
+    def _believe(self, booking: Booking, evidence: Evidence, cached: int, now: float) -> bool:
         """Take in what the engine says that it held. True if it had lost its cache."""
-        prompt, placed = booking.prompt, booking.placed
-        if (counted := _counted(prompt, outcome)) is None:
-            return False
-        cached = counted[1]
-        evidence, known = self._evidence[placed.replica], self.learned_capacity(placed.replica)
+        prompt, name, matched, known = booking.prompt, booking.lease.replica, booking.matched_blocks, evidence.capacity
         held = int(cached * self.units_per_token(prompt.scale) / prompt.block_units)
         # One block of doubt: tokens are an estimate, and an engine's own blocks end elsewhere than ours.
-        lost = held + 1 < placed.matched_blocks
-        if held > placed.matched_blocks + 1:
-            evidence.held_more(self.trie.held_by(placed.replica))
+        lost = held + 1 < matched
+        if held > matched + 1:
+            evidence.held_more(self.trie.held_by(name))
         restarted = booking.idle_s is not None and self._weigh(booking, evidence, booking.idle_s, cached, lost, now)
+        if not (restarted or lost or evidence.capacity != known):
+            return False
+        before = self.trie.held_by(name)
         if restarted:
-            self.restarted(placed.replica)
+            self.restarted(name)
         elif lost:  # on other branches too: it evicted what they hang on
-            self.trie.forget(placed.replica, prompt.keys, held + 1)
+            self.trie.forget(name, prompt.keys, held + 1)
         if evidence.capacity != known:
-            self.trie.add_replica(placed.replica, evidence.capacity)
+            self.trie.add_replica(name, evidence.capacity)
+        if self.trie.held_by(name) < before:  # but this prompt was computed, all of it
+            self.trie.insert(name, prompt.keys, now)
         return restarted
 
     def _weigh(self, booking: Booking, evidence: Evidence, idle_s: float, cached: int, lost: bool, now: float) -> bool:
@@ -314,7 +324,7 @@ class Router:
 
     def _younger(self, booking: Booking, since: float) -> int:
         """Blocks of the replica, other than the prompt's own, that were used after `since`."""
-        return max(0, self.trie.used_since(booking.placed.replica, since) - booking.prompt.blocks)
+        return max(0, self.trie.used_since(booking.lease.replica, since) - booking.prompt.blocks)
 
     # -- for metrics and proof
 
@@ -330,11 +340,3 @@ class Router:
 
     def __repr__(self) -> str:
         return f"<Router {self.policy_name}, {self.ledger!r}, {self.trie!r}>"
-
-
-def _counted(prompt: Prompt, outcome: Outcome) -> tuple[int, int] | None:
-    """(prompt tokens, of these cached) as the engine counted them; None if it does not say, or nonsense."""
-    tokens, cached = outcome.prompt_tokens, outcome.cached_tokens
-    if tokens is None or cached is None or not 0 <= cached <= tokens < MOST_TOKENS_PER_UNIT * prompt.units:
-        return None
-    return tokens, cached

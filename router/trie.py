@@ -36,15 +36,14 @@ class RadixTrie:
         self.ttl_s = ttl_s
         self.max_bytes = max_bytes
         self.evicted = dict.fromkeys(("ttl", "capacity", "memory", "purge", "correction"), 0)  # blocks forgotten, by why
-        self._root = Node(b"", None)
+        self._root = Node(b"", None, {})
+        self._none: dict[bytes, Node] = {}  # the children of a leaf, which gets none: its edge is lengthened, or split
         self._uses: dict[str, UseList] = {}
         self.now = float("-inf")
         self._nodes = 0
         self._edge_bytes = 0
         self._holds = 0
-        self.lifetime: Ratio | None = (
-            None  # how long blocks go unused before they are evicted for want of room; None: never yet
-        )
+        self.lifetime: Ratio | None = None  # seconds that blocks go unused before they are evicted for want of room
 
     # -- what it knows
 
@@ -87,11 +86,14 @@ class RadixTrie:
         """
         alive = max(self.now, now) - self.ttl_s
         found: dict[str, int] = {}
-        for node, start, shared in self._walk(keys):
+        path, before, shared = self._walk(keys)
+        start, known = 0, before + shared
+        for node in path:
             for replica, hold in node.holders.items():
                 if hold.used > alive:
-                    blocks = hold.blocks
-                    found[replica] = start + (blocks if blocks < shared else shared)
+                    blocks = start + hold.blocks
+                    found[replica] = blocks if blocks < known else known
+            start += node.length
         return found
 
     # -- what changes it
@@ -143,14 +145,18 @@ class RadixTrie:
         uses = self._uses.get(replica)
         if uses is None:
             return
-        for node, start, shared in self._walk(keys):
+        path, before, shared = self._walk(keys)
+        start, known = 0, before + shared
+        for node in path:
             hold = node.holders.get(replica)
             if hold is None:
                 return
-            if keep < start + shared:
+            end = start + node.length
+            if keep < min(end, known):
                 self._forget_below(replica, uses, node)
                 self._forget(replica, uses, hold, max(0, keep - start), "correction")
                 return
+            start = end
 
     def expire(self, now: float) -> None:
         """Forget all that is past its TTL. O(replicas + holds forgotten). For a sweep while nothing is inserted."""
@@ -160,77 +166,72 @@ class RadixTrie:
 
     # -- the path
 
-    def _walk(self, keys: BlockKeys) -> list[tuple[Node, int, int]]:
-        """(node, blocks before its edge, leading blocks of its edge that `keys` shares: at least 1), root excluded."""
-        path: list[tuple[Node, int, int]] = []
-        children, at, end = self._root.children, 0, len(keys)
+    def _walk(self, keys: BlockKeys) -> tuple[list[Node], int, int]:
+        """(nodes, root excluded; blocks before the last one's edge; leading blocks of its edge that `keys` shares).
+
+        `keys` shares all of the other edges, and of the last at least one block; both numbers are 0 if there are no nodes.
+        """
+        path: list[Node] = []
+        children, begin, at, end = self._root.children, 0, 0, len(keys)
         while at < end and (child := children.get(keys[at : at + KEY_BYTES])):
+            path.append(child)
             edge = child.edge
-            length = len(edge)
-            if not keys.startswith(edge, at):
-                path.append((child, at // KEY_BYTES, shared_blocks(edge, keys[at : at + length])))
-                break
-            path.append((child, at // KEY_BYTES, length // KEY_BYTES))
-            children, at = child.children, at + length
-        return path
+            begin, at = at, at + len(edge)
+            same = keys[begin:at]  # a copy, which takes less than what `startswith` does around its comparison
+            if same != edge:
+                return path, begin // KEY_BYTES, shared_blocks(edge, same)
+            children = child.children
+        return path, begin // KEY_BYTES, (at - begin) // KEY_BYTES
 
     def _credit(self, replica: str, uses: UseList, keys: BlockKeys, now: float) -> float | None:
         """Walk `keys`, splitting and growing the tree until a path spells them, and give the path to `replica`.
 
         Returns when the deepest hold of the replica on the path was last used.
         """
-        path: list[tuple[Node, int]] = []  # (node, blocks of its edge on the path)
-        used = None
-        node, at = self._root, 0
-        for child, start, shared in self._walk(keys):
-            at = (start + shared) * KEY_BYTES
-            hold = child.holders.get(replica)
-            if hold:
-                used = hold.used
-            inside = shared * KEY_BYTES < len(child.edge)
+        path, start, shared = self._walk(keys)
+        node, at = path[-1] if path else self._root, (start + shared) * KEY_BYTES
+        if shared < node.length:
+            hold = node.holders.get(replica)
             # Cut where prompts diverge, and where the replica holds more than is used now.
-            cut = inside and (at < len(keys) or (hold is not None and hold.blocks > shared))
-            node = self._split(child, shared) if cut else child
-            path.append((node, shared))
+            if at < len(keys) or (hold is not None and hold.blocks > shared):
+                node = self._split(node, shared)
         if at < len(keys):
-            self._grow(path, node, keys[at:])
-        for step, blocks in reversed(path):
-            if hold := step.holders.get(replica):
-                uses.freshen(hold)
-            else:
-                hold = step.holders[replica] = Hold(step, 0, now)
-                uses.link_after(hold, uses.ring.staler)
+            node = self._grow(node, keys[at:])
+            shared = node.length
+        used: float | None = None
+        blocks, parent = shared, node.parent
+        while parent is not None:
+            last = uses.use(node, replica, blocks, now)
+            if last is None:
                 self._holds += 1
-            hold.used = now
-            uses.blocks += blocks - hold.blocks  # never less than before: what is not used was split off
-            hold.blocks = blocks
-        for step, _ in reversed(path):
-            if len(step.children) == 1:
-                self._merge(step)
+            elif used is None:
+                used = last
+            if len(node.children) == 1:
+                self._merge(node)
+            node, blocks, parent = parent, parent.length, parent.parent
         return used
 
-    def _grow(self, path: list[tuple[Node, int]], node: Node, rest: BlockKeys) -> None:
-        """Append `rest` under `node`, the end of `path`: a leaf's edge is lengthened, else a new leaf is made."""
+    def _grow(self, node: Node, rest: BlockKeys) -> Node:
+        """Append `rest` under `node`: a leaf's edge is lengthened, else a new leaf is made. Returns where it ends."""
         self._edge_bytes += len(rest)
         if node is self._root or node.children:
-            leaf = Node(rest, node)
+            leaf = Node(rest, node, self._none)
             node.children[rest[:KEY_BYTES]] = leaf
             self._nodes += 1
-            path.append((leaf, leaf.length))
-        else:
-            node.edge += rest
-            path[-1] = (node, node.length)
+            return leaf
+        node.edge += rest
+        return node
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut a node's edge after `at` blocks (0 < at < its length). Returns the new upper node; `node` is the lower."""
         cut = at * KEY_BYTES
         parent = node.parent
         assert parent is not None
-        upper = Node(node.edge[:cut], parent)
+        rest = node.edge[cut:]
+        upper = Node(node.edge[:cut], parent, {rest[:KEY_BYTES]: node})
         parent.children[upper.edge[:KEY_BYTES]] = upper
-        node.edge = node.edge[cut:]
+        node.edge = rest
         node.parent = upper
-        upper.children[node.edge[:KEY_BYTES]] = node
         self._nodes += 1
         for replica, hold in list(node.holders.items()):
             if hold.blocks <= at:

@@ -17,6 +17,7 @@ def check(trie: RadixTrie) -> None:
     blocks = dict.fromkeys(trie._uses, 0)
     stack = list(trie._root.children.items())
     assert not trie._root.holders
+    assert not trie._none
     while stack:
         first, node = stack.pop()
         stack += node.children.items()

@@ -13,12 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+from router.native import mypyc_attr
+
 KEY_BYTES: Final = 8  # one block key is an unsigned 64-bit hash, stored as its 8 bytes
 
 BlockKeys = bytes
 """The keys of a prompt's full blocks, first to last: KEY_BYTES each. Key i identifies block i and everything before it."""
 
 
+@mypyc_attr(acyclic=True)
 class Prompt:
     """A prompt as the router sees it.
 
@@ -113,34 +116,11 @@ class Decision:
         self.prompt_tokens = prompt_tokens
         self.available_tokens = available_tokens
 
-    @property
-    def placement(self) -> Placement:
-        best = self.best
-        return Placement(best.replica, best.matched_blocks, best.matched_tokens, best.uncached_tokens, self.prompt_tokens)
-
     def __repr__(self) -> str:
         return f"Decision({self.best!r}, {self.reason!r}, {self.prompt_tokens}, {self.available_tokens})"
 
 
-class Placement:
-    """What has to be known of a decision to carry it out, here or in another process."""
-
-    __slots__ = ("matched_blocks", "matched_tokens", "prompt_tokens", "replica", "uncached_tokens")
-
-    def __init__(
-        self, replica: str, matched_blocks: int, matched_tokens: int, uncached_tokens: int, prompt_tokens: int
-    ) -> None:
-        self.replica = replica
-        self.matched_blocks = matched_blocks
-        self.matched_tokens = matched_tokens
-        self.uncached_tokens = uncached_tokens
-        self.prompt_tokens = prompt_tokens
-
-    def __repr__(self) -> str:
-        held, computed = f"{self.matched_blocks} blocks held", f"{self.uncached_tokens} of {self.prompt_tokens} tokens uncached"
-        return f"<Placement on {self.replica}, {held}, {computed}>"
-
-
+@mypyc_attr(acyclic=True)
 class Outcome:
     """How a request ended. prompt_tokens and cached_tokens are the engine's own count, None where it reports none."""
 

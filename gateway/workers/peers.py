@@ -37,7 +37,7 @@ from gateway.workers.channel import (
     TOLD,
     Channel,
 )
-from router.follow import CLOSED, MOVED, OPENED, Event, Follower, still_open
+from router.follow import Follower, Journal
 
 log = logging.getLogger("warmroute.workers")
 
@@ -86,9 +86,8 @@ class Peers:
         self._local = local
         self._channel = channel
         self._loop = asyncio.get_running_loop()
-        self._events: list[Event] = []
-        self._since = 0.0  # the first of them
-        self._open: dict[int, tuple[Event, ...]] = {}  # what was told of bookings that are not closed
+        self._journal = Journal(self._wake)
+        self._since = 0.0  # the first of what it has to tell
         self._busy = asyncio.Event()  # something was booked since the counters were told
         self._current = asyncio.Event()
         self._early: list[tuple[int, int, bytes]] | None = []  # what came before the commands in force were done
@@ -100,23 +99,13 @@ class Peers:
 
     # -- what this worker does
 
-    def _journal(self, event: Event) -> None:
-        kind = event[0]
-        if kind == OPENED:
-            self._open[event[1]] = (event,)
-        elif kind == CLOSED:
-            self._open.pop(event[1], None)
-        elif kind == MOVED:
-            self._open[event[1]] = (*self._open[event[1]], event)
-        if not self._events:
-            self._since = self._local.clock()
-            self._loop.call_later(BATCH_S, self._flush)
-        self._events.append(event)
+    def _wake(self) -> None:
+        self._since = self._local.clock()
+        self._loop.call_later(BATCH_S, self._flush)
 
     def _flush(self) -> None:
         self._busy.set()
-        events, self._events = self._events, []
-        self._channel.send(EVENTS, HUB, 0, marshal.dumps((self._since, events)))
+        self._channel.send(EVENTS, HUB, 0, marshal.dumps((self._since, self._journal.take())))
 
     # -- what the others say
 
@@ -130,9 +119,8 @@ class Peers:
             self._channel.send(ANSWER, who, number, pickle.dumps(self._local.told()))
         elif kind in (COMMAND, CURRENT):
             self._commands.put_nowait((kind, who, number, payload))
-        elif kind == JOINED and self._open:
-            events = [event for told in self._open.values() for event in still_open(told)]
-            self._channel.send(EVENTS, HUB, 0, marshal.dumps((self._local.clock(), events)))
+        elif kind == JOINED and self._journal.open:
+            self._channel.send(EVENTS, HUB, 0, marshal.dumps((self._local.clock(), self._journal.still_open())))
         elif asking := self._asking.get(number):
             if kind == ASKED:
                 asking.known = pickle.loads(payload)
@@ -161,9 +149,9 @@ class Peers:
         self._current.set()
 
     def _share_places(self) -> None:
-        inflight = self.follower.inflight
+        ledger = self._local.router.ledger
         for pool in self._local.fleet.pools:
-            pool.admission.others(sum(inflight.get(state.name, 0) for state in pool.replicas))
+            pool.admission.others(sum(ledger.of(state.name).elsewhere for state in pool.replicas))
 
     # -- everywhere
 
@@ -238,7 +226,7 @@ class Peers:
             self._channel.send(ANSWER, who, number, pickle.dumps(error))
 
     def __repr__(self) -> str:
-        return f"<Peers, {len(self._open)} open here, {self.follower!r}>"
+        return f"<Peers, {self._journal!r}, {self.follower!r}>"
 
 
 def _key(command: Command) -> str:

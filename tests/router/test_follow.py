@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from router import Booking, Outcome, Prompt, Replica, Router
-from router.follow import OPENED, Event, Follower, still_open
+from router.follow import OPENED, Event, Follower, Journal
 from tests.machines import STEPS, CountedMachine, steps_of
 from tests.router.test_router_machine import NAMES, RouterMachine, prompts, shown
 from tests.strategies import prompt_of, replicas
@@ -23,6 +23,12 @@ def router_of(**options: Any) -> Router:
     return router
 
 
+def telling() -> tuple[Router, Journal]:
+    """A router that keeps a journal."""
+    journal = Journal(lambda: None)
+    return router_of(journal=journal), journal
+
+
 class FollowedRouter(RouterMachine):
     """All that may happen to a router happens; another that only hears of it knows the same after each step."""
 
@@ -31,11 +37,11 @@ class FollowedRouter(RouterMachine):
         self.other = Router(policy="cost", ttl_s=10, memory_bytes=memory, chance=random.Random(2))
         self.follower = Follower(self.other)
         super().start("cost", memory, capacity)
-        self.router.journal = self.hear
+        self.journal = self.router.journal = Journal(self.hear)
 
-    def hear(self, event: Event) -> None:
+    def hear(self) -> None:
         self.settle()  # what time alone changes depends on the speed that is believed at that moment
-        self.follower.apply(1, [event])
+        self.follower.apply(1, self.journal.take())
 
     def settle(self) -> None:
         for router in (self.router, self.other):
@@ -88,10 +94,16 @@ class TwoRouters(CountedMachine):
         self.routers = [router_of(), router_of()]
         self.followers = [Follower(router) for router in self.routers]
         self.ways: list[deque[Event]] = [deque(), deque()]  # to whom
+        self.journals: list[tuple[Journal, deque[Event]]] = []
         for router, way in zip(self.routers, reversed(self.ways), strict=True):
-            router.journal = way.append
+            router.journal = journal = Journal(lambda: None)
+            self.journals.append((journal, way))
         self.bookings: list[Booking] = []
         self.now = 0.0
+
+    def tell(self) -> None:
+        for journal, way in self.journals:
+            way.extend(journal.take())
 
     @rule(who=st.integers(0, 1), prompt=prompts, silent=st.booleans())
     def choose(self, who: int, prompt: Prompt, silent: bool) -> None:
@@ -112,6 +124,7 @@ class TwoRouters(CountedMachine):
 
     @rule(who=st.integers(0, 1), events=st.integers(1, 5))
     def hear(self, who: int, events: int) -> None:
+        self.tell()
         way = self.ways[who]
         self.followers[who].apply(2 - who, [way.popleft() for _ in range(min(events, len(way)))])
 
@@ -145,39 +158,36 @@ def test_two_that_follow_each_other_agree_in_the_end() -> None:
 
 
 def test_who_knows_nothing_of_a_booking_passes_over_it() -> None:
-    told: list[Event] = []
-    router, other = router_of(journal=told.append), router_of()
+    (router, journal), other = telling(), router_of()
     booking = router.choose(prompt_of(b"abc"), ["r1"], 0.0)
     booking.first_token(0.5)
     booking.move(["r2"], 1.0)
     booking.close(Outcome(True), 2.0)
-    Follower(other).apply(1, told[1:])
+    Follower(other).apply(1, journal.take()[1:])
     assert other.ledger.open_leases == 0
     assert other.trie.blocks == 0
 
 
 def test_a_replica_that_is_not_known_here_is_passed_over() -> None:
-    told: list[Event] = []
-    router, other = router_of(journal=told.append), router_of()
+    (router, journal), other = telling(), router_of()
     follower = Follower(other)
     router.choose(prompt_of(b"abc"), ["r1"], 0.0)
     moved = router.choose(prompt_of(b"xyz"), ["r2"], 0.0)
     moved.move(["r3"], 1.0)
     other.remove("r1")
     other.remove("r3")
-    follower.apply(1, told)
+    follower.apply(1, journal.take())
     assert other.ledger.open_leases == 0
     assert other.trie.held() == {"r2": 0}, "what failed there is not held there"
     follower.check()
 
 
 def test_who_is_no_more_has_nothing_open_and_what_was_prefilled_is_held() -> None:
-    told: list[Event] = []
-    router, other = router_of(journal=told.append), router_of()
+    (router, journal), other = telling(), router_of()
     follower = Follower(other)
     router.choose(prompt_of(b"abc"), ["r1"], 0.0).first_token(1.0)
     router.choose(prompt_of(b"xyz"), ["r2"], 0.0)
-    follower.apply(1, told)
+    follower.apply(1, journal.take())
     assert other.ledger.open_leases == 2
     follower.gone(1, 2.0)
     follower.gone(7, 2.0)
@@ -187,37 +197,38 @@ def test_who_is_no_more_has_nothing_open_and_what_was_prefilled_is_held() -> Non
 
 
 def test_what_is_open_is_told_again_to_those_who_came_late_and_counted_once() -> None:
-    told: list[Event] = []
-    router, early, late = router_of(journal=told.append), router_of(), router_of()
+    (router, journal), early, late = telling(), router_of(), router_of()
     followers = [Follower(early), Follower(late)]
+    router.choose(prompt_of(b"over"), ["r1"], 0.0).close(Outcome(True), 0.5)
     booking = router.choose(prompt_of(b"abc"), ["r1"], 0.0)
     booking.move(["r2"], 1.0)
-    followers[0].apply(1, told)
-    again = list(still_open(tuple(told)))
-    assert [event[0] for event in again] == [event[0] for event in told]
-    for follower in followers:
-        follower.apply(1, again)
-        follower.apply(1, again)
+    followers[0].apply(1, journal.take())
+    (again,) = journal.still_open()
+    assert (again[0], again[-1]) == (OPENED, True), "it teaches nothing"
+    for follower, other in zip(followers, (early, late), strict=True):
+        follower.apply(1, [again])
+        follower.apply(1, [again])
         follower.check()
-        assert follower.inflight == {"r1": 0, "r2": 1}
+        assert [other.ledger.of(name).elsewhere for name in NAMES] == [0, 1, 0]
     booking.first_token(500.0)  # what it took is not known to who came late
     booking.close(Outcome(True, 3, 0), 600.0)
+    assert journal.still_open() == []
+    told = journal.take()
     for follower in followers:
-        follower.apply(1, told[2:])
+        follower.apply(1, told)
     assert [router.ledger.open_leases for router in (early, late)] == [0, 0]
-    assert next(event for event in again if event[0] == OPENED)[-2] is True
+    assert early.trie.held() == {"r1": 4, "r2": 3, "r3": 0}
+    assert late.trie.held() == {"r1": 0, "r2": 3, "r3": 0}, "it never heard of what was over"
 
 
 def test_rents_are_paid_and_copies_bought_together() -> None:
-    told: list[Event] = []
-    router, other = router_of(journal=told.append), router_of()
+    (router, journal), other = telling(), router_of()
     follower, prompt, paid = Follower(other), prompt_of(b"a" * 5000), 0
     router.choose(prompt, ["r1"], 0.0).close(Outcome(True), 0.0)
     while True:  # each waits behind others while r2 idles, until that has cost as much as a copy
         router.choose(prompt_of(b"b" * 500), ["r1"], 1.0)
         booking = router.choose(prompt, ["r1", "r2"], 1.0)
-        follower.apply(1, told)
-        told.clear()
+        follower.apply(1, journal.take())
         assert repr(other.rents) == repr(router.rents)
         if booking.chosen.replica == "r2":
             break

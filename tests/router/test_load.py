@@ -37,7 +37,7 @@ class LedgerMachine(CountedMachine):
 
     @rule(lease=leases, replica=replicas, tokens=st.integers(0, 5000))
     def move(self, lease: Lease, replica: str, tokens: int) -> None:
-        lease.move(replica, tokens, self.now)
+        lease.move(replica, tokens + 7, tokens, self.now)
 
     @rule(lease=leases)
     def close(self, lease: Lease) -> None:
@@ -63,7 +63,7 @@ class LedgerMachine(CountedMachine):
             assert load.decoding == sum(lease.decoding for lease in here)
             assert load.booked_tokens == sum(lease.uncached_tokens for lease in here if not lease.decoding)
             assert 0 <= load.remaining_tokens(self.now) <= load.booked_tokens
-            assert load.waiting.keys() == {lease for lease in here if not lease.decoding}
+            assert set(load.waiting) == {lease for lease in here if not lease.decoding}
             assert 0 <= load.answered <= sum(lease.closed for lease in self.all)
             assert load.return_rate(self.now, 15.0) >= 0
 
@@ -155,9 +155,9 @@ def test_who_is_back_is_no_longer_expected() -> None:
 def test_one_that_extends_another_s_head_is_nobody_s_next_turn() -> None:
     ledger = Ledger()
     ledger.open("r", 10, 10, 0.0).close(0.0)
-    ledger.came_back("r", 40.0, weight=1.0, next_turn=False, now=40.0)
+    ledger.came_back(ledger.of("r"), 40.0, weight=1.0, next_turn=False, now=40.0)
     before = ledger.of("r").return_rate(40.0, 20.0)
-    ledger.came_back("r", 40.0, weight=0.0, next_turn=True, now=40.0)
+    ledger.came_back(ledger.of("r"), 40.0, weight=0.0, next_turn=True, now=40.0)
     assert before > 0 == ledger.of("r").return_rate(40.0, 20.0)
     assert ledger.turn_gap.value == pytest.approx(15.0 * math.exp(0.1)), "both are seen, as far as they weigh"
 
@@ -166,7 +166,7 @@ def test_only_a_lease_that_closes_counts_as_an_answer_and_only_where_it_ended() 
     ledger = Ledger()
     lease = ledger.open("left", 10, 10, 0.0)
     lease.first_token(1.0)
-    lease.move("right", 10, 2.0)
+    lease.move("right", 10, 10, 2.0)
     assert (ledger.of("left").answered, ledger.of("right").answered) == (0, 0)
     lease.close(3.0)
     lease.close(4.0)
