@@ -1,8 +1,8 @@
 """A worker's side: it tells the others what its router books, does what theirs have booked, and asks them where it must.
 
 What is booked goes out in batches, BATCH_S after the first of it: a system call for every event would cost more than the
-decision. Each worker keeps the whole prefix index and all open leases, so that choosing asks nobody; the price is that what one
-books all others book as well.
+decision, and every batch wakes the supervisor and all other workers. Each worker keeps the whole prefix index and all open
+leases, so that choosing asks nobody; the price is that what one books all others book as well.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from router.follow import Follower, Journal
 
 log = logging.getLogger("warmroute.workers")
 
-BATCH_S = 0.01
+BATCH_S = 0.02
 TELL_S = 0.1, 1.0  # how often counters are told: while there are requests, and without any
 TELL_SHARE = 0.01  # of the time, at most
 SCRAPE_S = 2.0  # who does not answer by then is counted as it told last
