@@ -157,6 +157,18 @@ def test_two_that_follow_each_other_agree_in_the_end() -> None:
     assert steps_of(TwoRouters, examples=200, steps=50) >= STEPS // 2
 
 
+def test_a_journal_wakes_once_for_what_is_then_taken_together() -> None:
+    woken: list[int] = []
+    journal = Journal(lambda: woken.append(len(journal.events)))
+    router = router_of(journal=journal)
+    for turn in (1, 2):
+        router.choose(prompt_of(b"abc"), ["r1"], 0.0).first_token(1.0)
+        assert woken == [1] * turn, "at the first event, which is there"
+        assert len(journal.take()) == 2
+        assert len(journal.open) == turn
+    assert journal.take() == []
+
+
 def test_who_knows_nothing_of_a_booking_passes_over_it() -> None:
     (router, journal), other = telling(), router_of()
     booking = router.choose(prompt_of(b"abc"), ["r1"], 0.0)

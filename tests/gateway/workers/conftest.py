@@ -59,8 +59,8 @@ class Star:
     async def join(self) -> Worker:
         """One more worker, as `worker.py` starts it."""
         ours, its = await pair()
-        self.stack.push_async_callback(closed, ours, its)
         who = self.hub.join(ours)
+        self.stack.push_async_callback(self._end, who, ours, its)
         _, me, _, payload = await its.first()
         whole = pickle.loads(payload)
         made: list[Peers] = []
@@ -76,6 +76,12 @@ class Star:
         await eventually(lambda: who in self.served)
         assert me == who
         return Worker(who, run, made[0], its)
+
+    async def _end(self, who: int, ours: Channel, its: Channel) -> None:
+        """As the supervisor does when a worker has ended: what it did not come to tell is over for the others."""
+        await closed(ours, its)
+        if who in self.hub.members:
+            self.hub.leave(who)
 
 
 @contextlib.asynccontextmanager
