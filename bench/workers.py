@@ -3,11 +3,10 @@
     python -m bench.workers [--quick] [--out bench/reports]
 
 Writes workers.md and workers.json. Three parts. Cost on one core: the load and the mock replicas of bench.gateway; all workers
-share one core, so that what a request costs is seen, and not how many cores the machine has; systems take turns, of CPU the
-least of the rounds counts. Cost on a core of its own: one of two workers has a core to itself, as each would have where there
-are enough; the other shares a core with the load, and has as many requests to answer (`even.py`). Beside them two gateways that
-know nothing of each other, at the same places. Routing: `crowd.py` through simulated replicas, with each request on a
-connection of its own.
+share one core, so that what a request costs is seen, and not how many cores the machine has; systems take turns. Cost on a core
+of its own: one of two workers has a core to itself, as each would have where there are enough; the other shares a core with the
+load, and has as many requests to answer (`even.py`). Beside them two gateways that know nothing of each other, at the same
+places. Routing: `crowd.py` through simulated replicas, with each request on a connection of its own.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ def apart(plan: Plan) -> list[Apart]:
         for _, servers, _ in pairs:
             pin(servers[0][1], first)
         streams = {"connections": STREAMS // 2, "chunks": CHUNKS, "each": 1, "warm": 1}
-        for turn in range(3 * plan.rounds):  # short ones: a neighbour of the machine disturbs some, but not all
+        for turn in range(9 * plan.rounds):  # short ones: a neighbour of the machine makes one a half dearer, and not the next
             for found, servers, above in reversed(pairs) if turn % 2 else pairs:
                 found.requests.append(_even(servers, above, found.errors, each=plan.requests // 40))
                 found.chunks.append(_even(servers, above, found.errors, **streams))
@@ -188,12 +187,12 @@ def routed(plan: Plan, flags: Sequence[str], seed: int) -> Told:
     return told
 
 
-def report(made_by: str, found: Sequence[Cost], single: Sequence[Apart], crowds: dict[str, list[Told]]) -> Iterator[str]:
+def report(made_by: str, found: Sequence[Cost], separate: Sequence[Apart], crowds: dict[str, list[Told]]) -> Iterator[str]:
     yield "# Workers: several processes as one gateway\n"
     yield f"{made_by}\n"
     yield "## What a request costs\n"
     yield "*scales to*: so many times the requests/s (chunks/s) of one worker, if each has a core of its own."
-    yield from apart_table(single)
+    yield from apart_table(separate)
     yield "\nAll workers on one core, and in each other's way in its caches; CPU of all processes, the supervisor's too.\n"
     yield "| workers | us a request, 2 kB | to one worker | scales to | us a chunk | to one worker | memory, MB |"
     yield "|---|---|---|---|---|---|---|"
@@ -222,17 +221,20 @@ def report(made_by: str, found: Sequence[Cost], single: Sequence[Apart], crowds:
 def apart_table(found: Sequence[Apart]) -> Iterator[str]:
     if not found:
         return
-    yield "\nOne of two workers, on a core of its own and with half of the supervisor, beside one of two gateways:"
-    yield "the least of the rounds.\n"
+    yield "\nOne of two workers, on a core of its own and with half of the supervisor, beside one of two gateways; medians of"
+    yield f"{len(found[0].requests)} rounds, and of their ratios (with the middle half of these).\n"
     yield "| | us a request, 2 kB | to separate | scales to | us a chunk | to separate | scales to |"
     yield "|---|---|---|---|---|---|---|"
     for one in found:
-        request, chunk = min(one.requests) / min(found[0].requests), min(one.chunks) / min(found[0].chunks)
-        requests = f"{min(one.requests):.1f} | {request:.2f} | {2 / request:.2f}"
-        yield f"| {one.name} | {requests} | {min(one.chunks):.1f} | {chunk:.2f} | {2 / chunk:.2f} |"
+        yield f"| {one.name} | {_beside(one.requests, found[0].requests)} | {_beside(one.chunks, found[0].chunks)} |"
     for one in found:
         if one.errors:
             yield f"\n**The {one.name} made errors, so the figures do not count: {dict(one.errors)}.**"
+
+
+def _beside(values: Sequence[float], to: Sequence[float]) -> str:
+    low, middle, high = statistics.quantiles((value / other for value, other in zip(values, to, strict=True)), n=4)
+    return f"{statistics.median(values):.1f} | {middle:.2f} ({low:.2f} to {high:.2f}) | {2 / middle:.2f}"
 
 
 def _ratio(values: Sequence[float], to: Sequence[float]) -> float:
@@ -246,9 +248,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=REPORTS, metavar="DIR", help="default: bench/reports")
     options = parser.parse_args(arguments)
     plan = QUICK if options.quick else Plan()
-    single = apart(plan)
-    for one in single:
-        watch(f"{one.name}, apart: {min(one.requests):.1f} us a request, {min(one.chunks):.1f} us a chunk")
+    separate = apart(plan)
+    for one in separate:
+        request, chunk = statistics.median(one.requests), statistics.median(one.chunks)
+        watch(f"{one.name}, apart: {request:.1f} us a request, {chunk:.1f} us a chunk")
     found = costs(plan)
     for cost in found:
         watch(f"{cost.workers} workers: {min(cost.requests):.1f} us a request, {min(cost.chunks):.1f} us a chunk")
@@ -257,13 +260,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     crowds = {name: [routed(plan, flags, seed) for seed in range(plan.seeds)] for name, flags in settings.items()}
     made_by = f"Made by `{shell_command('bench.workers', arguments)}`: {versions()}."
-    text = "\n".join(report(made_by, found, single, crowds))
+    text = "\n".join(report(made_by, found, separate, crowds))
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "workers.md").write_text(text + "\n", "utf-8")
     kept = {
         "made_by": made_by,
         "plan": asdict(plan),
-        "apart": [asdict(one) for one in single],
+        "apart": [asdict(one) for one in separate],
         "costs": [asdict(cost) for cost in found],
         "crowds": {name: [asdict(told) for told in tolds] for name, tolds in crowds.items()},
     }
