@@ -271,16 +271,17 @@ def passes(tests: str, folder: str) -> bool:
 
 
 def main() -> int:
-    words = {True: "SURVIVES", False: "dies", None: "STALE"}
+    fate_is = {True: "SURVIVES", False: "dies", None: "STALE"}
     if not passes("tests/router", str(ROOT)):
         print("the tests fail without any mutant")
         return 1
-    chosen = [mutant for mutant in MUTANTS if not sys.argv[1:] or mutant.file in sys.argv[1:]]
+    words = sys.argv[1:] or [""]
+    chosen = [mutant for mutant in MUTANTS if any(word in mutant.file for word in words)]
     with ThreadPoolExecutor(2) as pool:
         fates = []
         for mutant, fate in zip(chosen, pool.map(survives, chosen), strict=True):
             fates.append(fate)
-            print(f"{words[fate]:<9} {mutant.file}: {mutant.old.strip()!r} -> {mutant.new.strip()!r}", flush=True)
+            print(f"{fate_is[fate]:<9} {mutant.file}: {mutant.old.strip()!r} -> {mutant.new.strip()!r}", flush=True)
     print(f"\n{fates.count(False)} of {len(fates)} mutants die")
     return 0 if fates.count(False) == len(fates) else 1
 
