@@ -34,12 +34,12 @@ def test_two_workers_route_a_small_crowd_to_where_its_prompts_are() -> None:
 def test_a_report_compares_with_one_worker_round_by_round() -> None:
     one = Cost(1, [100.0, 200.0, 90.0], [10.0, 20.0, 9.0], 9000.0, 60.0, {})
     two = Cost(2, [120.0, 240.0, 90.0], [11.0, 22.0, 9.9], 8000.0, 130.0, {"cut off": 2})
-    single = [
-        Apart("two gateways", [50.0, 80.0], [10.0, 10.0]),
-        Apart("two workers", [60.0, 88.0], [11.0, 10.0], Counter({"cut off": 1})),
+    separate = [
+        Apart("two gateways", [50.0, 80.0, 40.0], [10.0, 10.0, 10.0]),
+        Apart("two workers", [60.0, 88.0, 48.0], [11.0, 10.0, 10.0], Counter({"cut off": 1})),
     ]
-    text = "\n".join(report("Made here.", [one, two], single, {"1 workers": [Told(10, 1000, 250, [0.5])]}))
-    assert "| two workers | 60.0 | 1.20 | 1.67 | 10.0 | 1.00 | 2.00 |" in text
+    text = "\n".join(report("Made here.", [one, two], separate, {"1 workers": [Told(10, 1000, 250, [0.5])]}))
+    assert "| two workers | 60.0 | 1.20 (1.10 to 1.20) | 1.67 | 10.0 | 1.00 (1.00 to 1.10) | 2.00 |" in text
     assert text.count("workers made errors, so") == 2
     assert "| 2 | 90.0 | 1.20 | 1.67 | 9.9 | 1.10 | 130 |" in text
     assert "**2 workers made errors" in text
