@@ -203,9 +203,9 @@ class Server:
             return await _whole(choices, answer, headers)
         except ConnectionError:
             raise
-        except Exception as error:
+        except Exception:
             choices.fail()
-            raise failed(error) from error
+            raise
         finally:
             choices.close()
             outlet.close()

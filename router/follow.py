@@ -112,9 +112,7 @@ class Follower:
 
     def apply(self, source: int, events: Iterable[Event]) -> list[str]:
         """What one of them did, in its order. Returns the replicas that this showed to have lost their cache."""
-        bookings = self._bookings.get(source)
-        if bookings is None:
-            bookings = self._bookings[source] = {}
+        bookings = self._bookings.setdefault(source, {})
         router, lost = self._router, []
         for event in events:
             kind: int = event[0]

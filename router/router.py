@@ -146,6 +146,7 @@ class Router:
             evidence.purged(self.trie.now)
 
     def known(self, name: str) -> Replica | None:
+        """The replica of this name, if there is one here."""
         return self._replicas.get(name)
 
     def learned_capacity(self, name: str) -> int | None:
@@ -267,8 +268,7 @@ class Router:
     def _credit(self, booking: Booking) -> None:
         lease = booking.lease
         name, now = lease.replica, lease.since
-        if self.policy_name != "cost":  # which remembers nothing
-            self._policy.booked(name)
+        self._policy.booked(name)
         booking.idle_s = idle_s = self.trie.insert(name, booking.prompt.keys, now)
         if idle_s is not None:
             matched = lease.prompt_tokens - lease.uncached_tokens
