@@ -91,7 +91,7 @@ class Measurer:
         await self._replica.__aexit__()
 
     async def measure(self) -> None:
-        """Everything once: half a minute on a CPU, seconds on a GPU."""
+        """Everything once: less than a minute on a CPU, seconds on a GPU."""
         await self._prefills()
         await self._decodes()
         await self._besides()
