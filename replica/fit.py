@@ -18,8 +18,8 @@ from replica.fit_solve import Fit, solve
 ROUNDS = 3
 _TEXT = (
     "Measure a replica that runs and has nothing else to do, and print the flags of `warmroute replica --engine sim` that give "
-    "a twin with its speed. Takes two or three minutes on a CPU, and sends some 150,000 tokens of made-up text, more where long "
-    "prompts are quick."
+    "a twin with its speed. Takes two or three minutes on a CPU, and sends some 150,000 tokens of made-up text, more where "
+    "long prompts are quick."
 )
 
 
