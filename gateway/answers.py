@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gateway.api import openai
 from gateway.drain import Drain
-from gateway.errors import GatewayError, ReplicaFailure, shutting_down
+from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
 from gateway.exchange import Exchange
 from gateway.failover import EVENT_STREAM, Failover
 from gateway.relay import Attempt, back
@@ -76,6 +76,9 @@ class Answers:
                 error = self.failover.broke_off(exchange, failure) if failure else None
             if error:
                 self._cut(exchange, reply, error, events=True)
+        except ClientStalled:
+            reply.cut()  # what is written already would keep the connection open
+            raise
         except asyncio.CancelledError:
             if not self.drain.over:
                 raise  # the client left
@@ -111,9 +114,10 @@ class Answers:
                 keep(attempt.take())
             reply.feed_from(attempt)
             await attempt.pump(keep if kept else sink)
+            last = tap.finish()  # before it is asked: some engines end with a [DONE] that has no blank line behind it
             if exchange.api.metered and attempt.status == 200 and not tap.done:
                 raise ReplicaFailure("reset", "the stream ended without [DONE]")
-            reply.end(tap.finish())
+            reply.end(last)
         except ReplicaFailure as failure:
             return failure
         finally:
@@ -137,6 +141,9 @@ class Answers:
             reply.end()
         except ReplicaFailure as failure:
             self._cut(exchange, reply, self.failover.broke_off(exchange, failure), events=False)
+        except ClientStalled:
+            reply.cut()
+            raise
         except asyncio.CancelledError:
             if not self.drain.over:
                 raise  # the client left

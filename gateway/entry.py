@@ -47,11 +47,11 @@ class Entry:
             return await self._answer(request, raw, record)
         except GatewayError as error:
             return self._failed(request, record, error)
-        except (asyncio.CancelledError, ConnectionError):
+        except (asyncio.CancelledError, ConnectionError) as left:
             if self.drain.over:
                 return self._failed(request, record, shutting_down())
             if not record.told:
-                record.status, record.error = CLIENT_LEFT, record.error or "the client left"
+                record.status, record.error = CLIENT_LEFT, record.error or str(left) or "the client left"
             raise
         except Exception:  # the last border: a bug must not cost more than its own request
             log.exception("unhandled error", extra={"path": request.path, "id": record.id})

@@ -57,6 +57,10 @@ def no_replica(message: str, retry_after_s: int = 2) -> GatewayError:
     return GatewayError(503, "no_replica_available", message, retry_after_s=retry_after_s)
 
 
+class ClientStalled(ConnectionError):
+    """The client has not read its answer for too long. No fault of the replica: to the gateway the client has left."""
+
+
 REFUSED, UNREACHABLE = "refused", "unreachable"
 
 

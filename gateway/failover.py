@@ -27,7 +27,7 @@ from gateway.metrics import Metrics
 from gateway.plain import PlainRequest
 from gateway.relay import Attempt, Call, Relay, onward
 from gateway.replicas import Fleet
-from gateway.tap import failure_of, first_event
+from gateway.tap import MAX_COMMENT_BYTES, failure_of, first_event, without_data
 from router import Candidate
 
 MAX_REACHED: Final = 3
@@ -174,23 +174,34 @@ class Failover:
         if not api.metered or attempt.status != 200:
             return
         if attempt.content_type == EVENT_STREAM and api.stream:
-            if attempt.empty:
-                raise ReplicaFailure("garbage", "the stream is empty")
-            await _hear_first(attempt)
+            await _first_data(attempt)
             return
         exchange.body = await attempt.read(MAX_PLAIN_ANSWER)
         exchange.record.usage = _usage_of(exchange.body)
 
 
-async def _hear_first(attempt: Attempt) -> None:
-    """Raises ReplicaFailure if a stream begins with its engine's failure, which is told with status 200 too.
+async def _first_data(attempt: Attempt) -> None:
+    """Wait for the first data of a stream, for a comment is no token: until then the request can go to another replica.
 
-    Nothing else is waited for, and of an error no more than the tap holds back anyway.
+    Raises ReplicaFailure if there is none, or if it is the engine's failure, which comes with status 200 too. Of an error no
+    more is waited for than the tap holds back anyway.
     """
-    while (event := first_event(attempt.peek())) == b"" and not attempt.complete:
+    while True:
+        begin = attempt.peek()
+        at = without_data(begin)
+        if at < len(begin):
+            event = first_event(begin[at:] if at else begin)
+            if event and (failure := failure_of(event)):
+                raise failure
+            if event != b"" or attempt.complete:
+                return
+        elif at > MAX_COMMENT_BYTES:
+            raise ReplicaFailure("garbage", f"the stream begins with more than {MAX_COMMENT_BYTES} bytes of comments")
+        elif attempt.complete:
+            raise ReplicaFailure("garbage", "the stream is empty")
+        else:
+            attempt.still_prefill()
         await attempt.more()
-    if event and (failure := failure_of(event)):
-        raise failure
 
 
 def _call_of(exchange: Exchange, body: bytes) -> Call:

@@ -93,14 +93,13 @@ class Attempt:
         """Whether the whole answer is here."""
         return self._open.complete
 
-    @property
-    def empty(self) -> bool:
-        """Whether the body has no byte. To be asked before any is taken."""
-        return self._open.complete and not self._open.unread
-
     def peek(self) -> bytes:
         """What of the body is here; it is not taken."""
         return self._open.peek()
+
+    def still_prefill(self) -> None:
+        """What is here is not the answer yet: the time for its first byte goes on."""
+        self._open.still_prefill()
 
     async def more(self) -> None:
         """Until more is here than `peek` gives, or the answer is complete. Raises ReplicaFailure if it ends too early."""
@@ -126,7 +125,7 @@ class Attempt:
         raise ReplicaFailure("garbage", f"the answer is longer than {limit} bytes")
 
     async def pump(self, sink: Sink) -> None:
-        """Give the rest of the body to `sink` as it comes. Raises ReplicaFailure if it ends too early."""
+        """Give the rest of the body to `sink` as it comes. Raises ReplicaFailure if it ends too early, or ClientStalled."""
         await self._open.pump(sink)
 
     def pause(self) -> None:

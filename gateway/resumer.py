@@ -22,7 +22,6 @@ from gateway.metrics import Metrics
 from gateway.relay import Attempt
 from gateway.reply import Reply
 from gateway.resume import Kept, Splice, Told, continuation, ending, told
-from gateway.upstream import STALLED
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -37,8 +36,6 @@ class Resumer:
     async def go_on(self, exchange: Exchange, reply: Reply, kept: Kept, failure: ReplicaFailure) -> GatewayError | None:
         """Complete the answer of which `kept` went out. Returns what to tell the client if that cannot be done."""
         record = exchange.record
-        if failure.reason == STALLED:
-            return self.failover.broke_off(exchange, failure)  # the client does not read: another replica is no help
         error = self._note(exchange, failure)
         tried = len(record.failed_attempts)
         left_s = self.total_s - (self.clock() - record.begun) if self.total_s else None
@@ -76,8 +73,6 @@ class Resumer:
                 await self._splice(exchange, reply, kept, attempt, Splice(so_far, api.strip_usage))
                 return None
             except ReplicaFailure as failure:
-                if failure.reason == STALLED:
-                    return self.failover.broke_off(exchange, failure)
                 error = self._note(exchange, failure)
             finally:
                 reply.feed_from(None)

@@ -24,10 +24,14 @@ from gateway.metering import Usage, parse_usage
 # An event beyond this is passed on unread, so that memory stays bounded. Not Final: a test makes it smaller.
 MAX_EVENT_BYTES = 1 << 20
 MAX_ERROR_BYTES: Final = 64 << 10  # nobody waits for the end of a longer one
+MAX_COMMENT_BYTES: Final = 16 << 10  # before a stream's first data: a keep-alive each second is 3 kB in five minutes
 
 _EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_END: Final = 4
 _ERROR: Final = b'data:{"error"'  # how the first event of an engine that failed before its first token begins, less its spaces
+# Comments (keep-alives of an engine that is still in prefill), reconnection times and blank lines carry no data.
+_NO_DATA: Final = re.compile(rb"(?:(?::|retry:)[^\r\n]*+[\r\n]|[\r\n])*+")
+_RETRY: Final = b"retry:"
 
 
 class StreamTap:
@@ -126,6 +130,16 @@ def object_of(event: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def without_data(data: bytes) -> int:
+    """How many leading bytes of a stream carry no data, be they whole lines or the begin of one: comments, mostly. O(n)."""
+    if data.startswith(b"data:"):
+        return 0  # nearly all streams
+    found = _NO_DATA.match(data)
+    end = found.end() if found else 0
+    rest = data[end : end + len(_RETRY)]
+    return len(data) if rest.startswith(b":") or _RETRY.startswith(rest) else end
 
 
 def first_event(data: bytes) -> bytes | None:

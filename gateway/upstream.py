@@ -20,7 +20,7 @@ import select
 from collections.abc import Callable
 from typing import Final, NamedTuple, cast
 
-from gateway.errors import ReplicaFailure
+from gateway.errors import ClientStalled, ReplicaFailure
 from gateway.http1 import Answer, FramingError
 
 MAX_UNREAD: Final = 1 << 18  # bytes of an answer that nobody has asked for yet; beyond this the connection is not read
@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
         self._active = self._begun = self.idle_since = 0.0
         self.answer: Answer | None = None
         self._flowing = False  # the body's first byte is here
-        self.failure: Exception | None = None  # a ReplicaFailure, or what the sink raised
+        self.failure: Exception | None = None  # a ReplicaFailure, a ClientStalled, or what the sink raised
         self.started = False  # the replica has said anything to this call
         self.used = 0  # calls that it carried before this one
 
@@ -120,8 +120,17 @@ class Connection(asyncio.Protocol):
         self._hold(_UNREAD, on=False)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def still_prefill(self) -> None:
+        """The bytes of the body so far are not the answer (keep-alive comments): `first_byte_s` goes on counting."""
+        if self._flowing:
+            self._flowing = False
+            self._look_at_time()
+
     async def pump(self, sink: Sink) -> None:
-        """Give the rest of the body to `sink` as it comes, until all is here. Raises ReplicaFailure, or what `sink` raises."""
+        """Give the rest of the body to `sink` as it comes, until all is here.
+
+        Raises ReplicaFailure, ClientStalled, or what `sink` raises.
+        """
         if self._parts:
             sink(self.take())
         self._sink = sink
@@ -248,7 +257,7 @@ class Connection(asyncio.Protocol):
         elif limits.total_s is not None and now >= end:
             self._fail(ReplicaFailure("timeout", f"the answer took longer than {limits.total_s:g} s"))
         elif self._paused_by & _OWNER:
-            self._fail(ReplicaFailure(STALLED, f"the client has not read for {silence:g} s"))
+            self._fail(ClientStalled(f"the client has not read for {silence:g} s"))
         else:
             self._fail(ReplicaFailure("timeout", f"nothing came for {silence:g} s"))
 
@@ -275,4 +284,3 @@ class Connection(asyncio.Protocol):
 
 _OWNER: Final = 1
 _UNREAD: Final = 2
-STALLED: Final = "stalled"  # a failure's reason: it is the client's fault

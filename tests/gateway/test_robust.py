@@ -28,6 +28,7 @@ from tests.fakes import (
     http,
     says,
     streams,
+    usage,
 )
 from tests.gateway.conftest import BODY, Running, eventually, running
 
@@ -334,6 +335,78 @@ async def test_a_long_prefill_after_the_head_is_waited_for() -> None:
         await served(run)
 
 
+def pings(count: int, *then: bytes, pause_s: float = 0.0) -> Behaviour:
+    """Keep-alive comments, then events, then the end."""
+
+    async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for _ in range(count):
+            writer.write(chunk(b": ping\n\n"))
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+        writer.write(b"".join(map(chunk, then)) + b"0\r\n\r\n")
+
+    return behave
+
+
+async def test_a_comment_is_no_first_token(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    """An engine in prefill keeps the connection alive with comments: only its first data says how long the prefill took."""
+    slow = pings(4, event("a"), event(usage=usage(2000, 1, 0)), DONE, pause_s=0.1)
+    async with FakeReplica([slow]) as replica, running(replica) as run:
+        async with dial(run) as (reader, writer):
+            writer.write(post(STREAM[:-1] + b', "stream_options": {"include_usage": true}}'))
+            status, _, body = await read_answer(reader)
+        assert (status, body.count(b": ping"), body.count(b"[DONE]")) == (200, 4, 1)
+        assert request_lines()[0]["ttft_s"] >= 0.4
+        assert run.gateway.router.ledger.of(replica.name).rate.value < 8000
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (pings(3), "the stream is empty"),
+        (pings(1, b": ping\n\n" * 3000), "comments"),
+        (pings(1, b'data: {"error": {"code": 500, "message": "oom"}}\n\n'), "oom"),
+        (pings(1000, pause_s=0.01), "nothing came for 0.3 s"),
+    ],
+)
+async def test_a_stream_that_fails_behind_its_comments_goes_to_another_replica(
+    bad: Behaviour, why: str, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """Nothing that the client wants has gone out yet. Comments without an end neither hold the request nor fill the memory."""
+    good = streams("a", "b")
+    async with (
+        FakeReplica([bad, good]) as replica,
+        FakeReplica([good]) as other,
+        running(replica, other, timeouts={"first_byte_s": 0.3}, **TURNS) as run,
+    ):
+        for _ in range(2):
+            async with dial(run) as (reader, writer):
+                writer.write(post(STREAM))
+                status, _, body = await read_answer(reader)
+                assert (status, body.count(b"ping"), body.count(b"[DONE]"), b"error" in body) == (200, 0, 1, False)
+        (failed,) = [attempt for line in request_lines() for attempt in line.get("failed_attempts", ())]
+        assert why in failed["error"]
+        await settled(run)
+
+
+@pytest.mark.parametrize("end", [b"data: [DONE]", b"data: [DONE]\n", b"data: [DONE]\r\n"])
+@pytest.mark.parametrize("resume", [False, True])
+async def test_a_stream_may_end_without_a_blank_line(end: bytes, resume: bool) -> None:
+    """Distributed-Llama's server writes the last event so."""
+    async with (
+        FakeReplica([pings(0, event("a"), end)]) as replica,
+        running(pools=[{"replicas": [replica.url], "resume_streams": resume}]) as run,
+    ):
+        async with dial(run) as (reader, writer):
+            writer.write(post(STREAM))
+            status, _, body = await read_answer(reader)
+        assert (status, body) == (200, event("a") + end)
+        assert not [name for name in await run.metrics() if name.startswith("warmroute_broken_answers_total{")]
+        chunks = [piece async for piece in await run.client.chat.completions.create(**BODY, stream=True)]
+        assert [piece.choices[0].delta.content for piece in chunks] == ["a"]
+
+
 async def test_silence_in_a_stream_is_noticed_in_time() -> None:
     """Also where first_byte_s is much longer than idle_s."""
     never = asyncio.Event()
@@ -557,36 +630,42 @@ async def test_a_client_that_does_not_read_fills_no_memory_and_holds_nobody_up()
         await served(run)
 
 
-async def test_a_client_that_stops_reading_is_not_the_replicas_fault() -> None:
-    """Half closed and slow: what cannot be written any more must not count against the replica."""
-    half = asyncio.Event()
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("body", [STREAM, b"x"], ids=["generation", "passed through"])
+async def test_a_client_that_stops_reading_is_not_the_replicas_fault(
+    body: bytes, resume: bool, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """It is given up after `idle_s`, as if it had left: the replica's breaker, metrics and cached prompt stay as they are."""
 
     async def flood(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
-        writer.write(STREAM_HEAD + FLOOD * 4)
-        await writer.drain()
-        await half.wait()
-        with contextlib.suppress(ConnectionError):
-            while True:
-                writer.write(FLOOD)
-                await writer.drain()
-                await asyncio.sleep(0)
+        writer.write(STREAM_HEAD + chunk(event("a")))
+        while True:
+            writer.write(chunk(event("x" * 1000)) * 64)
+            await writer.drain()
 
-    async with FakeReplica([flood, answers()]) as replica, running(replica) as run:
-        with socket.socket() as plain:
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            plain.setblocking(False)
-            loop, (host, port) = asyncio.get_running_loop(), run.url.removeprefix("http://").split(":")
-            await loop.sock_connect(plain, (host, int(port)))
-            await loop.sock_sendall(plain, post(STREAM))
-            assert await loop.sock_recv(plain, 100)
-            plain.shutdown(socket.SHUT_WR)
-            half.set()
-            await eventually(lambda: replica.gone == 1 or run.gateway.router.ledger.open_leases == 0)
-        broken = {
-            name: value for name, value in (await run.metrics()).items() if name.startswith("warmroute_broken_answers_total")
-        }
-        assert sum(broken.values()) == 0
-        await served(run)
+    path = b"/v1/chat/completions" if body == STREAM else b"/v1/files"
+    async with FakeReplica([flood, answers()]) as replica, FakeReplica([answers()]) as other:
+        pools = [{"replicas": [replica.url], "resume_streams": resume}, {"models": ["other"], "replicas": [other.url]}]
+        async with running(pools=pools, timeouts={"idle_s": 0.2}) as run:
+            with socket.socket() as plain:
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                plain.setblocking(False)
+                loop, (host, port) = asyncio.get_running_loop(), run.url.removeprefix("http://").split(":")
+                await loop.sock_connect(plain, (host, int(port)))
+                sent = body if body == STREAM else b'{"model": "m", "x": "y"}'
+                await loop.sock_sendall(plain, post(sent, path=path))
+                await eventually(request_lines)
+                await settled(run)
+            (line,) = request_lines()
+            assert (line["status"], line["error"]) == (499, "the client has not read for 0.2 s")
+            assert not line.get("failed_attempts")
+            metrics = await run.metrics()
+            assert not [name for name in metrics if name.startswith(("warmroute_broken_answers_total{", "warmroute_resumed_"))]
+            state = run.gateway.fleet.named(replica.name)
+            assert state is not None
+            assert not state.look_now.is_set()
+            assert repr(state.breaker) == "<Breaker closed, 0 of 1 failed>"
+            await served(run)
 
 
 # -- clients that take their time

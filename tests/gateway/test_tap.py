@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway import tap as tap_module
 from gateway.metering import Usage
-from gateway.tap import MAX_ERROR_BYTES, StreamTap, failure_of, first_event
+from gateway.tap import MAX_ERROR_BYTES, StreamTap, failure_of, first_event, without_data
 from tests.fakes import DONE, event, usage
 
 COMMENT = b": ping\n\n"
@@ -152,6 +152,22 @@ def test_a_first_event_that_is_an_error_is_known_by_its_first_bytes(error: bytes
 @pytest.mark.parametrize("begin", [event("a"), COMMENT, b"event: x\n", b'data: {"id": "error"', DONE, b"\n", b'"error"'])
 def test_nothing_else_is_waited_for(begin: bytes) -> None:
     assert first_event(begin) is None
+
+
+LINES = [b": ping\n\n", b":\r\n", b"\n", b"\r", b"retry: 3000\n", b': data: {"error"\r']
+SILENT = st.lists(st.sampled_from(LINES)).map(b"".join)
+
+
+@given(SILENT, st.sampled_from([event("a"), DONE, b"event: x\ndata: y\n\n", b"id: 1\n"]), st.integers(0, 200))
+def test_lines_without_data_are_told_from_the_first_data(silent: bytes, data: bytes, end: int) -> None:
+    assert without_data(silent + data) == len(silent)
+    part = silent[:end]
+    assert without_data(part) == len(part)
+
+
+@pytest.mark.parametrize("begin", [b":", b": pi", b"re", b"retry:", b"retry: 3", b": ping\n:"])
+def test_the_begin_of_a_line_without_data_is_none_either(begin: bytes) -> None:
+    assert without_data(begin) == len(begin)
 
 
 CAPTURES = sorted((Path(__file__).parents[3] / "shared" / "captures").glob("*/*stream*.sse"))
