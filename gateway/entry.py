@@ -17,6 +17,7 @@ from gateway.drain import Drain
 from gateway.errors import GatewayError, internal_error, shutting_down
 from gateway.exchange import Request
 from gateway.metrics import Metrics
+from gateway.parser.parsing import Parsing
 from gateway.proxy import Proxy
 from gateway.record import CLIENT_LEFT, Record, begin
 from gateway.reply import Reply
@@ -30,6 +31,7 @@ class Entry:
     """The handler of everything that goes to a replica. body_s: how long a request's body may take to arrive."""
 
     body_s: float
+    parsing: Parsing
     proxy: Proxy
     metrics: Metrics
     drain: Drain
@@ -64,7 +66,7 @@ class Entry:
         kind = openai.kind_of(record.path)
         if kind != openai.OTHER and request.method != "POST":
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.")
-        api = openai.parse_other(raw) if kind == openai.OTHER else openai.parse(kind, raw)
+        api = self.parsing.at_once(kind, raw) or await self.parsing.parse(kind, raw)
         record.stream = api.stream
         return await self.proxy.forward(request, api, record)
 

@@ -17,6 +17,7 @@ import orjson
 from gateway.api.prompt import NeedsHelper, chat_prompt, completion_prompt, head_digest, short_digest
 from gateway.api.splice import Edit, apply, read_object
 from gateway.errors import GatewayError, bad_request
+from router import Prompt
 
 CHAT: Final = "chat"
 COMPLETION: Final = "completion"
@@ -30,31 +31,20 @@ _ASK_USAGE: Final = b',"stream_options":{"include_usage":true}'
 MAX_MODEL_CHARS: Final = 256
 MAX_SALT_CHARS: Final = 64  # a longer one is known by its digest
 _MAX_SCANNED: Final = 1 << 20  # strings and brackets, in a body with too many values to be parsed
-_SCANNED_AT_ONCE: Final = 1 << 16  # bytes that may be scanned in the event loop
-
-
-class PromptKeys:
-    """A prompt whose block keys are made already, for `router.Prompt`. scale: see there."""
-
-    __slots__ = ("block_units", "keys", "scale", "units")
-
-    def __init__(self, keys: bytes, units: int, block_units: int, scale: str) -> None:
-        self.keys = keys
-        self.units = units
-        self.block_units = block_units
-        self.scale = scale
+SCANNED_AT_ONCE: Final = 1 << 16  # bytes that may be scanned in the event loop
 
 
 class ApiRequest:
     """One request, understood as far as routing and metering need it.
 
     kind: CHAT or COMPLETION (generation, metered), OTHER (passed through).
-    prompt: canonical text or token ids, None where the body has none that we know, or where its keys are made already (keys).
+    prompt: canonical text or token ids, None where the body has none that we know. made: instead of it, where another process
+    has parsed the body, the prompt with its block keys.
     salt: of fixed length at most; what keeps this prompt apart from others that read the same.
     body: what goes to the replica. strip_usage: the usage event of the stream is ours, not the client's.
     """
 
-    __slots__ = ("body", "keys", "kind", "model", "prompt", "salt", "stream", "strip_usage")
+    __slots__ = ("body", "kind", "made", "model", "prompt", "salt", "stream", "strip_usage")
 
     def __init__(
         self,
@@ -66,7 +56,6 @@ class ApiRequest:
         stream: bool,
         strip_usage: bool,
         body: bytes,
-        keys: PromptKeys | None = None,
     ) -> None:
         self.kind = kind
         self.model = model
@@ -75,7 +64,7 @@ class ApiRequest:
         self.stream = stream
         self.strip_usage = strip_usage
         self.body = body
-        self.keys = keys
+        self.made: Prompt | None = None
 
     @property
     def metered(self) -> bool:
@@ -84,7 +73,7 @@ class ApiRequest:
     @property
     def repeatable(self) -> bool:
         """Sending it twice does no harm: it computes something from a prompt (unlike a file upload, say)."""
-        return self.metered or self.prompt is not None or self.keys is not None
+        return self.metered or self.prompt is not None or self.made is not None
 
     def __repr__(self) -> str:
         return f"<ApiRequest {self.kind} {self.model!r}, {len(self.body)} bytes>"
@@ -104,7 +93,7 @@ def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
         if _OPTIONS not in body:
             last = raw.rindex(b"}")  # a body with a model is not empty: the comma is right
             api.body = b"".join((raw[:last], _ASK_USAGE, raw[last:]))
-        elif most and len(raw) > _SCANNED_AT_ONCE:
+        elif most and len(raw) > SCANNED_AT_ONCE:
             raise NeedsHelper
         else:
             api.body = apply(raw, usage_edits(raw, body))
@@ -145,7 +134,7 @@ def scan_other(raw: bytes) -> ApiRequest:
     """The same for a body with more values than are parsed: its model, and whether it streams; no prompt."""
     try:
         spans = read_object(raw, most=_MAX_SCANNED).spans
-        body = {name: orjson.loads(raw[slice(*spans[name])]) for name in ("model", "stream") if name in spans}
+        body: dict[str, Any] = {name: orjson.loads(raw[slice(*spans[name])]) for name in ("model", "stream") if name in spans}
     except (ValueError, IndexError):
         return unread(raw)
     return _other(raw, body, None, "")

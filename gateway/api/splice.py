@@ -66,7 +66,7 @@ def read_object(raw: bytes, start: int = 0, most: int = 0) -> Members:
     budget = _Budget(most)
     at = _space(raw, start)
     end = at
-    for name, first, end in _values(raw, at, b"{", budget):  # noqa: B007  (`end` is used behind the loop)
+    for name, first, end in _values(raw, at, b"{", budget):
         if name is not None:
             spans[name] = first, end
     return Members(raw, spans, end)
@@ -76,7 +76,7 @@ def read_list(raw: bytes, start: int) -> tuple[list[tuple[int, int]], int]:
     """The (start, end) of each element of the list that begins at `start`, and the list's own end."""
     elements = list[tuple[int, int]]()
     end = start
-    for name, first, end in _values(raw, start, b"[", _Budget(0)):  # noqa: B007
+    for name, first, end in _values(raw, start, b"[", _Budget(0)):
         if name is not None:
             elements.append((first, end))
     return elements, end
