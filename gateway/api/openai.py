@@ -31,7 +31,7 @@ _ASK_USAGE: Final = b',"stream_options":{"include_usage":true}'
 MAX_MODEL_CHARS: Final = 256
 MAX_SALT_CHARS: Final = 64  # a longer one is known by its digest
 _MAX_SCANNED: Final = 1 << 20  # strings and brackets, in a body with too many values to be parsed
-SCANNED_AT_ONCE: Final = 1 << 16  # bytes that may be scanned in the event loop
+SCANNED_AT_ONCE: Final = 1 << 15  # bytes that may be scanned in the event loop
 
 
 class ApiRequest:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-MAX_STRUCTURE: Final = 1_000_000
+MAX_STRUCTURE: Final = 500_000
 
 _SLICE: Final = 1 << 20
 _SIGNS: Final = (b"{", b"[", b",")
@@ -21,18 +21,18 @@ def exceeds(raw: bytes, limit: int = MAX_STRUCTURE) -> bool:
     """Whether a JSON text has more than `limit` of `{`, `[` and `,` outside of its strings."""
     if len(raw) <= limit or sum(map(raw.count, _SIGNS)) <= limit:
         return False
-    return _outside_of_strings(raw, limit) > limit
+    return outside_of_strings(raw, limit) > limit
 
 
-def _outside_of_strings(raw: bytes, limit: int) -> int:
-    """Their number; counting ends when it is above `limit`.
+def outside_of_strings(raw: bytes, limit: int, size: int = _SLICE) -> int:
+    """Their number; counting ends when it is above `limit`. size: of the slices in which the text is read, an even number.
 
     Slice by slice: without its escaped backslashes and quotes, a text is cut at each quote into what is outside of strings and
     what is inside, by turns.
     """
     count, inside, at = 0, False, 0
     while at < len(raw) and count <= limit:
-        piece = raw[at : at + _SLICE]
+        piece = raw[at : at + size]
         at += len(piece)
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # the slice ends within an escape: leave it to the next one
             piece, at = piece[:-1], at - 1

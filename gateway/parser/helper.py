@@ -29,7 +29,7 @@ from gateway.resume import continue_body
 
 # Of address space: for any job, and for each byte of its body. A body costs most as one text with an emoji in it: four bytes
 # for each character, beside the body itself, the JSON parser's own tree and the canonical prompt.
-_MEMORY: Final = 512 << 20
+_MEMORY: Final = 1 << 30
 _MEMORY_PER_BYTE: Final = 12
 
 

@@ -25,7 +25,7 @@ from router import Prompt
 
 INLINE_BYTES: Final = 256 << 10
 MAX_PARTS: Final = 8192  # of a prompt that is put together in the loop: messages, and the parts of their contents
-_COPIED_AT_ONCE: Final = 4 << 20
+_COPIED_AT_ONCE: Final = 1 << 20
 _OBJECT: Final = re.compile(rb"[ \t\r\n]{0,1024}\{")
 
 
