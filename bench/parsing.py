@@ -2,9 +2,8 @@
 
     python -m bench.parsing          # hostile and honest bodies of 2 kB to 60 MiB
 
-For each: how long it took, the longest time for which the event loop did nothing else, how often the loop turned meanwhile, and
-the parser process's peak memory. The loop's own figures are the worst of several runs where it parses, for that is what a client
-could make of it.
+For each: how long it took at best, the longest time in any run for which the event loop did nothing else, how often the loop
+turned meanwhile, and the parser process's peak memory.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 from gateway.api import openai
-from gateway.api.keys import router_prompt
 from gateway.errors import GatewayError
 from gateway.parser.parsing import INLINE_BYTES, Parsing
 from gateway.parser.process import ParserProcess
@@ -91,7 +89,7 @@ async def once(parsing: Parsing, kind: str, raw: bytes) -> str:
         api = api or await parsing.parse(kind, raw)
     except GatewayError as error:
         return f"{error.status} {error.code}"
-    return f"{where}, {router_prompt(api, 256, 64).blocks} blocks"
+    return f"{where}, {openai.router_prompt(api, 256, 64).blocks} blocks"
 
 
 async def measure(parsing: Parsing, shape: str, size: int) -> str:

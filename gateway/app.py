@@ -111,7 +111,7 @@ def compose(
     local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, clock=clock)
     others = everywhere(local)
     body_s = config.limits.body_s
-    entry = Entry(body_s, parsing, proxy, metrics, drain, requests, clock)
+    entry = Entry(body_s, parsing, proxy, drain, requests, clock)
     operator = Operator(
         fleet=fleet,
         parsing=parsing,

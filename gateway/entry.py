@@ -16,7 +16,6 @@ from gateway.body import body_here, read_body
 from gateway.drain import Drain
 from gateway.errors import GatewayError, internal_error, shutting_down
 from gateway.exchange import Request
-from gateway.metrics import Metrics
 from gateway.parser.parsing import Parsing
 from gateway.proxy import Proxy
 from gateway.record import CLIENT_LEFT, Record, begin
@@ -33,7 +32,6 @@ class Entry:
     body_s: float
     parsing: Parsing
     proxy: Proxy
-    metrics: Metrics
     drain: Drain
     requests: RequestLog
     clock: Callable[[], float]
@@ -59,7 +57,7 @@ class Entry:
             log.exception("unhandled error", extra={"path": request.path, "id": record.id})
             return self._failed(request, record, internal_error())
         finally:
-            record.finish(self.metrics, self.requests, self.clock())
+            record.finish(self.proxy.metrics, self.requests, self.clock())
             self.drain.leave(task)
 
     async def _answer(self, request: Request, raw: bytes, record: Record) -> Reply:

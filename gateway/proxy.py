@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from gateway.answers import Answers
 from gateway.api import openai
-from gateway.api.keys import router_prompt
 from gateway.config import RoutingConfig
 from gateway.exchange import Exchange, Headers, Request
 from gateway.failover import Failover
@@ -46,7 +45,7 @@ class Proxy:
 
     def prompt(self, api: openai.ApiRequest, headers: Headers) -> Prompt:
         """A request's prompt for the router, seeded so that models and cache salts never match each other."""
-        return router_prompt(api, self.routing.block_bytes, self.routing.block_tokens, _session(headers))
+        return openai.router_prompt(api, self.routing.block_bytes, self.routing.block_tokens, _session(headers))
 
     async def forward(self, request: Request, api: openai.ApiRequest, record: Record) -> Reply:
         """Answer a parsed request from a replica. Raises GatewayError when none could answer."""

@@ -17,7 +17,7 @@ import orjson
 from gateway.api.prompt import NeedsHelper, chat_prompt, completion_prompt, head_digest, short_digest
 from gateway.api.splice import Edit, apply, read_object
 from gateway.errors import GatewayError, bad_request
-from router import Prompt
+from router import Prompt, seed, text_keys, token_keys
 
 CHAT: Final = "chat"
 COMPLETION: Final = "completion"
@@ -201,6 +201,26 @@ def usage_edits(raw: bytes, body: Mapping[str, Any]) -> list[Edit]:
     if options is None:
         return [members.put(_OPTIONS, b'{"include_usage":true}')]
     return [read_object(raw, members.spans[_OPTIONS][0]).put(_WANTED, b"true")]
+
+
+def router_prompt(
+    api: ApiRequest, block_bytes: int, block_tokens: int, session: str = "", scope: tuple[str, ...] = ()
+) -> Prompt:
+    """The prompt for the router: its block keys, in units of bytes of its canonical text, or of token ids.
+
+    Seeded so that models and cache salts never match each other, nor do different scopes (names that the caller adds).
+
+    O(length of the prompt), but for a request whose keys came with it: these were made with the blocks and the scope of then.
+    """
+    if (made := api.made) is not None:
+        return Prompt(made.keys, made.units, made.block_units, made.scale, session)
+    prompt = api.prompt
+    if prompt is None:
+        return Prompt(b"", 0, block_bytes, api.model, session)
+    name = seed(api.model, api.salt, *scope)
+    if isinstance(prompt, bytes):
+        return Prompt(text_keys(prompt, block_bytes, name), len(prompt), block_bytes, api.model, session)
+    return Prompt(token_keys(prompt, block_tokens, name), len(prompt), block_tokens, "", session)
 
 
 def error_body(error: GatewayError) -> bytes:

@@ -20,22 +20,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.api import openai
-from gateway.api.keys import router_prompt
 from gateway.api.splice import Edit
 from gateway.api.structure import MAX_STRUCTURE, exceeds
 from gateway.errors import GatewayError
 from gateway.parser import wire
 from gateway.resume import continue_body
 
-# Of address space: for any job, and for each byte of its body. A body costs most as one text with an emoji in it: four bytes
-# for each character, beside the body itself, the JSON parser's own tree and the canonical prompt.
-_MEMORY: Final = 1 << 30
+# Of address space, for each byte of a job's body. A body costs most as one text with an emoji in it: four bytes for each
+# character, beside the body itself, the JSON parser's own tree and the canonical prompt.
 _MEMORY_PER_BYTE: Final = 12
 
 
 def main(arguments: Sequence[str]) -> None:
-    """arguments: the socket's file descriptor, and how many seconds a job may take."""
-    sock, limit_s = socket.socket(fileno=int(arguments[0])), int(arguments[1])
+    """arguments: the socket's file descriptor, how many seconds a job may take, and MiB of address space for any job."""
+    sock, limit_s, memory = socket.socket(fileno=int(arguments[0])), int(arguments[1]), int(arguments[2]) << 20
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
@@ -44,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     with contextlib.suppress(ConnectionError), sock, sock.makefile("rb") as stream:
         while len(head := stream.read(wire.JOB.size)) == wire.JOB.size:
             packed, length = wire.JOB.unpack(head)
-            _bound_memory(_MEMORY + _MEMORY_PER_BYTE * length)
+            _bound_memory(memory + _MEMORY_PER_BYTE * length)
             job, body = stream.read(packed), stream.read(length)
             if len(body) < length:
                 return
@@ -87,9 +85,13 @@ def _parse(body: bytes, kind: str, block_bytes: int, block_tokens: int, scope: t
         if api.strip_usage:
             edits = openai.usage_edits(body, fields)
         del fields
-    made = None if api.prompt is None else router_prompt(api, block_bytes, block_tokens, scope=scope)
+    made = None if api.prompt is None else openai.router_prompt(api, block_bytes, block_tokens, scope=scope)
     prompt = (made.keys, made.units, made.block_units, made.scale) if made else None
     return wire.Parsed(api.kind, api.model, api.salt, api.stream, api.strip_usage, edits, prompt)
+
+
+def _continue(body: bytes, kind: str, text: str, tokens: int) -> tuple[str, list[Edit]]:
+    return continue_body(kind, body, text, tokens)
 
 
 def _too_complex() -> GatewayError:
@@ -100,4 +102,4 @@ def _too_complex() -> GatewayError:
     return GatewayError(413, "request_too_complex", text)
 
 
-_OPERATIONS: Final[Mapping[str, Callable[..., tuple[Any, ...]]]] = {wire.PARSE: _parse, wire.CONTINUE: continue_body}
+_OPERATIONS: Final[Mapping[str, Callable[..., tuple[Any, ...]]]] = {wire.PARSE: _parse, wire.CONTINUE: _continue}

@@ -12,13 +12,13 @@ comes next. The body is written by a non-blocking socket, so that the event loop
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 import itertools
 import json
 import logging
 import marshal
 import socket
+import subprocess
 import sys
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ log = logging.getLogger("warmroute.parser")
 
 JOB_S: Final = 20.0
 WAIT_S: Final = 30.0
+MEMORY_MB: Final = 1024  # of address space; a body's own needs come on top (helper.py)
 MAX_WAITING: Final = 256
 
 # The child finds its modules where we found ours, whatever its working directory is.
@@ -53,17 +54,21 @@ class _Job:
 
 
 class ParserProcess:
-    """See the top of this file. job_s: how long one job may take; wait_s: how long it may wait and take; boot: the program."""
+    """See the top of this file. job_s: how long one job may take; wait_s: how long it may wait and take; memory_mb: address
+    space for any job; boot: the program.
+    """
 
-    def __init__(self, *, job_s: float = JOB_S, wait_s: float = WAIT_S, boot: str = BOOT) -> None:
+    def __init__(self, *, job_s: float = JOB_S, wait_s: float = WAIT_S, memory_mb: int = MEMORY_MB, boot: str = BOOT) -> None:
         self.started = 0
         self._job_s = job_s
         self._wait_s = wait_s
+        self._memory_mb = memory_mb
         self._boot = boot
         self._waiting: list[_Job] = []
         self._numbers = itertools.count()
         self._task: asyncio.Task[None] | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._killed: list[subprocess.Popen[bytes]] = []  # and not yet seen to be gone
         self._sock: socket.socket | None = None
         self._closed = False
 
@@ -102,7 +107,6 @@ class ParserProcess:
     async def close(self) -> None:
         """End the process; whoever waits gets an error."""
         self._closed = True
-        process = self._process
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -110,8 +114,9 @@ class ParserProcess:
         for job in waiting:
             _fail(job, shutting_down())
         self._kill()
-        if process:
-            await process.wait()
+        for process in self._killed:
+            await asyncio.to_thread(process.wait)
+        self._killed.clear()
 
     async def _work(self) -> None:
         """Do the jobs, until none waits."""
@@ -128,7 +133,9 @@ class ParserProcess:
         error: GatewayError | None = None
         try:
             async with asyncio.timeout(self._job_s):
-                sock = self._sock or await self._start()
+                if self._process and self._process.poll() is not None:
+                    self._kill()  # somebody else has killed it meanwhile
+                sock = self._sock or self._start()
                 result = await _exchange(sock, job.arguments, job.body)
         except TimeoutError:
             error = out_of_resources("parsing a large body took too long")
@@ -145,17 +152,18 @@ class ParserProcess:
         elif not job.done.done():
             job.done.set_result(result)
 
-    async def _start(self) -> socket.socket:
-        """A new process. Raises OSError if there can be none."""
+    def _start(self) -> socket.socket:
+        """A new process, which takes a millisecond. Raises OSError if there can be none."""
+        self._killed = [process for process in self._killed if process.poll() is None]
         ours, its = socket.socketpair()
+        ours.setblocking(False)
+        arguments = [str(its.fileno()), str(max(1, round(self._job_s))), str(self._memory_mb)]
         try:
-            ours.setblocking(False)
-            arguments = [json.dumps(sys.path), str(its.fileno()), str(max(1, round(self._job_s)))]
             # In a session of its own: the terminal's signals are for its parent.
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", self._boot, *arguments),
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", self._boot, json.dumps(sys.path), *arguments],
                 pass_fds=[its.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
         except BaseException:
@@ -171,8 +179,8 @@ class ParserProcess:
         if self._sock:
             self._sock.close()
         if self._process:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self._process.kill()
+            self._killed.append(self._process)
         self._sock = self._process = None
 
     def __repr__(self) -> str:
