@@ -44,6 +44,7 @@ PLAIN = {
         "typed",
     ),
     "gateway/api": ("__init__",),
+    "gateway/parser": ("__init__", "helper", "process", "wire"),
     "gateway/workers": ("__init__", "hub", "listeners", "supervisor", "worker"),
 }
 

@@ -28,6 +28,8 @@ from gateway.front import Front, Runner
 from gateway.metering import Meter
 from gateway.metrics import Metrics
 from gateway.operator import Operator
+from gateway.parser.parsing import Parsing
+from gateway.parser.process import ParserProcess
 from gateway.proxy import Proxy
 from gateway.relay import Relay
 from gateway.reload import Reload, Source, Step
@@ -86,6 +88,7 @@ def compose(
     relay = Relay(config.timeouts)
     meter = Meter(config.prices, metrics)
     drain = Drain()
+    parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)
     failover = Failover(fleet=fleet, relay=relay, metrics=metrics, clock=clock, chance=chance)
     proxy = Proxy(
         routing=routing,
@@ -96,7 +99,7 @@ def compose(
         metrics=metrics,
         answers=Answers(
             failover=failover,
-            resumer=Resumer(failover=failover, metrics=metrics, total_s=config.timeouts.total_s, clock=clock),
+            resumer=Resumer(failover=failover, parsing=parsing, metrics=metrics, total_s=config.timeouts.total_s, clock=clock),
             drain=drain,
             patience_s=config.timeouts.idle_s,
             clock=clock,
@@ -108,9 +111,15 @@ def compose(
     local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, clock=clock)
     others = everywhere(local)
     body_s = config.limits.body_s
-    entry = Entry(body_s, proxy, metrics, drain, requests, clock)
+    entry = Entry(body_s, parsing, proxy, drain, requests, clock)
     operator = Operator(
-        fleet=fleet, router=router, proxy=proxy, everywhere=others, admin_key=config.admin_key, body_s=body_s, clock=clock
+        fleet=fleet,
+        parsing=parsing,
+        proxy=proxy,
+        everywhere=others,
+        admin_key=config.admin_key,
+        body_s=body_s,
+        clock=clock,
     )
     reload.tell(_rebounding(entry, operator))
     return Gateway(metrics, router, fleet, relay, meter, proxy, entry, reload, local, others, operator, drain, clock)
@@ -169,6 +178,7 @@ async def _background(app: web.Application) -> AsyncIterator[None]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     gateway.relay.close()
+    await gateway.entry.parsing.process.close()
 
 
 async def _sweep(gateway: Gateway) -> None:

@@ -16,7 +16,7 @@ from gateway.body import body_here, read_body
 from gateway.drain import Drain
 from gateway.errors import GatewayError, internal_error, shutting_down
 from gateway.exchange import Request
-from gateway.metrics import Metrics
+from gateway.parser.parsing import Parsing
 from gateway.proxy import Proxy
 from gateway.record import CLIENT_LEFT, Record, begin
 from gateway.reply import Reply
@@ -30,8 +30,8 @@ class Entry:
     """The handler of everything that goes to a replica. body_s: how long a request's body may take to arrive."""
 
     body_s: float
+    parsing: Parsing
     proxy: Proxy
-    metrics: Metrics
     drain: Drain
     requests: RequestLog
     clock: Callable[[], float]
@@ -57,14 +57,14 @@ class Entry:
             log.exception("unhandled error", extra={"path": request.path, "id": record.id})
             return self._failed(request, record, internal_error())
         finally:
-            record.finish(self.metrics, self.requests, self.clock())
+            record.finish(self.proxy.metrics, self.requests, self.clock())
             self.drain.leave(task)
 
     async def _answer(self, request: Request, raw: bytes, record: Record) -> Reply:
         kind = openai.kind_of(record.path)
         if kind != openai.OTHER and request.method != "POST":
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.")
-        api = openai.parse_other(raw) if kind == openai.OTHER else openai.parse(kind, raw)
+        api = self.parsing.at_once(kind, raw) or await self.parsing.parse(kind, raw)
         record.stream = api.stream
         return await self.proxy.forward(request, api, record)
 

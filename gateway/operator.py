@@ -24,11 +24,12 @@ from gateway.body import read_body
 from gateway.config import ReplicaConfig
 from gateway.errors import GatewayError, bad_request
 from gateway.everywhere import Drain, Everywhere, Join
+from gateway.parser.parsing import Parsing
 from gateway.probe import ReplicaState
 from gateway.proxy import Proxy
 from gateway.replicas import Fleet
 from gateway.typed import ConfigError, convert
-from router import Candidate, Router
+from router import Candidate
 
 # Headers that a proxy in front leaves behind.
 _FORWARDED = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
@@ -41,7 +42,7 @@ class Operator:
         self,
         *,
         fleet: Fleet,
-        router: Router,
+        parsing: Parsing,
         proxy: Proxy,
         everywhere: Everywhere,
         admin_key: str,
@@ -49,7 +50,8 @@ class Operator:
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
-        self._router = router
+        self._router = proxy.router
+        self._parsing = parsing
         self._proxy = proxy
         self._everywhere = everywhere
         self._admin_key = admin_key
@@ -151,7 +153,7 @@ class Operator:
         """A dry run: the decision for a chat or completion body, with every candidate's match, load and cost."""
         self._allow(request)
         raw = await read_body(request, self.body_s)
-        api = openai.parse(openai.CHAT if b'"messages"' in raw else openai.COMPLETION, raw)
+        api = self._parsing.at_once(openai.GUESS, raw) or await self._parsing.parse(openai.GUESS, raw)
         target = self._fleet.target(api.model)
         target.require()
         decision, ranking = self._router.rank(self._proxy.prompt(api, request.headers), target.replicas, self._clock())

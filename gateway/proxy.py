@@ -25,7 +25,7 @@ from gateway.metrics import Metrics
 from gateway.record import Record
 from gateway.replicas import Fleet, Target
 from gateway.reply import Reply
-from router import Booking, Outcome, Prompt, Router, seed, text_keys, token_keys
+from router import Booking, Outcome, Prompt, Router
 
 PRIORITY_HEADER = "X-Priority"
 
@@ -45,14 +45,7 @@ class Proxy:
 
     def prompt(self, api: openai.ApiRequest, headers: Headers) -> Prompt:
         """A request's prompt for the router, seeded so that models and cache salts never match each other."""
-        routing, name, session = self.routing, seed(api.model, api.salt), _session(headers)
-        if api.prompt is None:
-            return Prompt(b"", 0, routing.block_bytes, api.model, session)
-        if isinstance(api.prompt, bytes):
-            keys = text_keys(api.prompt, routing.block_bytes, name)
-            return Prompt(keys, len(api.prompt), routing.block_bytes, api.model, session)
-        keys = token_keys(api.prompt, routing.block_tokens, name)
-        return Prompt(keys, len(api.prompt), routing.block_tokens, "", session)
+        return openai.router_prompt(api, self.routing.block_bytes, self.routing.block_tokens, _session(headers))
 
     async def forward(self, request: Request, api: openai.ApiRequest, record: Record) -> Reply:
         """Answer a parsed request from a replica. Raises GatewayError when none could answer."""

@@ -1,10 +1,11 @@
 """A stream that broke off: what its client knows, what to ask another replica for, and that one's events as part of the first.
 
-    what went to the client ── told ──► text so far ── continuation ──► another replica ── Splice ──► one stream for the client
+    what went to the client ── told ──► text so far ── continue_body ──► another replica ── Splice ──► one stream for the client
 
 The tap passes whole events only, so what the client has is known exactly. The other replica gets the same request with the text
 so far as the beginning of the answer: an open assistant message (`continue_final_message`), or the end of the prompt. Its
-events take the first part's id, model and time; its usage becomes that of the whole.
+events take the first part's id, model and time; its usage becomes that of the whole. In the body only the values that have to
+be different are changed; every other byte is the client's.
 
 What is not plain text (tool calls, reasoning, log probabilities, several choices) is not resumed, nor what would come out
 otherwise (penalties for what was generated, an output format). The tokens so far are those that the stream's own usage tells
@@ -17,13 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from gateway.api.openai import CHAT
+from gateway.api.splice import Edit, Members, append_element, append_text, apply, read_list, read_object
 from gateway.metering import Usage, parse_usage
 from gateway.tap import StreamTap, data_of, events_of, object_of
+
+IMPOSSIBLE: Final = "impossible"  # the rest cannot be asked for
+COMPLETE: Final = "complete"  # nothing is left of what may be generated
+ASK: Final = "ask"
 
 MAX_KEPT_BYTES = 4 << 20  # of one stream; a longer one is not resumed
 
@@ -145,44 +151,56 @@ def _text(kind: str, answer: Mapping[str, Any]) -> str | None:
 
 def continuation(kind: str, body: bytes, so_far: Told) -> bytes | None:
     """The request for the rest of an answer; None if it cannot be asked for. b"": nothing is left of what may be generated."""
+    verdict, edits = continue_body(kind, body, so_far.text, so_far.tokens)
+    if verdict == IMPOSSIBLE:
+        return None
+    return b"" if verdict == COMPLETE else apply(body, edits)
+
+
+def continue_body(kind: str, body: bytes, text: str, tokens: int) -> tuple[str, list[Edit]]:
+    """What to change in a request so that it asks for the rest of its answer: (IMPOSSIBLE, COMPLETE or ASK, the edits).
+
+    text, tokens: the answer so far.
+    """
     request = orjson.loads(body)
     if any(request.get(name) for name in _NEVER) or any(request.get(name) not in (None, 1) for name in ("n", "best_of")):
-        return None
-    if not so_far.text:
-        return body
-    asked = _asked(request, so_far.text) if kind == CHAT else _prompted(request, so_far.text)
-    if asked is None:
-        return None
+        return IMPOSSIBLE, []
+    if not text:
+        return ASK, []
+    members = read_object(body)
+    edits = _open_message(request, members, text) if kind == CHAT else _longer_prompt(request, members, text)
+    if edits is None:
+        return IMPOSSIBLE, []
     for name in _LIMITS:
         if isinstance(limit := request.get(name), int):
-            if limit <= so_far.tokens:
-                return b""
-            asked[name] = limit - so_far.tokens
+            if limit <= tokens:
+                return COMPLETE, []
+            edits.append(members.put(name, b"%d" % (limit - tokens)))
     if isinstance(least := request.get("min_tokens"), int):
-        asked["min_tokens"] = max(0, least - so_far.tokens)
-    return orjson.dumps(asked)
+        edits.append(members.put("min_tokens", b"%d" % max(0, least - tokens)))
+    return ASK, edits
 
 
-def _asked(request: Mapping[str, Any], text: str) -> dict[str, Any] | None:
+def _open_message(request: Mapping[str, Any], members: Members, text: str) -> list[Edit] | None:
     """A chat, with the text as an assistant's message that is still open."""
-    messages, last = request["messages"], request["messages"][-1]
+    raw, start = members.raw, members.spans["messages"][0]
+    no_new_message = members.put("add_generation_prompt", b"false")
     if not (goes_on := request.get("continue_final_message")):
         if request.get("add_generation_prompt") is False:
             return None  # the text is then no message
-        messages = [*messages, {"role": "assistant", "content": text}]
-    elif goes_on in (True, "content") and isinstance(last.get("content"), str):
-        messages = [*messages[:-1], {**last, "content": last["content"] + text}]
-    else:
-        return None
-    return {**request, "messages": messages, "add_generation_prompt": False, "continue_final_message": goes_on or True}
+        message = orjson.dumps({"role": "assistant", "content": text})
+        return [append_element(raw, start, message), no_new_message, members.put("continue_final_message", b"true")]
+    if goes_on in (True, "content") and isinstance(request["messages"][-1].get("content"), str):
+        last = read_object(raw, read_list(raw, start)[0][-1][0])
+        return [append_text(raw, last.spans["content"][1], text), no_new_message]
+    return None
 
 
-def _prompted(request: Mapping[str, Any], text: str) -> dict[str, Any] | None:
+def _longer_prompt(request: Mapping[str, Any], members: Members, text: str) -> list[Edit] | None:
     """A completion, with the text as the end of its prompt. Without a limit, how much is left is the engine's secret."""
-    prompt = request["prompt"]
-    if not isinstance(prompt, str) or not isinstance(request.get("max_tokens"), int):
+    if not isinstance(request["prompt"], str) or not isinstance(request.get("max_tokens"), int):
         return None
-    return {**request, "prompt": prompt + text}
+    return [append_text(members.raw, members.spans["prompt"][1], text)]
 
 
 class Splice:

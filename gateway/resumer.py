@@ -19,9 +19,10 @@ from gateway.errors import GatewayError, ReplicaFailure
 from gateway.exchange import Exchange
 from gateway.failover import Failover
 from gateway.metrics import Metrics
+from gateway.parser.parsing import Parsing
 from gateway.relay import Attempt
 from gateway.reply import Reply
-from gateway.resume import Kept, Splice, Told, continuation, ending, told
+from gateway.resume import Kept, Splice, Told, ending, told
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -29,6 +30,7 @@ class Resumer:
     """See the top of this file. total_s: that an answer may take, 0: any time; clock: monotonic seconds."""
 
     failover: Failover
+    parsing: Parsing
     metrics: Metrics
     total_s: float
     clock: Callable[[], float]
@@ -60,7 +62,8 @@ class Resumer:
             so_far = None if data is None else told(api.kind, data)
             if so_far is None:
                 return error
-            rest = b"" if so_far.finished or so_far.done else continuation(api.kind, api.body, so_far)
+            complete = so_far.finished or so_far.done
+            rest = b"" if complete else await self.parsing.continuation(api.kind, api.body, so_far)
             if rest is None:
                 return error
             if not rest:

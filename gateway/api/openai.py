@@ -1,7 +1,10 @@
 """The OpenAI dialect: a request body is parsed once into a frozen request with its canonical prompt; errors in its shape.
 
-What a client sends goes to the replica as it came (vendor fields included); the one thing that is added is the wish for
-usage at the end of a stream, because without it nothing could be metered.
+What a client sends goes to the replica as it came, byte for byte (vendor fields included); the one thing that is added is the
+wish for usage at the end of a stream, because without it nothing could be metered.
+
+Parsing is synchronous. How much of it the event loop may do at once is for the caller to say (`most`): beyond that NeedsHelper
+is raised, and the same functions run in another process (gateway/parser/).
 """
 
 from __future__ import annotations
@@ -11,30 +14,37 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.api.prompt import canonical_json, chat_prompt, completion_prompt
+from gateway.api.prompt import NeedsHelper, chat_prompt, completion_prompt, head_digest, short_digest
+from gateway.api.splice import Edit, apply, read_object
 from gateway.errors import GatewayError, bad_request
+from router import Prompt, seed, text_keys, token_keys
 
 CHAT: Final = "chat"
 COMPLETION: Final = "completion"
 OTHER: Final = "other"
+GUESS: Final = "guess"  # a chat if it has messages, else a completion: for a dry run, which has no path to tell
 
 _KINDS: Final[Mapping[str, str]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
-_ASK_USAGE: Final = b'"stream_options":{"include_usage":true}}'
+_OPTIONS: Final = "stream_options"
+_WANTED: Final = "include_usage"
+_ASK_USAGE: Final = b',"stream_options":{"include_usage":true}'
 MAX_MODEL_CHARS: Final = 256
-
-
-Keyed = bytes | list[int]  # canonical text, or token ids
+MAX_SALT_CHARS: Final = 64  # a longer one is known by its digest
+_MAX_SCANNED: Final = 1 << 20  # strings and brackets, in a body with too many values to be parsed
+SCANNED_AT_ONCE: Final = 1 << 15  # bytes that may be scanned in the event loop
 
 
 class ApiRequest:
     """One request, understood as far as routing and metering need it.
 
     kind: CHAT or COMPLETION (generation, metered), OTHER (passed through).
-    prompt: canonical text or token ids, None where the body has none that we know.
+    prompt: canonical text or token ids, None where the body has none that we know. made: instead of it, where another process
+    has parsed the body, the prompt with its block keys.
+    salt: of fixed length at most; what keeps this prompt apart from others that read the same.
     body: what goes to the replica. strip_usage: the usage event of the stream is ours, not the client's.
     """
 
-    __slots__ = ("body", "kind", "model", "prompt", "salt", "stream", "strip_usage")
+    __slots__ = ("body", "kind", "made", "model", "prompt", "salt", "stream", "strip_usage")
 
     def __init__(
         self,
@@ -54,6 +64,7 @@ class ApiRequest:
         self.stream = stream
         self.strip_usage = strip_usage
         self.body = body
+        self.made: Prompt | None = None
 
     @property
     def metered(self) -> bool:
@@ -62,7 +73,7 @@ class ApiRequest:
     @property
     def repeatable(self) -> bool:
         """Sending it twice does no harm: it computes something from a prompt (unlike a file upload, say)."""
-        return self.metered or self.prompt is not None
+        return self.metered or self.prompt is not None or self.made is not None
 
     def __repr__(self) -> str:
         return f"<ApiRequest {self.kind} {self.model!r}, {len(self.body)} bytes>"
@@ -72,8 +83,25 @@ def kind_of(path: str) -> str:
     return _KINDS.get(path, OTHER)
 
 
-def parse(kind: str, raw: bytes) -> ApiRequest:
-    """Parse a generation request. Raises GatewayError 400 that names the field and says what it should be."""
+def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
+    """Parse a generation request. Raises GatewayError 400 that names the field and says what it should be.
+
+    most: how many parts its prompt may have, or NeedsHelper is raised; 0: any number.
+    """
+    api, body = read(kind, raw, most)
+    if api.strip_usage:
+        if _OPTIONS not in body:
+            last = raw.rindex(b"}")  # a body with a model is not empty: the comma is right
+            api.body = b"".join((raw[:last], _ASK_USAGE, raw[last:]))
+        elif most and len(raw) > SCANNED_AT_ONCE:
+            raise NeedsHelper
+        else:
+            api.body = apply(raw, usage_edits(raw, body))
+    return api
+
+
+def read(kind: str, raw: bytes, most: int = 0) -> tuple[ApiRequest, dict[str, Any]]:
+    """The same, before usage is asked for; and the parsed body."""
     body = _json_object(raw)
     model = body.get("model")
     if not isinstance(model, str) or not 0 < len(model) <= MAX_MODEL_CHARS:
@@ -81,24 +109,46 @@ def parse(kind: str, raw: bytes) -> ApiRequest:
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise bad_request("'stream' must be true or false.", "stream")
-    prompt = chat_prompt(body) if kind == CHAT else completion_prompt(body, "prompt")
+    prompt: bytes | list[int]
+    if kind == CHAT or (kind == GUESS and "messages" in body):
+        prompt, salt = chat_prompt(body, most), _salt(body)
+    else:
+        prompt, salt = completion_prompt(body, "prompt"), _headed_salt(body)
     strip = bool(stream) and not _asks_usage(body)
-    sent = _with_usage(raw, body) if strip else raw
-    return ApiRequest(kind, model, prompt, _salt(body), stream=bool(stream), strip_usage=strip, body=sent)
+    return ApiRequest(kind, model, prompt, salt, stream=bool(stream), strip_usage=strip, body=raw), body
 
 
-def parse_other(raw: bytes) -> ApiRequest:
+def parse_other(raw: bytes, most: int = 0) -> ApiRequest:
     """Read what can be read of a body on a path that we only pass through; nothing in it is an error."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:
         body = None
     if not isinstance(body, dict):
-        return ApiRequest(OTHER, "", None, "", stream=False, strip_usage=False, body=raw)
+        return unread(raw)
+    prompt, salt = _lenient_prompt(body, most)
+    return _other(raw, body, prompt, salt)
+
+
+def scan_other(raw: bytes) -> ApiRequest:
+    """The same for a body with more values than are parsed: its model, and whether it streams; no prompt."""
+    try:
+        spans = read_object(raw, most=_MAX_SCANNED).spans
+        body: dict[str, Any] = {name: orjson.loads(raw[slice(*spans[name])]) for name in ("model", "stream") if name in spans}
+    except (ValueError, IndexError):
+        return unread(raw)
+    return _other(raw, body, None, "")
+
+
+def unread(raw: bytes) -> ApiRequest:
+    """A body that is passed on as it is."""
+    return ApiRequest(OTHER, "", None, "", stream=False, strip_usage=False, body=raw)
+
+
+def _other(raw: bytes, body: Mapping[str, Any], prompt: bytes | list[int] | None, salt: str) -> ApiRequest:
     model = body.get("model")
     model = model if isinstance(model, str) and len(model) <= MAX_MODEL_CHARS else ""
-    stream = body.get("stream") is True
-    return ApiRequest(OTHER, model, _lenient_prompt(body), _salt(body), stream=stream, strip_usage=False, body=raw)
+    return ApiRequest(OTHER, model, prompt, salt, stream=body.get("stream") is True, strip_usage=False, body=raw)
 
 
 def _json_object(raw: bytes) -> dict[str, Any]:
@@ -111,33 +161,66 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _lenient_prompt(body: Mapping[str, Any]) -> bytes | list[int] | None:
+def _lenient_prompt(body: Mapping[str, Any], most: int) -> tuple[bytes | list[int] | None, str]:
+    """The prompt, if it has one that we know, and its salt."""
     try:
         if "messages" in body:
-            return chat_prompt(body)
-        return completion_prompt(body, "prompt" if "prompt" in body else "input")
+            return chat_prompt(body, most), _salt(body)
+        return completion_prompt(body, "prompt" if "prompt" in body else "input"), _headed_salt(body)
     except GatewayError:
-        return None
+        return None, _salt(body)
 
 
 def _salt(body: Mapping[str, Any]) -> str:
     salt = body.get("cache_salt")
-    return salt if isinstance(salt, str) else ""
+    if not isinstance(salt, str):
+        return ""
+    return salt if len(salt) <= MAX_SALT_CHARS else "digest:" + short_digest(salt.encode())
+
+
+def _headed_salt(body: Mapping[str, Any]) -> str:
+    """The salt of a prompt that has no head of its own: the fields that belong into one are in it."""
+    head = head_digest(body)
+    return f"{_salt(body)}\x1c{head}" if head else _salt(body)
 
 
 def _asks_usage(body: Mapping[str, Any]) -> bool:
-    options = body.get("stream_options")
-    return isinstance(options, dict) and options.get("include_usage") is True
+    options = body.get(_OPTIONS)
+    return isinstance(options, dict) and options.get(_WANTED) is True
 
 
-def _with_usage(raw: bytes, body: dict[str, Any]) -> bytes:
-    """The body with `stream_options.include_usage`; spliced in as bytes where that is possible."""
-    if "stream_options" not in body:
-        return raw.rstrip()[:-1] + b"," + _ASK_USAGE  # a body with a model is not empty: the comma is right
-    options = body["stream_options"]
+def usage_edits(raw: bytes, body: Mapping[str, Any]) -> list[Edit]:
+    """What has to be changed in a body so that it asks for usage."""
+    if _OPTIONS not in body:
+        last = raw.rindex(b"}")
+        return [(last, last, _ASK_USAGE)]
+    options = body[_OPTIONS]
     if options is not None and not isinstance(options, dict):
-        raise bad_request("'stream_options' must be an object.", "stream_options")
-    return canonical_json({**body, "stream_options": {**(options or {}), "include_usage": True}})
+        raise bad_request("'stream_options' must be an object.", _OPTIONS)
+    members = read_object(raw)
+    if options is None:
+        return [members.put(_OPTIONS, b'{"include_usage":true}')]
+    return [read_object(raw, members.spans[_OPTIONS][0]).put(_WANTED, b"true")]
+
+
+def router_prompt(
+    api: ApiRequest, block_bytes: int, block_tokens: int, session: str = "", scope: tuple[str, ...] = ()
+) -> Prompt:
+    """The prompt for the router: its block keys, in units of bytes of its canonical text, or of token ids.
+
+    Seeded so that models and cache salts never match each other, nor do different scopes (names that the caller adds).
+
+    O(length of the prompt), but for a request whose keys came with it: these were made with the blocks and the scope of then.
+    """
+    if (made := api.made) is not None:
+        return Prompt(made.keys, made.units, made.block_units, made.scale, session)
+    prompt = api.prompt
+    if prompt is None:
+        return Prompt(b"", 0, block_bytes, api.model, session)
+    name = seed(api.model, api.salt, *scope)
+    if isinstance(prompt, bytes):
+        return Prompt(text_keys(prompt, block_bytes, name), len(prompt), block_bytes, api.model, session)
+    return Prompt(token_keys(prompt, block_tokens, name), len(prompt), block_tokens, "", session)
 
 
 def error_body(error: GatewayError) -> bytes:

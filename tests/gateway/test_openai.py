@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api import openai
+from gateway.api.prompt import NeedsHelper
 from gateway.errors import GatewayError
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
@@ -97,6 +98,50 @@ def test_a_body_that_needs_nothing_is_sent_as_it_came() -> None:
 def test_a_salt_separates_and_a_model_does() -> None:
     assert parse({**CHAT, "cache_salt": "tenant-1"}).salt == "tenant-1"
     assert parse({**CHAT, "cache_salt": 5}).salt == ""
+
+
+def test_a_long_salt_is_known_by_its_digest() -> None:
+    """Whatever keeps salts keeps little."""
+    salts = {parse({**CHAT, "cache_salt": text}).salt for text in ("a" * 100_000, "a" * 100_001, "a" * 65)}
+    assert len(salts) == 3
+    assert max(map(len, salts)) <= 64
+    assert parse({**CHAT, "cache_salt": "a" * 64}).salt == "a" * 64
+
+
+def test_what_shapes_a_prompt_without_a_head_is_in_its_salt() -> None:
+    """A completion's text or token ids have no head: there the fields keep requests apart as salts do."""
+    for prompt in ("text", [1, 2, 3]):
+        body = {"model": "m", "prompt": prompt, "cache_salt": "s" * 100}
+        fields: list[dict[str, Any]] = [
+            {},
+            {"add_special_tokens": False},
+            {"truncate_prompt_tokens": 5},
+            {"suffix": "end"},
+            {"echo": True},
+        ]
+        requests = [parse({**body, **more}, openai.COMPLETION) for more in fields]
+        assert len({request.salt for request in requests}) == len(fields)
+        assert {len(request.salt) for request in requests} <= {39, 39 + 33}
+        assert [request.prompt for request in requests] == [requests[0].prompt] * len(fields)
+    assert parse({"model": "m", "prompt": "x", "echo": False}, openai.COMPLETION).salt == ""
+    responses = [openai.parse_other(orjson.dumps({"input": "x", **more})).salt for more in ({}, {"instructions": "Be nice."})]
+    assert responses[0] != responses[1]
+
+
+def test_too_much_for_the_loop_is_said_so() -> None:
+    body = {**CHAT, "stream": True, "stream_options": {}}
+    raw = orjson.dumps({**body, "x": "x" * openai.SCANNED_AT_ONCE})
+    assert b'"include_usage":true' in openai.parse(openai.CHAT, raw).body
+    with pytest.raises(NeedsHelper):
+        openai.parse(openai.CHAT, raw, 100)
+    assert openai.parse(openai.CHAT, orjson.dumps(body), 100).strip_usage
+
+
+def test_of_what_is_too_large_to_parse_the_model_is_found() -> None:
+    api = openai.scan_other(b' {"input": [[1, 2], [3]], "model": "m\\u00e9", "stream": true, "messages": [{}]} ')
+    assert (api.kind, api.model, api.prompt, api.stream) == (openai.OTHER, "mé", None, True)
+    for raw in (b"", b"[1]", b"{", b'{"model"', b"\xff\xfe", b'{"model": "\xff"}', b'{"model": nope}'):
+        assert openai.scan_other(raw).model == ""
 
 
 def test_other_paths_are_read_as_far_as_possible() -> None:

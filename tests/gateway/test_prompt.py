@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.prompt import chat_prompt, completion_prompt
+from gateway.api.prompt import NeedsHelper, chat_prompt, completion_prompt
 from gateway.errors import GatewayError
 
 texts = st.text(max_size=8)
@@ -61,12 +61,109 @@ def test_what_does_not_enter_the_prompt_does_not_change_it() -> None:
     assert chat_prompt({"messages": [{"content": "x", "role": "user", "name": None}], "tools": None}) == plain
 
 
-def test_tools_come_first_and_in_any_order_of_keys() -> None:
-    one = chat_prompt({"messages": [user("x")], "tools": [{"type": "function", "function": {"name": "f"}}]})
-    two = chat_prompt({"tools": [{"function": {"name": "f"}, "type": "function"}], "messages": [user("x")]})
-    assert one == two
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"z": 1, "a": 2}}}]
+
+
+def test_tools_come_first_wherever_they_are_sent() -> None:
+    one = chat_prompt({"messages": [user("x")], "tools": TOOLS})
+    assert one == chat_prompt({"tools": TOOLS, "messages": [user("x")]})
     assert one.index(b"function") < one.index(b"user")
     assert one != chat_prompt({"messages": [user("x")]})
+
+
+def test_the_order_of_keys_that_a_template_prints_counts() -> None:
+    """An engine's template prints the keys of a tool as they come: in another order it is another prompt."""
+    turned = [{"type": "function", "function": {"name": "f", "parameters": {"a": 2, "z": 1}}}]
+    assert chat_prompt({"messages": [user("x")], "tools": TOOLS}) != chat_prompt({"messages": [user("x")], "tools": turned})
+    calls = [user(None, tool_calls=[{"function": {"arguments": order}}]) for order in ({"a": 1, "b": 2}, {"b": 2, "a": 1})]
+    assert chat_prompt({"messages": calls[:1]}) != chat_prompt({"messages": calls[1:]})
+
+
+def test_the_order_of_a_messages_own_fields_does_not_count() -> None:
+    """A template reads them by name."""
+    one, two = {"tool_call_id": "t", "reasoning": "r", **user("x")}, {"reasoning": "r", **user("x"), "tool_call_id": "t"}
+    assert chat_prompt({"messages": [one]}) == chat_prompt({"messages": [two]})
+
+
+SHAPING: list[dict[str, Any]] = [
+    {"tools": TOOLS},
+    {"functions": [{"name": "f"}]},
+    {"tools": TOOLS, "tool_choice": "none"},
+    {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    {"documents": [{"text": "d"}]},
+    {"system": "s"},
+    {"reasoning_effort": "high"},
+    {"chat_template": "{{ messages }}"},
+    {"chat_template_kwargs": {"enable_thinking": False}},
+    {"add_generation_prompt": False},
+    {"continue_final_message": True},
+    {"add_special_tokens": False},
+    {"truncate_prompt_tokens": 100},
+    {"truncation": "auto"},
+    {"mm_processor_kwargs": {"max_pixels": 5}},
+    {"cache_prompt": False},
+    {"prompt_logprobs": 0},
+    {"lora_path": "l"},
+    {"extra_key": "e"},
+]
+
+
+def test_whatever_shapes_the_prompt_is_in_its_head() -> None:
+    prompts = [chat_prompt({"messages": [user("x")], **more}) for more in [{}, *SHAPING]]
+    assert len(set(prompts)) == len(prompts)
+    assert all(prompt.endswith(prompts[0]) for prompt in prompts)
+
+
+def test_what_engines_do_anyway_changes_nothing() -> None:
+    usual = {"add_generation_prompt": True, "continue_final_message": False, "truncation": "disabled", "cache_prompt": True}
+    assert chat_prompt({"messages": [user("x")], **usual, "echo": False, "tool_choice": "auto"}) == chat_prompt(
+        {"messages": [user("x")]}
+    )
+
+
+@given(messages, messages, st.sampled_from(SHAPING))
+def test_a_conversation_with_a_head_extends_too(before: list[Any], after: list[Any], more: dict[str, Any]) -> None:
+    assert chat_prompt({"messages": before + after, **more}).startswith(chat_prompt({"messages": before, **more}))
+
+
+def part_prompt(part: dict[str, Any]) -> bytes:
+    return chat_prompt({"messages": [user([part])]})
+
+
+def test_a_part_is_more_than_its_text() -> None:
+    parts: list[dict[str, Any]] = [
+        {"type": "text", "text": "see"},
+        {"type": "text", "text": "see", "vendor": 1},
+        {"type": "image", "text": "see"},
+        {"type": "image", "text": "see", "image": "a"},
+        {"type": "image", "text": "see", "image": "b"},
+        {"type": ["text"], "text": "see"},
+        {"text": "see", "image": "a"},
+        {"type": "text", "text": 5},
+    ]
+    assert len(set(map(part_prompt, parts))) == len(parts)
+    assert part_prompt({"text": "see"}) == part_prompt(parts[0]) == chat_prompt({"messages": [user("see")]})
+
+
+def test_a_moving_cache_marker_does_not_count() -> None:
+    marker = {"cache_control": {"type": "ephemeral"}}
+    for part in ({"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "u"}}):
+        assert part_prompt({**part, **marker}) == part_prompt(part)
+    assert chat_prompt({"messages": [user("x", **marker)]}) == chat_prompt({"messages": [user("x")]})
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [user("x")] * 40,
+        [user([{"type": "text", "text": "x"}] * 101)],
+        [user([{"type": "text", "text": "x"}] * 20)] * 5,
+    ],
+)
+def test_more_parts_than_wanted_are_not_put_together(messages: list[Any]) -> None:
+    assert chat_prompt({"messages": messages}) == chat_prompt({"messages": messages}, 400)
+    with pytest.raises(NeedsHelper):
+        chat_prompt({"messages": messages}, 100)
 
 
 def test_an_image_stands_as_a_digest() -> None:

@@ -178,6 +178,23 @@ def test_a_message_that_the_client_has_begun_is_extended() -> None:
     assert rest_of(chat(messages=messages))["messages"] == [*messages, {"role": "assistant", "content": "So far"}]
 
 
+ODD = b'{"seed" : 12345678901234567890123, "z":{"b":1, "a":2}, %b "model":"m" } \n'
+
+
+def test_a_continuation_changes_nothing_else() -> None:
+    """Numbers beyond 64 bits, the order of keys, white space: every other byte is the client's."""
+    begun = ODD % b'"messages" : [ {"role":"user","content":"\\u00e9"} ] , "max_tokens" : 9,'
+    assert continuation(CHAT, begun, Told(text='a"b', pieces=2)) == ODD.replace(
+        b" } \n", b' ,"add_generation_prompt":false,"continue_final_message":true} \n'
+    ) % (b'"messages" : [ {"role":"user","content":"\\u00e9"} ,{"role":"assistant","content":"a\\"b"}] , "max_tokens" : 7,')
+    begun = ODD % b'"messages":[{"content" : "W\\u00e9" , "role":"assistant"}], "continue_final_message":true,'
+    assert continuation(CHAT, begun, Told(text="é\n", pieces=1)) == begun.replace(
+        b'W\\u00e9"', 'W\\u00e9é\\n"'.encode()
+    ).replace(b" } \n", b' ,"add_generation_prompt":false} \n')
+    begun = ODD % b'"prompt":"a\\tb","prompt":"c\\td", "max_tokens":9,'
+    assert continuation(COMPLETION, begun, Told(text="e", pieces=1)) == begun.replace(b'\\td"', b'\\tde"').replace(b"9,", b"8,")
+
+
 def test_a_completion_goes_on_with_its_prompt() -> None:
     assert rest_of(completion(max_tokens=5)) == completion(max_tokens=3, prompt="A story: So far")
 

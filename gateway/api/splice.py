@@ -1,0 +1,189 @@
+"""Edits of a JSON text as bytes: single values are replaced or inserted, and no other byte changes.
+
+A body that were parsed and written again would have its keys, its numbers and its escapes in another form, and engines see
+that: a guided engine writes the properties of a schema in the order in which the schema lists them. So the body is scanned for
+the place of a value, and the new value is put there.
+
+    raw ── read_object ──► Members: the spans of its values ── Members.put / add_member / append_* ──► Edits ── apply ──► bytes
+
+The text must be valid JSON (the caller has parsed it); for anything else a scan raises ValueError. A name may be written with
+escapes, and may occur several times: the last one counts, as it does for every parser that builds a dictionary. A scan is
+O(length), about 3 ms a MiB of text, and 0.15 us for each string and bracket.
+
+Pure: bytes in, bytes out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import orjson
+
+Edit = tuple[int, int, bytes]
+"""(start, end, new): the bytes from start to end are replaced by new."""
+
+_SPACE: Final = re.compile(rb"[ \t\r\n]*+")
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_SCALAR: Final = re.compile(rb"[^ \t\r\n,\]}]++")
+_STRING_OR_BRACKET: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
+_QUOTE: Final = ord('"')
+_COLON: Final = ord(":")
+_COMMA: Final = ord(",")
+_OPENING: Final = frozenset(b"[{")
+_CLOSING: Final = frozenset(b"]}")
+
+
+class Members:
+    """An object in a JSON text. spans: (start, end) of each value by its name; end: just behind the object's last brace."""
+
+    __slots__ = ("end", "raw", "spans")
+
+    def __init__(self, raw: bytes, spans: dict[str, tuple[int, int]], end: int) -> None:
+        self.raw = raw
+        self.spans = spans
+        self.end = end
+
+    def put(self, name: str, value: bytes) -> Edit:
+        """Give a member this value (JSON): in the place of the one that it has, else as a new last member."""
+        if span := self.spans.get(name):
+            return span[0], span[1], value
+        member = orjson.dumps(name) + b":" + value
+        last = self.end - 1
+        return last, last, b"," + member if self.spans else member
+
+    def __repr__(self) -> str:
+        return f"<Members {self.spans}>"
+
+
+def read_object(raw: bytes, start: int = 0, most: int = 0) -> Members:
+    """The members of the object that begins at `start` (white space before it is skipped).
+
+    most: how many strings and brackets may be read, 0: any number; ValueError beyond.
+    """
+    spans = dict[str, tuple[int, int]]()
+    budget = _Budget(most)
+    at = _space(raw, start)
+    end = at
+    for name, first, end in _values(raw, at, b"{", budget):
+        if name is not None:
+            spans[name] = first, end
+    return Members(raw, spans, end)
+
+
+def read_list(raw: bytes, start: int) -> tuple[list[tuple[int, int]], int]:
+    """The (start, end) of each element of the list that begins at `start`, and the list's own end."""
+    elements = list[tuple[int, int]]()
+    end = start
+    for name, first, end in _values(raw, start, b"[", _Budget(0)):
+        if name is not None:
+            elements.append((first, end))
+    return elements, end
+
+
+def append_element(raw: bytes, start: int, element: bytes) -> Edit:
+    """One more element (JSON) at the end of the list that begins at `start`."""
+    elements, end = read_list(raw, start)
+    return end - 1, end - 1, b"," + element if elements else element
+
+
+def append_text(raw: bytes, end: int, text: str) -> Edit:
+    """More text at the end of the string that ends at `end`."""
+    if raw[end - 1] != _QUOTE:
+        raise ValueError("not a JSON string")
+    return end - 1, end - 1, orjson.dumps(text)[1:-1]
+
+
+def pieces(raw: bytes, edits: Sequence[Edit]) -> Iterator[memoryview]:
+    """The edited text, piece by piece. Edits may come in any order, but must not overlap."""
+    whole, at = memoryview(raw), 0
+    for start, end, new in sorted(edits, key=_start):
+        yield whole[at:start]
+        yield memoryview(new)
+        at = end
+    yield whole[at:]
+
+
+def apply(raw: bytes, edits: Sequence[Edit]) -> bytes:
+    """The edited text. O(length)."""
+    return b"".join(pieces(raw, edits)) if edits else raw
+
+
+def _start(edit: Edit) -> int:
+    return edit[0]
+
+
+class _Budget:
+    """How many strings and brackets a scan may read."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, most: int) -> None:
+        self.left = most or 1 << 62
+
+    def take(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise ValueError("too many JSON values")
+
+
+def _values(raw: bytes, at: int, opening: bytes, budget: _Budget) -> Iterator[tuple[str | None, int, int]]:
+    """(name, start, end) of each value of an object or a list ("" for the elements of a list); at last (None, end, end)."""
+    if raw[at : at + 1] != opening:
+        raise ValueError("not a JSON object or list")
+    closing, name = (b"}", "") if opening == b"{" else (b"]", "")
+    at = _space(raw, at + 1)
+    while raw[at : at + 1] != closing:
+        if opening == b"{":
+            end = _string(raw, at)
+            name = orjson.loads(raw[at:end])
+            at = _space(raw, _skip(raw, _space(raw, end), _COLON))
+        end = _value(raw, at, budget)
+        yield name, at, end
+        at = _space(raw, end)
+        if raw[at : at + 1] != closing:
+            at = _space(raw, _skip(raw, at, _COMMA))
+    yield None, at + 1, at + 1
+
+
+def _value(raw: bytes, at: int, budget: _Budget) -> int:
+    """Where the value that begins at `at` ends."""
+    budget.take()
+    if raw[at : at + 1] == b'"':
+        return _string(raw, at)
+    if raw[at : at + 1] not in (b"{", b"["):
+        scalar = _SCALAR.match(raw, at)
+        if scalar is None:
+            raise ValueError("not a JSON value")
+        return scalar.end()
+    depth = 0
+    for token in _STRING_OR_BRACKET.finditer(raw, at):
+        budget.take()
+        first = raw[token.start()]
+        if first in _OPENING:
+            depth += 1
+        elif first in _CLOSING:
+            depth -= 1
+            if not depth:
+                return token.end()
+    raise ValueError("an object or a list does not end")
+
+
+def _string(raw: bytes, at: int) -> int:
+    found = _STRING.match(raw, at)
+    if found is None:
+        raise ValueError("not a JSON string")
+    return found.end()
+
+
+def _skip(raw: bytes, at: int, wanted: int) -> int:
+    if at >= len(raw) or raw[at] != wanted:
+        raise ValueError("not JSON")
+    return at + 1
+
+
+def _space(raw: bytes, at: int) -> int:
+    found = _SPACE.match(raw, at)
+    assert found is not None  # it matches nothing, too
+    return found.end()

@@ -1,0 +1,45 @@
+"""How much structure a JSON text has, counted before anything is built from it.
+
+What a text costs when it is parsed is not its length but its values: 64 MiB of text in one string become one object, 64 MiB of
+`{},` become 22 million, which take gigabytes and half a minute. The measure is the number of `{`, `[` and `,` outside of
+strings: no value exists without one of them (but the first). One costs at most 0.6 us and 250 bytes when it is parsed.
+
+Pure. O(length): about 1 ms a MiB; up to 20 ms a MiB for a text that is all quotes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_STRUCTURE: Final = 500_000
+
+_SLICE: Final = 1 << 20
+_SIGNS: Final = (b"{", b"[", b",")
+
+
+def exceeds(raw: bytes, limit: int = MAX_STRUCTURE) -> bool:
+    """Whether a JSON text has more than `limit` of `{`, `[` and `,` outside of its strings."""
+    if len(raw) <= limit or sum(map(raw.count, _SIGNS)) <= limit:
+        return False
+    return outside_of_strings(raw, limit) > limit
+
+
+def outside_of_strings(raw: bytes, limit: int, size: int = _SLICE) -> int:
+    """Their number; counting ends when it is above `limit`. size: of the slices in which the text is read, an even number.
+
+    Slice by slice: without its escaped backslashes and quotes, a text is cut at each quote into what is outside of strings and
+    what is inside, by turns.
+    """
+    count, inside, at = 0, False, 0
+    while at < len(raw) and count <= limit:
+        piece = raw[at : at + size]
+        at += len(piece)
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # the slice ends within an escape: leave it to the next one
+            piece, at = piece[:-1], at - 1
+            if not piece:
+                break  # a lone backslash at the end: not JSON
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[inside::2])
+        inside ^= len(parts) % 2 == 0
+        count += sum(map(outside.count, _SIGNS))
+    return count

@@ -1,0 +1,105 @@
+"""The parser process: reads a job, does it, writes its result, until its parent is gone.
+
+It runs `openai.read` and `resume.continue_body`, the same functions that parse small bodies in the event loop, and makes the
+prompt's block keys. What a body may cost here is bounded: its structure before it is parsed, the address space, the time.
+
+A process and not a thread, for the parser holds Python's global lock. Signals of a terminal or a service manager are not for
+it: while a gateway lets its last requests finish it still needs its parser. It ends when its socket does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import marshal
+import resource
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from gateway.api import openai
+from gateway.api.splice import Edit
+from gateway.api.structure import MAX_STRUCTURE, exceeds
+from gateway.errors import GatewayError
+from gateway.parser import wire
+from gateway.resume import continue_body
+
+# Of address space, for each byte of a job's body. A body costs most as one text with an emoji in it: four bytes for each
+# character, beside the body itself, the JSON parser's own tree and the canonical prompt.
+_MEMORY_PER_BYTE: Final = 12
+
+
+def main(arguments: Sequence[str]) -> None:
+    """arguments: the socket's file descriptor, how many seconds a job may take, and MiB of address space for any job."""
+    sock, limit_s, memory = socket.socket(fileno=int(arguments[0])), int(arguments[1]), int(arguments[2]) << 20
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")  # where memory runs out, this process goes before one that serves
+    gc.disable()  # parsing makes no cycles
+    with contextlib.suppress(ConnectionError), sock, sock.makefile("rb") as stream:
+        while len(head := stream.read(wire.JOB.size)) == wire.JOB.size:
+            packed, length = wire.JOB.unpack(head)
+            _bound_memory(memory + _MEMORY_PER_BYTE * length)
+            job, body = stream.read(packed), stream.read(length)
+            if len(body) < length:
+                return
+            signal.alarm(limit_s)  # its default is to end the process, even within a C function
+            result = answer(marshal.loads(job), body)
+            signal.alarm(0)
+            del body
+            sock.sendall(result)
+
+
+def _bound_memory(size: int) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size if most == resource.RLIM_INFINITY else min(size, most), most))
+
+
+def answer(job: tuple[Any, ...], body: bytes) -> bytes:
+    """The result of one job, as it goes back."""
+    operation, *arguments = job
+    try:
+        return wire.result(wire.DONE, *_OPERATIONS[operation](body, *arguments))
+    except GatewayError as error:
+        return wire.refusal(error)
+    except MemoryError:
+        text = "Parsing the body takes more memory than the gateway has for it. Send less."
+        return wire.refusal(GatewayError(413, "request_too_large", text))
+    except Exception:  # noqa: BLE001  (the last border: the parent logs it)
+        return wire.result(wire.FAILED, traceback.format_exc())
+
+
+def _parse(body: bytes, kind: str, block_bytes: int, block_tokens: int, scope: tuple[str, ...]) -> wire.Parsed:
+    edits = list[Edit]()
+    if exceeds(body):
+        if kind != openai.OTHER:
+            raise _too_complex()
+        api = openai.scan_other(body)
+    elif kind == openai.OTHER:
+        api = openai.parse_other(body)
+    else:
+        api, fields = openai.read(kind, body)
+        if api.strip_usage:
+            edits = openai.usage_edits(body, fields)
+        del fields
+    made = None if api.prompt is None else openai.router_prompt(api, block_bytes, block_tokens, scope=scope)
+    prompt = (made.keys, made.units, made.block_units, made.scale) if made else None
+    return wire.Parsed(api.kind, api.model, api.salt, api.stream, api.strip_usage, edits, prompt)
+
+
+def _continue(body: bytes, kind: str, text: str, tokens: int) -> tuple[str, list[Edit]]:
+    return continue_body(kind, body, text, tokens)
+
+
+def _too_complex() -> GatewayError:
+    text = (
+        f"The body has more than {MAX_STRUCTURE:,} JSON values (its brackets and commas outside of strings are counted). "
+        "Send fewer values; long texts do not count."
+    )
+    return GatewayError(413, "request_too_complex", text)
+
+
+_OPERATIONS: Final[Mapping[str, Callable[..., tuple[Any, ...]]]] = {wire.PARSE: _parse, wire.CONTINUE: _continue}

@@ -1,0 +1,90 @@
+"""Where a body is parsed: at once in the event loop if it cannot take long, else in the parser process.
+
+What a body costs depends on its values more than on its length, and its values are not known before it is parsed (counting
+brackets takes as long as parsing a text). So only bodies below INLINE_BYTES are parsed in the loop: they take a millisecond,
+and 20 to 30 if they consist of brackets. A larger body is parsed by `process.py` while the loop turns, with a bound on its
+structure, and comes back as an ApiRequest whose block keys are made already. bench/parsing.py has the measurements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.api import openai
+from gateway.api.openai import ApiRequest
+from gateway.api.prompt import NeedsHelper
+from gateway.api.splice import Edit, apply, pieces
+from gateway.parser import wire
+from gateway.parser.process import ParserProcess
+from gateway.resume import COMPLETE, IMPOSSIBLE, Told, continuation
+from router import Prompt
+
+INLINE_BYTES: Final = 256 << 10
+MAX_PARTS: Final = 8192  # of a prompt that is put together in the loop: messages, and the parts of their contents
+_COPIED_AT_ONCE: Final = 1 << 20
+_OBJECT: Final = re.compile(rb"[ \t\r\n]{0,1024}\{")
+
+
+class Parsing:
+    """See the top of this file. block_bytes, block_tokens: the sizes of the router's blocks."""
+
+    def __init__(self, process: ParserProcess, block_bytes: int, block_tokens: int) -> None:
+        self.process = process
+        self._block_bytes = block_bytes
+        self._block_tokens = block_tokens
+
+    def at_once(self, kind: str, raw: bytes) -> ApiRequest | None:
+        """The request, if it can be parsed here and now; None: `parse` has to be awaited. Raises GatewayError."""
+        if len(raw) > INLINE_BYTES:
+            return None if kind != openai.OTHER or _OBJECT.match(raw) else openai.unread(raw)
+        try:
+            return openai.parse_other(raw, MAX_PARTS) if kind == openai.OTHER else openai.parse(kind, raw, MAX_PARTS)
+        except NeedsHelper:
+            return None
+
+    async def parse(self, kind: str, raw: bytes, scope: tuple[str, ...] = ()) -> ApiRequest:
+        """The request, parsed by the other process. scope: names that its block keys are seeded with, beside model and salt.
+
+        Raises GatewayError: what is wrong with the body, or that it could not be parsed.
+        """
+        arguments = wire.PARSE, kind, self._block_bytes, self._block_tokens, scope
+        parsed = wire.Parsed(*await self.process.ask(arguments, raw))
+        api = ApiRequest(
+            parsed.kind,
+            parsed.model,
+            None,
+            parsed.salt,
+            stream=parsed.stream,
+            strip_usage=parsed.strip_usage,
+            body=await _edited(raw, parsed.edits),
+        )
+        if parsed.prompt:
+            api.made = Prompt(*parsed.prompt)
+        return api
+
+    async def continuation(self, kind: str, body: bytes, so_far: Told) -> bytes | None:
+        """`resume.continuation` of a body of any size. Raises GatewayError if it could not be parsed."""
+        if len(body) <= openai.SCANNED_AT_ONCE:
+            return continuation(kind, body, so_far)
+        verdict, edits = await self.process.ask((wire.CONTINUE, kind, so_far.text, so_far.tokens), body)
+        if verdict == IMPOSSIBLE:
+            return None
+        return b"" if verdict == COMPLETE else await _edited(body, edits)
+
+
+async def _edited(raw: bytes, edits: Sequence[Edit]) -> bytes:
+    """The edited body, copied piece by piece while the loop turns."""
+    if len(raw) <= _COPIED_AT_ONCE:
+        return apply(raw, edits)
+    if not edits:
+        return raw
+    copy = io.BytesIO()
+    for piece in pieces(raw, edits):
+        for at in range(0, len(piece), _COPIED_AT_ONCE):
+            copy.write(piece[at : at + _COPIED_AT_ONCE])
+            await asyncio.sleep(0)
+    return copy.getvalue()

@@ -1,0 +1,212 @@
+"""The parent's side of the parser process: starts it when there is a job, gives it one after the other, replaces it.
+
+    waiting ── the smallest body first ──► written ──► its result read ──► done
+       │                                     └───────────────┴──► the process ended, or took too long: it is killed, the job
+       └─ the client left: dropped                                fails, and the next job starts another process
+
+Whoever waits for a result may be cancelled at any time: the job goes on, so that the two ends never disagree about whose result
+comes next. The body is written by a non-blocking socket, so that the event loop turns meanwhile. The process is kept until
+`close`; if its parent dies, it ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import json
+import logging
+import marshal
+import socket
+import subprocess
+import sys
+from typing import Any, Final
+
+from gateway.errors import GatewayError, internal_error, out_of_resources, shutting_down
+from gateway.parser import wire
+
+log = logging.getLogger("warmroute.parser")
+
+JOB_S: Final = 20.0
+WAIT_S: Final = 30.0
+MEMORY_MB: Final = 1024  # of address space; a body's own needs come on top (helper.py)
+MAX_WAITING: Final = 256
+
+# The child finds its modules where we found ours, whatever its working directory is.
+BOOT: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gateway.parser.helper import main; main(sys.argv[2:])"
+)
+
+
+class _Job:
+    """One body, what to do with it, and the future of its result. Those with the smallest bodies are done first."""
+
+    __slots__ = ("arguments", "body", "done", "order")
+
+    def __init__(self, arguments: tuple[Any, ...], body: bytes, number: int, done: asyncio.Future[tuple[Any, ...]]) -> None:
+        self.arguments = arguments
+        self.body = body
+        self.order = len(body), number
+        self.done = done
+
+    def __lt__(self, other: _Job) -> bool:
+        return self.order < other.order
+
+
+class ParserProcess:
+    """See the top of this file. job_s: how long one job may take; wait_s: how long it may wait and take; memory_mb: address
+    space for any job; boot: the program.
+    """
+
+    def __init__(self, *, job_s: float = JOB_S, wait_s: float = WAIT_S, memory_mb: int = MEMORY_MB, boot: str = BOOT) -> None:
+        self.started = 0
+        self._job_s = job_s
+        self._wait_s = wait_s
+        self._memory_mb = memory_mb
+        self._boot = boot
+        self._waiting: list[_Job] = []
+        self._numbers = itertools.count()
+        self._task: asyncio.Task[None] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._killed: list[subprocess.Popen[bytes]] = []  # and not yet seen to be gone
+        self._sock: socket.socket | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now, if one does."""
+        return self._process.pid if self._process else None
+
+    async def ask(self, arguments: tuple[Any, ...], body: bytes) -> tuple[Any, ...]:
+        """The result of a job. Raises GatewayError: what is wrong with the body, or 503 or 500 where it could not be parsed."""
+        if self._closed:
+            raise shutting_down()
+        if len(self._waiting) >= MAX_WAITING:
+            raise out_of_resources("too many large bodies wait to be parsed")
+        job = _Job(arguments, body, next(self._numbers), asyncio.get_running_loop().create_future())
+        heapq.heappush(self._waiting, job)
+        if self._task is None:
+            self._task = asyncio.create_task(self._work(), name="parser")
+        try:
+            async with asyncio.timeout(self._wait_s):
+                status, *values = await job.done
+        except TimeoutError as late:
+            raise out_of_resources("a large body waited too long to be parsed") from late
+        finally:
+            if job in self._waiting:  # nobody waits for it any more
+                self._waiting.remove(job)
+                heapq.heapify(self._waiting)
+        if status == wire.REFUSED:
+            code, name, message, param = values
+            raise GatewayError(code, name, message, param=param)
+        if status != wire.DONE:
+            log.error("parsing failed", extra={"traceback": values[0]})
+            raise internal_error()
+        return tuple(values)
+
+    async def close(self) -> None:
+        """End the process; whoever waits gets an error."""
+        self._closed = True
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        waiting, self._waiting = self._waiting, []
+        for job in waiting:
+            _fail(job, shutting_down())
+        self._kill()
+        for process in self._killed:
+            await asyncio.to_thread(process.wait)
+        self._killed.clear()
+
+    async def _work(self) -> None:
+        """Do the jobs, until none waits."""
+        try:
+            while self._waiting:
+                job = heapq.heappop(self._waiting)
+                if not job.done.done():
+                    await self._do(job)
+        finally:
+            self._task = None
+
+    async def _do(self, job: _Job) -> None:
+        """One job. Whatever ends it before its result is here ends the process, too: nothing of it must be read later."""
+        error: GatewayError | None = None
+        try:
+            async with asyncio.timeout(self._job_s):
+                if self._process and self._process.poll() is not None:
+                    self._kill()  # somebody else has killed it meanwhile
+                sock = self._sock or self._start()
+                result = await _exchange(sock, job.arguments, job.body)
+        except TimeoutError:
+            error = out_of_resources("parsing a large body took too long")
+        except (OSError, ValueError, EOFError) as broken:  # it ended, it could not be started, or this is no result
+            error = internal_error()
+            log.error("the parser process failed", extra={"error": str(broken), "pid": self.pid})
+        except BaseException:
+            _fail(job, shutting_down())
+            self._kill()
+            raise
+        if error:
+            self._kill()
+            _fail(job, error)
+        elif not job.done.done():
+            job.done.set_result(result)
+
+    def _start(self) -> socket.socket:
+        """A new process, which takes a millisecond. Raises OSError if there can be none."""
+        self._killed = [process for process in self._killed if process.poll() is None]
+        ours, its = socket.socketpair()
+        ours.setblocking(False)
+        arguments = [str(its.fileno()), str(max(1, round(self._job_s))), str(self._memory_mb)]
+        try:
+            # In a session of its own: the terminal's signals are for its parent.
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", self._boot, json.dumps(sys.path), *arguments],
+                pass_fds=[its.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            its.close()
+        self._sock = ours
+        self.started += 1
+        return ours
+
+    def _kill(self) -> None:
+        if self._sock:
+            self._sock.close()
+        if self._process:
+            self._process.kill()
+            self._killed.append(self._process)
+        self._sock = self._process = None
+
+    def __repr__(self) -> str:
+        return f"<ParserProcess {self.pid}, {len(self._waiting)} waiting>"
+
+
+async def _exchange(sock: socket.socket, arguments: tuple[Any, ...], body: bytes) -> tuple[Any, ...]:
+    """Write a job, read its result. Raises ConnectionError if the other end is gone."""
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(sock, wire.job(arguments, len(body)))
+    await loop.sock_sendall(sock, body)
+    (length,) = wire.RESULT.unpack(await _read(sock, wire.RESULT.size))
+    result: tuple[Any, ...] = marshal.loads(await _read(sock, length))
+    return result
+
+
+async def _read(sock: socket.socket, length: int) -> bytearray:
+    loop, data, at = asyncio.get_running_loop(), bytearray(length), 0
+    while at < length:
+        size = await loop.sock_recv_into(sock, memoryview(data)[at:])
+        if not size:
+            raise ConnectionError("it ended before its result was here")
+        at += size
+    return data
+
+
+def _fail(job: _Job, error: GatewayError) -> None:
+    if not job.done.done():
+        job.done.set_exception(error)

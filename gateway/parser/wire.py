@@ -1,0 +1,54 @@
+"""What goes between a gateway and its parser process, over a pair of connected sockets.
+
+    there: length of the arguments (4 bytes), length of the body (8), arguments, body
+    back:  length of the result (4 bytes), result
+
+One job at a time: a job is written whole, then its result is read. Arguments and results are marshalled tuples of plain values;
+both ends are processes of this gateway, of the same Python, and nobody else has the sockets.
+"""
+
+from __future__ import annotations
+
+import marshal
+import struct
+from typing import Any, Final, NamedTuple
+
+from gateway.api.splice import Edit
+from gateway.errors import GatewayError
+
+JOB: Final = struct.Struct("<IQ")
+RESULT: Final = struct.Struct("<I")
+
+PARSE: Final = "parse"  # kind, block_bytes, block_tokens, scope -> the fields of `Parsed`
+CONTINUE: Final = "continue"  # kind, text, tokens -> verdict, edits (resume.continue_body)
+
+DONE: Final = "done"
+REFUSED: Final = "refused"  # a GatewayError for the client
+FAILED: Final = "failed"  # a bug: its traceback
+
+
+class Parsed(NamedTuple):
+    """An ApiRequest without its body. edits: what has to be changed in the body. prompt: the fields of a router.Prompt."""
+
+    kind: str
+    model: str
+    salt: str
+    stream: bool
+    strip_usage: bool
+    edits: list[Edit]
+    prompt: tuple[bytes, int, int, str] | None
+
+
+def job(arguments: tuple[Any, ...], length: int) -> bytes:
+    """All of a job but its body, which has this length."""
+    packed = marshal.dumps(arguments)
+    return JOB.pack(len(packed), length) + packed
+
+
+def result(status: str, *values: Any) -> bytes:
+    packed = marshal.dumps((status, *values))
+    return RESULT.pack(len(packed)) + packed
+
+
+def refusal(error: GatewayError) -> bytes:
+    return result(REFUSED, error.status, error.code, error.message, error.param)

@@ -1,0 +1,118 @@
+"""What the parser process answers, without the process: the same as parsing in the loop, or an error for the client."""
+
+from __future__ import annotations
+
+import json
+import marshal
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.api import openai
+from gateway.api.splice import apply
+from gateway.api.structure import MAX_STRUCTURE
+from gateway.errors import GatewayError
+from gateway.parser import helper, wire
+from gateway.resume import ASK, Told, continuation
+
+BLOCKS = (16, 4)
+
+
+def result(job: tuple[Any, ...], body: bytes) -> tuple[Any, ...]:
+    """What comes back, read as the parent does."""
+    frame = helper.answer(job, body)
+    assert wire.RESULT.unpack(frame[: wire.RESULT.size]) == (len(frame) - wire.RESULT.size,)
+    values: tuple[Any, ...] = marshal.loads(frame[wire.RESULT.size :])
+    return values
+
+
+def parsed(kind: str, body: bytes, scope: tuple[str, ...] = ()) -> tuple[Any, ...]:
+    return result((wire.PARSE, kind, *BLOCKS, scope), body)
+
+
+values = st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.lists(st.integers(0, 9), max_size=9)
+messages = st.lists(st.fixed_dictionaries({"role": st.text(max_size=4), "content": st.text(max_size=99)}), max_size=3)
+bodies = st.fixed_dictionaries(
+    {"model": st.sampled_from(["m", "n", ""])},
+    optional={
+        "messages": messages,
+        "prompt": values,
+        "input": values,
+        "stream": st.booleans() | st.none(),
+        "stream_options": st.none() | st.just(5) | st.dictionaries(st.just("include_usage"), st.booleans()),
+        "cache_salt": values,
+        "tools": values,
+        "echo": st.booleans(),
+    },
+)
+
+
+@given(bodies, st.sampled_from([openai.CHAT, openai.COMPLETION, openai.OTHER]), st.sampled_from(["", "  \n"]))
+def test_it_is_the_same_as_parsing_at_once(body: dict[str, Any], kind: str, tail: str) -> None:
+    raw = json.dumps(body).encode() + tail.encode()
+    status, *fields = parsed(kind, raw)
+    if status == wire.REFUSED:
+        with pytest.raises(GatewayError) as caught:
+            openai.parse(kind, raw)
+        error = caught.value
+        assert fields == [error.status, error.code, error.message, error.param]
+        return
+    assert status == wire.DONE
+    api = openai.parse_other(raw) if kind == openai.OTHER else openai.parse(kind, raw)
+    there = wire.Parsed(*fields)
+    here = (api.kind, api.model, api.salt, api.stream, api.strip_usage, api.body)
+    assert (there.kind, there.model, there.salt, there.stream, there.strip_usage, apply(raw, there.edits)) == here
+    prompt = openai.router_prompt(api, *BLOCKS)
+    assert there.prompt == (None if api.prompt is None else (prompt.keys, prompt.units, prompt.block_units, prompt.scale))
+
+
+def test_a_scope_keeps_keys_apart() -> None:
+    raw = orjson.dumps({"model": "m", "prompt": "x" * 100})
+    keys = [wire.Parsed(*parsed(openai.COMPLETION, raw, scope)[1:]).prompt for scope in ((), ("a",), ("b",))]
+    assert len(set(keys)) == 3
+    api = openai.parse(openai.COMPLETION, raw)
+    prompt = openai.router_prompt(api, *BLOCKS, scope=("a",))
+    assert keys[1] == (prompt.keys, prompt.units, prompt.block_units, prompt.scale)
+
+
+@pytest.mark.parametrize(
+    ("head", "item", "tail"),
+    [
+        (b'{"model":"m","messages":[{"role":"u","content":[', b"{}", b"]}]}"),
+        (b'{"model":"m","messages":[', b'{"role":""}', b"]}"),
+        (b'{"model":"m","messages":[{"role":"u","content":"x"}],"x":[', b"[]", b"]}"),
+        (b'{"model":"m","messages":[{"role":"u","content":"x"}],"x":[', b'""', b"]}"),
+    ],
+)
+def test_too_many_values_are_refused_before_they_are_built(head: bytes, item: bytes, tail: bytes) -> None:
+    status, code, name, message, _ = parsed(openai.CHAT, head + b",".join([item] * MAX_STRUCTURE) + tail)
+    assert (status, code, name) == (wire.REFUSED, 413, "request_too_complex")
+    assert f"{MAX_STRUCTURE:,}" in message
+
+
+def test_on_other_paths_too_many_values_are_no_error() -> None:
+    raw = b'{"input":[' + b"1," * MAX_STRUCTURE + b'1],"model":"m"}'
+    status, *fields = parsed(openai.OTHER, raw)
+    assert (status, fields[1], fields[-1]) == (wire.DONE, "m", None)
+
+
+def test_a_text_of_brackets_and_commas_is_no_structure() -> None:
+    raw = orjson.dumps({"model": "m", "messages": [{"role": "u", "content": '[{"a": 1, "b": []}], ' * 100_000}]})
+    status, *fields = parsed(openai.CHAT, raw)
+    assert (status, fields[1]) == (wire.DONE, "m")
+
+
+def test_a_continuation_is_the_same_as_in_the_loop() -> None:
+    raw = b'{"model":"m" ,"max_tokens":9,"messages":[{"role":"user","content":"Hi"}]}'
+    status, verdict, edits = result((wire.CONTINUE, openai.CHAT, "Well", 2), raw)
+    assert (status, verdict) == (wire.DONE, ASK)
+    assert apply(raw, edits) == continuation(openai.CHAT, raw, Told(text="Well", pieces=2))
+
+
+def test_a_bug_is_told_to_the_parent() -> None:
+    status, text = result(("no such operation",), b"{}")
+    assert status == wire.FAILED
+    assert "KeyError" in text

@@ -1,0 +1,231 @@
+"""The parser process: whatever becomes of it or of who waits for it, nothing hangs, and no result goes to another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.api import openai
+from gateway.errors import GatewayError
+from gateway.parser import process as parser_process
+from gateway.parser import wire
+from gateway.parser.parsing import INLINE_BYTES, Parsing
+from gateway.parser.process import ParserProcess
+from gateway.resume import Told, continuation
+from tests.gateway.conftest import eventually
+
+# A stand-in for the program: it reads one byte of a job, and then does this.
+ODD = "import os, socket, sys, time; sock = socket.socket(fileno=int(sys.argv[2])); sock.recv(1); "
+
+
+def body(size: int = 1000, **more: Any) -> bytes:
+    return orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * size}], **more})
+
+
+@contextlib.asynccontextmanager
+async def parser(**options: Any) -> AsyncIterator[tuple[Parsing, ParserProcess]]:
+    process = ParserProcess(**options)
+    try:
+        yield Parsing(process, 256, 64), process
+    finally:
+        await process.close()
+        assert process.pid is None
+
+
+async def test_it_is_started_once_and_only_when_it_is_needed() -> None:
+    async with parser() as (parsing, process):
+        assert parsing.at_once(openai.CHAT, body())
+        assert process.started == 0
+        large = body(INLINE_BYTES)
+        assert parsing.at_once(openai.CHAT, large) is None
+        for _ in range(3):
+            api = await parsing.parse(openai.CHAT, large)
+            assert (api.model, api.body, api.prompt, api.made is not None, api.repeatable) == ("m", large, None, True, True)
+        assert process.started == 1
+
+
+async def test_many_at_once_get_their_own_results() -> None:
+    async with parser() as (parsing, _):
+        sizes = [1000 * number for number in range(1, 40)]
+        requests = await asyncio.gather(*(parsing.parse(openai.CHAT, body(size, stream=True)) for size in sizes))
+        assert [request.body for request in requests] == [
+            openai.parse(openai.CHAT, body(size, stream=True)).body for size in sizes
+        ]
+
+
+async def test_who_leaves_does_not_put_the_others_out_of_step() -> None:
+    async with parser() as (parsing, process):
+        tasks = [asyncio.create_task(parsing.parse(openai.CHAT, body(1_000_000 + number))) for number in range(12)]
+        await eventually(lambda: process.started)
+        for task in tasks[::2]:
+            task.cancel()
+        left = await asyncio.gather(*tasks[::2], return_exceptions=True)
+        assert all(isinstance(one, asyncio.CancelledError) for one in left)
+        for number, task in list(enumerate(tasks))[1::2]:
+            assert (await task).body == body(1_000_000 + number)
+        assert process.started == 1
+
+
+async def test_small_bodies_do_not_wait_for_large_ones() -> None:
+    async with parser() as (parsing, process):
+        order = list[int]()
+
+        async def parse(size: int) -> None:
+            await parsing.parse(openai.CHAT, body(size))
+            order.append(size)
+
+        sizes = [3_000_000, 5_000_000, 4_000_000, 300_000]  # the first one begins at once
+        await asyncio.gather(*map(parse, sizes))
+        assert order in ([300_000, 3_000_000, 4_000_000, 5_000_000], [3_000_000, 300_000, 4_000_000, 5_000_000])
+        assert process.started == 1
+
+
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)", "sock.close()", "sock.sendall(b'\\1\\0\\0\\0?')"])
+async def test_a_process_that_fails_is_a_500_and_is_replaced(end: str) -> None:
+    async with parser(boot=ODD + end) as (parsing, process):
+        for number in range(3):
+            with pytest.raises(GatewayError) as caught:
+                await parsing.parse(openai.CHAT, body(1_000_000))
+            assert caught.value.status == 500
+            assert process.started == number + 1
+
+
+async def test_a_process_that_is_killed_between_two_jobs_is_replaced() -> None:
+    async with parser() as (parsing, process):
+        await parsing.parse(openai.CHAT, body())
+        assert process.pid
+        os.kill(process.pid, signal.SIGKILL)
+        statuses = list[int]()
+        for _ in range(2):  # the first one may find the dead one
+            try:
+                await parsing.parse(openai.CHAT, body())
+                statuses.append(200)
+            except GatewayError as error:
+                statuses.append(error.status)
+        assert statuses in ([500, 200], [200, 200])
+
+
+async def test_a_process_that_takes_too_long_is_killed() -> None:
+    async with parser(boot=ODD + "time.sleep(1000)", job_s=0.5) as (parsing, process):
+        first, second = await asyncio.gather(
+            *(parsing.parse(openai.CHAT, body(9_000_000)) for _ in range(2)), return_exceptions=True
+        )
+        for error in (first, second):
+            assert isinstance(error, GatewayError)
+            assert (error.status, error.retry_after_s) == (503, 1)
+        assert process.started == 2
+        assert process.pid is None
+
+
+async def test_who_waits_too_long_is_told_so() -> None:
+    async with parser(boot=ODD + "time.sleep(1000)", wait_s=0.2) as (parsing, process):
+        with pytest.raises(GatewayError, match="waited too long"):
+            await parsing.parse(openai.CHAT, body())
+        assert process.started == 1
+
+
+async def test_the_line_is_bounded_and_those_who_left_are_not_in_it() -> None:
+    async with parser(boot=ODD + "time.sleep(1000)") as (parsing, process):
+        waiting = [asyncio.create_task(parsing.parse(openai.CHAT, body()))]
+        await eventually(lambda: process.started)
+        waiting += [asyncio.create_task(parsing.parse(openai.CHAT, body())) for _ in range(parser_process.MAX_WAITING)]
+        await eventually(lambda: f"{parser_process.MAX_WAITING} waiting" in repr(process))
+        with pytest.raises(GatewayError) as caught:
+            await parsing.parse(openai.CHAT, body())
+        assert caught.value.status == 503
+        for task in waiting[100:]:
+            task.cancel()
+        await asyncio.gather(*waiting[100:], return_exceptions=True)
+        assert "99 waiting" in repr(process)
+        await process.close()
+        results = await asyncio.gather(*waiting[:100], return_exceptions=True)
+        assert {one.code for one in results if isinstance(one, GatewayError)} == {"shutting_down"}
+        assert len(results) == 100
+        with pytest.raises(GatewayError, match="shutting down"):
+            await parsing.parse(openai.CHAT, body())
+
+
+async def test_a_process_that_does_not_start_is_a_500() -> None:
+    async with parser(boot="raise SystemExit(1)") as (parsing, _):
+        with pytest.raises(GatewayError) as caught:
+            await parsing.parse(openai.CHAT, body())
+        assert caught.value.status == 500
+
+
+async def test_a_body_that_needs_too_much_memory_is_refused() -> None:
+    """The address space is bounded; a bound that is hit is an answer, not the end of the process."""
+    tokens = b'{"model":"m","messages":[{"role":"u","content":[' + b",".join([b"{}"] * 200_000) + b"]}]}"
+    async with parser(memory_mb=64) as (parsing, process):
+        assert (await parsing.parse(openai.CHAT, body())).model == "m"
+        with pytest.raises(GatewayError) as caught:
+            await parsing.parse(openai.CHAT, tokens)
+        assert caught.value.status in (413, 500)
+        assert (await parsing.parse(openai.CHAT, body())).model == "m"
+        assert process.started <= 2
+
+
+async def test_a_long_continuation_is_made_there_too() -> None:
+    async with parser() as (parsing, process):
+        so_far = Told(text="Well", pieces=2)
+        for size in (10, 100_000, 9_000_000):
+            raw = body(size, max_tokens=10)
+            assert await parsing.continuation(openai.CHAT, raw, so_far) == continuation(openai.CHAT, raw, so_far)
+        raw = body(100_000, max_tokens=2)
+        assert await parsing.continuation(openai.CHAT, raw, so_far) == b""
+        assert await parsing.continuation(openai.CHAT, body(100_000, n=2), so_far) is None
+        assert process.started == 1
+
+
+async def test_what_is_no_json_object_on_another_path_needs_no_parser() -> None:
+    """A file that is uploaded, say."""
+    async with parser() as (parsing, process):
+        for raw in (b"--boundary\r\n" + b"{" * 1_000_000, b" " * 1_000_000, b"\x00" * 1_000_000):
+            api = parsing.at_once(openai.OTHER, raw)
+            assert api is not None
+            assert (api.model, api.body) == ("", raw)
+        assert parsing.at_once(openai.OTHER, b' {"model":"m","x":"%b"}' % (b"x" * 1_000_000)) is None
+        assert process.started == 0
+
+
+async def test_the_loop_turns_while_a_large_body_is_parsed() -> None:
+    """Which is what all this is for: here nothing is said about time, but that others had their turns."""
+    async with parser() as (parsing, _):
+        await parsing.parse(openai.CHAT, body())
+        task, turns = asyncio.create_task(parsing.parse(openai.CHAT, body(60_000_000, stream=True))), 0
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert (await task).body.endswith(b',"stream_options":{"include_usage":true}}')
+        assert turns > 100
+
+
+def test_it_ends_with_its_parent() -> None:
+    """Even with one that is killed, and though it does not listen to a service manager's signals."""
+    code = (
+        "import asyncio, os, signal; from gateway.parser.process import ParserProcess\n"
+        "async def main():\n"
+        "    process = ParserProcess()\n"
+        f"    await process.ask(('{wire.PARSE}', 'chat', 256, 64, ()), {body()!r})\n"
+        "    os.kill(process.pid, signal.SIGTERM); os.kill(process.pid, signal.SIGINT)\n"
+        f"    await process.ask(('{wire.PARSE}', 'chat', 256, 64, ()), {body()!r})\n"
+        "    assert process.started == 1\n"
+        "    print(process.pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+    # The child has this end of the pipe as well: it is at its end when both are gone.
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    pid = int(done.stdout)
+    with contextlib.suppress(FileNotFoundError):
+        assert Path(f"/proc/{pid}/cmdline").read_bytes() == b"", "gone, or waiting for somebody to see it"
