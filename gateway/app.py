@@ -110,7 +110,7 @@ def compose(
     )
     step = _retuning(router, meter, relay, proxy.answers)
     reload = Reload(config=config, source=source, fleet=fleet, relay=relay, metrics=metrics, steps=[step])
-    local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, clock=clock)
+    local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, requests=requests, clock=clock)
     others = everywhere(local)
     body_s = config.limits.body_s
     entry = Entry(body_s, proxy, metrics, drain, requests, clock)

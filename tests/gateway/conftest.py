@@ -19,7 +19,8 @@ from yarl import URL
 
 from gateway.app import Gateway, compose, make_runner
 from gateway.config import load
-from gateway.request_log import Output, RequestLog
+from gateway.log_output import Output
+from gateway.request_log import RequestLog
 from gateway.resolver import Resolver
 from tests.fakes import FakeReplica
 
@@ -87,7 +88,7 @@ async def serving_runner(gateway: Gateway, runner: web.BaseRunner) -> AsyncItera
 
 
 STREAM = io.BytesIO()
-OUTPUT = Output(STREAM)
+OUTPUT = Output(STREAM.write)
 LOGGED = RequestLog(OUTPUT, logging.INFO)
 
 
