@@ -35,6 +35,7 @@ from gateway.relay import Relay
 from gateway.reload import Reload, Source, Step
 from gateway.replicas import Fleet
 from gateway.request_log import RequestLog
+from gateway.resolver import Resolver
 from gateway.resumer import Resumer
 from gateway.workers.listeners import url_of
 from router import Router
@@ -42,6 +43,7 @@ from router import Router
 log = logging.getLogger("warmroute.gateway")
 
 _SWEEP_S = 1.0
+FIRST_PROBES_S = 2.0  # the start waits for them at most that long; later ones are made while requests are served
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -79,13 +81,16 @@ def compose(
     clock: Callable[[], float] = time.monotonic,
     source: Source | None = None,
     everywhere: Callable[[Local], Everywhere] = Alone,
+    resolver: Resolver | None = None,
 ) -> Gateway:
-    """source: where a changed configuration comes from, if there is any. everywhere: the way to the other workers."""
+    """source: where a changed configuration comes from, if there is any. everywhere: the way to the other workers.
+    resolver: of the replicas' host names (default: the system's).
+    """
     metrics = Metrics()
     routing, chance = config.routing, random.Random()
     router = Router(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20, chance=chance)
     fleet = Fleet(config, router, metrics, chance, clock)
-    relay = Relay(config.timeouts)
+    relay = Relay(config.timeouts, resolver)
     meter = Meter(config.prices, metrics)
     drain = Drain()
     parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)
@@ -108,7 +113,7 @@ def compose(
     )
     step = _retuning(router, meter, relay, proxy.answers)
     reload = Reload(config=config, source=source, fleet=fleet, relay=relay, metrics=metrics, steps=[step])
-    local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, clock=clock)
+    local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, requests=requests, clock=clock)
     others = everywhere(local)
     body_s = config.limits.body_s
     entry = Entry(body_s, parsing, proxy, drain, requests, clock)
@@ -170,9 +175,11 @@ def make_app(gateway: Gateway) -> web.Application:
 
 async def _background(app: web.Application) -> AsyncIterator[None]:
     gateway = app[GATEWAY]
-    await gateway.fleet.probe_all(gateway.relay)
+    first_probes = asyncio.create_task(gateway.fleet.probe_all(gateway.relay))
+    if (await asyncio.wait([first_probes], timeout=FIRST_PROBES_S))[0]:
+        first_probes.result()  # it raises nothing but a bug
     background = [gateway.fleet.run(gateway.relay), _sweep(gateway), gateway.reload.run(), gateway.everywhere.run()]
-    tasks = [asyncio.create_task(work) for work in background]
+    tasks = [first_probes, *(asyncio.create_task(work) for work in background)]
     yield
     for task in tasks:
         task.cancel()

@@ -16,6 +16,7 @@ from gateway.config import Config, ReplicaConfig
 from gateway.metrics import Metrics
 from gateway.reload import Reload
 from gateway.replicas import Fleet
+from gateway.request_log import RequestLog
 from gateway.tallies import Told
 from router import Router
 
@@ -56,11 +57,21 @@ Command = Drain | Join | Take | Refuse
 class Local:
     """This process."""
 
-    def __init__(self, *, fleet: Fleet, reload: Reload, router: Router, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        reload: Reload,
+        router: Router,
+        metrics: Metrics,
+        requests: RequestLog,
+        clock: Callable[[], float],
+    ) -> None:
         self.fleet = fleet
         self.reload = reload
         self.router = router
         self.metrics = metrics
+        self.requests = requests
         self.clock = clock
 
     async def do(self, command: Command) -> None:
@@ -80,6 +91,7 @@ class Local:
         """All that is counted here, as it is now."""
         self.metrics.read(self.router)
         self.fleet.show(self.metrics, self.clock())
+        self.metrics.log_lines_dropped.values[()] = self.requests.dropped
         return self.metrics.page.told()
 
 

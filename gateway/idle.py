@@ -1,31 +1,24 @@
-"""The connections to one replica that are idle, and how new ones are made."""
+"""The idle connections to one replica; new ones come from a `Dialer`."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import re
 import ssl
 from typing import Final
 
-from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure, out_of_resources
+from gateway.dialer import Dialer
+from gateway.resolver import Resolver
 from gateway.upstream import Connection
 
 # vLLM and other uvicorn servers close idle connections after 5 s; a pooled one must be gone before that.
 KEEPALIVE_S: Final = 4.0
 
-# What keeps us from connecting is our own lack of file descriptors, ports or memory.
-_OUR_OWN: Final = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
-_ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
-
 
 class Pool:
     """The connections to one address. `idle` gives one, `connect` makes one; `give_back` keeps it if it is still good."""
 
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        self._host = host
-        self._port = port
-        self._tls = tls
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None, resolver: Resolver | None = None) -> None:
+        self._dialer = Dialer(host, port, tls, resolver or Resolver())
         self._idle: list[Connection] = []  # the one used last is the last
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -41,18 +34,7 @@ class Pool:
 
     async def connect(self, timeout_s: float) -> Connection:
         """A new connection. Raises ReplicaFailure, or GatewayError where the gateway itself is out of resources."""
-        loop = asyncio.get_running_loop()
-        name = self._host if self._tls else None
-        try:
-            async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(loop), self._host, self._port, ssl=self._tls, server_hostname=name
-                )
-        except TimeoutError as late:
-            raise ReplicaFailure(UNREACHABLE, f"no connection within {timeout_s:g} s") from late
-        except (OSError, UnicodeError) as error:
-            raise failure_of(error) from error
-        return connection
+        return await self._dialer.connect(timeout_s)
 
     def give_back(self, connection: Connection) -> None:
         """Its call is over."""
@@ -81,14 +63,4 @@ class Pool:
         self._sweeper = loop.call_later(KEEPALIVE_S, self._sweep) if self._idle else None
 
     def __repr__(self) -> str:
-        return f"<Pool of {self._host}:{self._port}, {len(self._idle)} idle>"
-
-
-def failure_of(error: OSError | UnicodeError) -> ReplicaFailure | GatewayError:
-    """Why there is no connection. Where several addresses were tried, asyncio tells their errors in one text."""
-    text = str(error) or type(error).__name__
-    number = getattr(error, "errno", None)
-    numbers = {number} if number else {int(found) for found in _ERRNO.findall(text)}
-    if numbers & _OUR_OWN:
-        return out_of_resources(text)
-    return ReplicaFailure(REFUSED if numbers == {errno.ECONNREFUSED} else UNREACHABLE, text)
+        return f"<Pool of {self._dialer.host}:{self._dialer.port}, {len(self._idle)} idle>"

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.request_log import NOTHING, Output, RequestLog, fragment, text
+from gateway.log_output import NOTHING, Output, sink_of
+from gateway.request_log import RequestLog, fragment, text
 
 # What every LogRecord has; whatever else is in it came through `extra` and is data.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -54,7 +55,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 class Handler(logging.Handler):
-    """Records to an output; what is worth a warning goes out at once."""
+    """Records to an output, from any thread; what is worth a warning goes out at once."""
 
     def __init__(self, output: Output, fixed: Mapping[str, Any] = NOTHING) -> None:
         super().__init__()
@@ -62,17 +63,16 @@ class Handler(logging.Handler):
         self.output = output
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.output.write(self.format(record).encode())
-        if record.levelno >= logging.WARNING:
-            self.output.flush()
+        self.output.write_record(self.format(record).encode(), urgent=record.levelno >= logging.WARNING)
 
     def flush(self) -> None:
+        """At the end of the process: it waits for a reader that stalls, but not for long."""
         self.output.flush()
 
 
 def configure(level: str, worker: int | None = None) -> RequestLog:
     """Send all logs of this process to standard error as JSON lines. worker: which one of several it is."""
     fixed = NOTHING if worker is None else {"worker": worker}
-    output = Output(sys.stderr.buffer, shared=worker is not None)
+    output = Output(sink_of(sys.stderr), shared=worker is not None, fixed=fixed)
     logging.basicConfig(level=level.upper(), handlers=[Handler(output, fixed)], force=True)
     return RequestLog(output, logging.getLevelNamesMapping()[level.upper()], fixed)

@@ -152,6 +152,10 @@ class Metrics:
     def _add_workers(self, make: _Family) -> None:
         self.workers = make.gauge("workers", "Processes that are this gateway.", across=total)
         self.worker_restarts = make.counter("worker_restarts_total", "Workers that ended and were replaced.")
+        self.log_lines_dropped = make.counter(
+            "log_lines_dropped_total",
+            "Log lines that were dropped: their reader did not keep up, or they could not be written.",
+        )
         self.worker_lag_seconds = make.seconds(
             "worker_lag", "What one worker booked was known to another after so long.", buckets=LAG_SECONDS
         )

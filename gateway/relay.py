@@ -20,6 +20,7 @@ from gateway.config import TimeoutConfig
 from gateway.errors import ReplicaFailure
 from gateway.http1 import Head, lines
 from gateway.idle import Pool
+from gateway.resolver import Resolver
 from gateway.upstream import Connection, Limits, Sink
 
 Headers = list[tuple[bytes, bytes]]
@@ -158,9 +159,12 @@ class Road:
 class Relay:
     """The connections to all replicas, by base URL."""
 
-    def __init__(self, timeouts: TimeoutConfig) -> None:
+    def __init__(self, timeouts: TimeoutConfig, resolver: Resolver | None = None) -> None:
+        """resolver: for the names of replicas (default: one of its own)."""
         self._limits = _limits_of(timeouts)
         self._roads: dict[str, Road] = {}
+        self._resolver = resolver or Resolver()
+        self._tls: ssl.SSLContext | None = None  # made once: reading the trusted certificates takes tens of milliseconds
 
     def retime(self, timeouts: TimeoutConfig) -> None:
         """Calls from now on have these limits."""
@@ -172,9 +176,12 @@ class Relay:
             road.pool.close()
 
     def forget(self, base_url: str) -> None:
-        """A replica left for good."""
+        """A replica left for good. O(replicas)."""
         if road := self._roads.pop(base_url, None):
             road.pool.close()
+            host = road.address.host
+            if all(other.address.host != host for other in self._roads.values()):
+                self._resolver.forget(host)
 
     async def open(self, base_url: str, call: Call, timeout_s: float | None = None) -> Attempt:
         """Send `call` and await the first byte of the answer's body. Raises ReplicaFailure.
@@ -202,8 +209,10 @@ class Relay:
 
     def _add(self, base_url: str) -> Road:
         address = parse_address(base_url)
-        tls = ssl.create_default_context() if address.tls else None
-        road = self._roads[base_url] = Road(address, Pool(address.host, address.port, tls))
+        if address.tls and self._tls is None:
+            self._tls = ssl.create_default_context()
+        tls = self._tls if address.tls else None
+        road = self._roads[base_url] = Road(address, Pool(address.host, address.port, tls, self._resolver))
         return road
 
     def __repr__(self) -> str:

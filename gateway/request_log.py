@@ -1,69 +1,16 @@
-"""Lines on standard error, in batches, and the one that every request writes: what its way through here costs counts."""
+"""The line that every request writes: what its way through here costs counts."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import datetime
 import logging
-import select
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, BinaryIO, Final
+from collections.abc import Mapping
+from typing import Any
 
 import orjson
 
-FLUSH_S: Final = 0.1
-
-NOTHING: Final[Mapping[str, Any]] = {}
-
-
-class Output:
-    """Standard error, written in batches: a system call for every line would cost a request more than its routing.
-
-    Lines wait for FLUSH_S at most while an event loop runs, and not at all without one.
-    """
-
-    def __init__(self, stream: BinaryIO, *, shared: bool = False) -> None:
-        """shared: other processes write to the same pipe, which keeps writes apart up to PIPE_BUF bytes."""
-        self._stream = stream
-        self._most = select.PIPE_BUF if shared else sys.maxsize
-        self._lines: list[bytes] = []
-        self._flushing: asyncio.TimerHandle | None = None
-
-    def write(self, line: bytes) -> None:
-        self._lines.append(line)
-        if self._flushing is None:
-            try:
-                self._flushing = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
-            except RuntimeError:  # no loop in this thread
-                self.flush()
-
-    def flush(self) -> None:
-        if self._flushing:
-            self._flushing.cancel()
-            self._flushing = None
-        lines, self._lines = self._lines, []
-        if lines:
-            with contextlib.suppress(OSError, ValueError):  # nobody reads the log any more: no reason to stop serving
-                for batch in _batches(lines, self._most):
-                    self._stream.write(batch)
-                    self._stream.flush()
-
-
-def _batches(lines: Iterable[bytes], most: int) -> Iterator[bytes]:
-    """Whole lines, together not longer than `most` bytes unless one alone is."""
-    batch: list[bytes] = []
-    size = 0
-    for line in lines:
-        if batch and size + len(line) + 1 > most:
-            yield b"\n".join((*batch, b""))
-            batch, size = [], 0
-        batch.append(line)
-        size += len(line) + 1
-    if batch:
-        yield b"\n".join((*batch, b""))
+from gateway.log_output import NOTHING, Output
 
 
 class RequestLog:
@@ -77,6 +24,11 @@ class RequestLog:
         self._said = orjson.dumps(said)[1:-1]
         self._second = 0
         self._time = b""
+
+    @property
+    def dropped(self) -> int:
+        """Lines that this process has dropped, those of other loggers too."""
+        return self._output.dropped
 
     def write(self, level: int, fields: dict[str, Any]) -> None:
         """fields: not empty."""

@@ -11,7 +11,6 @@ import logging
 import pickle
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 
 from gateway import logs
@@ -60,5 +59,3 @@ async def _work(sock: socket.socket, listeners: Sequence[socket.socket]) -> None
     channel.send(TOLD, payload=pickle.dumps(gateway.local.told()))  # the last word on what was counted here
     channel.close()
     await channel.closed.wait()
-    logging.shutdown()
-    sys.stderr.flush()

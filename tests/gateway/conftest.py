@@ -19,7 +19,9 @@ from yarl import URL
 
 from gateway.app import Gateway, compose, make_runner
 from gateway.config import load
-from gateway.request_log import Output, RequestLog
+from gateway.log_output import Output
+from gateway.request_log import RequestLog
+from gateway.resolver import Resolver
 from tests.fakes import FakeReplica
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello " * 200}]}
@@ -57,11 +59,11 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(*replicas: FakeReplica | str, **config: Any) -> AsyncIterator[Running]:
+async def running(*replicas: FakeReplica | str, resolver: Resolver | None = None, **config: Any) -> AsyncIterator[Running]:
     """A gateway over these replicas. At the end nothing may be left open: no lease, no broken invariant."""
     urls = [replica if isinstance(replica, str) else replica.url for replica in replicas]
     raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "limits": {"drain_timeout_s": 1}, **config}
-    gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}), LOGGED)
+    gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}), LOGGED, resolver=resolver)
     async with serving_runner(gateway, make_runner(gateway)) as run:
         yield run
 
@@ -86,7 +88,7 @@ async def serving_runner(gateway: Gateway, runner: web.BaseRunner) -> AsyncItera
 
 
 STREAM = io.BytesIO()
-OUTPUT = Output(STREAM)
+OUTPUT = Output(STREAM.write)
 LOGGED = RequestLog(OUTPUT, logging.INFO)
 
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.log_output import Output
 from gateway.logs import Handler, JsonFormatter
-from gateway.request_log import Output, RequestLog
+from gateway.request_log import RequestLog
 
 
 def formatted(message: object = "said", *args: object, extra: dict[Any, Any] | None = None, exc_info: Any = None) -> Any:
@@ -128,33 +129,11 @@ def test_any_record_is_one_line_of_json(message: str, extra: dict[str, Any]) -> 
     assert set(line) >= {name for name in extra if name.isprintable()}
 
 
-# -- several processes, one pipe
-
-
-@given(st.lists(st.integers(1, 3000), max_size=30))
-def test_what_several_processes_write_to_one_pipe_is_never_torn(sizes: list[int]) -> None:
-    class Pipe(io.BytesIO):
-        writes: list[bytes]
-
-        def write(self, data: Any) -> int:
-            self.writes.append(bytes(data))
-            return len(data)
-
-    pipe = Pipe()
-    pipe.writes = []
-    output = Output(pipe, shared=True)
-    lines = [b"x" * size for size in sizes]
-    output._lines = list(lines)
-    output.flush()
-    assert b"".join(pipe.writes) == b"".join(line + b"\n" for line in lines)
-    assert all(len(write) <= 4096 and write.endswith(b"\n") for write in pipe.writes)
-    assert len(pipe.writes) <= 1 + 2 * sum(sizes + [1] * len(sizes)) // 4096
-
-
 def test_lines_say_which_worker_wrote_them() -> None:
     stream = io.BytesIO()
-    output = Output(stream, shared=True)
+    output = Output(stream.write, shared=True)
     record = logging.makeLogRecord({"msg": "up", "levelno": logging.INFO, "levelname": "INFO", "name": "warmroute"})
     Handler(output, {"worker": 3}).emit(record)
     RequestLog(output, logging.INFO, {"worker": 3}).write(logging.INFO, {"id": "wr-1"})
+    assert output.flush()
     assert [json.loads(line)["worker"] for line in stream.getvalue().splitlines()] == [3, 3]
