@@ -83,7 +83,7 @@ def compose(
     routing, chance = config.routing, random.Random()
     router = Router(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20, chance=chance)
     fleet = Fleet(config, router, metrics, chance, clock)
-    relay = Relay(config.timeouts)
+    relay = Relay(config.timeouts, hung_up=fleet.hung_up)
     meter = Meter(config.prices, metrics)
     drain = Drain()
     failover = Failover(fleet=fleet, relay=relay, metrics=metrics, clock=clock, chance=chance)

@@ -62,7 +62,7 @@ async def facts_of(
 
 
 def _call(path: str) -> Call:
-    return Call("GET", path, b"Accept-Encoding: identity\r\n", b"")
+    return Call("GET", path, b"Accept-Encoding: identity\r\n", b"", probe=True)
 
 
 async def _get(relay: Relay, url: str, path: str) -> bytes:

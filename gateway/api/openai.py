@@ -32,9 +32,10 @@ class ApiRequest:
     kind: CHAT or COMPLETION (generation, metered), OTHER (passed through).
     prompt: canonical text or token ids, None where the body has none that we know.
     body: what goes to the replica. strip_usage: the usage event of the stream is ours, not the client's.
+    stores: whether the answer is to be kept by the server, where a body on another path says so.
     """
 
-    __slots__ = ("body", "kind", "model", "prompt", "salt", "stream", "strip_usage")
+    __slots__ = ("body", "kind", "model", "prompt", "salt", "stores", "stream", "strip_usage")
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class ApiRequest:
         self.stream = stream
         self.strip_usage = strip_usage
         self.body = body
+        self.stores: bool | None = None
 
     @property
     def metered(self) -> bool:
@@ -63,6 +65,11 @@ class ApiRequest:
     def repeatable(self) -> bool:
         """Sending it twice does no harm: it computes something from a prompt (unlike a file upload, say)."""
         return self.metered or self.prompt is not None
+
+    def keeps_nothing(self, path: str) -> bool:
+        """Whether the server need not keep anything for this request: the Responses API does unless it says `store: false`."""
+        stores = path.endswith("/responses") if self.stores is None else self.stores
+        return self.metered or not stores
 
     def __repr__(self) -> str:
         return f"<ApiRequest {self.kind} {self.model!r}, {len(self.body)} bytes>"
@@ -98,7 +105,9 @@ def parse_other(raw: bytes) -> ApiRequest:
     model = body.get("model")
     model = model if isinstance(model, str) and len(model) <= MAX_MODEL_CHARS else ""
     stream = body.get("stream") is True
-    return ApiRequest(OTHER, model, _lenient_prompt(body), _salt(body), stream=stream, strip_usage=False, body=raw)
+    api = ApiRequest(OTHER, model, _lenient_prompt(body), _salt(body), stream=stream, strip_usage=False, body=raw)
+    api.stores = _stores(body)
+    return api
 
 
 def _json_object(raw: bytes) -> dict[str, Any]:
@@ -118,6 +127,14 @@ def _lenient_prompt(body: Mapping[str, Any]) -> bytes | list[int] | None:
         return completion_prompt(body, "prompt" if "prompt" in body else "input")
     except GatewayError:
         return None
+
+
+def _stores(body: Mapping[str, Any]) -> bool | None:
+    """Whether the answer is to be kept (what runs in the background is, to be fetched); None: the path decides."""
+    if body.get("background") is True:
+        return True
+    store = body.get("store")
+    return store if isinstance(store, bool) else None
 
 
 def _salt(body: Mapping[str, Any]) -> str:
