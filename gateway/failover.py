@@ -56,7 +56,8 @@ class Failover:
         """The first attempt that gives an answer, else the last refusal. Raises GatewayError if there is neither."""
         self.budget.request()
         call, doubts = call_of(exchange, exchange.api.body), Doubts(self.fleet)
-        reached, refusal, tries = 0, None, 0
+        reached = tries = 0
+        refusal: Attempt | None = None
         most = MAX_REACHED if call.repeatable else 1
         try:
             while True:
@@ -81,9 +82,9 @@ class Failover:
                     break
                 if refusal:
                     refusal.close()
-            if refusal:
-                refusal, attempt = None, refusal
-                return attempt  # the replica refused, and no other is left: the client gets its own words
+            if refusal:  # and no other replica is left: the client gets its own words
+                attempt, refusal = refusal, None
+                return attempt
         finally:
             if refusal:
                 refusal.close()

@@ -31,7 +31,7 @@ import logging
 import math
 from collections.abc import Callable
 
-from gateway.ask import Models, facts_of, models_of
+from gateway.ask import MAX_MODELS, Models, facts_of, models_of
 from gateway.config import HealthConfig
 from gateway.engines import Facts
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
@@ -209,6 +209,8 @@ class Prober:
         if keyed != state.keyed or (heard is not None and heard != state.models):
             self._changed(state)
             state.keyed = keyed
+            if heard is not None and len(heard) >= MAX_MODELS:
+                log.warning("model list is too long; the rest is ignored", extra={"replica": state.name, "models": len(heard)})
         state.models = state.models if heard is None else heard
         self._set_up(state)
         return True
