@@ -40,6 +40,7 @@ PLAIN = {
         "plot",
         "probe",
         "process",
+        "replica_state",
         "simulate",
         "typed",
     ),

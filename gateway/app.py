@@ -90,7 +90,7 @@ def compose(
     routing, chance = config.routing, random.Random()
     router = Router(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20, chance=chance)
     fleet = Fleet(config, router, metrics, chance, clock)
-    relay = Relay(config.timeouts, resolver)
+    relay = Relay(config.timeouts, resolver, hung_up=fleet.hung_up)
     meter = Meter(config.prices, metrics)
     drain = Drain()
     parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)

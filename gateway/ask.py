@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import orjson
 
 from gateway import engines
+from gateway.api.openai import MAX_MODEL_CHARS
 from gateway.engines import Facts, Page
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.relay import Call, Relay
@@ -18,11 +20,17 @@ from gateway.relay import Call, Relay
 Models = Mapping[str, Mapping[str, Any]]
 """id -> entry of a replica's model list."""
 
+# A model list is kept, shown to clients and searched: what a replica can put into it is bounded.
+MAX_MODELS = 4096
 _MAX_MODELS_BYTES = 4 << 20
+_MAX_STRUCTURE = 1 << 17  # brackets and commas of an answer: parsing takes 10 ms; vLLM's list has 25 for each model
 
 
 async def models_of(relay: Relay, url: str, timeout_s: float) -> Models | None:
-    """Its models; None where it wants a key that we do not have. Raises ReplicaFailure."""
+    """Its models, the first MAX_MODELS of them; None where it wants a key that we do not have. Raises ReplicaFailure.
+
+    An id that is longer than requests may name is left out.
+    """
     attempt = await relay.open(url, _call("/v1/models"), timeout_s)
     try:
         if attempt.status in (401, 403):
@@ -33,9 +41,19 @@ async def models_of(relay: Relay, url: str, timeout_s: float) -> Models | None:
     if attempt.status != 200:
         raise ReplicaFailure("status", f"GET /v1/models answers {attempt.status}")
     try:
-        return {entry["id"]: entry for entry in orjson.loads(body)["data"] if isinstance(entry["id"], str)}
+        entries = orjson.loads(_bounded(body))["data"]
+        named = ((entry["id"], entry) for entry in entries)
+        known = ((name, entry) for name, entry in named if isinstance(name, str) and len(name) <= MAX_MODEL_CHARS)
+        return dict(itertools.islice(known, MAX_MODELS))
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise ReplicaFailure("garbage", "GET /v1/models answers something that is no OpenAI model list") from error
+
+
+def _bounded(body: bytes) -> bytes:
+    """JSON that can be parsed in a short time. Raises ReplicaFailure if this one cannot."""
+    if sum(map(body.count, (b"{", b"[", b","))) > _MAX_STRUCTURE:
+        raise ReplicaFailure("garbage", f"an answer to a probe has more than {_MAX_STRUCTURE} brackets and commas")
+    return body
 
 
 async def facts_of(
@@ -62,7 +80,7 @@ async def facts_of(
 
 
 def _call(path: str) -> Call:
-    return Call("GET", path, b"Accept-Encoding: identity\r\n", b"")
+    return Call("GET", path, b"Accept-Encoding: identity\r\n", b"", probe=True)
 
 
 async def _get(relay: Relay, url: str, path: str) -> bytes:
@@ -79,6 +97,6 @@ async def _get(relay: Relay, url: str, path: str) -> bytes:
 
 def _json(body: bytes) -> Any:
     try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
+        return orjson.loads(_bounded(body))
+    except (orjson.JSONDecodeError, ReplicaFailure):
         return None

@@ -11,12 +11,15 @@ complete parser takes thirty times as long, on the event loop, for each replica 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 MAX_PAGE_BYTES = 2 << 20  # of any answer that is read here; vLLM's page has 60 kB for each of its ranks
+_MAX_SAMPLES = 2048  # of all metrics that the table names together: one of each for each rank
+_MAX_LABEL_BYTES = 256 << 10  # of all of these
 
 _MAX_KV_TOKENS = 10_000_000_000
 _MAX_SEQUENCES = 1_000_000
@@ -105,11 +108,13 @@ def kv_of(engine: Engine, answer: Any) -> int | None:
 
 
 def parse_page(text: bytes) -> Page:
-    """The samples that the table names, of a page in Prometheus' text format. O(bytes); what is no such sample is left out."""
+    """The samples that the table names, of a page in Prometheus' text format, up to a bound that no engine needs. O(bytes)."""
     page: dict[str, list[Sample]] = {}
-    for match in _SAMPLE.finditer(text[:MAX_PAGE_BYTES]):
+    left = _MAX_LABEL_BYTES
+    for match in itertools.islice(_SAMPLE.finditer(text[:MAX_PAGE_BYTES]), _MAX_SAMPLES):
         name = _CANONICAL[match["name"].replace(b":", b"_")]
-        labels = (match["labels"] or b"").decode("utf-8", "replace")
+        labels = (match["labels"] or b"")[:left].decode("utf-8", "replace")
+        left -= len(labels)
         page.setdefault(name, []).append(Sample(dict(_LABEL.findall(labels)), match["value"].decode("utf-8", "replace")))
     return page
 

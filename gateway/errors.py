@@ -70,11 +70,11 @@ class ReplicaFailure(Exception):
     reason: "refused" (nobody listens: its process is gone, and its cache with it), "unreachable" (no connection for another
     reason: a timeout, a name that does not resolve), "reset" (it broke), "timeout" (it was silent), "garbage" (not what an
     engine says), "status" (not the status that it should have).
-    reached: the replica may have begun to work on the request, so the request itself may be what kills it.
+    reached: how often the request was sent, so that a replica may have begun to work on it, and it may be what kills it.
     """
 
-    def __init__(self, reason: str, message: str, *, reached: bool | None = None) -> None:
+    def __init__(self, reason: str, message: str, *, reached: int | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
-        self.reached = reason not in (REFUSED, UNREACHABLE) if reached is None else reached
+        self.reached = int(reason not in (REFUSED, UNREACHABLE)) if reached is None else reached

@@ -1,10 +1,12 @@
 """Until the first byte: an attempt on the chosen replica, and while it fails, on the best of the others.
 
-Nothing has gone to the client yet, so all of it is invisible to it. What bounds it: each replica is tried once; MAX_REACHED
-attempts may reach a replica, for a prompt that kills its engine must not walk through the whole fleet (refused connections do
-not count, they cannot be the prompt's fault); and retries after refusals, silence and garbage are at most a fifth of all
-requests, so that they do not add to an overload (`health.RetryBudget`). A lost connection needs no budget: what a dead replica
-was doing moves to the others, and is done once, however many requests that are. Every outcome goes to the replica's breaker.
+Nothing has gone to the client yet, so all of it is invisible to it. What bounds it: each replica is tried once; a request is
+sent MAX_REACHED times at most, for a prompt that kills its engine must not walk through the whole fleet (refused connections do
+not count, they cannot be the prompt's fault; the silent repetition on a fresh connection does); and retries after refusals,
+silence and garbage are at most a fifth of all requests, so that they do not add to an overload (`health.RetryBudget`). A lost
+connection needs no budget: what a dead replica was doing moves to the others, and is done once, however many requests that are.
+
+What a failed attempt means for its replica's breaker is decided when the request's outcome is known (`blame.py`).
 
 The same for a stream that broke off after its first byte, where it may be resumed (`resumer.py`): `elsewhere`.
 """
@@ -13,19 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
 import orjson
 
+from gateway.blame import Doubts, is_answer
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
-from gateway.exchange import Exchange, Request
+from gateway.exchange import Exchange
 from gateway.health import RetryBudget, jitter
 from gateway.metering import Usage, parse_usage
 from gateway.metrics import Metrics
-from gateway.plain import PlainRequest
-from gateway.relay import Attempt, Call, Relay, onward
+from gateway.outgoing import call_of
+from gateway.relay import Attempt, Call, Relay
 from gateway.replicas import Fleet
 from gateway.tap import MAX_COMMENT_BYTES, failure_of, first_event, without_data
 from router import Candidate
@@ -36,8 +39,6 @@ MAX_PLAIN_ANSWER: Final = 256 << 20  # bytes; a plain answer is read whole befor
 
 EVENT_STREAM: Final = "text/event-stream"
 _LOST: Final = frozenset([REFUSED, UNREACHABLE, "reset"])
-_OVERLOADED: Final = 429
-_UNAVAILABLE: Final = 503
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -52,42 +53,49 @@ class Failover:
     budget: RetryBudget = field(default_factory=RetryBudget)
 
     async def first_answer(self, exchange: Exchange) -> Attempt:
-        """The first attempt that gives an answer. Raises GatewayError if none does."""
+        """The first attempt that gives an answer, else the last refusal. Raises GatewayError if there is neither."""
         self.budget.request()
-        call = _call_of(exchange, exchange.api.body)
-        reached, refusal, tries = 0, None, 0
+        call, doubts = call_of(exchange, exchange.api.body), Doubts(self.fleet)
+        reached = tries = 0
+        refusal: Attempt | None = None
         most = MAX_REACHED if call.repeatable else 1
-        while True:
-            tries += 1
-            candidate = exchange.booking.chosen
-            exchange.record.chose(candidate)
-            try:
-                attempt = await self._try(exchange, candidate, call)
-            except ReplicaFailure as failure:
-                self.fleet.failed(candidate.replica, failure)
-                reached += failure.reached
-                exchange.record.attempt_failed(candidate.replica, failure.reason, failure.message)
-            else:
-                if attempt.status < 500 and attempt.status != _OVERLOADED:
-                    return attempt
-                refusal = attempt
-                reached += 1
-                exchange.record.attempt_failed(candidate.replica, "status", f"answered {attempt.status}")
-            try:
-                again = reached < most and await self._next(exchange, tries)
-            except BaseException:
+        try:
+            while True:
+                tries += 1
+                candidate = exchange.booking.chosen
+                exchange.record.chose(candidate)
+                try:
+                    attempt = await self._try(exchange, candidate, call, doubts, fresh=reached > 0)
+                except ReplicaFailure as failure:
+                    refusal = None
+                    reached += failure.reached
+                    self._failed(exchange, candidate, failure)
+                else:
+                    if is_answer(attempt):
+                        doubts.answered = True
+                        return attempt
+                    refusal = attempt
+                    reached += attempt.sends
+                    exchange.record.attempt_failed(candidate.replica, "status", f"answered {attempt.status}")
+                doubts.refused = refusal is not None
+                if reached >= most or not await self._next(exchange, tries, doubts):
+                    break
                 if refusal:
                     refusal.close()
-                raise
-            if not again:
-                break
+            if refusal:  # and no other replica is left: the client gets its own words
+                attempt, refusal = refusal, None
+                return attempt
+        finally:
             if refusal:
                 refusal.close()
-                refusal = None
-        if refusal:
-            return refusal  # the replica refused, and no other is left: the client hears its own words
+            if doubts.failed:
+                doubts.settle(self.clock())
         failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in exchange.record.failed_attempts)
         raise GatewayError(502, "replica_failed", f"No replica could answer ({failures}). Retry; see /warmroute/replicas.")
+
+    def _failed(self, exchange: Exchange, candidate: Candidate, failure: ReplicaFailure) -> None:
+        self.fleet.failed(candidate.replica, failure)
+        exchange.record.attempt_failed(candidate.replica, failure.reason, failure.message)
 
     def broke_off(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
         """The replica failed after its answer's first byte. Returns what the client may be told."""
@@ -99,74 +107,83 @@ class Failover:
 
     async def elsewhere(self, exchange: Exchange, body: bytes) -> Attempt | None:
         """The answer broke off: the first of the others that begins to stream what `body` asks for. None if none does."""
-        call = _call_of(exchange, body)
-        while exchange.resumptions < MAX_RESUMPTIONS and await self._next(exchange, exchange.resumptions + 1):
+        doubts = Doubts(self.fleet)
+        try:
+            attempt = await self._continuation(exchange, call_of(exchange, body), doubts)
+            doubts.answered = attempt is not None
+            return attempt
+        finally:
+            if doubts.failed:
+                doubts.settle(self.clock())
+
+    async def _continuation(self, exchange: Exchange, call: Call, doubts: Doubts) -> Attempt | None:
+        while exchange.resumptions < MAX_RESUMPTIONS and await self._next(exchange, exchange.resumptions + 1, doubts):
             candidate = exchange.booking.chosen
             exchange.record.chose(candidate)
             try:
-                attempt = await self._try(exchange, candidate, call)
+                attempt = await self._try(exchange, candidate, call, doubts, fresh=True)
             except ReplicaFailure as failure:
-                self.fleet.failed(candidate.replica, failure)
                 exchange.resumptions += failure.reached
-                exchange.record.attempt_failed(candidate.replica, failure.reason, failure.message)
+                self._failed(exchange, candidate, failure)
                 continue
             exchange.resumptions += 1
             if attempt.status == 200 and attempt.content_type == EVENT_STREAM:
                 return attempt
             attempt.close()
             exchange.record.attempt_failed(candidate.replica, "status", f"answered {attempt.status} to the rest of a stream")
-            if attempt.status < 500 and attempt.status != _OVERLOADED:
+            if is_answer(attempt):
                 return None  # it does not take such a request, nor will the others
         return None
 
-    async def _next(self, exchange: Exchange, tries: int) -> bool:
+    async def _next(self, exchange: Exchange, tries: int, doubts: Doubts) -> bool:
         """Move the lease to the best of those that were not tried yet. False if there is none, or no budget for it."""
-        live = self._untried(exchange)
+        live = self._untried(exchange, doubts)
         if not live:
             return False
         reason = exchange.record.failed_attempts[-1]["reason"]
         if reason not in _LOST and not self.budget.take():
             self.metrics.retries_refused.add()
+            doubts.unsure = True
             return False
         self.metrics.retries.add((reason,))
         if pause_s := jitter(tries, self.chance, at_once=reason in _LOST):
             await asyncio.sleep(pause_s)
-            live = self._untried(exchange)  # meanwhile replicas may have come and gone
+            live = self._untried(exchange, doubts)  # meanwhile replicas may have come and gone
         if live:
             exchange.booking.move(live, self.clock())
         return bool(live)
 
-    def _untried(self, exchange: Exchange) -> list[str]:
-        """Who may serve the request now and was not tried yet."""
+    def _untried(self, exchange: Exchange, doubts: Doubts) -> Collection[str]:
+        """Who may serve the request now and was not tried yet. If the client can be given a refusal, replicas that asked for
+        rest are left alone.
+        """
         exchange.target = self.fleet.renewed(exchange.target)
         tried = {attempt["replica"] for attempt in exchange.record.failed_attempts}
-        return [name for name in self.fleet.candidates(exchange.target, self.clock()) if name not in tried]
+        return self.fleet.candidates(exchange.target, self.clock(), tried, resting=not doubts.refused)
 
-    async def _try(self, exchange: Exchange, candidate: Candidate, call: Call) -> Attempt:
-        """One attempt on one replica, up to its first byte (its whole body, if it is a plain answer to a generation)."""
+    async def _try(self, exchange: Exchange, candidate: Candidate, call: Call, doubts: Doubts, *, fresh: bool) -> Attempt:
+        """One attempt on one replica, up to its first byte (its whole body, if it is a plain answer to a generation).
+
+        fresh: on a connection of its own.
+        """
         state = exchange.target.replicas[candidate.replica]
         watched = state.breaker.begin(self.clock())
         try:
-            attempt = await self.relay.open(state.config.url, call)
+            attempt = await self.relay.open(state.config.url, call, fresh=fresh)
+            watched.answers()
             try:
                 await self._look(exchange, attempt)
             except BaseException:
                 attempt.close()
                 raise
-            if attempt.status in (_OVERLOADED, _UNAVAILABLE) and (seconds := _retry_after(attempt)):
-                self.fleet.rests(state, seconds, self.clock())
-            elif attempt.status >= 500:
-                watched.failure(self.clock())
-                self.fleet.troubles(state)
-            else:
-                watched.success()
+            doubts.answer(exchange.request, attempt, state, watched, self.clock())
             return attempt
-        except ReplicaFailure:
-            watched.failure(self.clock())
-            self.fleet.troubles(state)
+        except ReplicaFailure as failure:
+            doubts.failure(failure, state, watched, self.clock())
             raise
-        finally:
+        except BaseException:
             watched.abandoned()
+            raise
 
     async def _look(self, exchange: Exchange, attempt: Attempt) -> None:
         """See whether it is what an engine says. Raises ReplicaFailure if not."""
@@ -202,36 +219,6 @@ async def _first_data(attempt: Attempt) -> None:
         else:
             attempt.still_prefill()
         await attempt.more()
-
-
-def _call_of(exchange: Exchange, body: bytes) -> Call:
-    request, api = exchange.request, exchange.api
-    headers = b"%bX-Request-Id: %b\r\n" % (_onward(request), exchange.record.id.encode("ascii"))
-    return Call(request.method, _path(request), headers, body, repeatable=api.repeatable or request.method != "POST")
-
-
-def _onward(request: Request) -> bytes:
-    """Its header lines as they go to a replica."""
-    if not isinstance(request, PlainRequest):
-        return onward(request.raw_headers)
-    head = request.head
-    if head.onward is None:
-        head.onward = onward(head.headers)
-    return head.onward
-
-
-def _path(request: Request) -> str:
-    """The path with its query, as it came where that is plain."""
-    raw = request.raw_path
-    if isinstance(request, PlainRequest):
-        return raw
-    return raw if raw.startswith("/") and raw.isascii() and "#" not in raw else request.rel_url.raw_path_qs
-
-
-def _retry_after(attempt: Attempt) -> int:
-    """Seconds for which the replica asks to be left alone; 0: it does not, or by a date, which nobody's clock agrees on."""
-    told = attempt.head.get(b"retry-after")
-    return int(told) if told.isdigit() and len(told) < 10 else 0
 
 
 def _usage_of(body: bytes) -> Usage | None:

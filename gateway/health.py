@@ -1,6 +1,6 @@
-"""What requests tell about a replica's health, and what is done about it; `probe.py` asks for itself.
+"""What requests show about a replica's health, and what follows from it. The active probes are in `probe.py`.
 
-`Breaker`, one per replica, cuts off who fails:
+`Breaker`, one per replica, cuts off a replica that fails:
 
     closed ── `failures` in a row, or too large a share of the last `window` ──► open ── back-off is over ──► half open
       ▲                                                                           ▲                             │
@@ -8,12 +8,17 @@
       └──────────────────────────────────────────────────────── `needed` probes in a row succeeded ◄────────────┘
 
 Half open, it lets one request through at a time, the probe. Each failed probe doubles the back-off; closing forgets it all.
-`begin` returns an `Attempt`: it is judged once, and an attempt that is left without a verdict (its client went away) frees
-the probe's slot, so that one `finally` with `abandoned` makes it safe. Only who began in the present state is heard: what was
-sent before the breaker opened tells nothing new, or each of a hundred requests that die together would double the back-off.
+The probe's slot is free again as soon as the replica begins to answer, and at the latest after about the back-off: one long
+or silent answer must not keep a replica out that is well again. Each probe that stays without an answer doubles that time, so
+that a replica that answers nothing does not collect requests.
+
+`begin` returns an `Attempt`: it is judged once, and an attempt without a verdict (its client went away) frees the probe's slot
+by `abandoned`. Only attempts that began in the present state count: those sent before the breaker opened are no news, or each
+of a hundred requests that die together would double the back-off.
 
 `RetryBudget` keeps retries from adding to an overload: they are a share of the requests, with a small reserve. `jitter` is the
-pause before one. `share` lets a replica that just came up begin with little.
+pause before one. `share` lets a replica that just came up begin with little. `Refusals` tells an overloaded replica from one
+that limits a single client. `LookBudget` bounds the probes that failed requests ask for.
 """
 
 from __future__ import annotations
@@ -25,9 +30,12 @@ from typing import Final
 RETRY_BASE_S, RETRY_MOST_S = 0.025, 0.25
 REST_MOST_S: Final = 60.0  # no replica sends itself away for longer
 FIRST_SHARE: Final = 0.1
+REFUSED_CLIENTS: Final = 3  # 429 to so many different clients is about the replica, not about a client
+REFUSALS_WINDOW_S: Final = 10.0
+LOOKS: Final = 3  # extra probes at once
 
 CLOSED, OPEN, HALF_OPEN = "closed", "open", "half_open"
-UNHEARD: Final = -1  # the era of attempts that nobody listens to
+UNHEARD: Final = -1  # the era of attempts that do not count
 
 
 class RetryBudget:
@@ -54,6 +62,70 @@ class RetryBudget:
 
     def __repr__(self) -> str:
         return f"<RetryBudget {self._left:.3g} of {self._burst:g}>"
+
+
+class LookBudget:
+    """Probes of one replica beside the regular ones: LOOKS at once, then one per probe interval. O(1)."""
+
+    __slots__ = ("_left", "_since")
+
+    def __init__(self) -> None:
+        self._left = float(LOOKS)
+        self._since = float("-inf")
+
+    def take(self, now: float, interval_s: float) -> bool:
+        """Whether one more is within the budget; if so, it is spent."""
+        self._left = min(LOOKS, self._left + max(0.0, now - self._since) / interval_s)
+        self._since = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+    def __repr__(self) -> str:
+        return f"<LookBudget {self._left:.3g} of {LOOKS}>"
+
+
+class Refusals:
+    """429 answers with Retry-After of one replica: a limit of one client's rate, or an overload of the replica?
+
+    It is an overload when REFUSED_CLIENTS different clients were refused within REFUSALS_WINDOW_S, and since the first of
+    them no fewer requests were refused than answered. All operations O(1): at most REFUSED_CLIENTS clients are kept, by hash.
+    """
+
+    __slots__ = ("_answered", "_clients", "_refused")
+
+    def __init__(self) -> None:
+        self._clients: dict[int, tuple[float, float]] = {}  # client -> when it was refused last, Retry-After
+        self._refused = self._answered = 0
+
+    def __bool__(self) -> bool:
+        """Whether `answered` has to be called."""
+        return bool(self._clients)
+
+    def answered(self) -> None:
+        """The replica has answered a request well."""
+        self._answered += 1
+
+    def refused(self, client: int, retry_after_s: float, now: float) -> float:
+        """A client was refused. Returns the seconds for which the replica should rest: 0 while it may be about the client."""
+        self._clients = {key: value for key, value in self._clients.items() if now - value[0] < REFUSALS_WINDOW_S}
+        if not self._clients:
+            self._refused = self._answered = 0
+        self._clients.pop(client, None)
+        self._clients[client] = (now, retry_after_s)
+        self._refused += 1
+        if len(self._clients) < REFUSED_CLIENTS:
+            return 0.0
+        if self._refused < self._answered:
+            self._clients.pop(next(iter(self._clients)))  # the one that was refused the longest ago
+            return 0.0
+        rest_s = min(seconds for _, seconds in self._clients.values())
+        self._clients = {}
+        return rest_s
+
+    def __repr__(self) -> str:
+        return f"<Refusals of {len(self._clients)} clients, {self._refused} refused, {self._answered} answered>"
 
 
 def jitter(attempt: int, chance: Random, *, at_once: bool = False) -> float:
@@ -94,39 +166,62 @@ class Attempt:
         self._breaker: Breaker | None = breaker
         self._era = era
 
+    def answers(self) -> None:
+        """The replica begins to answer. No verdict yet, but if this is the probe, another one may be sent."""
+        breaker = self._breaker
+        if breaker is not None:
+            breaker._free(self)
+
     def success(self) -> None:
-        """The replica answers as it should; say so at the answer's first byte, for a probe that streams is long."""
-        if breaker := self._heard():
+        """The replica answers as it should; to be called at the answer's beginning, for a stream is long."""
+        if breaker := self._judged():
             breaker._succeeded()
 
     def failure(self, now: float) -> None:
-        if breaker := self._heard():
+        if breaker := self._judged():
             breaker._failed(now)
 
     def abandoned(self) -> None:
-        """It tells nothing about the replica."""
-        if breaker := self._heard():
-            breaker._probing = False
+        """It shows nothing about the replica."""
+        self._judged()
 
-    def _heard(self) -> Breaker | None:
-        """The breaker, if it listens: not to a second verdict, nor to one that began in another state."""
+    def _judged(self) -> Breaker | None:
+        """The breaker, if the verdict counts: not a second one, nor one of an attempt that began in another state."""
         breaker, self._breaker = self._breaker, None
-        return breaker if breaker is not None and breaker._era == self._era else None
+        if breaker is None or breaker._era != self._era:
+            return None
+        breaker._free(self)
+        return breaker
 
     def __repr__(self) -> str:
         return f"<Attempt {'judged' if self._breaker is None else 'under way'}>"
 
 
 class Breaker:
-    """See the top of this file. All operations O(1). retry_at: before then it is not chosen, be it open or resting."""
+    """See the top of this file. All operations O(1). retry_at: before then no request is let through."""
 
-    __slots__ = ("_chance", "_era", "_good", "_opened", "_outcomes", "_probing", "_row", "_rules", "_seen", "retry_at")
+    __slots__ = (
+        "_chance",
+        "_era",
+        "_good",
+        "_opened",
+        "_outcomes",
+        "_probe",
+        "_probe_until",
+        "_row",
+        "_rules",
+        "_seen",
+        "_unanswered",
+        "retry_at",
+    )
 
     def __init__(self, chance: Random, rules: BreakerRules | None = None) -> None:
         self._chance = chance
         self._rules = rules or BreakerRules()
-        self._era = 0  # how often it has opened
+        self._era = 0  # how often it has opened or closed
         self.retry_at = float("-inf")
+        self._probe: Attempt | None = None  # half open: the one that is out
+        self._unanswered = 0  # half open: probes that were out for longer than they hold the slot
         self._close()
 
     def state(self, now: float) -> str:
@@ -136,40 +231,52 @@ class Breaker:
 
     def allows(self, now: float) -> bool:
         """Whether a request may be sent. Changes nothing."""
-        return now >= self.retry_at and not self._probing
+        return not self._opened or (now >= self.retry_at and (self._probe is None or now >= self._probe_until))
 
     def begin(self, now: float) -> Attempt:
-        """A request is sent: half open it takes the probe's slot. One that is not allowed may be sent, but is not heard."""
+        """A request is sent: half open it takes the probe's slot. One that is not allowed may be sent, but does not count."""
         if not self._opened:
             return Attempt(self, self._era)
         if not self.allows(now):
             return Attempt(self, UNHEARD)
-        self._probing = True
-        return Attempt(self, self._era)
+        self._unanswered += self._probe is not None
+        self._probe = probe = Attempt(self, self._era)
+        self._probe_until = now + self._doubled(self._opened - 1 + self._unanswered)
+        return probe
 
-    def rest(self, until: float, now: float) -> None:
-        """The replica asked to be left alone (Retry-After). That is no failure, and no promise for longer than a minute."""
-        self.retry_at = max(self.retry_at, min(until, now + REST_MOST_S))
+    def _doubled(self, times: int) -> float:
+        """The first back-off, doubled so many times, in seconds."""
+        return min(self._rules.most_s, self._rules.back_off_s * 2.0 ** min(times, 30))
+
+    def _free(self, attempt: Attempt) -> None:
+        """The probe's slot, if this is the probe."""
+        if self._probe is attempt:
+            self._probe = None
 
     def _open(self, now: float) -> None:
-        back_off_s = min(self._rules.most_s, self._rules.back_off_s * 2.0 ** min(self._opened, 30))
-        self.retry_at = max(self.retry_at, now + back_off_s * (0.75 + self._chance.random() / 4))
+        self.retry_at = now + self._doubled(self._opened) * (0.75 + self._chance.random() / 4)
         self._opened += 1
         self._era += 1
-        self._probing, self._good = False, 0
+        self._no_probe()
 
     def _close(self) -> None:
         self._opened = 0  # times in a row
-        self._probing, self._good = False, 0  # half open: the probe is out; good ones so far
+        self._no_probe()
         self._outcomes = 0  # closed: the last ones, as bits; 1 is a failure
         self._seen = 0  # closed: how many they are
         self._row = 0  # closed: failures in a row
 
+    def _no_probe(self) -> None:
+        self._probe = None
+        self._probe_until = float("-inf")  # then another one may be sent
+        self._unanswered = 0
+        self._good = 0  # half open: good ones in a row
+
     def _succeeded(self) -> None:
         if self._opened:
-            self._probing = False
             self._good += 1
             if self._good >= self._rules.needed:
+                self._era += 1
                 self._close()
             return
         self._row = 0
@@ -194,7 +301,7 @@ class Breaker:
 
     def check(self) -> None:
         """Assert that each state has only what belongs to it."""
-        assert self._opened or not (self._probing or self._good)
+        assert self._opened or not (self._probe or self._good or self._unanswered)
         assert 0 <= self._good < self._rules.needed
         assert 0 <= self._seen <= self._rules.window
         assert self._outcomes.bit_length() <= self._seen
@@ -204,6 +311,4 @@ class Breaker:
     def __repr__(self) -> str:
         if not self._opened:
             return f"<Breaker closed, {self._outcomes.bit_count()} of {self._seen} failed>"
-        return (
-            f"<Breaker opened {self._opened} times in a row, until {self.retry_at:.3f}{', probing' if self._probing else ''}>"
-        )
+        return f"<Breaker opened {self._opened} times in a row, until {self.retry_at:.3f}{', probing' if self._probe else ''}>"

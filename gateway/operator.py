@@ -25,8 +25,8 @@ from gateway.config import ReplicaConfig
 from gateway.errors import GatewayError, bad_request
 from gateway.everywhere import Drain, Everywhere, Join
 from gateway.parser.parsing import Parsing
-from gateway.probe import ReplicaState
 from gateway.proxy import Proxy
+from gateway.replica_state import ReplicaState
 from gateway.replicas import Fleet
 from gateway.typed import ConfigError, convert
 from router import Candidate

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gateway.admission import Admission
 from gateway.config import PoolConfig
-from gateway.probe import ReplicaState
+from gateway.replica_state import ReplicaState
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,13 @@ class Pool:
     resume_streams: bool = False
 
     @property
-    def ready(self) -> bool:
+    def live(self) -> bool:
         return any(replica.live for replica in self.replicas)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be expected to be answered: also by a replica that was up until its probes failed."""
+        return any(replica.live or (replica.doubtful and replica.warm) for replica in self.replicas)
 
 
 def succeed(

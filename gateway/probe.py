@@ -2,8 +2,16 @@
 
 Every replica has one prober, which asks it for `/v1/models`: that any engine answers, it costs the engine nothing, and it
 brings the models too. A replica is down after `failures` failed probes in a row, or at once when it refuses a connection, be
-it a probe's or a request's. One good probe brings it back. A request that failed in any other way only makes the prober look
-sooner.
+it a probe's or a request's. One good probe brings it back.
+
+Bytes of answers to requests are signs of life: while they come, a probe that times out takes no replica down, and one that is
+down is up again. A busy engine's model list is the first thing to become slow.
+
+Beside the regular probes there are looks: a failed request, or an idle connection that the replica closed, makes the prober
+ask at once, within a small budget (`health.LookBudget`). A process that ends closes its idle connections, and refuses new ones
+until its successor listens: a quick restart between two regular probes is seen by that. Engines also close connections that
+were idle for too long for their taste; a replica that is well when it is looked at has such a habit, and is not looked at for
+it again.
 
 After a good probe the engine is asked for its own facts (`engines.py`). That it does not tell them is no failure; it is then
 asked rarely. The KV size that it tells bounds what the router believes it to hold, unless the configuration says otherwise.
@@ -20,17 +28,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from gateway.ask import Models, facts_of, models_of
-from gateway.config import HealthConfig, ReplicaConfig
+from gateway.ask import MAX_MODELS, Models, facts_of, models_of
+from gateway.config import HealthConfig
 from gateway.engines import Facts
-from gateway.errors import REFUSED, GatewayError, ReplicaFailure
-from gateway.health import CLOSED, Breaker, share
+from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
 from gateway.metrics import Metrics
-from gateway.overlap import Finding, Overlap
+from gateway.overlap import Finding
 from gateway.relay import Relay
+from gateway.replica_state import NOT_PROBED, ReplicaState
 from router import Replica, Router
 
 log = logging.getLogger("warmroute.replicas")
@@ -38,72 +46,15 @@ log = logging.getLogger("warmroute.replicas")
 START_TIME, ZERO_HITS = "start_time", "zero_hits"
 RESTART_SIGNS = (REFUSED, START_TIME, ZERO_HITS)
 
-NOT_PROBED = "not probed yet"
-DRAINING = "draining"
-SLOW_START_S = 10.0  # for so long one that came back gets less than its due
+# Failures of a probe that may only mean that the engine is busy.
+_MAYBE_BUSY = frozenset(["timeout", UNREACHABLE])
+# Of the idle time after which a replica has the habit of closing a connection: its timer and ours are not exact.
+_HABIT_SHARE = 0.9
 
 RARELY = 30  # probes from one question to the next, where the engine had no answer to it
 
 # Start times are computed from the time of the boot, which drifts a little. Who lived for less had nothing cached.
 _START_TOLERANCE_S = 2.0
-
-
-@dataclass(slots=True, eq=False)
-class ReplicaState:
-    """What is known of one replica, kept while it is down. models: id -> its entry in the replica's model list.
-
-    started: the latest start of its process that was seen. warm: it was up since its cache was last taken for lost.
-    told_tokens: the KV size that bounds it by its own word. probes: good ones since it came up. tells: it has a metrics page.
-    draining: an operator wants no new requests there. leaving: the configuration has it no more; it is here until what runs
-    there is over.
-    """
-
-    config: ReplicaConfig
-    breaker: Breaker
-    up: bool = False
-    draining: bool = False
-    leaving: bool = False
-    up_since: float = float("-inf")
-    rests_until: float = float("-inf")
-    keyed: bool = False  # it wants a key for its model list, so that its models are unknown
-    models: Models = field(default_factory=dict)
-    failed_probes: int = 0
-    error: str = NOT_PROBED
-    facts: Facts = field(default_factory=Facts)
-    told_tokens: int | None = None
-    started: float | None = None
-    warm: bool = False
-    probes: int = 0
-    tells: bool = False
-    overlap: Overlap = field(default_factory=Overlap)
-    look_now: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
-
-    @property
-    def name(self) -> str:
-        return self.config.name
-
-    @property
-    def live(self) -> bool:
-        """Whether it may be sent new requests."""
-        return self.up and not self.draining and not self.leaving
-
-    @property
-    def trouble(self) -> str:
-        """Why it is not live."""
-        return self.error if not self.up else DRAINING
-
-    def share(self, now: float) -> float:
-        """What part of its due it gets, having come up a while ago."""
-        return share(self.up_since, now, SLOW_START_S)
-
-    def troubled(self, now: float) -> bool:
-        """Whether it may not be sent everything."""
-        return self.breaker.state(now) != CLOSED or not self.breaker.allows(now) or self.share(now) < 1
-
-    @property
-    def capacity_tokens(self) -> int | None:
-        """What bounds the router's belief: the configuration's word, else the engine's."""
-        return self.config.capacity_tokens or self.told_tokens
 
 
 Heard = Models | ReplicaFailure | GatewayError | None
@@ -170,7 +121,19 @@ class Prober:
         """A request's attempt failed on this replica."""
         if failure.reason == REFUSED:
             self._set_down(state, failure)
-        state.look_now.set()
+        self._look_soon(state)
+
+    def hung_up(self, state: ReplicaState, idle_s: float) -> None:
+        """The replica has closed a connection that had been idle for so long; its process may have ended."""
+        if state.up and idle_s < state.habit_s * _HABIT_SHARE and self._look_soon(state):
+            state.hung_up_s = min(idle_s, state.hung_up_s or math.inf)
+
+    def _look_soon(self, state: ReplicaState) -> bool:
+        """Probe it at once, if the budget allows it. False: the next regular probe has to do."""
+        allowed = state.look_now.is_set() or state.looks.take(self._clock(), self._health.interval_s)
+        if allowed:
+            state.look_now.set()
+        return allowed
 
     def zero_hits(self, state: ReplicaState) -> None:
         """The router has taken repeated zero hits for a restart, and forgotten what the replica held."""
@@ -216,8 +179,13 @@ class Prober:
                 log.exception("probe failed", extra={"replica": state.name})
 
     async def probe(self, state: ReplicaState, relay: Relay) -> None:
-        if self.hear(state, await self.ask(state.config.url, relay)):
-            await self._ask_engine(state, relay)
+        hung_up_s, state.hung_up_s = state.hung_up_s, None
+        heard = await self.ask(state.config.url, relay)
+        if not self.hear(state, heard, relay.silence_s(state.config.url)):
+            return
+        if hung_up_s is not None:
+            state.habit_s = min(state.habit_s, hung_up_s)
+        await self._ask_engine(state, relay)
 
     async def ask(self, url: str, relay: Relay) -> Heard:
         """For its models. Says nothing to anybody: that is for `hear`."""
@@ -226,12 +194,13 @@ class Prober:
         except (ReplicaFailure, GatewayError) as error:
             return error
 
-    def hear(self, state: ReplicaState, heard: Heard) -> bool:
-        """Take in what a replica answered when it was asked for its models. Whether that was good."""
+    def hear(self, state: ReplicaState, heard: Heard, silence_s: float = math.inf) -> bool:
+        """Take in what a replica answered when it was asked for its models. Whether that was good.
+
+        silence_s: since the last byte of its answers to requests.
+        """
         if isinstance(heard, ReplicaFailure):
-            state.failed_probes += 1
-            if heard.reason == REFUSED or state.failed_probes >= self._health.failures or not state.up:
-                self._set_down(state, heard)
+            self._probe_failed(state, heard, silence_s)
             return False
         if isinstance(heard, GatewayError):  # our own lack of resources says nothing about the replica
             log.warning("cannot probe", extra={"replica": state.name, "error": heard.message})
@@ -240,9 +209,24 @@ class Prober:
         if keyed != state.keyed or (heard is not None and heard != state.models):
             self._changed(state)
             state.keyed = keyed
+            if heard is not None and len(heard) >= MAX_MODELS:
+                log.warning("model list is too long; the rest is ignored", extra={"replica": state.name, "models": len(heard)})
         state.models = state.models if heard is None else heard
         self._set_up(state)
         return True
+
+    def _probe_failed(self, state: ReplicaState, failure: ReplicaFailure, silence_s: float) -> None:
+        if failure.reason in _MAYBE_BUSY and silence_s <= self._health.interval_s + self._health.timeout_s:
+            if not (state.up and state.error):
+                log.warning("probe fails, but requests are answered", extra={"replica": state.name, "error": failure.message})
+            self._set_up(state)
+            state.error = f"its probe fails ({failure.message}), but it answers requests"
+            return
+        state.failed_probes += 1
+        if failure.reason == REFUSED or state.failed_probes >= self._health.failures or not state.up:
+            self._set_down(state, failure)
+        elif failure.reason == "reset":
+            self._look_soon(state)  # a process that ends may reset a connection before it refuses the next one
 
     def _set_up(self, state: ReplicaState) -> None:
         state.failed_probes = 0
@@ -254,6 +238,7 @@ class Prober:
         if state.error != NOT_PROBED:  # else the gateway itself has just started, and all of them would be new
             state.up_since = self._clock()
         state.error = ""
+        state.habit_s = math.inf
         state.up = state.warm = True
         self._changed(state)
         state.probes = 0
@@ -263,7 +248,7 @@ class Prober:
 
     def _set_down(self, state: ReplicaState, failure: ReplicaFailure) -> None:
         changed = state.up or state.error == NOT_PROBED
-        state.up, state.error = False, failure.message
+        state.up, state.error, state.down_by = False, failure.message, failure.reason
         self._changed(state)
         self._metrics.replica_up.set((state.name,), 0)
         self._show_load(state.name, None, None)

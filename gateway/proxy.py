@@ -54,11 +54,13 @@ class Proxy:
         record.label = target.label
         target.require()
         permit = target.admission.try_admit()
+        waits = permit is None
         if permit is None:
             permit = await target.wait(record.tenant, request.headers.get(PRIORITY_HEADER))
-            target = self.fleet.target(api.model)  # while it waited, replicas may have come and gone
         try:
-            target.require()
+            if waits:  # meanwhile replicas may have come and gone, and the model with them
+                target = self.fleet.target(api.model)
+                target.require()
             return await self._forward(Exchange(request, api, target, self._choose(request, api, target, record), record))
         finally:
             permit.release()
@@ -88,8 +90,6 @@ class Proxy:
         begun = self.clock()
         prompt = self.prompt(api, request.headers)
         live = self.fleet.candidates(target, begun)
-        if not live:
-            raise self.fleet.all_rest(target, begun)
         booking = self.router.choose(prompt, live, begun, silent=not (api.metered and api.stream))
         decision = booking.decision
         self.metrics.routing_seconds.observe((), self.clock() - begun)

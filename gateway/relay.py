@@ -10,13 +10,16 @@ The request goes out in one write. Of its headers only those are dropped that co
 
 from __future__ import annotations
 
+import asyncio
+import math
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from gateway.config import TimeoutConfig
+from gateway.dialer import Dialer
 from gateway.errors import ReplicaFailure
 from gateway.http1 import Head, lines
 from gateway.idle import Pool
@@ -32,7 +35,10 @@ _HOP_BY_HOP: Final = frozenset(
 _REQUEST_OWN: Final = _HOP_BY_HOP.union(
     [b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"]
 )
-_ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length"}
+_ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length", b"x-request-id"}
+_ANSWER_PREFIX: Final = b"x-warmroute-"  # the gateway's own headers: a replica's would be doubled, or believed
+
+_REQUEST_TIMEOUT: Final = 408
 
 _COMMON_TOKENS: Final = frozenset([b"", b"close", b"keep-alive"])  # of a Connection header: they name no other header
 
@@ -43,17 +49,20 @@ class Call:
     """One request as it goes upstream. path: with its query, ASCII; headers: their lines, as `onward` makes them.
 
     repeatable: to send it twice does no harm (generations; not a file upload). Only then may it be tried again after it may
-    have reached a replica.
+    have reached a replica. probe: the gateway's own question, no request.
     """
 
-    __slots__ = ("body", "headers", "method", "path", "repeatable")
+    __slots__ = ("body", "headers", "method", "path", "probe", "repeatable")
 
-    def __init__(self, method: str, path: str, headers: bytes, body: bytes, *, repeatable: bool = True) -> None:
+    def __init__(
+        self, method: str, path: str, headers: bytes, body: bytes, *, repeatable: bool = True, probe: bool = False
+    ) -> None:
         self.method = method
         self.path = path
         self.headers = headers
         self.body = body
         self.repeatable = repeatable
+        self.probe = probe
 
     def __repr__(self) -> str:
         return f"<Call {self.method} {self.path}, {len(self.body)} bytes>"
@@ -70,13 +79,17 @@ class Address(NamedTuple):
 
 
 class Attempt:
-    """A replica's answer that has begun. `close` it exactly once, in a `finally`; more is harmless."""
+    """A replica's answer that has begun. `close` it exactly once, in a `finally`; more is harmless.
 
-    __slots__ = ("_connection", "_pool", "content_type", "head")
+    sends: how often the request was sent for it.
+    """
+
+    __slots__ = ("_connection", "_pool", "content_type", "head", "sends")
 
     def __init__(self, connection: Connection, pool: Pool, head: Head) -> None:
         self._connection: Connection | None = connection
         self._pool = pool
+        self.sends = 1
         self.head = head
         self.content_type = head.fields.content_type
 
@@ -159,9 +172,17 @@ class Road:
 class Relay:
     """The connections to all replicas, by base URL."""
 
-    def __init__(self, timeouts: TimeoutConfig, resolver: Resolver | None = None) -> None:
-        """resolver: for the names of replicas (default: one of its own)."""
+    def __init__(
+        self,
+        timeouts: TimeoutConfig,
+        resolver: Resolver | None = None,
+        hung_up: Callable[[str, float], None] | None = None,
+    ) -> None:
+        """resolver: for the names of replicas (default: one of its own). hung_up: called with a base URL and seconds when a
+        connection that was idle for so long is closed from there.
+        """
         self._limits = _limits_of(timeouts)
+        self._hung_up = hung_up
         self._roads: dict[str, Road] = {}
         self._resolver = resolver or Resolver()
         self._tls: ssl.SSLContext | None = None  # made once: reading the trusted certificates takes tens of milliseconds
@@ -183,36 +204,55 @@ class Relay:
             if all(other.address.host != host for other in self._roads.values()):
                 self._resolver.forget(host)
 
-    async def open(self, base_url: str, call: Call, timeout_s: float | None = None) -> Attempt:
+    def silence_s(self, base_url: str) -> float:
+        """Seconds since the last byte of an answer to a request from there; infinite: there was none. O(requests there)."""
+        road = self._roads.get(base_url)
+        return asyncio.get_running_loop().time() - road.pool.answered_at if road else math.inf
+
+    async def open(self, base_url: str, call: Call, timeout_s: float | None = None, *, fresh: bool = False) -> Attempt:
         """Send `call` and await the first byte of the answer's body. Raises ReplicaFailure.
 
         A pooled connection that dies before any answer says nothing about the replica (it may just have closed an idle
         connection), so the call is repeated once, on a fresh one. Raises GatewayError 503 where the gateway itself is out of
-        resources. timeout_s: for connecting, and for all the rest; without it, what the configuration says.
+        resources. timeout_s: for connecting, and for all the rest; without it, what the configuration says. fresh: use no
+        pooled connection, so that the call is sent once at most.
         """
         road = self._roads.get(base_url) or self._add(base_url)
         limits = Limits(timeout_s, timeout_s, timeout_s, timeout_s) if timeout_s else self._limits
         pool, data = road.pool, _request(road.address, call)
-        reused = connection = pool.idle()
-        if connection is None:
-            connection = await pool.connect(limits.connect_s)
+        reused = None if fresh else pool.idle()
+        if reused is None:
+            return await _answer(pool, await pool.connect(limits.connect_s), data, call, limits)
         try:
-            return await _answer(pool, connection, data, call.method, limits)
+            attempt = await _answer(pool, reused, data, call, limits)
         except ReplicaFailure as failure:
-            if failure.reason != "reset" or not reused or connection.started or not call.repeatable:
+            if failure.reason != "reset" or reused.started or not call.repeatable:
                 raise
+        else:
+            if not _is_stale(attempt):
+                return attempt
+            attempt.close()
+            if not call.repeatable:
+                raise ReplicaFailure("reset", "the replica closed an idle connection with a 408")
         try:
-            return await _answer(pool, await pool.connect(limits.connect_s), data, call.method, limits)
+            attempt = await _answer(pool, await pool.connect(limits.connect_s), data, call, limits)
         except ReplicaFailure as second:
             # The first connection did take the call: if the replica is gone now, the call may be why.
-            raise ReplicaFailure(second.reason, second.message, reached=True) from second
+            raise ReplicaFailure(second.reason, second.message, reached=1 + second.reached) from second
+        attempt.sends = 2
+        return attempt
 
     def _add(self, base_url: str) -> Road:
         address = parse_address(base_url)
         if address.tls and self._tls is None:
             self._tls = ssl.create_default_context()
-        tls = self._tls if address.tls else None
-        road = self._roads[base_url] = Road(address, Pool(address.host, address.port, tls, self._resolver))
+
+        def hung_up(idle_s: float) -> None:
+            if self._hung_up:
+                self._hung_up(base_url, idle_s)
+
+        dialer = Dialer(address.host, address.port, self._tls if address.tls else None, self._resolver)
+        road = self._roads[base_url] = Road(address, Pool(dialer, hung_up))
         return road
 
     def __repr__(self) -> str:
@@ -223,9 +263,11 @@ def _limits_of(timeouts: TimeoutConfig) -> Limits:
     return Limits(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s, timeouts.total_s or None)
 
 
-async def _answer(pool: Pool, connection: Connection, data: bytes, method: str, limits: Limits) -> Attempt:
+async def _answer(pool: Pool, connection: Connection, data: bytes, call: Call, limits: Limits) -> Attempt:
+    if not call.probe:
+        pool.carries_request(connection)
     try:
-        connection.send(data, to_head=method == "HEAD", limits=limits)
+        connection.send(data, to_head=call.method == "HEAD", limits=limits)
         await connection.wait()
     except BaseException:
         pool.give_back(connection)
@@ -233,6 +275,14 @@ async def _answer(pool: Pool, connection: Connection, data: bytes, method: str, 
     assert connection.answer is not None
     assert connection.answer.head is not None
     return Attempt(connection, pool, connection.answer.head)
+
+
+def _is_stale(attempt: Attempt) -> bool:
+    """Whether the first answer on a reused connection only says that the connection was idle for too long.
+
+    Some servers send a 408 before they close it. It may have been on its way before the request was sent.
+    """
+    return attempt.status == _REQUEST_TIMEOUT and not attempt.head.keep_alive
 
 
 def _request(address: Address, call: Call) -> bytes:
@@ -255,10 +305,11 @@ def onward(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def back(head: Head) -> bytes:
-    """A replica's headers as they go to the client; the body's framing is made anew."""
+    """A replica's headers as they go to the client. The body's framing and the gateway's own headers are made anew."""
     fields = head.fields
     if fields.onward is None:
-        fields.onward = lines(_without(fields.headers, _ANSWER_OWN))
+        kept = _without(fields.headers, _ANSWER_OWN)
+        fields.onward = lines([pair for pair in kept if not pair[0].startswith(_ANSWER_PREFIX)])
     return fields.onward
 
 

@@ -1,6 +1,7 @@
 """The fleet: which replicas there are, which models they serve, which pool takes a model, where a request may go.
 
-Who is up is the prober's to say (`probe.py`); here the question is who may answer.
+Who is up is the prober's to say (`probe.py`); here the question is who may answer (`eligible.py` narrows it down for each
+request). Where no replica of a model is live, those are tried that only failed probes speak against.
 
 The configuration may change while requests run. `meet` asks those that will join, which takes a while; `apply` then changes
 everything in one step, so that whoever looks sees all of the change or nothing of it. A replica is the same if its name and its
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,12 +23,14 @@ import pygtrie
 
 from gateway.admission import Admission, Permit, priority_of
 from gateway.config import MATCH_ALL, Config, ReplicaConfig
+from gateway.eligible import eligible
 from gateway.errors import GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
 from gateway.health import CLOSED, REST_MOST_S, Breaker
 from gateway.metrics import Metrics
 from gateway.pools import Pool, succeed
-from gateway.probe import Heard, Prober, ReplicaState
+from gateway.probe import Heard, Prober
 from gateway.relay import Relay
+from gateway.replica_state import ReplicaState
 from router import Router
 
 log = logging.getLogger("warmroute.replicas")
@@ -38,8 +40,8 @@ MAX_TARGETS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a model's requests may go. label: the model's bounded name for metrics; down: who would serve it but is not live,
-    and why.
+    """Where a model's requests may go. label: the model's bounded name for metrics; replicas: the live ones, or those in doubt
+    if there are none; down: who would serve it but is not live, and why.
     """
 
     model: str
@@ -54,7 +56,7 @@ class Target:
         return await self.admission.wait(tenant, priority_of(priority))
 
     def require(self) -> None:
-        """Raises GatewayError 503 if no replica is live."""
+        """Raises GatewayError 503 if there is no replica to try."""
         if not self.replicas:
             raise no_replica(f"No replica that serves this model is up: {self.down}. They are probed all the time; retry.")
 
@@ -92,7 +94,7 @@ class Fleet:
         union: dict[str, Mapping[str, Any]] = {}
         for pool in self.pools:
             for state in pool.replicas:
-                for name, entry in state.models.items() if state.live else ():
+                for name, entry in state.models.items() if state.live or (state.doubtful and not pool.live) else ():
                     if (home := self._home(name)) and home[1] is pool:
                         union.setdefault(name, entry)
         return union
@@ -111,10 +113,9 @@ class Fleet:
 
     def _target(self, model: str) -> Target:
         label, pool = self._pool_of(model)
-        live = [state for state in pool.replicas if state.live]
         # Engines answer 404 for what they do not serve; those that list the model know best.
-        listing = [state for state in pool.replicas if model in state.models]
-        serving = [state for state in live if state in listing] if listing else live
+        members = [state for state in pool.replicas if model in state.models] or pool.replicas
+        serving = [state for state in members if state.live] or [state for state in members if state.doubtful]
         down = ", ".join(f"{state.name} ({state.trouble})" for state in pool.replicas if not state.live)
         return Target(model, label, {state.name: state for state in serving}, down, pool.admission, pool.resume_streams)
 
@@ -127,27 +128,12 @@ class Fleet:
         except GatewayError:  # nobody serves the model any more
             return replace(target, replicas={})
 
-    def candidates(self, target: Target, now: float) -> Collection[str]:
-        """Who of a target's replicas may be sent a request now: not who is cut off by its breaker or asked for rest, and who
-        has just come up only at times, for its first requests are slow. If that leaves nobody, all of those that did not
-        ask for rest: who fails often is better than nobody.
-        """
-        if not self._troubled:
+    def candidates(self, target: Target, now: float, tried: Collection[str] = (), *, resting: bool = True) -> Collection[str]:
+        """Which of a target's replicas may be sent a request now: see `eligible`. O(1) while all of them are well."""
+        if not self._troubled and not tried:
             return target.replicas
         self._troubled = {state for state in self._troubled if state.troubled(now)}
-        good = [
-            name
-            for name, state in target.replicas.items()
-            if state not in self._troubled or (state.breaker.allows(now) and self._chance.random() < state.share(now))
-        ]
-        if good:
-            return good
-        return [name for name, state in target.replicas.items() if now >= state.rests_until]
-
-    def all_rest(self, target: Target, now: float) -> GatewayError:
-        """The answer where `candidates` gives nobody."""
-        seconds = max(1, math.ceil(min(state.rests_until for state in target.replicas.values()) - now))
-        return no_replica("All replicas of this model ask to be left alone for a while (Retry-After). Retry.", seconds)
+        return eligible(target.replicas, self._troubled, now, self._chance, tried, resting=resting)
 
     def _pool_of(self, model: str) -> tuple[str, Pool]:
         if not model:
@@ -185,16 +171,26 @@ class Fleet:
         """A request has failed there; its breaker may be open."""
         self._troubled.add(state)
 
-    def rests(self, state: ReplicaState, seconds: int, now: float) -> None:
-        """It asked to be left alone for a while."""
-        state.breaker.rest(now + seconds, now)
-        state.rests_until = max(state.rests_until, min(now + seconds, now + REST_MOST_S))
+    def rests(self, state: ReplicaState, seconds: float, now: float) -> None:
+        """It asked to be left alone for a while, of which a minute counts at most."""
+        state.rests_until = max(state.rests_until, now + min(seconds, REST_MOST_S))
         self._troubled.add(state)
+
+    def refused(self, state: ReplicaState, client: int, seconds: float, now: float) -> None:
+        """It refused a client (by hash) for so long. It rests only if that does not seem to be about this client."""
+        if rest_s := state.refusals.refused(client, seconds, now):
+            self.rests(state, rest_s, now)
 
     def failed(self, name: str, failure: ReplicaFailure) -> None:
         """A request's attempt failed on this replica."""
         if state := self._by_name.get(name):
             self._prober.failed(state, failure)
+
+    def hung_up(self, url: str, idle_s: float) -> None:
+        """The replica there has closed a connection that had been idle for so long. O(replicas)."""
+        for state in self._by_name.values():
+            if state.config.url == url:
+                self._prober.hung_up(state, idle_s)
 
     def zero_hits(self, name: str) -> None:
         """The router has forgotten what this replica held, for the engine reported zero hits again and again."""
@@ -306,7 +302,7 @@ class Fleet:
             for reason, count in pool.admission.refused.items():
                 metrics.refused.values[*name, reason] = count
             for state in pool.replicas:
-                metrics.replica_cut_off.set((state.name,), not state.breaker.allows(now) or state.breaker.state(now) != CLOSED)
+                metrics.replica_cut_off.set((state.name,), now < state.rests_until or state.breaker.state(now) != CLOSED)
 
     def _changed(self, state: ReplicaState) -> None:
         """A replica came, went, or serves other models than before."""

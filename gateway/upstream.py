@@ -56,6 +56,7 @@ class Connection(asyncio.Protocol):
         "answer",
         "failure",
         "idle_since",
+        "lost",
         "started",
         "used",
     )
@@ -76,6 +77,7 @@ class Connection(asyncio.Protocol):
         self.failure: Exception | None = None  # a ReplicaFailure, a ClientStalled, or what the sink raised
         self.started = False  # the replica has said anything to this call
         self.used = 0  # calls that it carried before this one
+        self.lost: Callable[[Connection], None] | None = None  # to be called when it ends; set while it is idle
 
     # -- the owner's side
 
@@ -181,6 +183,11 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     @property
+    def answered_at(self) -> float:
+        """When the last byte of the present answer came, by the loop's clock; -inf while there is none."""
+        return self._active if self.started else -math.inf
+
+    @property
     def quiet(self) -> bool:
         """Whether nothing waits in the kernel to be read: neither the connection's end nor bytes that nobody asked for."""
         assert self._transport is not None
@@ -229,6 +236,8 @@ class Connection(asyncio.Protocol):
         if self._timer:
             self._timer.cancel()
             self._timer = None
+        if self.lost:
+            self.lost(self)
         if self.answer is None or self.answer.complete or self.failure:
             return
         try:

@@ -27,6 +27,7 @@ GUESS: Final = "guess"  # a chat if it has messages, else a completion: for a dr
 _KINDS: Final[Mapping[str, str]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
 _OPTIONS: Final = "stream_options"
 _WANTED: Final = "include_usage"
+_OTHERS: Final = ("model", "stream", "store", "background")  # what is read of a body on another path, beside its prompt
 _ASK_USAGE: Final = b',"stream_options":{"include_usage":true}'
 MAX_MODEL_CHARS: Final = 256
 MAX_SALT_CHARS: Final = 64  # a longer one is known by its digest
@@ -42,9 +43,10 @@ class ApiRequest:
     has parsed the body, the prompt with its block keys.
     salt: of fixed length at most; what keeps this prompt apart from others that read the same.
     body: what goes to the replica. strip_usage: the usage event of the stream is ours, not the client's.
+    stores: whether the answer is to be kept by the server, where a body on another path says so.
     """
 
-    __slots__ = ("body", "kind", "made", "model", "prompt", "salt", "stream", "strip_usage")
+    __slots__ = ("body", "kind", "made", "model", "prompt", "salt", "stores", "stream", "strip_usage")
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class ApiRequest:
         self.strip_usage = strip_usage
         self.body = body
         self.made: Prompt | None = None
+        self.stores: bool | None = None
 
     @property
     def metered(self) -> bool:
@@ -74,6 +77,11 @@ class ApiRequest:
     def repeatable(self) -> bool:
         """Sending it twice does no harm: it computes something from a prompt (unlike a file upload, say)."""
         return self.metered or self.prompt is not None or self.made is not None
+
+    def keeps_nothing(self, path: str) -> bool:
+        """Whether the server need not keep anything for this request: the Responses API does unless it says `store: false`."""
+        stores = path.endswith("/responses") if self.stores is None else self.stores
+        return self.metered or not stores
 
     def __repr__(self) -> str:
         return f"<ApiRequest {self.kind} {self.model!r}, {len(self.body)} bytes>"
@@ -134,7 +142,7 @@ def scan_other(raw: bytes) -> ApiRequest:
     """The same for a body with more values than are parsed: its model, and whether it streams; no prompt."""
     try:
         spans = read_object(raw, most=_MAX_SCANNED).spans
-        body: dict[str, Any] = {name: orjson.loads(raw[slice(*spans[name])]) for name in ("model", "stream") if name in spans}
+        body: dict[str, Any] = {name: orjson.loads(raw[slice(*spans[name])]) for name in _OTHERS if name in spans}
     except (ValueError, IndexError):
         return unread(raw)
     return _other(raw, body, None, "")
@@ -148,7 +156,9 @@ def unread(raw: bytes) -> ApiRequest:
 def _other(raw: bytes, body: Mapping[str, Any], prompt: bytes | list[int] | None, salt: str) -> ApiRequest:
     model = body.get("model")
     model = model if isinstance(model, str) and len(model) <= MAX_MODEL_CHARS else ""
-    return ApiRequest(OTHER, model, prompt, salt, stream=body.get("stream") is True, strip_usage=False, body=raw)
+    api = ApiRequest(OTHER, model, prompt, salt, stream=body.get("stream") is True, strip_usage=False, body=raw)
+    api.stores = _stores(body)
+    return api
 
 
 def _json_object(raw: bytes) -> dict[str, Any]:
@@ -169,6 +179,14 @@ def _lenient_prompt(body: Mapping[str, Any], most: int) -> tuple[bytes | list[in
         return completion_prompt(body, "prompt" if "prompt" in body else "input"), _headed_salt(body)
     except GatewayError:
         return None, _salt(body)
+
+
+def _stores(body: Mapping[str, Any]) -> bool | None:
+    """Whether the answer is to be kept (what runs in the background is, to be fetched); None: the path decides."""
+    if body.get("background") is True:
+        return True
+    store = body.get("store")
+    return store if isinstance(store, bool) else None
 
 
 def _salt(body: Mapping[str, Any]) -> str:

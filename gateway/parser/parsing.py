@@ -62,6 +62,7 @@ class Parsing:
             strip_usage=parsed.strip_usage,
             body=await _edited(raw, parsed.edits),
         )
+        api.stores = parsed.stores
         if parsed.prompt:
             api.made = Prompt(*parsed.prompt)
         return api

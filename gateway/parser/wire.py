@@ -34,6 +34,7 @@ class Parsed(NamedTuple):
     model: str
     salt: str
     stream: bool
+    stores: bool | None
     strip_usage: bool
     edits: list[Edit]
     prompt: tuple[bytes, int, int, str] | None

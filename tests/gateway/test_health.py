@@ -8,7 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from gateway.health import REST_MOST_S, Attempt, Breaker, BreakerRules, RetryBudget, jitter, share
+from gateway.health import (
+    LOOKS,
+    REFUSALS_WINDOW_S,
+    REFUSED_CLIENTS,
+    Attempt,
+    Breaker,
+    BreakerRules,
+    LookBudget,
+    Refusals,
+    RetryBudget,
+    jitter,
+    share,
+)
 from tests.machines import STEPS, CountedMachine, steps_of
 
 
@@ -79,11 +91,10 @@ def test_the_share_only_grows(now: float, later: float, window_s: float) -> None
 
 @dataclass(eq=False)
 class Sent:
-    """probe: it took the slot. era: the model's when it was sent; None if it was sent though it was not allowed."""
+    """era: the model's when it was sent; None if it was sent though it was not allowed."""
 
     attempt: Attempt
     era: int | None
-    probe: bool
 
 
 class BreakerMachine(CountedMachine):
@@ -102,26 +113,46 @@ class BreakerMachine(CountedMachine):
         self.chance = chance
         self.breaker = Breaker(Always(chance), self.rules)
         self.now, self.retry_at = 100.0, 0.0
-        self.opened = self.good = self.era = 0
+        self.opened = self.good = self.era = self.unanswered = 0
+        self.probe: Sent | None = None  # it has the slot, until then
+        self.probe_until = 0.0
         self.outcomes: list[bool] = []  # since it closed; True: failed
         self.sent: list[Sent] = []
         self.judged: list[Attempt] = []
 
     @property
-    def probing(self) -> bool:
-        return any(sent.probe and sent.era == self.era for sent in self.sent)
+    def allowed(self) -> bool:
+        free = self.probe is None or self.now >= self.probe_until
+        return not self.opened or (self.now >= self.retry_at and free)
+
+    def no_probe(self) -> None:
+        self.probe, self.unanswered, self.good = None, 0, 0
 
     @rule()
     def begin(self) -> None:
-        allowed = self.now >= self.retry_at and not self.probing
-        heard = not self.opened or allowed
-        self.sent.append(Sent(self.breaker.begin(self.now), self.era if heard else None, bool(self.opened) and allowed))
+        allowed = self.allowed
+        sent = Sent(self.breaker.begin(self.now), self.era if allowed else None)
+        self.sent.append(sent)
+        if self.opened and allowed:
+            self.unanswered += self.probe is not None
+            self.probe = sent
+            self.probe_until = self.now + min(30.0, 2.0 ** (self.opened - 1 + self.unanswered))
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def answers(self, data: st.DataObject) -> None:
+        sent = data.draw(st.sampled_from(self.sent))
+        sent.attempt.answers()
+        if self.probe is sent:
+            self.probe = None
 
     def judge(self, data: st.DataObject) -> tuple[Attempt, bool]:
         """One that is under way, and whether its verdict counts."""
         sent = data.draw(st.sampled_from(self.sent))
         self.sent.remove(sent)
         self.judged.append(sent.attempt)
+        if self.probe is sent:
+            self.probe = None
         return sent.attempt, sent.era == self.era
 
     @precondition(lambda self: self.sent)
@@ -138,6 +169,7 @@ class BreakerMachine(CountedMachine):
         if self.good == self.rules.needed:
             self.opened, self.outcomes = 0, []
             self.era += 1
+            self.no_probe()
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data())
@@ -152,9 +184,10 @@ class BreakerMachine(CountedMachine):
         too_many = len(recent) >= self.rules.least and sum(recent) / len(recent) > self.rules.failed_share
         if self.opened or in_a_row or too_many:
             back_off_s = min(30.0, 2.0**self.opened) * (0.75 + 0.25 * self.chance)
-            self.retry_at = max(self.retry_at, self.now + back_off_s)
-            self.opened, self.good = self.opened + 1, 0
+            self.retry_at = self.now + back_off_s
+            self.opened += 1
             self.era += 1
+            self.no_probe()
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data())
@@ -165,6 +198,7 @@ class BreakerMachine(CountedMachine):
     @rule(data=st.data())
     def judge_again(self, data: st.DataObject) -> None:
         attempt = data.draw(st.sampled_from(self.judged))
+        attempt.answers()
         attempt.abandoned()
         attempt.failure(self.now)
         attempt.success()
@@ -173,21 +207,13 @@ class BreakerMachine(CountedMachine):
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(seconds=st.sampled_from([-1.0, 0.5, 1e6]))
-    def rest(self, seconds: float) -> None:
-        self.breaker.rest(self.now + seconds, self.now)
-        self.retry_at = max(self.retry_at, self.now + min(seconds, REST_MOST_S))
-
     @invariant()
     def it_is_the_model(self) -> None:
-        if not self.opened:
-            self.good = 0
         self.breaker.check()
         state = "closed" if not self.opened else "open" if self.now < self.retry_at else "half_open"
         assert self.breaker.state(self.now) == state
-        assert self.breaker.allows(self.now) is (self.now >= self.retry_at and not self.probing)
+        assert self.breaker.allows(self.now) is self.allowed
         assert self.breaker.retry_at == pytest.approx(self.retry_at) or self.retry_at == 0.0
-        assert sum(sent.probe and sent.era == self.era for sent in self.sent) <= 1
 
     def teardown(self) -> None:
         """Whatever has happened: a replica that answers is used again."""
@@ -275,10 +301,90 @@ def test_a_probe_whose_client_left_makes_room_for_another() -> None:
     assert (breaker.state(1.0), breaker.allows(1.0)) == ("half_open", True)
 
 
-def test_a_replica_that_asks_for_rest_gets_it_and_has_not_failed() -> None:
+def test_a_probe_that_begins_to_answer_makes_room_for_another() -> None:
     breaker = Breaker(Always(1.0))
-    breaker.rest(5.0, now=0.0)
-    breaker.rest(3.0, now=0.0)
-    assert (breaker.state(4.0), breaker.allows(4.0), breaker.allows(5.0)) == ("closed", False, True)
-    breaker.rest(1e9, now=5.0)
-    assert breaker.retry_at == 65.0
+    opened(breaker, 0.0)
+    long = breaker.begin(1.0)
+    assert not breaker.allows(1.0)
+    long.answers()
+    assert (breaker.state(1.0), breaker.allows(1.0)) == ("half_open", True)
+    breaker.begin(1.0).success()
+    long.failure(2.0)
+    assert breaker.state(2.0) == "closed", "the long one began before it closed"
+
+
+def test_silent_probes_hold_the_slot_for_the_back_off_and_longer_each_time() -> None:
+    breaker, now, waits = Breaker(Always(1.0)), 1.0, []
+    opened(breaker, 0.0)
+    for _ in range(8):
+        assert breaker.allows(now)
+        breaker.begin(now)
+        later = next(seconds for seconds in range(1, 100) if breaker.allows(now + seconds))
+        waits.append(later)
+        now += later
+    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+    breaker.begin(now).success()
+    assert breaker.state(now) == "closed"
+
+
+# -- looks
+
+
+def test_looks_are_three_at_once_and_then_one_per_interval() -> None:
+    looks = LookBudget()
+    assert repr(looks) == "<LookBudget 3 of 3>"
+    assert [looks.take(10.0, 2.0) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert [looks.take(now, 2.0) for now in (11.0, 11.9, 12.0, 12.1, 14.0)] == [False, False, True, False, True]
+    assert [looks.take(1000.0, 2.0) for _ in range(4)] == [True] * 3 + [False], "no more are saved up"
+
+
+@given(st.lists(st.floats(0, 5), max_size=200), st.sampled_from([0.5, 2.0, 30.0]))
+def test_looks_are_bounded(pauses: list[float], interval_s: float) -> None:
+    looks, now, taken = LookBudget(), 0.0, 0
+    for pause in pauses:
+        now += pause
+        taken += looks.take(now, interval_s)
+        assert taken <= LOOKS + now / interval_s + 1e-6
+
+
+# -- refusals
+
+
+def test_one_clients_refusals_are_about_this_client() -> None:
+    refusals = Refusals()
+    assert [refusals.refused(1, 60.0, now / 10) for now in range(100)] == [0.0] * 100
+    assert refusals.refused(2, 60.0, 10.0) == 0.0
+    assert repr(refusals) == "<Refusals of 2 clients, 101 refused, 0 answered>"
+
+
+def test_refusals_of_several_clients_are_about_the_replica() -> None:
+    refusals = Refusals()
+    assert not refusals
+    assert [refusals.refused(client, rest_s, 0.0) for client, rest_s in ((1, 60.0), (2, 7.0), (3, 30.0))] == [0, 0, 7.0]
+    assert not refusals, "and the next rest needs several clients again"
+
+
+def test_refusals_far_apart_are_not_of_one_overload() -> None:
+    refusals = Refusals()
+    assert [refusals.refused(client, 60.0, client * REFUSALS_WINDOW_S) for client in range(50)] == [0.0] * 50
+
+
+def test_a_replica_that_answers_most_requests_is_not_overloaded() -> None:
+    refusals = Refusals()
+    for client in range(100):
+        assert refusals.refused(client, 60.0, 0.0) == 0.0
+        refusals.answered()
+        refusals.answered()
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.floats(0, 4), st.integers(1, 60)), max_size=60))
+def test_refusals_against_a_list_of_them(story: list[tuple[int, float, int]]) -> None:
+    refusals, now, seen = Refusals(), 0.0, list[tuple[int, float, int]]()
+    for client, pause, rest_s in story:
+        now += pause
+        seen = [(other, at, s) for other, at, s in seen if now - at < REFUSALS_WINDOW_S and other != client]
+        seen.append((client, now, rest_s))
+        expected = min(s for _, _, s in seen) if len(seen) >= REFUSED_CLIENTS else 0
+        assert refusals.refused(client, rest_s, now) == expected
+        if expected:
+            seen = []

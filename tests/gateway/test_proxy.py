@@ -13,8 +13,8 @@ import openai
 import pytest
 from multidict import CIMultiDict
 
+from gateway.dialer import failure_of
 from gateway.errors import GatewayError, ReplicaFailure
-from gateway.idle import failure_of
 from tests.fakes import (
     DONE,
     STREAM_HEAD,
@@ -160,8 +160,14 @@ async def test_a_refused_connection_takes_the_replica_out_at_once() -> None:
         assert run.gateway.router.trie.held()[warm.name] == 0, "its cache went with it"
 
 
+def without_idle_connections(**options: Any) -> FakeReplica:
+    """Its end is noticed by the next request only: each answer to a probe ends its connection."""
+    listing = says(http(200, b'{"data": [{"id": "m"}]}', "application/json", "Connection: close"))
+    return FakeReplica(listing=listing, pages={"/metrics": status(404, "no", "Connection: close")}, **options)
+
+
 async def test_all_replicas_down_is_a_503_that_says_so() -> None:
-    async with FakeReplica() as one, FakeReplica() as two, running(one, two) as run:
+    async with without_idle_connections() as one, without_idle_connections() as two, running(one, two) as run:
         await one.stop()
         await two.stop()
         code, _, body = await run.post()
@@ -189,9 +195,8 @@ async def test_when_every_replica_refuses_the_client_hears_the_engines_own_words
         code, headers, body = await run.post()
         assert (code, headers["Retry-After"], body["error"]["message"]) == (503, "7", "queue full")
         code, headers, body = await run.post()
-        assert (code, body["error"]["code"]) == (503, "no_replica_available"), "it asked to be left alone"
-        assert 5 <= int(headers["Retry-After"]) <= 7
-        assert len(one.requests) == 1
+        assert (code, body["error"]["message"]) == (503, "queue full"), "it asked for rest, but no other is there"
+        assert len(one.requests) == 2
 
 
 async def test_an_engines_4xx_is_the_clients_business_and_not_retried() -> None:
@@ -210,7 +215,8 @@ async def test_a_prompt_that_kills_its_engine_does_not_walk_through_the_fleet() 
     async with fleet[0], fleet[1], fleet[2], fleet[3], fleet[4], fleet[5], running(*fleet) as run:
         code, _, body = await run.post()
         assert (code, body["error"]["code"]) == (502, "replica_failed")
-        assert sum(bool(replica.requests) for replica in fleet) == 3
+        # The first replica gets it twice: the pooled connection might just have been closed for being idle.
+        assert sorted(len(replica.requests) for replica in fleet) == [0, 0, 0, 0, 1, 2]
 
 
 async def test_a_prompt_that_ends_its_engine_counts_as_its_own_fault_also_on_a_pooled_connection() -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from gateway.dialer import Dialer
 from gateway.idle import Pool
+from gateway.resolver import Resolver
 from gateway.upstream import Limits
 from tests.fakes import (
     DONE,
@@ -206,7 +208,7 @@ async def test_what_came_before_a_call_is_not_its_answer() -> None:
         sides.append(writer)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    pool = Pool("127.0.0.1", server.sockets[0].getsockname()[1])
+    pool = Pool(Dialer("127.0.0.1", server.sockets[0].getsockname()[1], None, Resolver()))
     connection = await pool.connect(5)
     connection.send(b"x", to_head=False, limits=Limits(5, 5, 5))
     await eventually(lambda: sides)
@@ -228,7 +230,7 @@ async def test_what_came_before_a_call_is_not_its_answer() -> None:
 async def test_what_a_sink_raises_is_the_owners_and_no_failure_of_the_replica() -> None:
     """A client's connection may be closing when the replica's next bytes come."""
     async with FakeReplica([then_ends(head_of(b"Content-Length: 2") + b"{}")]) as replica:
-        connection = await Pool("127.0.0.1", replica.port).connect(5)
+        connection = await Pool(Dialer("127.0.0.1", replica.port, None, Resolver())).connect(5)
         connection.send(post(), to_head=False, limits=Limits(5, 5, 5))
 
         def sink(_: bytes) -> None:

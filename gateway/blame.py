@@ -1,0 +1,97 @@
+"""Whose fault it is that an attempt failed: the replica's, which its breaker counts, or the request's.
+
+A failed attempt is judged when the request's outcome is known:
+
+    another replica answered well                 the replica's fault      it counts
+    another one failed on the same request        the request's fault      it counts against none of them
+    no other one could be tried                   taken for the replica's  it counts
+    another one was not tried for lack of budget  not known                it does not count
+
+A connection that could not be had is no request's fault, and counts at once. 429 says nothing about the replica unless several
+clients hear it (`health.Refusals`); 503 with Retry-After means that the replica wants to rest, and is no failure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.errors import ReplicaFailure
+from gateway.exchange import Request
+from gateway.health import REST_MOST_S
+from gateway.health import Attempt as Watched
+from gateway.outgoing import client_of
+from gateway.relay import Attempt
+from gateway.replica_state import ReplicaState
+from gateway.replicas import Fleet
+
+_OVERLOADED: Final = 429
+_UNAVAILABLE: Final = 503
+
+
+class Doubts:
+    """One request's failed attempts, until its outcome is known; then `settle`.
+
+    answered: a replica answered the request well. refused: the last one answered, with a refusal. unsure: another one was
+    there and not tried.
+    """
+
+    __slots__ = ("_fleet", "answered", "failed", "refused", "unsure")
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.failed: list[tuple[Watched, ReplicaState]] = []
+        self.answered = self.refused = self.unsure = False
+
+    def failure(self, failure: ReplicaFailure, state: ReplicaState, watched: Watched, now: float) -> None:
+        """An attempt gave no answer."""
+        if failure.reached:
+            self.failed.append((watched, state))
+        else:
+            watched.failure(now)
+            self._fleet.troubles(state)
+
+    def answer(self, request: Request, attempt: Attempt, state: ReplicaState, watched: Watched, now: float) -> None:
+        """An attempt gave an answer: what its status says about the replica."""
+        status = attempt.status
+        if status == _OVERLOADED:
+            watched.success()
+            if seconds := _retry_after(attempt):
+                self._fleet.refused(state, client_of(request), seconds, now)
+        elif status < 500:
+            watched.success()
+            if state.refusals:
+                state.refusals.answered()
+        elif status == _UNAVAILABLE and (seconds := _retry_after(attempt)):
+            watched.abandoned()
+            self._fleet.rests(state, seconds, now)
+        else:
+            self.failed.append((watched, state))
+
+    def settle(self, now: float) -> None:
+        """The request's outcome is known. Further calls do nothing."""
+        failed, self.failed = self.failed, []
+        replicas_fault = self.answered or (len(failed) == 1 and not self.unsure)
+        for watched, state in failed:
+            if replicas_fault:
+                watched.failure(now)
+                self._fleet.troubles(state)
+            else:
+                watched.abandoned()
+
+    def __repr__(self) -> str:
+        return f"<Doubts about {[state.name for _, state in self.failed]}>"
+
+
+def is_answer(attempt: Attempt) -> bool:
+    """Whether the client should get it even if another replica is left: it is no refusal."""
+    return attempt.status < 500 and attempt.status != _OVERLOADED
+
+
+def _retry_after(attempt: Attempt) -> float:
+    """Seconds for which the replica asks to be left alone, REST_MOST_S at most; 0: it does not, or by a date, which nobody's
+    clock agrees on.
+    """
+    value = attempt.head.get(b"retry-after")
+    if not value.isdigit():
+        return 0.0
+    return float(value) if len(value) < 10 else REST_MOST_S

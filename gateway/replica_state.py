@@ -1,0 +1,90 @@
+"""What the gateway knows of one replica. The prober writes most of it (`probe.py`), the fleet decides by it (`replicas.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from gateway.ask import Models
+from gateway.config import ReplicaConfig
+from gateway.engines import Facts
+from gateway.errors import REFUSED, UNREACHABLE
+from gateway.health import CLOSED, Breaker, LookBudget, Refusals, share
+from gateway.overlap import Overlap
+
+NOT_PROBED = "not probed yet"
+DRAINING = "draining"
+SLOW_START_S = 10.0  # for so long a replica that came back gets less than its due
+
+
+@dataclass(slots=True, eq=False)
+class ReplicaState:
+    """Kept while the replica is down. models: id -> its entry in the replica's model list.
+
+    down_by: the reason of the failure that showed it down last. rests_until: it asked for rest (Retry-After).
+    started: the latest start of its process that was seen. warm: it was up since its cache was last taken for lost.
+    told_tokens: the KV size that bounds it by its own word. probes: good ones since it came up. tells: it has a metrics page.
+    draining: an operator wants no new requests there. leaving: the configuration has it no more; it is here until what runs
+    there is over. hung_up_s: a look is under way because it closed a connection that had been idle so long. habit_s: the
+    shortest such time that was no sign of a restart.
+    """
+
+    config: ReplicaConfig
+    breaker: Breaker
+    up: bool = False
+    draining: bool = False
+    leaving: bool = False
+    up_since: float = float("-inf")
+    rests_until: float = float("-inf")
+    refusals: Refusals = field(default_factory=Refusals)
+    keyed: bool = False  # it wants a key for its model list, so that its models are unknown
+    models: Models = field(default_factory=dict)
+    failed_probes: int = 0
+    error: str = NOT_PROBED
+    down_by: str = ""
+    facts: Facts = field(default_factory=Facts)
+    told_tokens: int | None = None
+    started: float | None = None
+    warm: bool = False
+    probes: int = 0
+    tells: bool = False
+    overlap: Overlap = field(default_factory=Overlap)
+    look_now: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    looks: LookBudget = field(default_factory=LookBudget)
+    hung_up_s: float | None = None
+    habit_s: float = float("inf")
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def live(self) -> bool:
+        """Whether it may be sent new requests."""
+        return self.up and not self.draining and not self.leaving
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether nothing but failed probes keeps it from being live. It is used when no replica is live: a busy engine
+        may answer requests while its model list times out. Who cannot be connected to answers no request either.
+        """
+        down_by_probes = self.down_by not in ("", REFUSED, UNREACHABLE)
+        return down_by_probes and not (self.up or self.draining or self.leaving)
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not live."""
+        return self.error if not self.up else DRAINING
+
+    def share(self, now: float) -> float:
+        """What part of its due it gets, having come up a while ago."""
+        return share(self.up_since, now, SLOW_START_S)
+
+    def troubled(self, now: float) -> bool:
+        """Whether it may not be sent everything."""
+        return self.breaker.state(now) != CLOSED or now < self.rests_until or self.share(now) < 1
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """What bounds the router's belief: the configuration's word, else the engine's."""
+        return self.config.capacity_tokens or self.told_tokens

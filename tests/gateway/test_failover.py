@@ -1,0 +1,318 @@
+"""Whose fault a failure is, who is tried next, and what may be sent twice: through a real gateway on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.health import RetryBudget
+from tests.fakes import (
+    Behaviour,
+    FakeReplica,
+    FakeRequest,
+    answers,
+    dies,
+    hangs,
+    http,
+    says,
+    status,
+)
+from tests.gateway.conftest import BODY, Running, eventually, running
+
+TURNS = {"routing": {"policy": "round_robin"}}
+
+
+def if_(condition: Callable[[FakeRequest], bool], one: Behaviour, other: Behaviour | None = None) -> Behaviour:
+    """One behaviour for some requests, another one for the rest."""
+    other = other or answers()
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await (one if condition(request) else other)(request, writer)
+
+    return behave
+
+
+def from_noisy(request: FakeRequest) -> bool:
+    return "noisy" in request.headers.get("authorization", "")
+
+
+def poisoned(request: FakeRequest) -> bool:
+    return b"POISON" in request.body
+
+
+def chat(text: str) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": text}]}
+
+
+def key(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}"}
+
+
+async def cut_off(run: Running) -> int:
+    return int(sum(value for name, value in (await run.metrics()).items() if name.startswith("warmroute_replica_cut_off")))
+
+
+# -- 429 and rest
+
+
+LIMITED = status(429, "rate limit of this key", "Retry-After: 60")
+
+
+async def test_a_429_is_about_its_client() -> None:
+    fleet = [FakeReplica([if_(from_noisy, LIMITED)]) for _ in range(3)]
+    async with fleet[0], fleet[1], fleet[2], running(*fleet, **TURNS) as run:
+        for _ in range(10):
+            code, headers, body = await run.post(headers=key("noisy"))
+            assert (code, headers["Retry-After"]) == (429, "60")
+            assert body["error"]["message"] == "rate limit of this key"
+        assert {(await run.post(headers=key("good")))[0] for _ in range(10)} == {200}
+        assert await cut_off(run) == 0
+
+
+async def test_several_clients_who_are_refused_mean_that_the_replica_is_overloaded() -> None:
+    async with FakeReplica([LIMITED]) as full, FakeReplica() as good, running(full, good, **TURNS) as run:
+        for number in range(20):
+            assert (await run.post(headers=key(f"client {number}")))[0] == 200
+        assert (len(full.requests), await cut_off(run)) == (3, 1)
+
+
+@pytest.mark.parametrize("header", ["X-Tenant-Id", ""])
+async def test_clients_without_a_key_are_told_apart_by_tenant_or_address(header: str) -> None:
+    async with FakeReplica([LIMITED]) as full, FakeReplica() as good, running(full, good, **TURNS) as run:
+        for number in range(20):
+            assert (await run.post(headers={header: f"tenant {number}"} if header else {}))[0] == 200
+        assert (len(full.requests) == 3) is bool(header)
+
+
+@pytest.mark.parametrize("seconds", ["30", "999999999", "1000000000", "9" * 5000])
+async def test_a_503_with_retry_after_is_a_rest_of_a_minute_at_most(seconds: str) -> None:
+    full = FakeReplica([status(503, "full", f"Retry-After: {seconds}"), answers()])
+    async with full, FakeReplica() as good, running(full, good, **TURNS) as run:
+        assert {(await run.post())[0] for _ in range(10)} == {200}
+        assert len(full.requests) == 1
+        state = run.gateway.fleet.named(full.name)
+        assert state
+        assert 29 < state.rests_until - run.gateway.clock() <= (30 if seconds == "30" else 60)
+        assert state.breaker.state(run.gateway.clock()) == "closed"
+
+
+async def test_a_fleet_that_rests_is_used_all_the_same() -> None:
+    """Each replica asked for a minute of rest; the requests' own answers tell when it is over."""
+    rest = status(503, "starting", "Retry-After: 60")
+    fleet = [FakeReplica([rest, answers()]) for _ in range(2)]
+    async with fleet[0], fleet[1], running(*fleet, **TURNS) as run:
+        code, headers, body = await run.post()
+        assert (code, headers["Retry-After"], body["error"]["message"]) == (503, "60", "starting")
+        assert {(await run.post())[0] for _ in range(5)} == {200}
+
+
+async def test_a_refused_request_is_not_retried_at_a_replica_that_rests() -> None:
+    rest = status(503, "full", "Retry-After: 60")
+    fleet = [FakeReplica([rest]) for _ in range(3)]
+    async with fleet[0], fleet[1], fleet[2], running(*fleet, **TURNS) as run:
+        assert [(await run.post())[0] for _ in range(5)] == [503] * 5
+        assert sum(len(replica.requests) for replica in fleet) == 3 + 4
+
+
+# -- whose fault
+
+
+async def test_a_500_of_several_replicas_is_the_requests_fault() -> None:
+    fleet = [FakeReplica([if_(poisoned, status(500))]) for _ in range(4)]
+    async with fleet[0], fleet[1], fleet[2], fleet[3], running(*fleet, **TURNS) as run:
+        for number in range(12):
+            assert (await run.post(chat(f"POISON {number}")))[0] == 500
+        assert sum(len(replica.requests) for replica in fleet) == 36
+        assert await cut_off(run) == 0
+        served = Counter([(await run.post())[1]["X-Warmroute-Replica"] for _ in range(8)])
+        assert set(served.values()) == {2}, "and all have their share"
+
+
+@pytest.mark.parametrize("bad", [status(500), dies, says(http(200, b"[]"))])
+async def test_a_failure_that_only_one_replica_has_is_its_own(bad: Behaviour) -> None:
+    async with FakeReplica([bad]) as broken, FakeReplica() as good, running(broken, good, **TURNS) as run:
+        for _ in range(12):
+            assert (await run.post())[0] == 200
+        assert await cut_off(run) == 1
+        assert len({request.headers["x-request-id"] for request in broken.requests}) == 5
+
+
+async def test_the_only_replica_is_taken_for_broken_and_used() -> None:
+    async with FakeReplica([status(500)]) as one, running(one) as run:
+        for _ in range(7):
+            assert (await run.post())[0] == 500
+        assert (len(one.requests), await cut_off(run)) == (7, 1)
+
+
+async def test_a_failure_that_was_not_compared_for_lack_of_budget_counts_for_nothing() -> None:
+    fleet = [FakeReplica([status(500)]) for _ in range(2)]
+    async with fleet[0], fleet[1], running(*fleet, **TURNS) as run:
+        run.gateway.proxy.failover.budget = RetryBudget(0.0, 0)
+        for _ in range(20):
+            assert (await run.post())[0] == 500
+        assert sum(len(replica.requests) for replica in fleet) == 20
+        assert await cut_off(run) == 0
+
+
+async def test_a_client_that_leaves_between_two_attempts_leaves_no_doubt_behind() -> None:
+    never = asyncio.Event()
+    one, two = FakeReplica([status(500)]), FakeReplica([hangs(never)])
+    async with one, two, running(one, two, **TURNS) as run:
+        for number in range(10):
+            asking = asyncio.create_task(run.post())
+            await eventually(lambda number=number: len(two.requests) > number)  # type: ignore[misc]
+            asking.cancel()
+            await asyncio.wait([asking])
+            await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
+        assert await cut_off(run) == 1, "each failed attempt was the only one with a verdict"
+
+
+# -- who is tried
+
+
+async def test_a_replica_that_has_just_come_up_is_tried_before_a_request_is_given_up() -> None:
+    script = [dies, dies, answers()] * 20  # it dies on a kept connection, on a fresh one, and is well again
+    one, two = FakeReplica(script), FakeReplica()
+    async with two:
+        port = two.port
+    async with one, running(one, f"http://127.0.0.1:{port}", health={"interval_s": 0.02}) as run:
+        late = run.gateway.fleet.named(f"127.0.0.1:{port}")
+        assert late
+        async with FakeReplica(port=port) as back:
+            await eventually(lambda: late.up)
+            late.up_since = run.gateway.clock()
+            codes = [(await run.post(chat(f"{number}")))[0] for number in range(15)]
+            assert codes == [200] * 15
+            assert back.requests
+
+
+async def test_a_half_open_breaker_is_not_held_by_one_silent_answer() -> None:
+    silent = asyncio.Event()
+    bad = [status(500)] * 5
+    sick = FakeReplica([*bad, hangs(silent), answers()])
+    async with sick, FakeReplica() as good, running(sick, good, **TURNS) as run:
+        state = run.gateway.fleet.named(sick.name)
+        assert state
+        for _ in range(10):
+            await run.post()
+        assert state.breaker.state(run.gateway.clock()) == "open"
+        await eventually(lambda: state.breaker.state(run.gateway.clock()) == "half_open")
+        waiting = [asyncio.create_task(run.post()) for _ in range(2)]  # one of them is the probe, and waits
+        await eventually(lambda: len(sick.requests) == 6)
+        await eventually(lambda: state.breaker.allows(run.gateway.clock()))
+        assert {(await run.post())[0] for _ in range(4)} == {200}
+        assert state.breaker.state(run.gateway.clock()) == "closed"
+        silent.set()
+        assert {(await task)[0] for task in waiting} == {200}
+
+
+# -- what may be sent twice
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "twice"),
+    [
+        ("PATCH", "/v1/things/1", {}, False),
+        ("PUT", "/v1/things/1", {}, True),
+        ("DELETE", "/v1/things/1", {}, True),
+        ("POST", "/v1/things", {}, False),
+        ("POST", "/v1/embeddings", {"input": "x"}, True),
+        ("POST", "/v1/responses", {"input": "x"}, False),
+        ("POST", "/v1/responses", {"input": "x", "store": True}, False),
+        ("POST", "/v1/responses", {"input": "x", "store": None}, False),
+        ("POST", "/v1/responses", {"input": "x", "store": False}, True),
+        ("POST", "/v1/responses", {"input": "x", "store": False, "background": True}, False),
+        ("POST", "/v1/responses?x=1", {"input": "x"}, False),
+        ("POST", "/v1/other", {"input": "x", "store": True}, False),
+        ("POST", "/v1/chat/completions", {**BODY, "store": True}, True),
+    ],
+)
+async def test_what_stores_or_changes_something_is_sent_once(method: str, path: str, body: Any, twice: bool) -> None:
+    fleet = [FakeReplica([dies]) for _ in range(3)]
+    async with fleet[0], fleet[1], fleet[2], running(*fleet) as run:
+        async with run.session.request(method, run.url + path, json={"model": "m", **body}) as answer:
+            assert answer.status == 502
+        assert sum(len(replica.requests) for replica in fleet) == (3 if twice else 1)
+
+
+async def test_what_may_be_sent_once_goes_on_where_it_was_not_sent() -> None:
+    listing = says(http(200, b'{"data": [{"id": "m"}]}', "application/json", "Connection: close"))
+    gone = FakeReplica(listing=listing, pages={"/metrics": status(404, "no", "Connection: close")})
+    async with gone, FakeReplica() as good, running(gone, good, **TURNS) as run:
+        await gone.stop()
+        codes = [(await run.post({"model": "m", "input": "x"}, path="/v1/responses"))[0] for _ in range(2)]
+        assert (codes, len(good.requests)) == ([200, 200], 2)
+
+
+# -- stale answers
+
+
+LATE = status(408, "idle for too long", "Connection: close")
+
+
+async def test_a_408_on_a_kept_connection_is_its_end_and_no_answer() -> None:
+    async with FakeReplica([answers("first"), LATE, answers("second")]) as replica, running(replica) as run:
+        assert (await run.post())[0] == 200
+        code, _, body = await run.post()
+        assert (code, body["choices"][0]["message"]["content"]) == (200, "second")
+        assert await cut_off(run) == 0
+
+
+async def test_a_408_on_a_kept_connection_is_no_reason_to_send_again_what_may_be_sent_once() -> None:
+    async with FakeReplica([answers(), LATE, answers()]) as replica, running(replica) as run:
+        assert (await run.post())[0] == 200
+        code, _, body = await run.post({"model": "m", "input": "x"}, path="/v1/responses")
+        assert (code, body["error"]["code"], len(replica.requests)) == (502, "replica_failed", 2)
+
+
+@pytest.mark.parametrize("more", [[], ["Connection: close"]])
+async def test_a_408_that_is_an_answer_goes_to_its_client(more: list[str]) -> None:
+    script = [status(408, "too slow", "Connection: close"), answers(), status(408, "too slow")]
+    listing = says(http(200, b'{"data": [{"id": "m"}]}', "application/json", "Connection: close"))
+    replica = FakeReplica(script if more else script[1:], listing=listing)
+    replica.pages["/metrics"] = status(404, "no", "Connection: close")
+    async with replica, running(replica) as run:
+        codes = [(await run.post())[0] for _ in range(1 if more else 2)]
+        assert codes[-1] == 408
+
+
+# -- headers of answers
+
+
+async def test_a_replicas_own_ids_and_ours_are_not_doubled() -> None:
+    own = ["X-Request-Id: engine", "X-Warmroute-Replica: spoofed", "x-warmroute-cached-tokens: 9999", "X-WARMROUTE-Else: 1"]
+    answer = says(http(200, b'{"choices": [], "usage": null}', "application/json", *own, "X-Vendor: 1", "Server: e", "Date: d"))
+    async with FakeReplica([answer]) as replica, running(replica) as run:
+        _, headers, _ = await run.post(headers={"X-Request-Id": "mine"})
+        assert headers.getall("X-Request-Id") == ["mine"]
+        assert headers.getall("X-Warmroute-Replica") == [replica.name]
+        assert headers.getall("X-Warmroute-Cached-Tokens") == ["0"]
+        assert headers.getall("Server") == ["warmroute"]
+        assert len(headers.getall("Date")) == 1
+        assert headers["X-Vendor"] == "1"
+        assert "X-Warmroute-Else" not in headers
+
+
+# -- a place in line
+
+
+async def test_a_model_that_goes_while_a_request_waits_keeps_no_place() -> None:
+    held = asyncio.Event()
+    async with FakeReplica([hangs(held)]) as one:
+        pool = {"replicas": [one.url], "models": ["m"], "max_inflight": 1}
+        async with running(pools=[pool]) as run:
+            admission = run.gateway.fleet.pools[0].admission
+            first = asyncio.create_task(run.post())
+            await eventually(lambda: one.requests)
+            waiting = asyncio.create_task(run.post())
+            await eventually(lambda: admission.waiting == 1)
+            config = run.gateway.config
+            await run.gateway.reload.take(replace(config, pools=(replace(config.pools[0], models=("another",)),)))
+            held.set()
+            assert sorted([(await first)[0], (await waiting)[0]]) == [404, 502]
+            assert (admission.inflight, admission.waiting) == (0, 0)
