@@ -13,8 +13,8 @@ import openai
 import pytest
 from multidict import CIMultiDict
 
+from gateway.dialer import failure_of
 from gateway.errors import GatewayError, ReplicaFailure
-from gateway.idle import failure_of
 from tests.fakes import (
     DONE,
     STREAM_HEAD,
