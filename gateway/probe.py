@@ -216,7 +216,8 @@ class Prober:
                 log.exception("probe failed", extra={"replica": state.name})
 
     async def probe(self, state: ReplicaState, relay: Relay) -> None:
-        if self.hear(state, await self.ask(state.config.url, relay)):
+        heard = await self.ask(state.config.url, relay)
+        if state in self._tasks and self.hear(state, heard):  # else it has left meanwhile
             await self._ask_engine(state, relay)
 
     async def ask(self, url: str, relay: Relay) -> Heard:
@@ -284,7 +285,7 @@ class Prober:
             return
         timeout_s = self._health.timeout_s
         facts, state.tells = await facts_of(relay, state.config.url, timeout_s, state.models, state.facts, inquire=again)
-        if state.up:  # a request may have found it down meanwhile
+        if state.up and state in self._tasks:  # a request may have found it down meanwhile, or it has left
             self._learn(state, facts)
 
     def _learn(self, state: ReplicaState, facts: Facts) -> None:
