@@ -28,7 +28,7 @@ _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 Dial = Callable[[], Awaitable[Connection]]
 
 
-class _NothingNew(OSError):
+class _NothingNew(Exception):
     """The new look-up found the addresses that were known before."""
 
 
@@ -88,7 +88,7 @@ class Dialer:
         return dial
 
     async def _dial_new_address(self, known: Sequence[str]) -> Connection:
-        """To what the name stands for now, if that was not known. Raises OSError."""
+        """To what the name stands for now, if that was not known. Raises OSError or _NothingNew."""
         try:
             async with asyncio.timeout(RENEWAL_S):
                 now = await self._resolver.renewed(self.host)
@@ -133,10 +133,10 @@ def _give_up(dial: asyncio.Future[Connection]) -> None:
 
 
 def _joined(errors: Sequence[BaseException]) -> BaseException:
-    """One error that says what all of them say."""
+    """One error that says what all of them say, but for those that say nothing."""
     telling = [error for error in errors if not isinstance(error, _NothingNew)]
-    if len(telling) <= 1:
-        return telling[0] if telling else _NothingNew("the name has no other address")
+    if len(telling) == 1:
+        return telling[0]
     return OSError("; ".join(str(error) or type(error).__name__ for error in telling))
 
 

@@ -165,7 +165,8 @@ class Output:
         size = len(left)
         try:
             while left:
-                left = left[self._sink(left) :]
+                taken = self._sink(left)  # not within the slice: mypyc would call it twice
+                left = left[taken:]
         except (OSError, ValueError):
             self._torn = self._torn if len(left) == size else True
             return False

@@ -181,6 +181,8 @@ class Prober:
     async def probe(self, state: ReplicaState, relay: Relay) -> None:
         hung_up_s, state.hung_up_s = state.hung_up_s, None
         heard = await self.ask(state.config.url, relay)
+        if state not in self._tasks:  # it has left meanwhile
+            return
         if not self.hear(state, heard, relay.silence_s(state.config.url)):
             return
         if hung_up_s is not None:
@@ -269,7 +271,7 @@ class Prober:
             return
         timeout_s = self._health.timeout_s
         facts, state.tells = await facts_of(relay, state.config.url, timeout_s, state.models, state.facts, inquire=again)
-        if state.up:  # a request may have found it down meanwhile
+        if state.up and state in self._tasks:  # a request may have found it down meanwhile, or it has left
             self._learn(state, facts)
 
     def _learn(self, state: ReplicaState, facts: Facts) -> None:

@@ -15,7 +15,7 @@ from gateway.config import Config, load
 from gateway.reload import Source
 from gateway.typed import ConfigError
 from tests.configmap import ConfigMap
-from tests.fakes import FakeReplica, FakeRequest, answers, dies_now, models, streams
+from tests.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, dies_now, http, models, says, streams
 from tests.gateway.conftest import BODY, Running, eventually, running
 
 
@@ -43,6 +43,40 @@ async def opened(run: Running) -> Any:
 
 
 # -- replicas
+
+
+@pytest.mark.parametrize("outcome", ["its facts", "nothing"])
+async def test_a_probe_that_ends_after_its_replica_has_left_changes_nothing(outcome: str) -> None:
+    """The first probes go on while requests are served, so that a reload may come between."""
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    def held(behaviour: Behaviour) -> Behaviour:
+        async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+            asked.set()
+            await go_on.wait()
+            await behaviour(request, writer)
+
+        return behave
+
+    def page(tokens: int) -> Behaviour:
+        text = f'vllm:cache_config_info{{engine="0",kv_cache_size_tokens="{tokens}"}} 1.0\n'
+        return says(http(200, text.encode(), "text/plain; version=0.0.4"))
+
+    old = FakeReplica(listing=models("m", owner="vllm"), pages={"/metrics": page(1000)})
+    health = {"interval_s": 60, "failures": 1}
+    async with old, FakeReplica() as new, running(old, new, health=health) as run:
+        if outcome == "its facts":
+            old.pages["/metrics"] = held(page(2000))
+        else:
+            old.listing = held(dies)
+        look = asyncio.create_task(run.gateway.fleet.probe_all(run.gateway.relay))
+        await asked.wait()
+        await reload(run, new, health=health)
+        await eventually(lambda: old.name not in run.gateway.router.replicas)
+        go_on.set()
+        await look
+        assert old.name not in run.gateway.router.replicas
+        assert not [name for name in await run.metrics() if old.name in name and "_total" not in name]
 
 
 async def test_who_joins_answers_at_once_and_who_leaves_finishes_what_runs() -> None:
