@@ -237,7 +237,8 @@ async def test_the_places_of_a_pool_are_shared() -> None:
         await one.stop()
         go_on.set()
         statuses = [answer[0] for answer in await asyncio.gather(running, waiting)]
-        assert statuses[0] == 502 and statuses[1] in (502, 503), "its turn came when the place was free"
+        assert statuses[0] == 502
+        assert statuses[1] in (502, 503), "its turn came when the place was free; the end of the replica may be known by then"
         assert second.gateway.fleet.pools[0].admission.waiting == 0
 
 
