@@ -12,10 +12,10 @@ from typing import Any
 from aiohttp import web
 
 from gateway.api import openai
-from gateway.body import body_here, read_body
+from gateway.body import LARGE_BODY, body_here, complete, lease_of, parsing, read_body
 from gateway.drain import Drain
 from gateway.errors import GatewayError, internal_error, shutting_down
-from gateway.exchange import Request
+from gateway.exchange import Request, keep_prompt
 from gateway.metrics import Metrics
 from gateway.proxy import Proxy
 from gateway.record import CLIENT_LEFT, Record, begin
@@ -41,10 +41,8 @@ class Entry:
         record = begin(request, self.clock())
         task = self.drain.enter()
         try:
-            if (raw := body_here(request)) is None:
-                raw = await read_body(request, self.body_s)
-                record.begun = self.clock()  # an upload takes its time; what counts is ours
-            return await self._answer(request, raw, record)
+            api = self._parse(request, request.take(), record) if body_here(request) else await self._read(request, record)
+            return await self.proxy.forward(request, api, record)
         except GatewayError as error:
             return self._failed(request, record, error)
         except (asyncio.CancelledError, ConnectionError):
@@ -59,24 +57,41 @@ class Entry:
         finally:
             record.finish(self.metrics, self.requests, self.clock())
             self.drain.leave(task)
+            del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
 
-    async def _answer(self, request: Request, raw: bytes, record: Record) -> Reply:
+    async def _read(self, request: Request, record: Record) -> openai.ApiRequest:
+        """The request, once its body is here. Nobody but the result refers to the body then: it decides how long it is held."""
+        raw = await read_body(request, self.body_s, opaque=openai.kind_of(record.path) == openai.OTHER)
+        record.begun = self.clock()  # an upload takes its time; what counts is ours
+        return self._parse(request, raw, record)
+
+    def _parse(self, request: Request, raw: bytes, record: Record) -> openai.ApiRequest:
         kind = openai.kind_of(record.path)
         if kind != openai.OTHER and request.method != "POST":
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.")
-        api = openai.parse_other(raw) if kind == openai.OTHER else openai.parse(kind, raw)
+        if len(raw) >= LARGE_BODY:
+            with parsing(lease_of(request), len(raw)):
+                api = _understand(kind, raw)
+            keep_prompt(request, api)
+        else:
+            api = _understand(kind, raw)
         record.stream = api.stream
-        return await self.proxy.forward(request, api, record)
+        return api
 
     def _failed(self, request: Request, record: Record, error: GatewayError) -> Reply:
         record.status, record.error = error.status, error.message
-        # While we go down the client's next request is to go to somebody who stays.
-        reply = Reply(request, keep_alive=not self.drain.draining, patience_s=self.proxy.answers.patience_s)
+        # While we go down the client's next request is to go to somebody who stays; and no request follows half of one.
+        keep_alive = complete(request) and not self.drain.draining
+        reply = Reply(request, keep_alive=keep_alive, patience_s=self.proxy.answers.patience_s)
         body = openai.error_body(error)
         further = "".join(f"{name}: {value}\r\n" for name, value in _headers(error, record.id))
         headers = b"Content-Type: application/json\r\n" + further.encode("ascii")
         reply.begin(error.status, headers, length=len(body), first=body)
         return reply
+
+
+def _understand(kind: str, raw: bytes) -> openai.ApiRequest:
+    return openai.parse_other(raw) if kind == openai.OTHER else openai.parse(kind, raw)
 
 
 def error_response(error: GatewayError, request_id: str | None = None) -> web.Response:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import prometheus_client
 
+from gateway.budget import Budget
 from gateway.config import Config, ReplicaConfig
 from gateway.metrics import Metrics
 from gateway.reload import Reload
@@ -56,11 +57,21 @@ Command = Drain | Join | Take | Refuse
 class Local:
     """This process."""
 
-    def __init__(self, *, fleet: Fleet, reload: Reload, router: Router, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        reload: Reload,
+        router: Router,
+        metrics: Metrics,
+        budget: Budget,
+        clock: Callable[[], float],
+    ) -> None:
         self.fleet = fleet
         self.reload = reload
         self.router = router
         self.metrics = metrics
+        self.budget = budget
         self.clock = clock
 
     async def do(self, command: Command) -> None:
@@ -79,6 +90,7 @@ class Local:
     def told(self) -> Told:
         """All that is counted here, as it is now."""
         self.metrics.read(self.router)
+        self.metrics.read_budget(self.budget)
         self.fleet.show(self.metrics, self.clock())
         return self.metrics.page.told()
 

@@ -7,6 +7,8 @@ from typing import Protocol
 from aiohttp import web
 
 from gateway.api import openai
+from gateway.body import LARGE_BODY, lease_of
+from gateway.errors import over_budget
 from gateway.plain import PlainRequest
 from gateway.record import Record
 from gateway.replicas import Target
@@ -42,5 +44,38 @@ class Exchange:
         self.complete = False
         self.resumptions = 0
 
+    def drop_body(self) -> None:
+        """The request will not be sent again: nobody needs its body any more."""
+        self.api.body = b""
+        lease_of(self.request).drop_body()
+
+    def charge_answer(self) -> None:
+        """Charge a large plain answer, until the client has taken it. Raises GatewayError if there is no room for it."""
+        lease, size = lease_of(self.request), len(self.body)
+        if size >= LARGE_BODY and not lease.grow(size):
+            self.body = b""
+            raise over_budget(0, lease.account.largest)
+
     def __repr__(self) -> str:
         return f"<Exchange {self.record.id}, {self.booking!r}, {self.reply!r}>"
+
+
+def keep_prompt(request: Request, api: openai.ApiRequest) -> None:
+    """Charge the canonical prompt of a large body, until `drop_prompt`. Raises GatewayError if there is no room."""
+    lease = lease_of(request)
+    if api.prompt and not lease.grow(size := _prompt_bytes(api)):
+        raise over_budget(lease.held + size, lease.account.largest)
+
+
+def drop_prompt(request: Request, api: openai.ApiRequest) -> None:
+    """Its block keys are made: nobody needs the canonical prompt any more."""
+    if api.prompt:
+        if len(api.body) >= LARGE_BODY:
+            lease_of(request).shrink(_prompt_bytes(api))
+        api.prompt = b""  # not None: it had one
+
+
+def _prompt_bytes(api: openai.ApiRequest) -> int:
+    if api.prompt is None:
+        return 0
+    return len(api.prompt) if isinstance(api.prompt, bytes) else 8 * len(api.prompt)

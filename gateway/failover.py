@@ -19,6 +19,7 @@ from typing import Final
 
 import orjson
 
+from gateway.body import UNKNOWN, coding_of
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
 from gateway.exchange import Exchange, Request
 from gateway.health import RetryBudget, jitter
@@ -202,7 +203,7 @@ def _call_of(exchange: Exchange, body: bytes) -> Call:
 def _onward(request: Request) -> bytes:
     """Its header lines as they go to a replica."""
     if not isinstance(request, PlainRequest):
-        return onward(request.raw_headers)
+        return onward(request.raw_headers, encoded=coding_of(request) == UNKNOWN)
     head = request.head
     if head.onward is None:
         head.onward = onward(head.headers)

@@ -8,20 +8,33 @@ application. Everything else goes to the application.
 A connection may bring requests of both kinds. Bytes go either to `short.py` or to aiohttp's parser, and a plain request is
 taken only where that parser is known to stand between two messages: it was given nothing yet, or whole messages, one by one and
 by the same strict reading, and has answered all of them. This is a seam with the insides of aiohttp's connection: `_waiter`,
-`_messages`, `_close`, `_force_close`, its calls of `data_received` with nothing, and the time of its keep-alive timer.
-`tests/gateway/test_front.py` fails where a release moves it.
+`_messages`, `_close`, `_force_close`, `_parser`, `_current_request`, `_reading_paused`, `_buffer_paused`, `_upgraded`, its
+calls of `data_received` with nothing, and the time of its keep-alive timer. `tests/gateway/test_front.py` fails where a release
+moves it.
+
+A client that closes its sending side gets its answer, as long as it has not closed its socket (`half_closed.py`). Without
+interim responses that cannot be told apart, so an HTTP/1.0 client that sends no more has left. An answer to a request that has
+not arrived whole is followed by a lingering close: the rest is read and dropped for a while, because a connection that is
+closed with unread bytes is reset, and the client might lose the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import HttpVersion11, web
 
+from gateway.acceptable import SPOKEN, invalid_http, refusal_of
+from gateway.bounds import BoundedParser, Refused
+from gateway.bounds import refusal_of as over_bounds
+from gateway.budget import Budget, Lease, client_of
+from gateway.errors import GatewayError, internal_error
+from gateway.half_closed import HalfClosed
 from gateway.plain import Beginning, read_head
 from gateway.reply import Reply
 from gateway.short import ShortWay
@@ -33,22 +46,45 @@ log = logging.getLogger("warmroute.gateway")
 
 Handler = Callable[[Any], Awaitable[Any]]  # of a web.Request or a PlainRequest
 
-SHORT = frozenset(["/v1/chat/completions", "/v1/completions"])
-SPOKEN = frozenset([HttpVersion10, HttpVersion11])  # aiohttp's parser takes HTTP/0.9 and 2.0 as well, and answers in kind
-MAX_HEADER_BYTES = 64 << 10  # one header line: tokens and cookies can be long
+SHORT: Final = frozenset(["/v1/chat/completions", "/v1/completions"])
+MAX_HEADER_BYTES: Final = 64 << 10  # one header line: tokens and cookies can be long
+LINGER_S: Final = 10.0
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class ClientConnection(web.RequestHandler):
-    """One client's connection. source: the replica's answer that is being written to it; it is paused while nobody reads."""
+    """One client's connection.
 
-    __slots__ = ("_front", "_lent", "_lost_track", "_short", "source")
+    source: the replica's answer that is being written to it; it is paused while nobody reads. reply: the answer to the current
+    request, once it has begun. lease: what the request holds that aiohttp has read and that is being handled.
+    """
+
+    __slots__ = (
+        "_bounded",
+        "_fd",
+        "_front",
+        "_gone",
+        "_half_closed",
+        "_lent",
+        "_lost_track",
+        "_short",
+        "lease",
+        "reply",
+        "source",
+    )
 
     def __init__(self, front: Front, **options: Any) -> None:
         super().__init__(front, **options)
         self._front = front
         self._short = ShortWay(self, front.handler, self._loop)
+        self._bounded: BoundedParser | None = None
         self._lent = False  # aiohttp was given a message, and may still be at it
         self._lost_track = False  # it was given bytes of which we do not know where their message ends
+        self._half_closed = False  # the client sends no more
+        self._gone: asyncio.Future[None] | None = None  # while the connection lingers
+        self._fd = -1
+        self.lease: Lease | None = None
+        self.reply: Reply | None = None
         self.source: Attempt | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -56,19 +92,30 @@ class ClientConnection(web.RequestHandler):
             refused = cast(asyncio.Transport, transport)  # uvloop's is no subclass
             refused.write(self._front.busy)
             refused.close()
-        else:
-            super().connection_made(transport)
+            return
+        lease = self._front.budget.lease(client_of(transport.get_extra_info("peername")))
+        self._short.account = lease.account
+        self._bounded = BoundedParser(self._parser, lease)
+        self._parser = self._bounded  # type: ignore[assignment]  # as far as it is used, it is one
+        super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        if self._half_closed:
+            self._front.half_closed.forget(self._fd)
         super().connection_lost(exc)
         self._short.lost()
+        if self._bounded:
+            self._bounded.lost()
+        if self.lease:
+            self.lease.close()
+        self._end_linger()
 
     def data_received(self, data: bytes) -> None:
         if self._short.request is not None:
             self._short.feed(data)
             return
         if not data:  # aiohttp itself, which asks its parser to go on
-            super().data_received(data)
+            self._lend(data)
             return
         begun = None if self._lost_track else read_head(data)
         if begun and self._ours(begun) and not self._at_work():
@@ -76,7 +123,14 @@ class ClientConnection(web.RequestHandler):
                 self._short.begin(begun, data)
             return
         self._lent, self._lost_track = True, begun is None or len(data) != begun.end + begun.length
+        self._lend(data)
+
+    def _lend(self, data: bytes) -> None:
+        """Give bytes to aiohttp."""
         super().data_received(data)
+        if self._bounded:
+            paused = self._reading_paused or self._buffer_paused or self._upgraded
+            self._bounded.note_paused(len(data) if paused else 0)
 
     def _ours(self, begun: Beginning) -> bool:
         head = begun.head
@@ -90,25 +144,107 @@ class ClientConnection(web.RequestHandler):
 
     def served(self, behind: bytes, *, keep: bool) -> None:
         """A plain request is over. behind: what came after it; keep: the connection may be used again."""
+        self.reply = None
         if not keep:
             self.force_close()
             return
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if behind:
             self.data_received(behind)
+        if self._half_closed and self._short.request is None and not self._at_work():
+            self.force_close()
 
     def hold(self, *, on: bool) -> None:
         """Read no more for now: more has come behind a request than should wait."""
-        if self.transport and not self.transport.is_closing():
+        if self.transport and not self.transport.is_closing() and not self._half_closed:
             if on:
                 self.transport.pause_reading()
             else:
                 self.transport.resume_reading()
 
+    # -- requests that aiohttp reads
+
+    def begin_request(self) -> Lease:
+        """Its turn has come."""
+        assert self._bounded is not None
+        self.lease = lease = self._bounded.next_request()
+        return lease
+
+    async def finish_response(
+        self, request: web.BaseRequest, answer: Any, begun: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write the answer, or the rest of it, and wait until the client has taken it."""
+        try:
+            async with asyncio.timeout(None if isinstance(answer, Reply) else self._keepalive_timeout):  # a Reply has its own
+                finished = await super().finish_response(request, answer, begun)
+        except TimeoutError:
+            self._abort()
+            return answer, True
+        finally:
+            if self.lease:
+                self.lease.close()
+            self.lease = self.reply = None
+        if not self._messages:
+            if self._bounded and self._bounded.closed:
+                await self.linger()
+                self.close()
+            elif self._half_closed:
+                self.close()
+        return finished
+
+    # -- the end of a connection
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's says None: it has no half-closed connections
+        """The client sends no more. True: it may still read, and has an answer to come."""
+        self._end_linger()
+        if not (self._half_closed or self._awaits_answer()):
+            return False
+        assert self.transport is not None
+        self._half_closed = True
+        self._fd = self.transport.get_extra_info("socket").fileno()
+        if not self._front.half_closed.watch(self._fd, self._abort):
+            return False
+        if self.reply:
+            self.reply.probe()
+        elif self._short.request or self._current_request:
+            self.transport.write(CONTINUE)
+        if not self._short.request and not self._messages:
+            self.close()  # after the answer
+        return True
+
+    def _awaits_answer(self) -> bool:
+        """Whether a whole request of a client that takes interim responses is not answered yet."""
+        if plain := self._short.request:
+            return plain.complete
+        if request := self._current_request:
+            return request.version >= HttpVersion11 and request.content.is_eof()
+        return self._at_work()
+
+    def _abort(self) -> None:
+        """The client does not read any more."""
+        if self.transport:
+            self.transport.abort()
+
+    async def linger(self) -> None:
+        """After the last answer: read and drop what the client still sends, until it sends no more."""
+        if self.transport is None or self.transport.is_closing() or self._half_closed:
+            return
+        self._gone = self._loop.create_future()
+        with contextlib.suppress(TimeoutError, OSError):  # OSError: the client has just left
+            self.transport.write_eof()
+            async with asyncio.timeout(LINGER_S):
+                await self._gone
+
+    def _end_linger(self) -> None:
+        if self._gone and not self._gone.done():
+            self._gone.set_result(None)
+
     def _process_keepalive(self) -> None:
         if self._short.request is not None:  # aiohttp does not see it, and would take the connection for idle
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         super()._process_keepalive()
+
+    # -- flow control, errors
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -133,12 +269,14 @@ class ClientConnection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What is not HTTP is answered once, in our shape, and without a traceback: it is the client's fault."""
-        why = (message or "it cannot be read").encode("ascii", "backslashreplace")  # it quotes what the client sent
-        answer = self._front.refuse(status, why.decode())
-        if status >= 500 and not isinstance(exc, ConnectionError):  # the client left: nobody's fault, and nobody reads this
+        if isinstance(exc, Refused):
+            return self._front.refuse(exc.error)
+        if status < 500:
+            why = (message or "it cannot be read").encode("ascii", "backslashreplace")  # it quotes what the client sent
+            return self._front.refuse(invalid_http(why.decode().splitlines()[0]))
+        if not isinstance(exc, ConnectionError):  # the client left: nobody's fault, and nobody reads this
             log.error("unhandled error", exc_info=exc)
-        answer.force_close()
-        return answer
+        return self._front.refuse(internal_error())
 
 
 class Front(web.Server):
@@ -149,13 +287,14 @@ class Front(web.Server):
         app: web.Application,
         handler: Handler,
         *,
-        refuse: Callable[[int, str], web.Response],
+        respond: Callable[[GatewayError], web.Response],
+        budget: Budget,
         max_connections: int,
         busy: bytes,
         idle_s: float,
     ) -> None:
-        """refuse: makes the answer to what is not HTTP. busy: the bytes for one connection too many. idle_s: for so long a
-        connection may be idle, or be sending one request's head.
+        """respond: makes the answer to what is not served. budget: of the bytes that requests may hold. busy: the bytes for one
+        connection too many. idle_s: for so long a connection may be idle, or be sending one request's head.
         """
         super().__init__(
             self._dispatch,  # type: ignore[arg-type]  # requests are made by the application
@@ -166,7 +305,9 @@ class Front(web.Server):
         self.handler = handler
         self._max_connections = max_connections
         self._idle_s = idle_s
-        self.refuse = refuse
+        self._respond = respond
+        self.budget = budget
+        self.half_closed = HalfClosed(self._loop)
         self.busy = busy
 
     def bound(self, max_connections: int, busy: bytes, idle_s: float) -> None:
@@ -186,29 +327,36 @@ class Front(web.Server):
 
     def __call__(self) -> ClientConnection:
         return ClientConnection(
-            self, loop=self._loop, access_log=None, keepalive_timeout=self._idle_s, max_field_size=MAX_HEADER_BYTES
+            self,
+            loop=self._loop,
+            access_log=None,
+            keepalive_timeout=self._idle_s,
+            max_field_size=MAX_HEADER_BYTES,
+            auto_decompress=False,  # `body.py` does, with bounds
         )
 
+    def refuse(self, error: GatewayError) -> web.Response:
+        """The connection ends with it: whether the rest of the request will still come is not known."""
+        answer = self._respond(error)
+        answer.force_close()
+        return answer
+
+    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  (aiohttp's)
+        await super().shutdown(timeout)
+        self.half_closed.close()
+
     async def _dispatch(self, request: web.Request) -> Any:
+        connection = cast(ClientConnection, request.protocol)
+        lease = connection.begin_request()
         if request.version not in SPOKEN:
             reply = Reply(request, keep_alive=False, patience_s=self._idle_s)
             reply.begin(505, b"", length=0)
             return reply
-        expect = request.headers.get("Expect")
-        if expect is not None and expect.lower() != "100-continue":
-            return self._refused("the expectation is not known")
-        # aiohttp's parser in Python, which is used where it was not compiled, quotes nothing.
-        if not request.raw_path.isascii() and not request.rel_url.raw_path_qs.isascii():
-            return self._refused("the target is not ASCII")
-        if request.raw_path in SHORT and request.method == "POST" and expect is None:
+        if error := over_bounds(lease) or refusal_of(request):
+            return self.refuse(error)
+        if request.raw_path in SHORT and request.method == "POST" and "Expect" not in request.headers:
             return await self.handler(request)
         return await self._app._handle(request)
-
-    def _refused(self, why: str) -> web.Response:
-        """The connection ends with it: whether the request's body will still come is not known."""
-        answer = self.refuse(400, why)
-        answer.force_close()
-        return answer
 
 
 class Runner(web.AppRunner):

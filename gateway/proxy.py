@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from gateway.answers import Answers
 from gateway.api import openai
 from gateway.config import RoutingConfig
-from gateway.exchange import Exchange, Headers, Request
+from gateway.exchange import Exchange, Headers, Request, drop_prompt
 from gateway.failover import Failover
 from gateway.metering import Meter
 from gateway.metrics import Metrics
@@ -74,6 +74,8 @@ class Proxy:
         ok, record = False, exchange.record
         try:
             attempt = await self.failover.first_answer(exchange)
+            if not (exchange.target.resume_streams and exchange.api.stream):
+                exchange.drop_body()  # it is answered; only a stream that is resumed would be asked for again
             try:
                 answer = await self.answers.pass_on(exchange, attempt)
             finally:
@@ -94,6 +96,7 @@ class Proxy:
     def _choose(self, request: Request, api: openai.ApiRequest, target: Target, record: Record) -> Booking:
         begun = self.clock()
         prompt = self.prompt(api, request.headers)
+        drop_prompt(request, api)
         live = self.fleet.candidates(target, begun)
         if not live:
             raise self.fleet.all_rest(target, begun)

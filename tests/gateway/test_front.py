@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.body import read_body
+from gateway.budget import Budget
 from gateway.front import ClientConnection, Front
 from gateway.http1 import Answer
 from gateway.plain import MAX_FIELDS, MAX_HEAD_BYTES, PlainRequest, read_head
@@ -51,7 +52,7 @@ async def serving(handler: Handler = echo, **options: Any) -> AsyncIterator[tupl
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     bounds: dict[str, Any] = {"max_connections": 9, "busy": b"", "idle_s": 75.0, **options}
-    front = Front(app, handler, refuse=lambda status, _: web.Response(status=status), **bounds)
+    front = Front(app, handler, respond=lambda error: web.Response(status=error.status), budget=Budget(1 << 28), **bounds)
     server = await asyncio.get_running_loop().create_server(front, "127.0.0.1", 0)
     try:
         yield front, server.sockets[0].getsockname()[1]
