@@ -106,6 +106,7 @@ class ClientConnection(web.RequestHandler):
         self._short.lost()
         if self._bounded:
             self._bounded.lost()
+            self._bounded = None  # it refers to the parser, and that to this connection
         if self.lease:
             self.lease.close()
         self._end_linger()
