@@ -100,7 +100,7 @@ class ClientConnection(web.RequestHandler):
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._half_closed:
+        if self._fd >= 0:
             self._front.half_closed.forget(self._fd)
         super().connection_lost(exc)
         self._short.lost()
@@ -132,6 +132,8 @@ class ClientConnection(web.RequestHandler):
         if self._bounded:
             paused = self._reading_paused or self._buffer_paused or self._upgraded
             self._bounded.note_paused(len(data) if paused else 0)
+        if self._buffer_paused:
+            self._watch(self._ended_unread)
 
     def _ours(self, begun: Beginning) -> bool:
         head = begun.head
@@ -160,6 +162,7 @@ class ClientConnection(web.RequestHandler):
         if self.transport and not self.transport.is_closing() and not self._half_closed:
             if on:
                 self.transport.pause_reading()
+                self._watch(self._ended_unread)
             else:
                 self.transport.resume_reading()
 
@@ -200,18 +203,35 @@ class ClientConnection(web.RequestHandler):
         self._end_linger()
         if not (self._half_closed or self._awaits_answer()):
             return False
-        assert self.transport is not None
         self._half_closed = True
-        self._fd = self.transport.get_extra_info("socket").fileno()
-        if not self._front.half_closed.watch(self._fd, self._abort):
+        if not self._watch(None):
             return False
-        if self.reply:
-            self.reply.probe()
-        elif self._short.request or self._current_request:
-            self.transport.write(CONTINUE)
+        self._probe()
         if not self._short.request and not self._messages:
             self.close()  # after the answer
         return True
+
+    def _watch(self, ended: Callable[[], None] | None) -> bool:
+        """Notice when the client resets the connection. ended: to be called when it sends no more."""
+        if self.transport is None or self.transport.is_closing():
+            return False
+        if self._fd < 0:
+            self._fd = self.transport.get_extra_info("socket").fileno()
+        return self._front.half_closed.watch(self._fd, self._abort, ended)
+
+    def _probe(self) -> None:
+        """Write something that means nothing, which a client that has left answers with a reset."""
+        if self.reply:
+            self.reply.probe()
+        elif self.transport and (self._short.request or self._current_request):
+            self.transport.write(CONTINUE)
+
+    def _ended_unread(self) -> None:
+        """The client sends no more, on a connection that is not read."""
+        if self._awaits_answer():
+            self._probe()
+        else:
+            self._abort()
 
     def _awaits_answer(self) -> bool:
         """Whether a whole request of a client that takes interim responses is not answered yet."""

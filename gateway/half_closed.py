@@ -8,6 +8,9 @@ has closed its socket answers them with a reset. So the connection writes someth
 
 Nobody reads such a connection any more, so nothing in the event loop sees a reset. An epoll of our own does: registered for no
 event, a socket still reports errors and hang-ups. Where there is no epoll, the end of what a client sends ends the connection.
+
+A connection that is not read because much waits on it (pipelined requests) does not see either end: it is registered for the
+end of what the client sends as well.
 """
 
 from __future__ import annotations
@@ -24,18 +27,24 @@ class HalfClosed:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._poll: select.epoll | None = None
-        self._watched: dict[int, Callable[[], None]] = {}
+        self._watched: dict[int, tuple[Callable[[], None], Callable[[], None] | None]] = {}
 
-    def watch(self, fd: int, gone: Callable[[], None]) -> bool:
-        """Call `gone` once, when the socket is reset. False if that cannot be seen."""
+    def watch(self, fd: int, gone: Callable[[], None], ended: Callable[[], None] | None = None) -> bool:
+        """Call `gone` once, when the socket is reset. False if that cannot be seen.
+
+        ended: to be called once, when the client sends no more, for a connection that is not read.
+        """
         if not hasattr(select, "epoll"):
             return False
         if self._poll is None:
             self._poll = select.epoll()
             self._loop.add_reader(self._poll.fileno(), self._look)
-        if fd not in self._watched:
-            self._poll.register(fd, 0)
-        self._watched[fd] = gone
+        events = select.EPOLLRDHUP if ended else 0
+        if fd in self._watched:
+            self._poll.modify(fd, events)
+        else:
+            self._poll.register(fd, events)
+        self._watched[fd] = gone, ended
         return True
 
     def forget(self, fd: int) -> None:
@@ -54,11 +63,15 @@ class HalfClosed:
 
     def _look(self) -> None:
         assert self._poll is not None
-        for fd, _ in self._poll.poll(0):
-            gone = self._watched.get(fd)
-            self.forget(fd)
-            if gone:
-                gone()
+        for fd, events in self._poll.poll(0):
+            gone, ended = self._watched.get(fd, (None, None))
+            if gone and ended and not events & (select.EPOLLERR | select.EPOLLHUP):
+                self.watch(fd, gone)
+                ended()
+            else:
+                self.forget(fd)
+                if gone:
+                    gone()
 
     def __repr__(self) -> str:
         return f"<HalfClosed {len(self._watched)} connections>"
