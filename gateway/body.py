@@ -33,7 +33,7 @@ def lease_of(request: web.Request | PlainRequest) -> Lease:
     """What of the budget a request that is being handled holds."""
     if isinstance(request, PlainRequest):
         return request.lease
-    lease = request.protocol.lease  # type: ignore[attr-defined]  # front.ClientConnection
+    lease = request.protocol.lease  # type: ignore[attr-defined]  # client.ClientConnection
     assert isinstance(lease, Lease)
     return lease
 

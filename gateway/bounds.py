@@ -27,7 +27,7 @@ NOTHING: Final = ((), False, b"")
 
 
 class Refused(HttpProcessingError):
-    """Raised into aiohttp's connection, which answers with what `front.py` makes of `error`."""
+    """Raised into aiohttp's connection, which answers with what `client.py` makes of `error`."""
 
     def __init__(self, error: GatewayError) -> None:
         super().__init__(code=error.status, message=error.message)

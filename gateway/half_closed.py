@@ -4,7 +4,7 @@ The end of what a client sends (FIN) says two things that look the same: the cli
 closed its sending side and waits for the answer (`shutdown(SHUT_WR)`; `nc -N` does so). A client that is gone must free its
 replica at once; one that waits must get its answer. Only bytes towards the client tell the two apart: the kernel of one that
 has closed its socket answers them with a reset. So the connection writes something that means nothing to the client
-(`front.py`: an interim response, or a leading zero of the next chunk's size), and waits here for the reset.
+(`client.py`: an interim response, or a leading zero of the next chunk's size), and waits here for the reset.
 
 Nobody reads such a connection any more, so nothing in the event loop sees a reset. An epoll of our own does: registered for no
 event, a socket still reports errors and hang-ups. Where there is no epoll, the end of what a client sends ends the connection.

@@ -22,7 +22,7 @@ from gateway.budget import Lease
 from gateway.errors import GatewayError, over_budget
 
 if TYPE_CHECKING:
-    from gateway.front import ClientConnection
+    from gateway.client import ClientConnection
 
 MAX_HEAD_BYTES: Final = 16 << 10
 MAX_FIELDS: Final = 100

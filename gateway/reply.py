@@ -4,7 +4,7 @@ This is the one seam with the insides of aiohttp's server, and it is narrow. Wha
 - `request.transport` and `request.protocol`, both public;
 - a handler may return anything that has `prepare`, `write_eof` and `keep_alive`, which aiohttp calls in this order and which
   here do nothing but wait until the client has taken what was written;
-- `pause_writing` and `resume_writing` of the protocol (`front.py`), which stop and start the replica's connection; its `reply`
+- `pause_writing` and `resume_writing` of the protocol (`client.py`), which stop and start the replica's connection; its `reply`
   is the answer that has begun.
 `tests/gateway/test_reply.py` fails where a release of aiohttp moves it.
 
@@ -92,7 +92,7 @@ class Reply:
         elif self._chunked and first:
             first = b"%x\r\n%b\r\n" % (len(first), first)
         self.begun = True
-        self._request.protocol.reply = self  # type: ignore[attr-defined]  # front.ClientConnection
+        self._request.protocol.reply = self  # type: ignore[attr-defined]  # client.ClientConnection
         parts = (start, headers, framing, _dates.line(time.time()), b"Server: warmroute\r\n\r\n")
         if len(first) > MAX_JOINED:
             self._write(b"".join(parts))
@@ -131,7 +131,7 @@ class Reply:
     def feed_from(self, attempt: Attempt | None) -> None:
         """The replica's answer that is to be held back while the client does not read; None: none any more."""
         protocol = self._request.protocol
-        protocol.source = attempt  # type: ignore[attr-defined]  # front.ClientConnection
+        protocol.source = attempt  # type: ignore[attr-defined]  # client.ClientConnection
         if attempt and protocol.writing_paused:
             attempt.pause()
 

@@ -4,7 +4,7 @@
                                             └─────► closed (the client left, or the answer is the last one)
 
 One request at a time: what the client sends behind it (pipelined bytes) waits, charged to the budget, and beyond MAX_BEHIND the
-connection is not read. Whatever `begin` does not take is aiohttp's (`front.py`), untouched.
+connection is not read. Whatever `begin` does not take is aiohttp's (`client.py`), untouched.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.budget import Account, Lease
 from gateway.plain import Beginning, PlainRequest
 
 if TYPE_CHECKING:
-    from gateway.front import ClientConnection
+    from gateway.client import ClientConnection
 
 MAX_BEHIND: Final = 1 << 16  # pipelined bytes; one read more may come before the connection is paused
 

@@ -1,4 +1,4 @@
-"""Plain requests go past aiohttp, all others through it, a connection may bring both: the seam that `front.py` names."""
+"""Plain requests go past aiohttp, all others through it, a connection may bring both: the seam that `client.py` names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from gateway.body import read_body
 from gateway.budget import Budget
-from gateway.front import ClientConnection, Front
+from gateway.client import ClientConnection
+from gateway.front import Front
 from gateway.http1 import Answer
 from gateway.plain import MAX_FIELDS, MAX_HEAD_BYTES, PlainRequest, read_head
 from gateway.reply import Reply

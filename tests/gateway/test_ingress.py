@@ -237,7 +237,8 @@ async def test_a_body_is_held_once_and_not_while_its_answer_streams() -> None:
         asked.set()
         await go.wait()
         writer.write(STREAM_HEAD + chunk(event("a")))
-        await asyncio.sleep(3600)
+        await reader.read()
+        writer.close()
 
     server = await asyncio.start_server(sink, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -256,6 +257,7 @@ async def test_a_body_is_held_once_and_not_while_its_answer_streams() -> None:
         finally:
             tracemalloc.stop()
     server.close()
+    await server.wait_closed()
 
 
 # -- heads
@@ -424,6 +426,7 @@ async def test_a_body_in_an_unknown_coding(coding: bytes) -> None:
         (gzip.compress(RAW)[:-3], 400),
         (b"not gzip", 400),
     ],
+    ids=["a bomb", "too large", "cut short", "no gzip"],
 )
 async def test_a_compressed_body_that_is_refused(body: bytes, status: int) -> None:
     async with FakeReplica() as replica, running(replica, limits={"body_mb": 1, "drain_timeout_s": 1}) as run:

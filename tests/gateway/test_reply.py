@@ -12,7 +12,8 @@ import pytest
 from aiohttp import HttpVersion10, HttpVersion11, web
 
 from gateway.budget import Budget
-from gateway.front import ClientConnection, Front
+from gateway.client import ClientConnection
+from gateway.front import Front
 from gateway.http1 import Answer
 from gateway.relay import Attempt
 from gateway.reply import Dates, Reply
