@@ -48,7 +48,9 @@ class Answers:
         if attempt.content_type == EVENT_STREAM:
             await self._stream(exchange, attempt, reply, headers)
         elif exchange.body:
-            reply.begin(attempt.status, headers, length=len(exchange.body), first=exchange.body)
+            exchange.charge_answer()
+            body, exchange.body = exchange.body, b""
+            reply.begin(attempt.status, headers, length=len(body), first=body)
             record.last_byte = self.clock()
         else:
             await self._copy(exchange, attempt, reply, headers)

@@ -18,10 +18,11 @@ from aiohttp import web
 
 from gateway.answers import Answers
 from gateway.api import openai
+from gateway.budget import Budget
 from gateway.config import Config
 from gateway.drain import Drain, last_in
 from gateway.entry import Entry, error_response, raw_response
-from gateway.errors import GatewayError, bad_request, internal_error, too_many_connections, unknown_model
+from gateway.errors import GatewayError, internal_error, too_many_connections, unknown_model
 from gateway.everywhere import Alone, Everywhere, Local
 from gateway.failover import Failover
 from gateway.front import Front, Runner
@@ -30,6 +31,7 @@ from gateway.metrics import Metrics
 from gateway.operator import Operator
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
+from gateway.process import budget_bytes
 from gateway.proxy import Proxy
 from gateway.relay import Relay
 from gateway.reload import Reload, Source, Step
@@ -64,6 +66,7 @@ class Gateway:
     everywhere: Everywhere
     operator: Operator
     drain: Drain
+    budget: Budget
     clock: Callable[[], float]
 
     @property
@@ -113,7 +116,8 @@ def compose(
     )
     step = _retuning(router, meter, relay, proxy.answers)
     reload = Reload(config=config, source=source, fleet=fleet, relay=relay, metrics=metrics, steps=[step])
-    local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, requests=requests, clock=clock)
+    budget = Budget(budget_bytes(config))
+    local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, requests=requests, budget=budget, clock=clock)
     others = everywhere(local)
     body_s = config.limits.body_s
     entry = Entry(body_s, parsing, proxy, drain, requests, clock)
@@ -127,7 +131,7 @@ def compose(
         clock=clock,
     )
     reload.tell(_rebounding(entry, operator))
-    return Gateway(metrics, router, fleet, relay, meter, proxy, entry, reload, local, others, operator, drain, clock)
+    return Gateway(metrics, router, fleet, relay, meter, proxy, entry, reload, local, others, operator, drain, budget, clock)
 
 
 def _rebounding(entry: Entry, operator: Operator) -> Step:
@@ -267,7 +271,8 @@ def make_runner(gateway: Gateway) -> Runner:
         return Front(
             app,
             gateway.entry.handle,
-            refuse=_refuse,
+            respond=error_response,
+            budget=gateway.budget,
             max_connections=limits.connections,
             busy=_busy(limits.connections),
             idle_s=limits.client_idle_s,
@@ -278,6 +283,7 @@ def make_runner(gateway: Gateway) -> Runner:
     def bound(config: Config) -> None:
         limits = config.limits
         app._client_max_size = limits.body_mb << 20
+        gateway.budget.limit = budget_bytes(config)
         if isinstance(runner.server, Front):
             runner.server.bound(limits.connections, _busy(limits.connections), limits.client_idle_s)
 
@@ -287,13 +293,6 @@ def make_runner(gateway: Gateway) -> Runner:
 
 def _busy(limit: int) -> bytes:
     return raw_response(too_many_connections(limit))
-
-
-def _refuse(status: int, message: str) -> web.Response:
-    """The answer to what is not HTTP."""
-    if status >= 500:
-        return error_response(internal_error())
-    return error_response(bad_request(f"The request is not valid HTTP/1.1: {message.splitlines()[0]}", code="invalid_http"))
 
 
 async def serve(

@@ -1,32 +1,145 @@
-"""Reading a request's body: whole, within its limits, or an error that says what to do."""
+"""Reading a request's body: whole, decompressed, within its limits, or an error that says what to do.
+
+A body is held once. What arrives is charged to the request's lease by whoever reads the connection (`plain.py`, `bounds.py`);
+what decompression adds is charged here. Nobody between here and the replica keeps a reference to the bytes but the request that
+goes upstream, so that they can be dropped while the answer is on its way.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Final, TypeGuard
 
 from aiohttp import ClientPayloadError, web
 from aiohttp.http_exceptions import HttpProcessingError
+from multidict import CIMultiDictProxy
 
-from gateway.errors import GatewayError, bad_request
+from gateway.budget import Lease
+from gateway.errors import GatewayError, bad_request, over_budget
+from gateway.inflate import CODINGS, Inflater
 from gateway.plain import PlainRequest
 
+UNKNOWN: Final = "unknown"
+SLICE_S: Final = 0.004  # how long decompression may hold the event loop
+LARGE_BODY: Final = 1 << 18  # bytes; what is made of a smaller one while it is parsed is not worth counting
+PARSE_COPIES: Final = 2  # what parsing a large body takes, in lengths of it: it is in the parser process too, and is edited
 
-def body_here(request: web.Request | PlainRequest) -> bytes | None:
-    """The body of a plain request, if it is here already, as most are: no need to wait."""
-    return request.body if isinstance(request, PlainRequest) else None
+
+def lease_of(request: web.Request | PlainRequest) -> Lease:
+    """What of the budget a request that is being handled holds."""
+    if isinstance(request, PlainRequest):
+        return request.lease
+    lease = request.protocol.lease  # type: ignore[attr-defined]  # client.ClientConnection
+    assert isinstance(lease, Lease)
+    return lease
 
 
-async def read_body(request: web.Request | PlainRequest, within_s: float) -> bytes:
-    """The body, decompressed. Raises GatewayError 400 (its encoding is broken), 408 or 413."""
+def body_here(request: web.Request | PlainRequest) -> TypeGuard[PlainRequest]:
+    """Whether it is a plain request whose body is here already, as most are: `take` gives it without waiting."""
+    return isinstance(request, PlainRequest) and request.here
+
+
+def complete(request: web.Request | PlainRequest) -> bool:
+    """Whether the whole request has arrived; if not, what is still to come of it has to be dropped before the next one."""
+    return request.complete if isinstance(request, PlainRequest) else request.content.is_eof()
+
+
+def coding_of(request: web.Request | PlainRequest) -> str:
+    """The content coding of a body: "" (none), one of CODINGS, or UNKNOWN."""
+    if isinstance(request, PlainRequest):
+        return ""
+    return _coding_of(request.headers)
+
+
+def _coding_of(headers: CIMultiDictProxy[str]) -> str:
+    text = ",".join(headers.getall("Content-Encoding", ())).strip().lower()
+    if text in ("", "identity"):
+        return ""
+    return CODINGS.get(text, UNKNOWN)
+
+
+async def read_body(request: web.Request | PlainRequest, within_s: float, *, opaque: bool = False) -> bytes:
+    """The body, decompressed. opaque: one in a coding that we do not know is passed on as it came.
+
+    Raises GatewayError: 400 (its coding is broken), 408, 413, 415, 503 (no memory for it now).
+    """
     try:
         async with asyncio.timeout(within_s):
-            return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        assert isinstance(request, web.Request)  # a plain one is not, if it is too large
-        text = f"The body is larger than {request.client_max_size >> 20} MiB (limits.body_mb). Send less, or raise the limit."
-        raise GatewayError(413, "request_too_large", text) from error
+            if isinstance(request, PlainRequest):
+                await request.arrived()
+                return request.take()
+            return await _read(request, opaque=opaque)
     except TimeoutError as late:
         text = f"The body did not arrive within {within_s:g} s (limits.body_s)."
         raise GatewayError(408, "request_timeout", text) from late
     except (web.RequestPayloadError, HttpProcessingError, ClientPayloadError) as broken:
         raise bad_request("The body cannot be read: its encoding is broken.", code="invalid_body") from broken
+
+
+async def _read(request: web.Request, *, opaque: bool) -> bytes:
+    coding, limit, lease = coding_of(request), request.client_max_size, lease_of(request)
+    if coding == UNKNOWN and not opaque:
+        raise GatewayError(415, "unsupported_encoding", "The body's Content-Encoding is not gzip, deflate or identity.")
+    declared = request.content_length or 0
+    if declared > limit:
+        raise too_large(limit)
+    missing = lease.head + declared - lease.held
+    if missing > 0 and not lease.fits(missing):
+        raise over_budget(lease.head + declared, lease.account.largest)
+    if coding in ("", UNKNOWN):
+        return await _collect(request, lease, limit)
+    return await _inflate(request, lease, Inflater(coding, limit))
+
+
+async def _collect(request: web.Request, lease: Lease, limit: int) -> bytes:
+    pieces = BytesIO()
+    while chunk := await _next(request, lease):
+        if pieces.write(chunk) and pieces.tell() > limit:
+            raise too_large(limit)
+    return pieces.getvalue()  # not a copy: BytesIO hands its buffer over
+
+
+async def _inflate(request: web.Request, lease: Lease, inflater: Inflater) -> bytes:
+    """Decompress what comes, with a turn for everybody else every few milliseconds."""
+    pieces = BytesIO()
+    turn_ends = time.monotonic() + SLICE_S
+    while chunk := await _next(request, lease):
+        inflater.feed(chunk)
+        while part := inflater.take():
+            if not lease.grow(len(part)):
+                raise over_budget(lease.held + len(part), lease.account.largest)
+            pieces.write(part)
+            if time.monotonic() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = time.monotonic() + SLICE_S
+        lease.shrink(len(chunk))
+    inflater.finish()
+    return pieces.getvalue()
+
+
+async def _next(request: web.Request, lease: Lease) -> bytes:
+    """What has come of the body, b"" at its end."""
+    chunk = b"" if lease.refused else await request.content.readany()
+    if lease.refused:  # what came was not granted, and what would still come is dropped
+        raise over_budget(lease.held + len(chunk), lease.account.largest)
+    return chunk
+
+
+def too_large(limit: int) -> GatewayError:
+    text = f"The body is larger than {limit >> 20} MiB (limits.body_mb). Send less, or raise the limit."
+    return GatewayError(413, "request_too_large", text)
+
+
+@contextlib.contextmanager
+def parsing(lease: Lease, size: int) -> Iterator[None]:
+    """Charge what it takes to parse a large body, as long as that takes. Raises GatewayError 503 or 413 if there is no room."""
+    if not lease.grow(PARSE_COPIES * size):
+        raise over_budget(lease.held + PARSE_COPIES * size, lease.account.largest)
+    try:
+        yield
+    finally:
+        lease.shrink(PARSE_COPIES * size)

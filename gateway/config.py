@@ -180,19 +180,23 @@ class TimeoutConfig:
 
 @dataclass(frozen=True, slots=True)
 class LimitConfig:
-    """body_mb: the largest request body, in MiB. body_s: how long it may take to arrive. connections: of clients, at once.
-    client_idle_s: how long one of them may be idle, or be sending one request's head. drain_timeout_s: how long running
-    requests may go on after SIGTERM.
+    """body_mb: the largest request body, in MiB. body_s: how long it may take to arrive. inflight_mb: what all requests
+    together may hold in memory, in MiB (default: a quarter of the memory of the machine, or of its cgroup). connections: of
+    clients, at once. client_idle_s: how long one of them may be idle, or be sending one request's head. drain_timeout_s: how
+    long running requests may go on after SIGTERM.
     """
 
     body_mb: int = 64
     body_s: float = 300.0
+    inflight_mb: int | None = None
     connections: int = 10_000
     client_idle_s: float = 75.0
     drain_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         _positive(self, "body_mb", "body_s", "connections", "client_idle_s", "drain_timeout_s")
+        if self.inflight_mb is not None:
+            _positive(self, "inflight_mb")
 
 
 @dataclass(frozen=True, slots=True)

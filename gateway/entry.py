@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from gateway.api import openai
-from gateway.body import body_here, read_body
+from gateway.body import body_here, complete, lease_of, parsing, read_body
 from gateway.drain import Drain
 from gateway.errors import GatewayError, internal_error, shutting_down
 from gateway.exchange import Request
@@ -41,10 +41,15 @@ class Entry:
         record = begin(request, self.clock())
         task = self.drain.enter()
         try:
-            if (raw := body_here(request)) is None:
-                raw = await read_body(request, self.body_s)
-                record.begun = self.clock()  # an upload takes its time; what counts is ours
-            return await self._answer(request, raw, record)
+            kind = _kind_of(request, record)
+            raw = request.take() if body_here(request) else await self._read(request, record, kind)
+            api = self.parsing.at_once(kind, raw)
+            if api is None:
+                with parsing(lease_of(request), len(raw)):
+                    api = await self.parsing.parse(kind, raw)
+            del raw  # from here on the request decides how long its body is held
+            record.stream = api.stream
+            return await self.proxy.forward(request, api, record)
         except GatewayError as error:
             return self._failed(request, record, error)
         except (asyncio.CancelledError, ConnectionError) as left:
@@ -59,24 +64,31 @@ class Entry:
         finally:
             record.finish(self.proxy.metrics, self.requests, self.clock())
             self.drain.leave(task)
+            del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
 
-    async def _answer(self, request: Request, raw: bytes, record: Record) -> Reply:
-        kind = openai.kind_of(record.path)
-        if kind != openai.OTHER and request.method != "POST":
-            raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.")
-        api = self.parsing.at_once(kind, raw) or await self.parsing.parse(kind, raw)
-        record.stream = api.stream
-        return await self.proxy.forward(request, api, record)
+    async def _read(self, request: Request, record: Record, kind: str) -> bytes:
+        raw = await read_body(request, self.body_s, opaque=kind == openai.OTHER)
+        record.begun = self.clock()  # an upload takes its time; what counts is ours
+        return raw
 
     def _failed(self, request: Request, record: Record, error: GatewayError) -> Reply:
         record.status, record.error = error.status, error.message
-        # While we go down the client's next request is to go to somebody who stays.
-        reply = Reply(request, keep_alive=not self.drain.draining, patience_s=self.proxy.answers.patience_s)
+        # While we go down the client's next request is to go to somebody who stays; and no request follows half of one.
+        keep_alive = complete(request) and not self.drain.draining
+        reply = Reply(request, keep_alive=keep_alive, patience_s=self.proxy.answers.patience_s)
         body = openai.error_body(error)
         further = "".join(f"{name}: {value}\r\n" for name, value in _headers(error, record.id))
         headers = b"Content-Type: application/json\r\n" + further.encode("ascii")
         reply.begin(error.status, headers, length=len(body), first=body)
         return reply
+
+
+def _kind_of(request: Request, record: Record) -> str:
+    """What the request's path asks for. Raises GatewayError 405."""
+    kind = openai.kind_of(record.path)
+    if kind != openai.OTHER and request.method != "POST":
+        raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.")
+    return kind
 
 
 def error_response(error: GatewayError, request_id: str | None = None) -> web.Response:

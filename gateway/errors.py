@@ -40,6 +40,19 @@ def out_of_resources(message: str) -> GatewayError:
     return GatewayError(503, "gateway_overloaded", f"The gateway has run out of resources ({message}).", retry_after_s=1)
 
 
+def head_too_large(limit: int) -> GatewayError:
+    return GatewayError(431, "head_too_large", f"The request's line and headers are larger than {limit >> 10} KiB together.")
+
+
+def over_budget(size: int, largest: int) -> GatewayError:
+    """A request of `size` bytes for which there is no room. largest: what one client can hold at all."""
+    if size > largest:
+        text = f"The request is larger than one client's share of the gateway's memory, {largest / 2**20:.3g} MiB"
+        return GatewayError(413, "request_too_large", f"{text} (limits.inflight_mb). Send less, or raise the limit.")
+    text = "The gateway holds as many bytes of requests as it may (limits.inflight_mb). Retry the request."
+    return GatewayError(503, "gateway_overloaded", text, retry_after_s=1)
+
+
 def internal_error() -> GatewayError:
     return GatewayError(500, "internal_error", "The gateway failed on this request; its log says why.")
 

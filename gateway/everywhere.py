@@ -12,6 +12,7 @@ from typing import Protocol
 
 import prometheus_client
 
+from gateway.budget import Budget
 from gateway.config import Config, ReplicaConfig
 from gateway.metrics import Metrics
 from gateway.reload import Reload
@@ -65,6 +66,7 @@ class Local:
         router: Router,
         metrics: Metrics,
         requests: RequestLog,
+        budget: Budget,
         clock: Callable[[], float],
     ) -> None:
         self.fleet = fleet
@@ -72,6 +74,7 @@ class Local:
         self.router = router
         self.metrics = metrics
         self.requests = requests
+        self.budget = budget
         self.clock = clock
 
     async def do(self, command: Command) -> None:
@@ -90,6 +93,7 @@ class Local:
     def told(self) -> Told:
         """All that is counted here, as it is now."""
         self.metrics.read(self.router)
+        self.metrics.read_budget(self.budget)
         self.fleet.show(self.metrics, self.clock())
         self.metrics.log_lines_dropped.values[()] = self.requests.dropped
         return self.metrics.page.told()

@@ -7,6 +7,8 @@ from typing import Protocol
 from aiohttp import web
 
 from gateway.api import openai
+from gateway.body import LARGE_BODY, lease_of
+from gateway.errors import over_budget
 from gateway.plain import PlainRequest
 from gateway.record import Record
 from gateway.replicas import Target
@@ -41,6 +43,18 @@ class Exchange:
         self.body = b""
         self.complete = False
         self.resumptions = 0
+
+    def drop_body(self) -> None:
+        """The request will not be sent again: nobody needs its body any more."""
+        self.api.body = b""
+        lease_of(self.request).drop_body()
+
+    def charge_answer(self) -> None:
+        """Charge a large plain answer, until the client has taken it. Raises GatewayError if there is no room for it."""
+        lease, size = lease_of(self.request), len(self.body)
+        if size >= LARGE_BODY and not lease.grow(size):
+            self.body = b""
+            raise over_budget(0, lease.account.largest)
 
     def __repr__(self) -> str:
         return f"<Exchange {self.record.id}, {self.booking!r}, {self.reply!r}>"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
+from gateway.budget import Budget
 from gateway.tallies import Across, Counter, Gauge, Histogram, Page, least, most, total
 from router import Router
 
@@ -67,6 +68,13 @@ class Metrics:
             "retries_refused_total", "Retries that were not made, for they are at most a fifth of the requests."
         )
         self.refused = make.counter("refused_total", "Requests refused before a replica was chosen, by why.", "pool", "reason")
+        self.inflight_bytes = make.gauge(
+            "inflight_bytes", "Bytes of the clients' requests that are held in memory.", across=total
+        )
+        self.inflight_refused = make.counter(
+            "inflight_refused_total",
+            "Requests and unfinished heads that were refused, for they would have held too many bytes.",
+        )
         self.pool_inflight = make.gauge("pool_inflight", "Requests of a pool at its replicas.", "pool", across=total)
         self.pool_waiting = make.gauge("pool_waiting", "Requests of a pool that wait for a place.", "pool", across=total)
         self.broken = make.counter(
@@ -174,3 +182,8 @@ class Metrics:
         self.trie_bytes.set((), router.trie.size_bytes)
         for reason, blocks in router.trie.evicted.items():
             self.trie_evicted.values[(reason,)] = blocks
+
+    def read_budget(self, budget: Budget) -> None:
+        """The same for the bytes that requests hold."""
+        self.inflight_bytes.set((), budget.held)
+        self.inflight_refused.values[()] = budget.refused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.body import UNKNOWN, coding_of
 from gateway.exchange import Exchange, Request
 from gateway.plain import PlainRequest
 from gateway.record import TENANT_HEADER
@@ -38,7 +39,7 @@ def _is_repeatable(exchange: Exchange) -> bool:
 def _onward(request: Request) -> bytes:
     """Its header lines as they go to a replica."""
     if not isinstance(request, PlainRequest):
-        return onward(request.raw_headers)
+        return onward(request.raw_headers, encoded=coding_of(request) == UNKNOWN)
     head = request.head
     if head.onward is None:
         head.onward = onward(head.headers)

@@ -12,13 +12,17 @@ from __future__ import annotations
 import asyncio
 import re
 from functools import lru_cache
+from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import HttpVersion11
 from aiohttp.http import StreamWriter
 
+from gateway.budget import Lease
+from gateway.errors import GatewayError, over_budget
+
 if TYPE_CHECKING:
-    from gateway.front import ClientConnection
+    from gateway.client import ClientConnection
 
 MAX_HEAD_BYTES: Final = 16 << 10
 MAX_FIELDS: Final = 100
@@ -110,16 +114,22 @@ class Fields:
 
 
 class PlainRequest:
-    """A plain request, with what of aiohttp's is used on the way of one. body: None until all of it is here."""
+    """A plain request, with what of aiohttp's is used on the way of one. Its body arrives in pieces: `feed`, then `take`.
+
+    lease: what of the budget the request holds; its head and each piece of its body are charged as they arrive. A request that
+    the budget refuses drops what it has and what still comes, and `arrived` raises.
+    """
 
     __slots__ = (
-        "_arrived",
+        "_body",
         "_left",
-        "_so_far",
-        "body",
+        "_pieces",
+        "_refusal",
+        "_waiter",
         "head",
         "headers",
         "keep_alive",
+        "lease",
         "method",
         "path",
         "protocol",
@@ -128,7 +138,7 @@ class PlainRequest:
         "version",
     )
 
-    def __init__(self, data: bytes, begun: Beginning, protocol: ClientConnection) -> None:
+    def __init__(self, data: bytes, begun: Beginning, protocol: ClientConnection, lease: Lease) -> None:
         """data: its first bytes, at most all of them."""
         self.head = head = begun.head
         self.method = head.method
@@ -138,33 +148,79 @@ class PlainRequest:
         self.keep_alive = True
         self.protocol = protocol
         self.transport = protocol.transport
-        self.body: bytes | None = data[begun.end :]
-        self._left = begun.end + begun.length - len(data)
-        self._so_far = bytearray()  # in one piece: it may come byte by byte
-        self._arrived: asyncio.Future[None] | None = None
-        if self._left:
-            self._so_far += self.body
-            self.body = None
+        self.lease = lease
+        self._body = b""
+        self._left = begun.end + begun.length - len(data)  # bytes that are still to come
+        self._pieces: BytesIO | None = None
+        self._refusal: GatewayError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        lease.head = begun.end
+        if not lease.grow(len(data)) or (self._left and not lease.fits(self._left)):
+            self._refuse(begun.end + begun.length)  # what cannot be held need not be sent either
+        elif self._left:
+            self._pieces = BytesIO()
+            self._pieces.write(data[begun.end :])
+        else:
+            self._body = data[begun.end :]
+
+    @property
+    def here(self) -> bool:
+        """Whether `take` gives the whole body."""
+        return not self._left and self._refusal is None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole body has arrived, kept or not."""
+        return not self._left
 
     def feed(self, data: bytes) -> bytes:
         """Take what is still missing of the body. Returns what came behind it."""
-        if len(data) < self._left:
-            self._left -= len(data)
-            self._so_far += data
-            return b""
-        rest = data[self._left :]
-        self._so_far += data[: self._left]
-        self.body, self._so_far, self._left = bytes(self._so_far), bytearray(), 0
-        if self._arrived and not self._arrived.done():
-            self._arrived.set_result(None)
-        return rest
+        if not self._left:
+            return data
+        piece = data if len(data) <= self._left else data[: self._left]
+        self._left -= len(piece)
+        if self._pieces is not None:
+            if self.lease.grow(len(piece)):
+                self._pieces.write(piece)
+            else:
+                self._refuse(self.lease.held + len(piece) + self._left)
+        if not self._left:
+            self._finish()
+        return data[len(piece) :]
 
-    async def read(self) -> bytes:
-        """The whole body, once it is here."""
-        while self.body is None:
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
-        return self.body
+    async def arrived(self) -> None:
+        """Wait until the whole body is here. Raises GatewayError 503 or 413 if the budget refuses it."""
+        while self._left and self._refusal is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._refusal:
+            raise self._refusal
+
+    def take(self) -> bytes:
+        """The body. The request keeps no reference to it, for whoever takes it decides how long it is held."""
+        body, self._body = self._body, b""
+        return body
+
+    def close(self) -> None:
+        """The request is over: drop what there is of its body, whoever still refers to the request."""
+        self._pieces, self._body = None, b""
+        self.lease.close()
+
+    def _finish(self) -> None:
+        if self._pieces is not None:
+            self._body, self._pieces = self._pieces.getvalue(), None  # not a copy: BytesIO hands its buffer over
+        self._wake()
+
+    def _refuse(self, size: int) -> None:
+        """size: of the whole request."""
+        self._refusal = over_budget(size, self.lease.account.largest)
+        self._pieces = None
+        self.lease.drop_body()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
 
     @property
     def writer(self) -> StreamWriter:
@@ -172,4 +228,4 @@ class PlainRequest:
         return StreamWriter(self.protocol, asyncio.get_running_loop())
 
     def __repr__(self) -> str:
-        return f"<PlainRequest {self.method} {self.path}, {f'{self._left} bytes to come' if self.body is None else 'complete'}>"
+        return f"<PlainRequest {self.method} {self.path}, {f'{self._left} bytes to come' if self._left else 'complete'}>"

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import resource
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
+from gateway.config import Config
+
 _MAX_FILES = 1 << 20
+_SHARE = 4  # of the memory, what requests may hold if the configuration does not say
 
 
 def relax_garbage_collection() -> None:
@@ -23,6 +28,43 @@ def raise_file_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def budget_bytes(config: Config, root: Path = Path("/")) -> int:
+    """What this process's requests may hold: of the whole gateway's budget, one worker's part."""
+    mib = config.limits.inflight_mb
+    whole = memory_bytes(root) // _SHARE if mib is None else mib << 20
+    return whole // config.workers
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """The memory that this process and its siblings may use: of the machine, or less if a cgroup has a limit."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *_cgroup_limits(root)])
+
+
+def _cgroup_limits(root: Path) -> Iterator[int]:
+    """The limits of the process's cgroup and of those around it, in both versions of cgroups."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers not in ("", "memory"):
+            continue
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        top = root / "sys/fs/cgroup" / controllers
+        inner = top / path.strip("/")
+        # Inside a container the path may be that of the host, where it does not exist; the container's own is the top.
+        for folder in {top, inner, *(parent for parent in inner.parents if parent.is_relative_to(top))}:
+            text = _text(folder / name).strip()
+            if text.isdigit():
+                yield int(text)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("ascii")
+    except OSError:  # no such cgroup, or no cgroups at all
+        return ""
 
 
 def run(main: Coroutine[Any, Any, Any]) -> None:

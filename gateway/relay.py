@@ -4,8 +4,8 @@ An attempt counts as begun only when the first byte of the body is here: until t
 way to fail before it is a `ReplicaFailure` and another replica may be tried. Closing an attempt that is not finished closes
 its connection, which is how every engine learns that nobody waits for its answer any more.
 
-The request goes out in one write. Of its headers only those are dropped that concern one connection or that we make anew
-(RFC 9110, section 7.6.1); the others go on as the bytes that they were.
+The request goes out in one write, and a large body is not copied for it. Of its headers only those are dropped that concern
+one connection or that we make anew (RFC 9110, section 7.6.1); the others go on as the bytes that they were.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _HOP_BY_HOP: Final = frozenset(
 _REQUEST_OWN: Final = _HOP_BY_HOP.union(
     [b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"]
 )
+_ENCODED_OWN: Final = _REQUEST_OWN - {b"content-encoding"}
 _ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length", b"x-request-id"}
 _ANSWER_PREFIX: Final = b"x-warmroute-"  # the gateway's own headers: a replica's would be doubled, or believed
 
@@ -219,12 +220,12 @@ class Relay:
         """
         road = self._roads.get(base_url) or self._add(base_url)
         limits = Limits(timeout_s, timeout_s, timeout_s, timeout_s) if timeout_s else self._limits
-        pool, data = road.pool, _request(road.address, call)
+        pool, head = road.pool, _head(road.address, call)
         reused = None if fresh else pool.idle()
         if reused is None:
-            return await _answer(pool, await pool.connect(limits.connect_s), data, call, limits)
+            return await _answer(pool, await pool.connect(limits.connect_s), head, call, limits)
         try:
-            attempt = await _answer(pool, reused, data, call, limits)
+            attempt = await _answer(pool, reused, head, call, limits)
         except ReplicaFailure as failure:
             if failure.reason != "reset" or reused.started or not call.repeatable:
                 raise
@@ -235,7 +236,7 @@ class Relay:
             if not call.repeatable:
                 raise ReplicaFailure("reset", "the replica closed an idle connection with a 408")
         try:
-            attempt = await _answer(pool, await pool.connect(limits.connect_s), data, call, limits)
+            attempt = await _answer(pool, await pool.connect(limits.connect_s), head, call, limits)
         except ReplicaFailure as second:
             # The first connection did take the call: if the replica is gone now, the call may be why.
             raise ReplicaFailure(second.reason, second.message, reached=1 + second.reached) from second
@@ -263,11 +264,11 @@ def _limits_of(timeouts: TimeoutConfig) -> Limits:
     return Limits(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s, timeouts.total_s or None)
 
 
-async def _answer(pool: Pool, connection: Connection, data: bytes, call: Call, limits: Limits) -> Attempt:
+async def _answer(pool: Pool, connection: Connection, head: bytes, call: Call, limits: Limits) -> Attempt:
     if not call.probe:
         pool.carries_request(connection)
     try:
-        connection.send(data, to_head=call.method == "HEAD", limits=limits)
+        connection.send(head, call.body, to_head=call.method == "HEAD", limits=limits)
         await connection.wait()
     except BaseException:
         pool.give_back(connection)
@@ -285,11 +286,11 @@ def _is_stale(attempt: Attempt) -> bool:
     return attempt.status == _REQUEST_TIMEOUT and not attempt.head.keep_alive
 
 
-def _request(address: Address, call: Call) -> bytes:
-    """The request's bytes, head and body."""
+def _head(address: Address, call: Call) -> bytes:
+    """The request's bytes before its body."""
     length = b"Content-Length: %d\r\n" % len(call.body) if call.body or call.method in _WITH_BODY else b""
     begin = f"{call.method} {address.path}{call.path} HTTP/1.1\r\nHost: {address.netloc}\r\n".encode("ascii")
-    return b"".join((begin, call.headers, length, b"\r\n", call.body))
+    return b"".join((begin, call.headers, length, b"\r\n"))
 
 
 def parse_address(base_url: str) -> Address:
@@ -299,9 +300,9 @@ def parse_address(base_url: str) -> Address:
     return Address(parts.hostname or "", parts.port or (443 if tls else 80), tls, parts.netloc, parts.path)
 
 
-def onward(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A client's headers as they go to a replica."""
-    return lines(_without(headers, _REQUEST_OWN)) + b"Accept-Encoding: identity\r\n"
+def onward(headers: Iterable[tuple[bytes, bytes]], *, encoded: bool = False) -> bytes:
+    """A client's headers as they go to a replica. encoded: the body goes in the Content-Encoding in which it came."""
+    return lines(_without(headers, _ENCODED_OWN if encoded else _REQUEST_OWN)) + b"Accept-Encoding: identity\r\n"
 
 
 def back(head: Head) -> bytes:

@@ -4,7 +4,8 @@ This is the one seam with the insides of aiohttp's server, and it is narrow. Wha
 - `request.transport` and `request.protocol`, both public;
 - a handler may return anything that has `prepare`, `write_eof` and `keep_alive`, which aiohttp calls in this order and which
   here do nothing but wait until the client has taken what was written;
-- `pause_writing` and `resume_writing` of the protocol (`front.py`), which stop and start the replica's connection.
+- `pause_writing` and `resume_writing` of the protocol (`client.py`), which stop and start the replica's connection; its `reply`
+  is the answer that has begun.
 `tests/gateway/test_reply.py` fails where a release of aiohttp moves it.
 
 An answer is framed by its length, else in chunks, else (HTTP/1.0) by the end of the connection.
@@ -24,6 +25,8 @@ from gateway.plain import PlainRequest
 
 if TYPE_CHECKING:
     from gateway.relay import Attempt
+
+MAX_JOINED: Final = 1 << 16  # bytes of a body that go out in one buffer with the head
 
 _BODILESS: Final = frozenset([204, 304])
 _REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -51,7 +54,7 @@ _dates = Dates()
 class Reply:
     """One answer to one client: `begin`, `write` any number of times, `end`. Raises ConnectionResetError if the client left."""
 
-    __slots__ = ("_chunked", "_patience_s", "_request", "_transport", "begun", "keep_alive")
+    __slots__ = ("_chunked", "_ended", "_patience_s", "_request", "_transport", "begun", "keep_alive")
 
     def __init__(self, request: web.BaseRequest | PlainRequest, *, keep_alive: bool, patience_s: float) -> None:
         """keep_alive: whether the connection may be used again. patience_s: how long a client may not read at the end."""
@@ -59,6 +62,7 @@ class Reply:
         self._transport = request.transport
         self._patience_s = patience_s
         self._chunked = False
+        self._ended = False
         self.keep_alive = keep_alive and request.keep_alive
         self.begun = False
 
@@ -88,7 +92,13 @@ class Reply:
         elif self._chunked and first:
             first = b"%x\r\n%b\r\n" % (len(first), first)
         self.begun = True
-        self._write(b"".join((start, headers, framing, _dates.line(time.time()), b"Server: warmroute\r\n\r\n", first)))
+        self._request.protocol.reply = self  # type: ignore[attr-defined]  # client.ClientConnection
+        parts = (start, headers, framing, _dates.line(time.time()), b"Server: warmroute\r\n\r\n")
+        if len(first) > MAX_JOINED:
+            self._write(b"".join(parts))
+            self._write(first)  # without a copy of it
+        else:
+            self._write(b"".join((*parts, first)))
 
     def write(self, data: bytes) -> None:
         """Bytes of the body."""
@@ -97,6 +107,7 @@ class Reply:
 
     def end(self, last: bytes = b"") -> None:
         """The last bytes of the body; the answer is complete."""
+        self._ended = True
         if self._chunked:
             self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last) if last else b"0\r\n\r\n")
         elif last:
@@ -108,10 +119,19 @@ class Reply:
         if self._transport:
             self._transport.abort()
 
+    def probe(self) -> None:
+        """Write something that means nothing, so that a client that has left resets the connection.
+
+        In chunks that is a zero before the next chunk's size, which is then one digit longer (RFC 9112, section 7.1). An answer
+        that is framed otherwise has no room for it: its next bytes will do the same.
+        """
+        if self._chunked and not self._ended and self._transport and not self._transport.is_closing():
+            self._transport.write(b"0")
+
     def feed_from(self, attempt: Attempt | None) -> None:
         """The replica's answer that is to be held back while the client does not read; None: none any more."""
         protocol = self._request.protocol
-        protocol.source = attempt  # type: ignore[attr-defined]  # front.ClientConnection
+        protocol.source = attempt  # type: ignore[attr-defined]  # client.ClientConnection
         if attempt and protocol.writing_paused:
             attempt.pause()
 

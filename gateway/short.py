@@ -3,8 +3,8 @@
     idle ── begin ──► its body comes ──► served ──► idle
                                             └─────► closed (the client left, or the answer is the last one)
 
-One request at a time: what the client sends behind it waits, and beyond MAX_BEHIND bytes the connection is not read. Whatever
-`begin` does not take is aiohttp's (`front.py`), untouched.
+One request at a time: what the client sends behind it (pipelined bytes) waits, charged to the budget, and beyond MAX_BEHIND the
+connection is not read. Whatever `begin` does not take is aiohttp's (`client.py`), untouched.
 """
 
 from __future__ import annotations
@@ -13,18 +13,30 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.budget import Account, Lease
 from gateway.plain import Beginning, PlainRequest
 
 if TYPE_CHECKING:
-    from gateway.front import ClientConnection
+    from gateway.client import ClientConnection
 
-MAX_BEHIND: Final = 1 << 16
+MAX_BEHIND: Final = 1 << 16  # pipelined bytes; one read more may come before the connection is paused
 
 
 class ShortWay:
-    """See the top of this file. request: the one that is on its way, if any is."""
+    """See the top of this file. request: the one that is on its way, if any is. account: the client's, once it is connected."""
 
-    __slots__ = ("_behind", "_connection", "_handler", "_held", "_loop", "_task", "request")
+    __slots__ = (
+        "_behind",
+        "_behind_lease",
+        "_connection",
+        "_deaf",
+        "_handler",
+        "_held",
+        "_loop",
+        "_task",
+        "account",
+        "request",
+    )
 
     def __init__(
         self, connection: ClientConnection, handler: Callable[[Any], Awaitable[Any]], loop: asyncio.AbstractEventLoop
@@ -35,49 +47,85 @@ class ShortWay:
         self._loop = loop
         self._task: asyncio.Task[None] | None = None
         self._behind = bytearray()  # in one piece: it may come byte by byte
+        self._behind_lease: Lease | None = None
         self._held = False  # the connection is not read
+        self._deaf = False  # the connection ends with this request: what still comes is dropped
+        self.account: Account | None = None
         self.request: PlainRequest | None = None
 
     def begin(self, begun: Beginning, data: bytes) -> None:
         """Serve the request that `data` begins with."""
+        assert self.account is not None
         end = begun.end + begun.length
+        behind = b""
         if len(data) > end:
-            self._behind += data[end:]
-            data = data[:end]
-        self.request = request = PlainRequest(data, begun, self._connection)
+            data, behind = data[:end], data[end:]
+        self.request = request = PlainRequest(data, begun, self._connection, self.account.lease())
+        if behind:
+            self._keep(behind)
         self._task = asyncio.Task(self._serve(request), loop=self._loop, name="request")
 
     def feed(self, data: bytes) -> None:
         """More has come while a request is on its way."""
         assert self.request is not None
-        if self.request.body is None:
+        if self._deaf:
+            return
+        if not self.request.complete:
             data = self.request.feed(data)
         if data:
-            self._behind += data
-        if not self._held and len(self._behind) > MAX_BEHIND:
-            self._held = True
-            self._connection.hold(on=True)
+            self._keep(data)
 
     def lost(self) -> None:
         """The client left."""
         if self._task:
             self._task.cancel()
 
+    def _keep(self, data: bytes) -> None:
+        """Keep pipelined bytes until the request before them is answered."""
+        assert self.account is not None
+        if self._behind_lease is None:
+            self._behind_lease = self.account.lease()
+        if not self._behind_lease.grow(len(data)):
+            self._go_deaf()  # the requests in it get no answer: the client sees the connection end, and may repeat them
+            return
+        self._behind += data
+        if not self._held and len(self._behind) > MAX_BEHIND:
+            self._held = True
+            self._connection.hold(on=True)
+
+    def _go_deaf(self) -> None:
+        self._deaf = True
+        self._behind = bytearray()
+        if self._behind_lease is not None:
+            self._behind_lease.close()
+
     async def _serve(self, request: PlainRequest) -> None:
         keep = False
         try:
             reply = await self._handler(request)
             await reply.write_eof()
-            keep = reply.keep_alive and request.body is not None
+            keep = reply.keep_alive and request.complete and not self._deaf
+            if not request.complete:
+                self._go_deaf()
+                self._unhold()
+                await self._connection.linger()
         except ConnectionError:
             """The client left."""
         finally:
+            request.close()
             self.request = self._task = None
-            behind, self._behind = self._behind, bytearray()
-            if self._held:
-                self._held = False
-                self._connection.hold(on=False)
-            self._connection.served(bytes(behind), keep=keep)
+            behind = b""
+            if self._behind_lease is not None:
+                behind, self._behind = bytes(self._behind), bytearray()
+                self._behind_lease.close()
+                self._behind_lease = None
+            self._unhold()
+            self._connection.served(behind, keep=keep)
+
+    def _unhold(self) -> None:
+        if self._held:
+            self._held = False
+            self._connection.hold(on=False)
 
     def __repr__(self) -> str:
         return f"<ShortWay {self.request!r}, {len(self._behind)} bytes behind it>"

@@ -24,6 +24,7 @@ from gateway.errors import ClientStalled, ReplicaFailure
 from gateway.http1 import Answer, FramingError
 
 MAX_UNREAD: Final = 1 << 18  # bytes of an answer that nobody has asked for yet; beyond this the connection is not read
+MAX_JOINED: Final = 1 << 16  # bytes of a body that goes out in one buffer with its head
 
 Sink = Callable[[bytes], None]
 
@@ -81,8 +82,8 @@ class Connection(asyncio.Protocol):
 
     # -- the owner's side
 
-    def send(self, data: bytes, *, to_head: bool, limits: Limits) -> None:
-        """Begin a call: a whole request."""
+    def send(self, head: bytes, body: bytes = b"", *, to_head: bool, limits: Limits) -> None:
+        """Begin a call: a whole request. A large body is not copied."""
         assert self._transport is not None
         self.answer, self.failure, self.started = Answer(to_head=to_head), None, False
         self._limits, self._flowing = limits, False
@@ -90,7 +91,10 @@ class Connection(asyncio.Protocol):
         soonest = now + min(limits.first_byte_s, limits.idle_s, limits.total_s or math.inf)
         if self._timer is None or self._timer.when() > soonest:  # one that fires too early sees that it does
             self._look_at_time()
-        self._transport.write(data)
+        if len(body) > MAX_JOINED:
+            self._transport.writelines((head, body))
+        else:
+            self._transport.write(head + body)
 
     @property
     def complete(self) -> bool:

@@ -1,4 +1,4 @@
-"""Plain requests go past aiohttp, all others through it, a connection may bring both: the seam that `front.py` names."""
+"""Plain requests go past aiohttp, all others through it, a connection may bring both: the seam that `client.py` names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.body import read_body
-from gateway.front import ClientConnection, Front
+from gateway.budget import Budget
+from gateway.client import ClientConnection
+from gateway.front import Front
 from gateway.http1 import Answer
 from gateway.plain import MAX_FIELDS, MAX_HEAD_BYTES, PlainRequest, read_head
 from gateway.reply import Reply
@@ -51,7 +53,7 @@ async def serving(handler: Handler = echo, **options: Any) -> AsyncIterator[tupl
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     bounds: dict[str, Any] = {"max_connections": 9, "busy": b"", "idle_s": 75.0, **options}
-    front = Front(app, handler, refuse=lambda status, _: web.Response(status=status), **bounds)
+    front = Front(app, handler, respond=lambda error: web.Response(status=error.status), budget=Budget(1 << 28), **bounds)
     server = await asyncio.get_running_loop().create_server(front, "127.0.0.1", 0)
     try:
         yield front, server.sockets[0].getsockname()[1]

@@ -11,7 +11,9 @@ from typing import Any, cast
 import pytest
 from aiohttp import HttpVersion10, HttpVersion11, web
 
-from gateway.front import ClientConnection, Front
+from gateway.budget import Budget
+from gateway.client import ClientConnection
+from gateway.front import Front
 from gateway.http1 import Answer
 from gateway.relay import Attempt
 from gateway.reply import Dates, Reply
@@ -27,7 +29,15 @@ async def serving(handler: Handler) -> AsyncIterator[int]:
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app)
     await runner.setup()
-    front = Front(app, handler, refuse=lambda status, _: web.Response(status=status), max_connections=9, busy=b"", idle_s=75.0)
+    front = Front(
+        app,
+        handler,
+        respond=lambda error: web.Response(status=error.status),
+        budget=Budget(1 << 28),
+        max_connections=9,
+        busy=b"",
+        idle_s=75.0,
+    )
     server = await asyncio.get_running_loop().create_server(front, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]

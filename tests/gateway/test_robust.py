@@ -539,10 +539,14 @@ async def test_other_versions_are_not_spoken(line: bytes) -> None:
 
 
 async def test_a_body_that_nobody_wants_and_that_is_broken_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    """It is not decompressed; one whose framing is broken ends the connection."""
+    head = b"GET /health HTTP/1.1\r\nHost: h\r\n"
     async with FakeReplica() as replica, running(replica) as run:
         async with dial(run) as (reader, writer):
-            writer.write(b"GET /health HTTP/1.1\r\nHost: h\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nhuhu")
+            writer.write(head + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nhuhu")
             assert (await read_answer(reader))[0] == 200
+            writer.write(head + b"Transfer-Encoding: chunked\r\n\r\nhuhu")
+            assert (await read_answer(reader))[0] in (200, 400)
             await reader.read()
         await served(run)
     assert not [record for record in caplog.records if record.exc_info]

@@ -1,0 +1,46 @@
+"""Which requests go no further than the front, because what other programs would make of them is not clear. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from aiohttp import HttpVersion10, HttpVersion11, web
+
+from gateway.errors import GatewayError, bad_request
+
+SPOKEN: Final = frozenset([HttpVersion10, HttpVersion11])  # aiohttp's parser takes HTTP/0.9 and 2.0 as well
+
+
+def refusal_of(request: web.Request) -> GatewayError | None:
+    """Why a request that aiohttp has read is not served; None if it is."""
+    expect = request.headers.get("Expect")
+    if expect is not None and expect.lower() != "100-continue":
+        return invalid_http("the expectation is not known")
+    # aiohttp's parser in Python, which is used where it was not compiled, quotes nothing.
+    if not request.raw_path.isascii() and not request.rel_url.raw_path_qs.isascii():
+        return invalid_http("the target is not ASCII")
+    if has_dot_segment(request.raw_path):
+        return invalid_http("the path has a dot segment")
+    codings = request.headers.getall("Transfer-Encoding", ())
+    if codings and [coding.strip().lower() for coding in codings] != ["chunked"]:
+        return GatewayError(501, "unknown_transfer_coding", "The request's Transfer-Encoding is not chunked.")
+    return None
+
+
+def has_dot_segment(target: str) -> bool:
+    """Whether a path has a segment `.` or `..`, in any of the spellings that some server takes for one.
+
+    The gateway would forward it as it came, and the replica, or a proxy before it, would remove it: the request would arrive at
+    a path that the gateway does not pass on.
+    """
+    path = target.partition("?")[0]
+    if "." not in path and "%" not in path:
+        return False
+    segments = unquote_to_bytes(path).replace(b"\\", b"/").split(b"/")
+    return any(segment.partition(b";")[0] in (b".", b"..") for segment in segments)
+
+
+def invalid_http(why: str) -> GatewayError:
+    """What is not HTTP/1.1. why: one line."""
+    return bad_request(f"The request is not valid HTTP/1.1: {why}", code="invalid_http")

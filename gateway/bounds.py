@@ -1,0 +1,138 @@
+"""aiohttp's parser of one connection, with the bounds that it has not: on a whole head, and on the memory of all clients.
+
+aiohttp bounds a header line and the number of headers, but not their sum, and it buffers what a client sends as far as its own
+limits allow on each of ten thousand connections. So all bytes go to its parser through here and are charged to the budget:
+
+- an unfinished head, and bytes that the parser holds while it is paused, to the connection's lease;
+- each request's head and the bytes of its body, as they come, to a lease of its own, which `next_request` hands to its handler.
+
+What may not be held ends the connection: from then on its bytes are dropped (`closed`). An unfinished head is answered at once,
+by the error that is raised here; a request by `front.py`, which finds its lease refused, when its turn has come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from aiohttp.http_exceptions import HttpProcessingError
+
+from gateway.budget import Lease
+from gateway.errors import GatewayError, head_too_large, over_budget
+
+MAX_HEAD_BYTES: Final = 64 << 10  # request line and headers
+HEAD_COPIES: Final = 3  # what aiohttp makes of a head: the raw headers, the decoded ones, and what is around them
+NOTHING: Final = ((), False, b"")
+
+
+class Refused(HttpProcessingError):
+    """Raised into aiohttp's connection, which answers with what `client.py` makes of `error`."""
+
+    def __init__(self, error: GatewayError) -> None:
+        super().__init__(code=error.status, message=error.message)
+        self.error = error
+
+
+class BoundedParser:
+    """See the top of this file. It stands in for `parser`, whose methods that are not here are handed through.
+
+    Used of aiohttp: that its connection gives all bytes to `_parser.feed_data`, which returns (messages, upgraded, tail); a
+    message's `raw_headers` and `path`; a payload's `total_bytes` and `is_eof`.
+    """
+
+    def __init__(self, parser: Any, lease: Lease) -> None:
+        """lease: the connection's."""
+        self._parser = parser
+        self._lease = lease
+        self._head = 0  # bytes of a head that is not finished
+        self._payload: Any = None  # of the last request, while it is not complete
+        self._leases: deque[Lease] = deque()  # of the requests that were not handed out
+        self._last: Lease | None = None  # of the last request
+        self.closed = False
+        self.pause_reading = parser.pause_reading
+        self.message_consumed = parser.message_consumed
+        self.set_upgraded = parser.set_upgraded
+        self.feed_eof = parser.feed_eof
+
+    def feed_data(self, data: bytes) -> tuple[Sequence[Any], bool, bytes]:
+        """Raises HttpProcessingError, once."""
+        if self.closed:
+            return NOTHING
+        payload = self._payload
+        before = payload.total_bytes if payload is not None else 0
+        try:
+            messages, upgraded, tail = self._parser.feed_data(data)
+        except HttpProcessingError:
+            self.close()
+            raise
+        if payload is not None:
+            self._charge(payload.total_bytes - before)
+            if payload.is_eof():
+                self._payload = None
+        for message, its_payload in messages:
+            self._begin(message, its_payload)
+        if messages or payload is not None:
+            self._head = 0  # less than one read of a next head may be here; the next read counts
+        else:
+            self._head += len(data)
+            self._check_head()
+        return messages, upgraded, tail
+
+    def note_paused(self, size: int) -> None:
+        """After each `feed_data`. size: bytes that the parser may hold back, because it is paused."""
+        if not self._lease.resize(self._head * HEAD_COPIES + size):
+            self.close()
+
+    def next_request(self) -> Lease:
+        """The lease of the request whose turn it is; the caller closes it."""
+        return self._leases.popleft()
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self.closed = True
+        self._head = 0
+        self._lease.resize(0)
+
+    def lost(self) -> None:
+        """The connection is gone, and all requests whose turn had not come with it."""
+        self.closed = True
+        for lease in self._leases:
+            lease.close()
+        self._lease.close()
+
+    def _begin(self, message: Any, payload: Any) -> None:
+        size = len(message.path) + sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
+        self._last = lease = self._lease.account.lease()
+        self._leases.append(lease)
+        lease.head = size * HEAD_COPIES
+        if size > MAX_HEAD_BYTES:
+            lease.refused = True
+            self.close()
+        self._charge(lease.head + payload.total_bytes)
+        self._payload = None if payload.is_eof() else payload
+
+    def _charge(self, size: int) -> None:
+        assert self._last is not None
+        if not self._last.grow(size):
+            self.close()
+
+    def _check_head(self) -> None:
+        """Raises Refused if the head that is on its way is too large, by itself or for the budget."""
+        if self._head > MAX_HEAD_BYTES:
+            error = head_too_large(MAX_HEAD_BYTES)
+        elif not self._lease.resize(self._head * HEAD_COPIES):
+            error = over_budget(self._head, self._lease.account.largest)
+        else:
+            return
+        self.close()
+        raise Refused(error)
+
+
+def refusal_of(lease: Lease) -> GatewayError | None:
+    """Why a request may not be served, if its bytes may not be held."""
+    if not lease.refused:
+        return None
+    if lease.head > MAX_HEAD_BYTES * HEAD_COPIES:
+        return head_too_large(MAX_HEAD_BYTES)
+    return over_budget(lease.held, lease.account.largest)

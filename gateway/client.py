@@ -1,0 +1,290 @@
+"""One client's connection: aiohttp's, with bounds, our error shape, and a short way for plain requests.
+
+A connection may bring requests of both kinds. Bytes go either to `short.py` or to aiohttp's parser, and a plain request is
+taken only where that parser is known to stand between two messages: it was given nothing yet, or whole messages, one by one and
+by the same strict reading, and has answered all of them. This is a seam with the insides of aiohttp's connection: `_waiter`,
+`_messages`, `_close`, `_force_close`, `_parser`, `_current_request`, `_reading_paused`, `_buffer_paused`, `_upgraded`, its
+calls of `data_received` with nothing, and the time of its keep-alive timer. `tests/gateway/test_front.py` fails where a release
+moves it.
+
+A client that closes its sending side gets its answer, as long as it has not closed its socket (`half_closed.py`). Without
+interim responses that cannot be told apart, so an HTTP/1.0 client that sends no more has left. An answer to a request that has
+not arrived whole is followed by a lingering close: the rest is read and dropped for a while, because a connection that is
+closed with unread bytes is reset, and the client might lose the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from aiohttp import HttpVersion11, web
+
+from gateway.acceptable import invalid_http
+from gateway.bounds import BoundedParser, Refused
+from gateway.budget import Lease, client_of
+from gateway.errors import internal_error
+from gateway.plain import Beginning, read_head
+from gateway.reply import Reply
+from gateway.short import ShortWay
+
+if TYPE_CHECKING:
+    from gateway.front import Front
+    from gateway.relay import Attempt
+
+log = logging.getLogger("warmroute.gateway")
+
+SHORT: Final = frozenset(["/v1/chat/completions", "/v1/completions"])
+LINGER_S: Final = 10.0
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class ClientConnection(web.RequestHandler):
+    """One client's connection.
+
+    source: the replica's answer that is being written to it; it is paused while nobody reads. reply: the answer to the current
+    request, once it has begun. lease: what the request holds that aiohttp has read and that is being handled.
+    """
+
+    __slots__ = (
+        "_bounded",
+        "_fd",
+        "_front",
+        "_gone",
+        "_half_closed",
+        "_lent",
+        "_lost_track",
+        "_short",
+        "lease",
+        "reply",
+        "source",
+    )
+
+    def __init__(self, front: Front, **options: Any) -> None:
+        super().__init__(front, **options)
+        self._front = front
+        self._short = ShortWay(self, front.handler, self._loop)
+        self._bounded: BoundedParser | None = None
+        self._lent = False  # aiohttp was given a message, and may still be at it
+        self._lost_track = False  # it was given bytes of which we do not know where their message ends
+        self._half_closed = False  # the client sends no more
+        self._gone: asyncio.Future[None] | None = None  # while the connection lingers
+        self._fd = -1
+        self.lease: Lease | None = None
+        self.reply: Reply | None = None
+        self.source: Attempt | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._front.full:
+            refused = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+            refused.write(self._front.busy)
+            refused.close()
+            return
+        lease = self._front.budget.lease(client_of(transport.get_extra_info("peername")))
+        self._short.account = lease.account
+        self._bounded = BoundedParser(self._parser, lease)
+        self._parser = self._bounded  # type: ignore[assignment]  # as far as it is used, it is one
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._fd >= 0:
+            self._front.half_closed.forget(self._fd)
+        super().connection_lost(exc)
+        self._short.lost()
+        if self._bounded:
+            self._bounded.lost()
+            self._bounded = None  # it refers to the parser, and that to this connection
+        if self.lease:
+            self.lease.close()
+        self._end_linger()
+
+    def data_received(self, data: bytes) -> None:
+        if self._short.request is not None:
+            self._short.feed(data)
+            return
+        if not data:  # aiohttp itself, which asks its parser to go on
+            self._lend(data)
+            return
+        begun = None if self._lost_track else read_head(data)
+        if begun and self._ours(begun) and not self._at_work():
+            if not (self._force_close or self._close):
+                self._short.begin(begun, data)
+            return
+        self._lent, self._lost_track = True, begun is None or len(data) != begun.end + begun.length
+        self._lend(data)
+
+    def _lend(self, data: bytes) -> None:
+        """Give bytes to aiohttp."""
+        super().data_received(data)
+        if self._bounded:
+            paused = self._reading_paused or self._buffer_paused or self._upgraded
+            self._bounded.note_paused(len(data) if paused else 0)
+        if self._buffer_paused:
+            self._watch(self._ended_unread)
+
+    def _ours(self, begun: Beginning) -> bool:
+        head = begun.head
+        return head.target in SHORT and head.method == "POST" and 0 < begun.length <= self._front.max_body
+
+    def _at_work(self) -> bool:
+        """Whether aiohttp has still to answer what it was given."""
+        if self._lent:
+            self._lent = bool(self._messages) or self._waiter is None or self._waiter.done()
+        return self._lent
+
+    def served(self, behind: bytes, *, keep: bool) -> None:
+        """A plain request is over. behind: what came after it; keep: the connection may be used again."""
+        self.reply = None
+        if not keep:
+            self.force_close()
+            return
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if behind:
+            self.data_received(behind)
+        if self._half_closed and self._short.request is None and not self._at_work():
+            self.force_close()
+
+    def hold(self, *, on: bool) -> None:
+        """Read no more for now: more has come behind a request than should wait."""
+        if self.transport and not self.transport.is_closing() and not self._half_closed:
+            if on:
+                self.transport.pause_reading()
+                self._watch(self._ended_unread)
+            else:
+                self.transport.resume_reading()
+
+    # -- requests that aiohttp reads
+
+    def begin_request(self) -> Lease:
+        """Its turn has come."""
+        assert self._bounded is not None
+        self.lease = lease = self._bounded.next_request()
+        return lease
+
+    async def finish_response(
+        self, request: web.BaseRequest, answer: Any, begun: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write the answer, or the rest of it, and wait until the client has taken it."""
+        try:
+            async with asyncio.timeout(None if isinstance(answer, Reply) else self._keepalive_timeout):  # a Reply has its own
+                finished = await super().finish_response(request, answer, begun)
+        except TimeoutError:
+            self._abort()
+            return answer, True
+        finally:
+            if self.lease:
+                self.lease.close()
+            self.lease = self.reply = None
+        if not self._messages:
+            if self._bounded and self._bounded.closed:
+                await self.linger()
+                self.close()
+            elif self._half_closed:
+                self.close()
+        return finished
+
+    # -- the end of a connection
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's says None: it has no half-closed connections
+        """The client sends no more. True: it may still read, and has an answer to come."""
+        self._end_linger()
+        if not (self._half_closed or self._awaits_answer()):
+            return False
+        self._half_closed = True
+        if not self._watch(None):
+            return False
+        self._probe()
+        if not self._short.request and not self._messages:
+            self.close()  # after the answer
+        return True
+
+    def _watch(self, ended: Callable[[], None] | None) -> bool:
+        """Notice when the client resets the connection. ended: to be called when it sends no more."""
+        if self.transport is None or self.transport.is_closing():
+            return False
+        if self._fd < 0:
+            self._fd = self.transport.get_extra_info("socket").fileno()
+        return self._front.half_closed.watch(self._fd, self._abort, ended)
+
+    def _probe(self) -> None:
+        """Write something that means nothing, which a client that has left answers with a reset."""
+        if self.reply:
+            self.reply.probe()
+        elif self.transport and (self._short.request or self._current_request):
+            self.transport.write(CONTINUE)
+
+    def _ended_unread(self) -> None:
+        """The client sends no more, on a connection that is not read."""
+        if self._awaits_answer():
+            self._probe()
+        else:
+            self._abort()
+
+    def _awaits_answer(self) -> bool:
+        """Whether a whole request of a client that takes interim responses is not answered yet."""
+        if plain := self._short.request:
+            return plain.complete
+        if request := self._current_request:
+            return request.version >= HttpVersion11 and request.content.is_eof()
+        return self._at_work()
+
+    def _abort(self) -> None:
+        """The client does not read any more."""
+        if self.transport:
+            self.transport.abort()
+
+    async def linger(self) -> None:
+        """After the last answer: read and drop what the client still sends, until it sends no more."""
+        if self.transport is None or self.transport.is_closing() or self._half_closed:
+            return
+        self._gone = self._loop.create_future()
+        with contextlib.suppress(TimeoutError, OSError):  # OSError: the client has just left
+            self.transport.write_eof()
+            async with asyncio.timeout(LINGER_S):
+                await self._gone
+
+    def _end_linger(self) -> None:
+        if self._gone and not self._gone.done():
+            self._gone.set_result(None)
+
+    def _process_keepalive(self) -> None:
+        if self._short.request is not None:  # aiohttp does not see it, and would take the connection for idle
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        super()._process_keepalive()
+
+    # -- flow control, errors
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.source:
+            self.source.pause()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.source:
+            self.source.resume()
+
+    def log_exception(self, *args: Any, **options: Any) -> None:
+        """A body that nobody wanted and that cannot be decoded is the client's fault: no reason for a traceback."""
+        if not isinstance(options.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **options)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What is not HTTP is answered once, in our shape, and without a traceback: it is the client's fault."""
+        if isinstance(exc, Refused):
+            return self._front.refuse(exc.error)
+        if status < 500:
+            why = (message or "it cannot be read").encode("ascii", "backslashreplace")  # it quotes what the client sent
+            return self._front.refuse(invalid_http(why.decode().splitlines()[0]))
+        if not isinstance(exc, ConnectionError):  # the client left: nobody's fault, and nobody reads this
+            log.error("unhandled error", exc_info=exc)
+        return self._front.refuse(internal_error())

@@ -1,0 +1,102 @@
+"""Decompression of a request's body, slice by slice, with bounds on what it may become. Pure.
+
+A kilobyte of gzip may become a megabyte of zeros, and a megabyte a gigabyte. So no call makes more than SLICE bytes, and a body
+may become neither longer than the limit of bodies nor, beyond RATIO_FROM bytes, more than RATIO times as long as what was sent.
+JSON of prompts shrinks to a third or a tenth, a list of equal numbers to a hundredth at most; what shrinks to a thousandth says
+nothing that its sender could not say shorter.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from gateway.errors import GatewayError, bad_request
+
+GZIP: Final = "gzip"
+DEFLATE: Final = "deflate"
+CODINGS: Final[Mapping[str, str]] = MappingProxyType({"gzip": GZIP, "x-gzip": GZIP, "deflate": DEFLATE})  # RFC 9110, 8.4.1
+
+SLICE: Final = 1 << 18
+RATIO: Final = 100
+RATIO_FROM: Final = 1 << 20
+MAX_MEMBERS: Final = 64  # a gzip file may consist of several; each costs a decompressor
+
+
+class Inflater:
+    """`feed` compressed bytes, then `take` until it gives b"", and so on; `finish` at the end. All raise GatewayError."""
+
+    __slots__ = ("_coding", "_cut", "_fed", "_limit", "_made", "_members", "_rest", "_stream")
+
+    def __init__(self, coding: str, limit: int) -> None:
+        """coding: GZIP or DEFLATE. limit: bytes, of what is fed as of what comes out."""
+        self._coding = coding
+        self._limit = limit
+        self._fed = 0
+        self._made = 0
+        self._members = 0
+        self._rest = b""  # compressed bytes that were not taken in yet
+        self._cut = False
+        self._stream: zlib._Decompress | None = None
+
+    def feed(self, data: bytes) -> None:
+        """O(data), if all before was taken."""
+        self._fed += len(data)
+        if self._fed > self._limit:
+            raise self._too_large()
+        self._rest = self._rest + data if self._rest else data
+
+    def take(self) -> bytes:
+        """The next bytes, at most SLICE of them; b"" if more has to be fed."""
+        while self._rest or self._cut:
+            stream = self._stream or self._next_stream()
+            try:
+                made = stream.decompress(self._rest, SLICE)
+            except zlib.error as error:
+                raise _broken() from error
+            # An output that was cut short may have a rest inside the decompressor, though all input was taken in.
+            self._cut = len(made) == SLICE and not stream.eof
+            if stream.eof:
+                self._rest, self._stream = stream.unused_data, None
+            else:
+                self._rest = stream.unconsumed_tail
+            if made:
+                self._count(len(made))
+                return made
+        return b""
+
+    def finish(self) -> None:
+        """Everything was fed and taken."""
+        if self._stream is not None:
+            raise _broken()
+
+    def _next_stream(self) -> zlib._Decompress:
+        self._members += 1
+        if self._members > (MAX_MEMBERS if self._coding == GZIP else 1):
+            raise _broken()
+        bits = 16 + zlib.MAX_WBITS
+        if self._coding == DEFLATE:  # by RFC 9110 with zlib's head, but some clients leave it out
+            bits = zlib.MAX_WBITS if self._rest[0] & 15 == 8 else -zlib.MAX_WBITS
+        self._stream = stream = zlib.decompressobj(wbits=bits)
+        return stream
+
+    def _count(self, made: int) -> None:
+        self._made += made
+        if self._made > self._limit:
+            raise self._too_large()
+        if self._made > max(RATIO_FROM, RATIO * (self._fed - len(self._rest))):
+            text = f"The body becomes more than {RATIO} times as long by decompression. Send it uncompressed."
+            raise GatewayError(413, "request_too_large", text)
+
+    def _too_large(self) -> GatewayError:
+        text = f"The body is larger than {self._limit >> 20} MiB when decompressed (limits.body_mb)."
+        return GatewayError(413, "request_too_large", f"{text} Send less, or raise the limit.")
+
+    def __repr__(self) -> str:
+        return f"<Inflater {self._coding}, {self._fed} bytes in, {self._made} out>"
+
+
+def _broken() -> GatewayError:
+    return bad_request("The body cannot be read: its encoding is broken.", code="invalid_body")

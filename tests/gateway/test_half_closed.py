@@ -1,0 +1,213 @@
+"""A client that sends no more: it gets its answer if it still reads, and frees its replica at once if it does not.
+
+On both event loops, for this is about what they make of the end of what a client sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from gateway.http1 import Answer
+from tests.fakes import Behaviour, FakeReplica, FakeRequest, answers, hangs, streams
+from tests.gateway.conftest import eventually, running
+from tests.gateway.test_robust import RAW, STREAM, dial, post, served
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+on_both_loops = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+BY_AIOHTTP = b"Transfer-Encoding: chunked"
+
+
+def chunked(body: bytes) -> bytes:
+    """The same request as `post` makes, but one that aiohttp's parser reads."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\n%b\r\n\r\n" % BY_AIOHTTP
+    return head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+
+
+def after(go: asyncio.Event, then: Behaviour) -> Behaviour:
+    """Wait before the answer's first byte."""
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        await then(request, writer)
+
+    return behave
+
+
+async def read_all(reader: asyncio.StreamReader, count: int = 1) -> list[bytes]:
+    """The bodies of so many answers, after which the connection ends."""
+    rest, bodies = await reader.read(), list[bytes]()
+    for _ in range(count):
+        answer = Answer()
+        bodies.append(answer.feed(rest))
+        assert answer.complete, rest
+        rest = answer.rest
+    assert not rest
+    return bodies
+
+
+@on_both_loops
+@pytest.mark.parametrize("body", [RAW, STREAM])
+@pytest.mark.parametrize("frame", [post, chunked])
+def test_before_the_answer(frame: Callable[[bytes], bytes], body: bytes, run: Run) -> None:
+    """An interim response shows that the client is still there; then comes the whole answer, then the end."""
+
+    async def scenario() -> None:
+        go = asyncio.Event()
+        script = [after(go, streams("hel", "lo") if body is STREAM else answers("hello")), answers()]
+        async with FakeReplica(script) as replica, running(replica) as gateway:
+            async with dial(gateway) as (reader, writer):
+                writer.write(frame(body))
+                await eventually(lambda: replica.requests)
+                writer.write_eof()
+                assert await reader.readexactly(len(CONTINUE)) == CONTINUE
+                go.set()
+                [got] = await read_all(reader)
+            assert b"hel" in got
+            assert (b"[DONE]" in got) is (body is STREAM)
+            assert replica.gone == 0
+            await served(gateway)
+            assert gateway.gateway.budget.clients == 1  # the session of `served`
+
+    run(scenario())
+
+
+@on_both_loops
+@pytest.mark.parametrize("frame", [post, chunked])
+def test_in_a_stream(frame: Callable[[bytes], bytes], run: Run) -> None:
+    """The zero that is written to see whether the client is there belongs to the size of the next chunk."""
+
+    async def scenario() -> None:
+        go = asyncio.Event()
+        async with FakeReplica([streams("a", "b", hold=go), answers()]) as replica, running(replica) as gateway:
+            async with dial(gateway) as (reader, writer):
+                writer.write(frame(STREAM))
+                begun = await reader.readuntil(b'"a"')
+                begun += await reader.readuntil(b"\n\n\r\n")
+                writer.write_eof()
+                begun += await reader.readexactly(1)
+                assert begun.endswith(b"\r\n0")
+                go.set()
+                rest = await reader.read()
+            answer = Answer()
+            body = answer.feed(begun + rest)
+            assert answer.complete
+            assert not answer.rest
+            assert body.count(b"data: ") == 3
+            assert body.endswith(b"data: [DONE]\n\n")
+            await served(gateway)
+
+    run(scenario())
+
+
+@on_both_loops
+def test_pipelined_requests_are_all_answered(run: Run) -> None:
+    async def scenario() -> None:
+        go = asyncio.Event()
+        async with FakeReplica([after(go, answers("one")), answers("two")]) as replica, running(replica) as gateway:
+            for frame in (post, chunked):
+                async with dial(gateway) as (reader, writer):
+                    writer.write(frame(RAW) + frame(RAW))
+                    await eventually(lambda: replica.requests)
+                    writer.write_eof()
+                    go.set()
+                    assert len(await read_all(reader, 2)) == 2
+                assert len(replica.requests) == 2
+                replica.requests.clear()
+
+    run(scenario())
+
+
+@on_both_loops
+def test_an_endpoint_of_the_gateway(run: Run) -> None:
+    async def scenario() -> None:
+        async with FakeReplica() as replica, running(replica) as gateway, dial(gateway) as (reader, writer):
+            writer.write(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
+            writer.write_eof()
+            assert (await read_all(reader)) == [b'{"status": "ok"}']
+
+    run(scenario())
+
+
+Leaving = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+async def closes(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    await writer.wait_closed()
+
+
+async def resets(writer: asyncio.StreamWriter) -> None:
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def half_closes_then_resets(writer: asyncio.StreamWriter) -> None:
+    writer.write_eof()
+    await resets(writer)
+
+
+@on_both_loops
+@pytest.mark.parametrize("leave", [closes, resets, half_closes_then_resets])
+@pytest.mark.parametrize("frame", [post, chunked])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_client_that_leaves_frees_its_replica(
+    streaming: bool, frame: Callable[[bytes], bytes], leave: Leaving, run: Run
+) -> None:
+    async def scenario() -> None:
+        never = asyncio.Event()
+        first = streams("a", "b", hold=never) if streaming else hangs(never)
+        async with FakeReplica([first, answers()]) as replica, running(replica) as gateway:
+            async with dial(gateway) as (reader, writer):
+                writer.write(frame(STREAM if streaming else RAW))
+                if streaming:
+                    await reader.readuntil(b"\n\n\r\n")
+                else:
+                    await eventually(lambda: replica.requests)
+                await leave(writer)
+                await eventually(lambda: replica.gone == 1)
+            await served(gateway)
+            await eventually(lambda: gateway.gateway.budget.clients == 1)
+
+    run(scenario())
+
+
+@on_both_loops
+def test_a_client_of_http_1_0_that_sends_no_more_has_left(run: Run) -> None:
+    """It takes no interim response, so nothing could tell whether it is still there."""
+
+    async def scenario() -> None:
+        async with FakeReplica([hangs(asyncio.Event()), answers()]) as replica, running(replica) as gateway:
+            async with dial(gateway) as (reader, writer):
+                writer.write(post(version=b"1.0"))
+                await eventually(lambda: replica.requests)
+                writer.write_eof()
+                await eventually(lambda: replica.gone == 1)
+                assert await reader.read() == b""
+            await served(gateway)
+
+    run(scenario())
+
+
+@on_both_loops
+@pytest.mark.parametrize("frame", [post, chunked])
+def test_a_request_that_ends_in_its_middle_is_none(frame: Callable[[bytes], bytes], run: Run) -> None:
+    async def scenario() -> None:
+        async with FakeReplica() as replica, running(replica) as gateway:
+            async with dial(gateway) as (reader, writer):
+                writer.write(frame(RAW)[:-5])
+                await eventually(lambda: gateway.gateway.budget.held)
+                writer.write_eof()
+                assert await reader.read() == b""
+            assert not replica.requests
+            await served(gateway)
+
+    run(scenario())
