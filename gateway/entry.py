@@ -72,7 +72,7 @@ class Entry:
         record.status, record.error = error.status, error.message
         # While we go down the client's next request is to go to somebody who stays.
         reply = Reply(request, keep_alive=not self.drain.draining, patience_s=self.proxy.answers.patience_s)
-        body = openai.error_body(error)
+        body = openai.error_body(error if self.proxy.answers.audience.is_operator(request) else error.redacted(record.id))
         further = "".join(f"{name}: {value}\r\n" for name, value in _headers(error, record.id))
         headers = b"Content-Type: application/json\r\n" + further.encode("ascii")
         reply.begin(error.status, headers, length=len(body), first=body)

@@ -22,6 +22,16 @@ class Headers(Protocol):
     def get(self, name: str, /) -> str | None: ...
 
 
+class Audience(Protocol):
+    """What is asked of `access.Access`: who may learn what."""
+
+    def is_operator(self, request: Request, /) -> bool:
+        """Whether errors may name replicas, addresses and what they said."""
+
+    def sees_headers(self, request: Request, /) -> bool:
+        """Whether the answer may tell which replica gave it, and how much that was believed to have cached."""
+
+
 class Exchange:
     """A request: its parsed form, where it may go, its booking, the answer to its client, the record of what happened.
 

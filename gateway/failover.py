@@ -87,7 +87,8 @@ class Failover:
         if refusal:
             return refusal  # the replica refused, and no other is left: the client hears its own words
         failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in exchange.record.failed_attempts)
-        raise GatewayError(502, "replica_failed", f"No replica could answer ({failures}). Retry; see /warmroute/replicas.")
+        text = f"No replica could answer ({failures}). Retry; see /warmroute/replicas."
+        raise GatewayError(502, "replica_failed", text, public="No replica could answer. Retry.")
 
     def broke_off(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
         """The replica failed after its answer's first byte. Returns what the client may be told."""
@@ -95,7 +96,7 @@ class Failover:
         self.metrics.broken.add((exchange.record.label, replica))
         self.fleet.failed(replica, failure)
         text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
-        return GatewayError(502, "replica_failed", text)
+        return GatewayError(502, "replica_failed", text, public="The replica failed while it answered. Retry the request.")
 
     async def elsewhere(self, exchange: Exchange, body: bytes) -> Attempt | None:
         """The answer broke off: the first of the others that begins to stream what `body` asks for. None if none does."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 
+from gateway.addresses import is_loopback
 from gateway.plain import Beginning, read_head
 from gateway.reply import Reply
 from gateway.short import ShortWay
@@ -34,14 +35,17 @@ log = logging.getLogger("warmroute.gateway")
 Handler = Callable[[Any], Awaitable[Any]]  # of a web.Request or a PlainRequest
 
 SHORT = frozenset(["/v1/chat/completions", "/v1/completions"])
+_NOTHING: frozenset[str] = frozenset()
 SPOKEN = frozenset([HttpVersion10, HttpVersion11])  # aiohttp's parser takes HTTP/0.9 and 2.0 as well, and answers in kind
 MAX_HEADER_BYTES = 64 << 10  # one header line: tokens and cookies can be long
 
 
 class ClientConnection(web.RequestHandler):
-    """One client's connection. source: the replica's answer that is being written to it; it is paused while nobody reads."""
+    """One client's connection. source: the replica's answer that is being written to it; it is paused while nobody reads.
+    local: the other end is on this machine.
+    """
 
-    __slots__ = ("_front", "_lent", "_lost_track", "_short", "source")
+    __slots__ = ("_front", "_lent", "_lost_track", "_short", "local", "source")
 
     def __init__(self, front: Front, **options: Any) -> None:
         super().__init__(front, **options)
@@ -49,9 +53,11 @@ class ClientConnection(web.RequestHandler):
         self._short = ShortWay(self, front.handler, self._loop)
         self._lent = False  # aiohttp was given a message, and may still be at it
         self._lost_track = False  # it was given bytes of which we do not know where their message ends
+        self.local = False
         self.source: Attempt | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.local = _is_local(transport.get_extra_info("peername"))
         if self._front.full:
             refused = cast(asyncio.Transport, transport)  # uvloop's is no subclass
             refused.write(self._front.busy)
@@ -80,7 +86,7 @@ class ClientConnection(web.RequestHandler):
 
     def _ours(self, begun: Beginning) -> bool:
         head = begun.head
-        return head.target in SHORT and head.method == "POST" and 0 < begun.length <= self._front.max_body
+        return head.target in self._front.short and head.method == "POST" and 0 < begun.length <= self._front.max_body
 
     def _at_work(self) -> bool:
         """Whether aiohttp has still to answer what it was given."""
@@ -141,21 +147,26 @@ class ClientConnection(web.RequestHandler):
         return answer
 
 
+def _is_local(peer: object) -> bool:
+    """Of a socket's peer name: a tuple with the host first; of a Unix socket, a text."""
+    return is_loopback(str(peer[0])) if isinstance(peer, tuple) else isinstance(peer, str | bytes)
+
+
 class Front(web.Server):
     """Serves `app`; what is POSTed to the paths in SHORT goes to `handler` without the application's detours."""
 
     def __init__(
         self,
         app: web.Application,
-        handler: Handler,
+        handler: Handler | None,
         *,
         refuse: Callable[[int, str], web.Response],
         max_connections: int,
         busy: bytes,
         idle_s: float,
     ) -> None:
-        """refuse: makes the answer to what is not HTTP. busy: the bytes for one connection too many. idle_s: for so long a
-        connection may be idle, or be sending one request's head.
+        """handler: None: everything goes to the application. refuse: makes the answer to what is not HTTP. busy: the bytes for
+        one connection too many. idle_s: for so long a connection may be idle, or be sending one request's head.
         """
         super().__init__(
             self._dispatch,  # type: ignore[arg-type]  # requests are made by the application
@@ -163,7 +174,8 @@ class Front(web.Server):
             handler_cancellation=True,
         )
         self._app = app
-        self.handler = handler
+        self.short = SHORT if handler else _NOTHING
+        self.handler = handler or app._handle
         self._max_connections = max_connections
         self._idle_s = idle_s
         self.refuse = refuse
@@ -200,7 +212,7 @@ class Front(web.Server):
         # aiohttp's parser in Python, which is used where it was not compiled, quotes nothing.
         if not request.raw_path.isascii() and not request.rel_url.raw_path_qs.isascii():
             return self._refused("the target is not ASCII")
-        if request.raw_path in SHORT and request.method == "POST" and expect is None:
+        if request.raw_path in self.short and request.method == "POST" and expect is None:
             return await self.handler(request)
         return await self._app._handle(request)
 

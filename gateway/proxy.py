@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 from gateway.answers import Answers
 from gateway.api import openai
-from gateway.config import RoutingConfig
+from gateway.config import TENANT, RoutingConfig
 from gateway.exchange import Exchange, Headers, Request
 from gateway.failover import Failover
 from gateway.metering import Meter
 from gateway.metrics import Metrics
-from gateway.record import Record
+from gateway.record import TENANT_HEADER, Record
 from gateway.replicas import Fleet, Target
 from gateway.reply import Reply
 from router import Booking, Outcome, Prompt, Router, seed, text_keys, token_keys
@@ -44,8 +44,14 @@ class Proxy:
     clock: Callable[[], float]
 
     def prompt(self, api: openai.ApiRequest, headers: Headers) -> Prompt:
-        """A request's prompt for the router, seeded so that models and cache salts never match each other."""
-        routing, name, session = self.routing, seed(api.model, api.salt), _session(headers)
+        """A request's prompt for the router, seeded so that models and cache salts never match each other, nor, with
+        `routing.isolation: tenant`, tenants.
+        """
+        routing, session = self.routing, _session(headers)
+        if routing.isolation == TENANT:
+            name = seed(api.model, api.salt, headers.get(TENANT_HEADER) or "")
+        else:
+            name = seed(api.model, api.salt)
         if api.prompt is None:
             return Prompt(b"", 0, routing.block_bytes, api.model, session)
         if isinstance(api.prompt, bytes):

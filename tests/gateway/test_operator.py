@@ -158,4 +158,4 @@ async def test_pages_and_strangers_change_nothing(path: str) -> None:
     async with FakeReplica() as one, running(one) as run:
         for headers in (FOREIGN, {"Origin": "https://evil.example"}, {"Origin": "null"}):
             assert (await run.post({"name": one.name, "url": "http://x"}, path=path, headers=headers))[0] == 403
-        assert (await run.post({"name": one.name}, path="/warmroute/drain", headers={"Origin": run.url}))[0] == 200
+        assert (await run.post({"name": one.name}, path="/warmroute/drain", headers={"Origin": run.admin_url}))[0] == 200
