@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 _HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 _BRACKETED = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")  # an IPv6 address, maybe with its zone
+_NUMBERS = re.compile(r"[0-9][0-9A-Fa-fxX]*(\.[0-9][0-9A-Fa-fxX]*){0,3}\.?")  # maybe an IPv4 address, by C's rules
 _BASE_URL = re.compile(
     r"(?i:https?)://(?P<host>\[[^\]]+\]|[^\[\]:/?#]+)(?P<port>:[^/?#]*)?(?P<path>(/([\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)*)",
     re.ASCII,
@@ -126,7 +127,7 @@ def address_of(host: str) -> IPAddress | None:
 
 
 def _number_of(host: str) -> IPAddress | None:
-    if not host.rstrip(".").rpartition(".")[2][:1].isdigit():  # `inet_aton` takes what follows a space for a comment
+    if not _NUMBERS.fullmatch(host):  # `inet_aton` takes what follows a space for a comment
         return None
     try:
         return ipaddress.IPv4Address(socket.inet_aton(host.rstrip(".")))

@@ -282,6 +282,10 @@ def make_side_runner(gateway: Gateway, name: str) -> Runner:
         idle_s = gateway.config.limits.client_idle_s
         return Front(app, None, refuse=_refuse, max_connections=SIDE_CONNECTIONS, busy=busy, idle_s=idle_s)
 
+    def bound(config: Config) -> None:
+        app._client_max_size = config.limits.body_mb << 20
+
+    gateway.reload.tell(bound)
     return Runner(app, make_front, shutdown_timeout=0.1)
 
 

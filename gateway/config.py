@@ -321,7 +321,7 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
     except ConfigError as error:
         problems += [_located(problem, file, replacing) for problem in error.problems]
     if problems:
-        raise ConfigError(*problems)
+        raise ConfigError(*sorted(problems, key=lambda problem: problem.line))
     assert isinstance(config, Config)
     return Loaded(config, file, replacing.keys())
 
@@ -329,4 +329,4 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
 def _located(problem: Problem, file: YamlFile | None, replaced: Collection[str]) -> Problem:
     if file is None or (problem.key and problem.key[0] in replaced):
         return problem
-    return replace(problem, at=file.at(problem.key))
+    return file.located(problem)

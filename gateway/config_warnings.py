@@ -11,18 +11,22 @@ from gateway.typed import Problem
 def warnings_of(loaded: Loaded) -> list[Problem]:
     """All of them, with file and line."""
     config = loaded.config
-    found = (*_wildcards(config), *_repeated_urls(config), *_prices(config))
-    return [loaded.at(problem) for problem in found]
+    found = (*_patterns(config), *_repeated_urls(config), *_prices(config))
+    return sorted(map(loaded.at, found), key=lambda problem: problem.line)
 
 
-def _wildcards(config: Config) -> Iterator[Problem]:
+def _is_pattern(name: str) -> bool:
+    return name != MATCH_ALL and any(sign in name for sign in "*?[")
+
+
+def _patterns(config: Config) -> Iterator[Problem]:
     """Model names are matched by prefix: a star in one is a star."""
     keys = [
         ("pools", number, "models", place) for number, pool in enumerate(config.pools) for place, _ in enumerate(pool.models)
     ]
     names = [name for pool in config.pools for name in pool.models]
     for key, name in (*zip(keys, names, strict=True), *((("prices", name), name) for name in config.prices)):
-        if name != MATCH_ALL and any(sign in name for sign in "*?["):
+        if _is_pattern(name):
             prefix = name.rstrip("*")
             better = f"; for all models that begin with {prefix!r} write {prefix!r}" if prefix != name and prefix else ""
             yield Problem(key, f"{name!r} is a prefix, not a pattern: it fits no model{better}")
@@ -45,7 +49,7 @@ def _prices(config: Config) -> Iterator[Problem]:
         if price.cached_input is not None and price.cached_input > price.input:
             text = f"{price.cached_input:g} is above the price of uncached input ({price.input:g}): each hit would cost money"
             yield Problem(("prices", model, "cached_input"), text)
-        if MATCH_ALL in (model, *served):
+        if MATCH_ALL in (model, *served) or _is_pattern(model):
             continue
         if not any(model.startswith(name) or name.startswith(model) for name in served):
             yield Problem(("prices", model), f"no pool serves a model whose name begins with {model!r}")

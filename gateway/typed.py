@@ -29,15 +29,17 @@ Key = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, or that cannot be meant. key: where in the configuration; at: where in a file, "file:line: "."""
+    """One thing that is wrong, or that cannot be meant. key: where in the configuration; file, line: where in a file."""
 
     key: Key
     text: str
-    at: str = ""
+    file: str = ""
+    line: int = 0
 
     def __str__(self) -> str:
+        at = f"{self.file}:{self.line}: " if self.file else ""
         name = key_name(self.key)
-        return f"{self.at}{name}: {self.text}" if name else f"{self.at}{self.text}"
+        return f"{at}{name}: {self.text}" if name else f"{at}{self.text}"
 
 
 class ConfigError(ValueError):

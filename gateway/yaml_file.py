@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +50,21 @@ class YamlFile:
         if values is not None and not isinstance(values, dict):
             raise ConfigError(f"{path}: the file holds a {type(values).__name__}, a mapping of keys is expected")
         self.values: dict[str, Any] = values or {}
-        self.problems = [Problem((), text, f"{path}:{line}: ") for line, text in loader.repeated]
+        self.problems = [Problem((), text, str(path), line) for line, text in loader.repeated]
 
-    def at(self, key: Key) -> str:
-        """ "file:line: " of the value there; of what contains it, if there is none (a key that is missing)."""
+    def located(self, problem: Problem) -> Problem:
+        """The problem with its file and line."""
+        return replace(problem, file=str(self._path), line=self._line_of(problem.key))
+
+    def _line_of(self, key: Key) -> int:
+        """Of the value there; of what contains it, if there is none (a key that is missing)."""
         line, node = 1, self._root
         for part in key:
             found = _child(node, part)
             if found is None:
                 break
             line, node = found
-        return f"{self._path}:{line}: "
+        return line
 
 
 def _child(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | None:
