@@ -1,4 +1,9 @@
-"""The gateway behind the shortest configurations of a real nginx on the same machine: what clients from outside can reach."""
+"""The gateway behind the shortest configurations of a real nginx on the same machine: what clients from outside can reach.
+
+nginx speaks HTTP/1.0 to its upstreams unless told otherwise (newer releases may differ, so it is told here). A proxy that
+speaks HTTP/1.1, asks for the gateway's own address and adds no header is not among these: without an admin key nobody can tell
+it from a client on this machine (docs/operations.md).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/error
 http {{
   access_log off; client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
   uwsgi_temp_path {folder}; scgi_temp_path {folder};
-  server {{ listen 127.0.0.1:{shortest}; location / {{ proxy_pass http://127.0.0.1:{gateway}; }} }}
+  server {{ listen 127.0.0.1:{shortest}; proxy_http_version 1.0; location / {{ proxy_pass http://127.0.0.1:{gateway}; }} }}
   server {{
     listen 127.0.0.1:{keeps_host};
     location / {{ proxy_pass http://127.0.0.1:{gateway}; proxy_set_header Host $host; proxy_http_version 1.1; }}
