@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Protocol
 
 from aiohttp import web
 
 from gateway.api import openai
 from gateway.plain import PlainRequest
+from gateway.probe import ReplicaState
 from gateway.record import Record
+from gateway.relay import Call
 from gateway.replicas import Target
 from gateway.reply import Reply
 from router import Booking
@@ -35,11 +38,12 @@ class Audience(Protocol):
 class Exchange:
     """A request: its parsed form, where it may go, its booking, the answer to its client, the record of what happened.
 
+    salt: for engines, where tenants are isolated (`routing.isolation`), else empty.
     body: of a plain answer, read whole. complete: the answer was good and went out whole. resumptions: attempts to go on with
     a broken stream that may have reached a replica.
     """
 
-    __slots__ = ("api", "body", "booking", "complete", "record", "reply", "request", "resumptions", "target")
+    __slots__ = ("api", "body", "booking", "complete", "record", "reply", "request", "resumptions", "salt", "target")
 
     def __init__(self, request: Request, api: openai.ApiRequest, target: Target, booking: Booking, record: Record) -> None:
         self.request = request
@@ -51,6 +55,24 @@ class Exchange:
         self.body = b""
         self.complete = False
         self.resumptions = 0
+        self.salt = b""
+
+    def call_to(self, replica: ReplicaState, call: Call) -> Call:
+        """The call as it goes to this replica: with the salt, if its engine knows what to do with it."""
+        if not self.salt or not replica.facts.engine.salts or self.api.prompt is None:
+            return call
+        return Call(call.method, call.path, call.headers, salted(call.body, self.salt), repeatable=call.repeatable)
 
     def __repr__(self) -> str:
         return f"<Exchange {self.record.id}, {self.booking!r}, {self.reply!r}>"
+
+
+def tenant_salt(tenant: str, salt: str) -> bytes:
+    """A cache salt that no other tenant can have, whatever salt it asks for. salt: the client's own."""
+    name, own = tenant.encode("utf-8", "surrogatepass"), salt.encode("utf-8", "surrogatepass")
+    return blake2b(len(name).to_bytes(8, "little") + name + own, digest_size=16).hexdigest().encode("ascii")
+
+
+def salted(body: bytes, salt: bytes) -> bytes:
+    """A JSON object with this `cache_salt`: as its last member, which wins over one that the client has sent."""
+    return b'%b,"cache_salt":"%b"}' % (body.rstrip()[:-1], salt)

@@ -148,7 +148,7 @@ class Failover:
         state = exchange.target.replicas[candidate.replica]
         watched = state.breaker.begin(self.clock())
         try:
-            attempt = await self.relay.open(state.config.url, call)
+            attempt = await self.relay.open(state.config.url, exchange.call_to(state, call))
             try:
                 await self._look(exchange, attempt)
             except BaseException:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from gateway.answers import Answers
 from gateway.api import openai
 from gateway.config import TENANT, RoutingConfig
-from gateway.exchange import Exchange, Headers, Request
+from gateway.exchange import Exchange, Headers, Request, tenant_salt
 from gateway.failover import Failover
 from gateway.metering import Meter
 from gateway.metrics import Metrics
@@ -72,7 +72,10 @@ class Proxy:
             target = self.fleet.target(api.model)  # while it waited, replicas may have come and gone
         try:
             target.require()
-            return await self._forward(Exchange(request, api, target, self._choose(request, api, target, record), record))
+            exchange = Exchange(request, api, target, self._choose(request, api, target, record), record)
+            if self.routing.isolation == TENANT:
+                exchange.salt = tenant_salt(request.headers.get(TENANT_HEADER) or "", api.salt)
+            return await self._forward(exchange)
         finally:
             permit.release()
 

@@ -14,7 +14,8 @@ from yarl import URL
 
 from gateway.access import KEY_HEADER, fields_are_direct
 from gateway.config import load
-from tests.fakes import FakeReplica, answers, dies, status, streams
+from gateway.exchange import salted
+from tests.fakes import FakeReplica, answers, dies, models, status, streams
 from tests.gateway.conftest import BODY, Running, running
 
 # As a client from outside, through a proxy on this machine that says so.
@@ -239,3 +240,35 @@ async def test_isolation_begins_with_a_reload() -> None:
         await run.gateway.reload.take(load(None, raw, env={}))
         assert await predicted(run, "a") == 0
         assert await predicted(run, "b") == 0
+
+
+async def test_engines_that_know_salts_keep_tenants_apart_too() -> None:
+    async def sent(run: Running, replica: FakeReplica, tenant: str, path: str = "/v1/chat/completions", **body: Any) -> Any:
+        await run.post({**BODY, **body}, path=path, headers={"X-Tenant-Id": tenant})
+        return replica.requests[-1].json.get("cache_salt")
+
+    vllm = FakeReplica(listing=models("m", owner="vllm"))
+    async with vllm, running(vllm, routing={"isolation": "tenant"}) as run:
+        salts = [await sent(run, vllm, *case) for case in (("a",), ("b",), ("",))]
+        salts += [await sent(run, vllm, tenant, cache_salt=own) for tenant, own in (("a", "s"), ("b", "s"), ("a", salts[1]))]
+        assert len(set(salts)) == len(salts), "a tenant cannot ask for another one's"
+        assert all(len(salt) == 32 for salt in salts)
+        assert salts[0] == await sent(run, vllm, "a"), "and its own stays the same"
+        assert await sent(run, vllm, "a", "/v1/responses", input="x") == salts[0]
+        await run.session.post(f"{run.url}/v1/files", data=b"no JSON")
+        assert vllm.requests[-1].body == b"no JSON"
+    for owner, isolation in (("sglang", "tenant"), ("vllm", "none")):
+        other = FakeReplica(listing=models("m", owner=owner))
+        async with other, running(other, routing={"isolation": isolation}) as run:
+            assert await sent(run, other, "a") is None
+
+
+@given(
+    st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.integers()), min_size=1),
+    st.sampled_from(["", " ", "\r\n\t"]),
+)
+def test_a_salt_changes_no_other_byte(body: dict[str, Any], space: str) -> None:
+    raw = (json.dumps(body) + space).encode()
+    out = salted(raw, b"0123")
+    assert out.startswith(raw.rstrip()[:-1])
+    assert json.loads(out) == {**body, "cache_salt": "0123"}
