@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from gateway.addresses import AddressError, host_and_port, is_link_local, parse_base_url, shown
 from gateway.endpoints import AUTO, OFF, WORDS, Endpoint, parse_listen, problems_of
-from gateway.typed import ConfigError, Key, Problem, convert, refuse
+from gateway.typed import ConfigError, Key, Problem, convert, not_among, not_positive, refuse, repeated
 from gateway.yaml_file import YamlFile
 from router import POLICIES
 
@@ -30,17 +30,6 @@ NONE, TENANT = "none", "tenant"  # of `routing.isolation`
 OPERATORS, ALL = "operators", "all"  # of `routing.expose_headers`
 
 _NAME = re.compile(r"[!#-&(-~]{1,100}")  # printable ASCII but for the space and the two quotes
-
-
-def _not_positive(obj: Any, *names: str) -> Iterator[str]:
-    for name in names:
-        if getattr(obj, name) <= 0:
-            yield f"{name}: must be greater than 0, got {getattr(obj, name)}"
-
-
-def _not_among(obj: Any, name: str, choices: Collection[str]) -> Iterator[str]:
-    if getattr(obj, name) not in choices:
-        yield f"{name}: {getattr(obj, name)!r} is not one of {', '.join(choices)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +62,7 @@ class ReplicaConfig:
             wanted = "1 to 100 printable ASCII characters, no spaces and no quotes, are expected"
             yield f"name: {wanted}, got {shown(self.name)}"
         if self.capacity_tokens is not None:
-            yield from _not_positive(self, "capacity_tokens")
+            yield from not_positive(self, "capacity_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +84,7 @@ class PoolConfig:
         refuse(self.problems())
 
     def problems(self) -> Iterator[str]:
-        yield from _not_positive(self, "max_inflight", "queue_s")
+        yield from not_positive(self, "max_inflight", "queue_s")
         if self.max_queue < 0:
             yield "max_queue: must not be negative; 0: nobody waits"
         if not getattr(self, "replicas", True):
@@ -124,10 +113,10 @@ class RoutingConfig:
         refuse(self.problems())
 
     def problems(self) -> Iterator[str]:
-        yield from _not_among(self, "policy", POLICIES)
-        yield from _not_positive(self, "block_bytes", "block_tokens", "ttl_s", "memory_mb")
-        yield from _not_among(self, "isolation", (NONE, TENANT))
-        yield from _not_among(self, "expose_headers", (OPERATORS, ALL))
+        yield from not_among(self, "policy", POLICIES)
+        yield from not_positive(self, "block_bytes", "block_tokens", "ttl_s", "memory_mb")
+        yield from not_among(self, "isolation", (NONE, TENANT))
+        yield from not_among(self, "expose_headers", (OPERATORS, ALL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +150,7 @@ class HealthConfig:
         refuse(self.problems())
 
     def problems(self) -> Iterator[str]:
-        yield from _not_positive(self, "interval_s", "timeout_s", "failures")
+        yield from not_positive(self, "interval_s", "timeout_s", "failures")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +169,7 @@ class TimeoutConfig:
         refuse(self.problems())
 
     def problems(self) -> Iterator[str]:
-        yield from _not_positive(self, "connect_s", "first_byte_s", "idle_s")
+        yield from not_positive(self, "connect_s", "first_byte_s", "idle_s")
         if self.total_s < 0:
             yield "total_s: must not be negative; 0: no limit"
 
@@ -202,7 +191,7 @@ class LimitConfig:
         refuse(self.problems())
 
     def problems(self) -> Iterator[str]:
-        yield from _not_positive(self, "body_mb", "body_s", "connections", "client_idle_s", "drain_timeout_s")
+        yield from not_positive(self, "body_mb", "body_s", "connections", "client_idle_s", "drain_timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,24 +220,20 @@ class Config:
         refuse(self.problems())
 
     def problems(self) -> Iterator[Problem | str]:
-        pools: tuple[PoolConfig, ...] = getattr(self, "pools", ())
-        replicas: dict[Key, str] = {
-            ("pools", number, "replicas", place, "url"): replica.url
-            for number, pool in enumerate(pools)
-            for place, replica in enumerate(pool.replicas)
-        }
+        replicas = dict(_replicas(getattr(self, "pools", ())))
+        urls: dict[Key, str] = {(*key, "url"): replica.url for key, replica in replicas.items()}
         listeners = {name: getattr(self, name) for name in WORDS}
-        yield from problems_of(listeners, guarded=bool(self.admin_key), replicas=replicas)
-        yield from _not_among(self, "log_level", LOG_LEVELS)
+        yield from problems_of(listeners, guarded=bool(self.admin_key), replicas=urls)
+        yield from not_among(self, "log_level", LOG_LEVELS)
         if not 1 <= self.workers <= MAX_WORKERS:
             yield f"workers: 1 to {MAX_WORKERS} are possible, got {self.workers}"
         if "" in self.prices:
             yield f'prices: a model prefix is not empty; write "{MATCH_ALL}" for any model'
         if not getattr(self, "pools", True):
             yield "pools: at least one pool with a replica is needed (or pass --replica URL)"
-        for name in _repeated(replica.name for pool in pools for replica in pool.replicas):
+        for name in repeated(replica.name for replica in replicas.values()):
             yield f"pools: the replica {name!r} is listed twice"
-        for prefix in _repeated(prefix for pool in pools for prefix in pool.models):
+        for prefix in repeated(prefix for pool in getattr(self, "pools", ()) if pool for prefix in pool.models if prefix):
             yield f"pools: the model prefix {prefix!r} is claimed twice"
 
     @property
@@ -279,12 +264,12 @@ class Config:
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-def _repeated(names: Iterator[str]) -> list[str]:
-    """Those that come more than once, each once."""
-    seen: dict[str, int] = {}
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-    return [name for name, count in seen.items() if count > 1]
+def _replicas(pools: Iterable[PoolConfig | None]) -> Iterator[tuple[Key, ReplicaConfig]]:
+    """(key, replica) of each that has no problem of its own; a bad one is None, or was not built (it has no name)."""
+    for number, pool in enumerate(pools):
+        for place, replica in enumerate(getattr(pool, "replicas", ())):
+            if replica and replica.name and getattr(replica, "url", "") and not any(replica.problems()):
+                yield ("pools", number, "replicas", place), replica
 
 
 @dataclass(frozen=True, slots=True)

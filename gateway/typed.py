@@ -3,8 +3,8 @@ file and line, where the value comes from a file) and says what is right.
 
 A dataclass may have a method `problems`, which gives what is wrong with its values, each as a `Problem` or as "field: text";
 its `__post_init__` hands them to `refuse`. So that one bad value does not hide what else is wrong, `problems` is also asked of
-an instance whose bad values are replaced by their defaults, or are missing where there is no default: it reads required fields
-with `getattr`.
+an instance whose bad values are replaced by their defaults, or are missing where there is no default, and in whose lists bad
+items are None: it reads required fields with `getattr`, and skips None.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from gateway.addresses import shown
 
@@ -81,39 +81,47 @@ def convert(kind: Any, value: Any) -> Any:
     return made
 
 
-_BAD: Final = object()
+class _Bad:
+    """In the place of a value with a problem. partial: what is good in it, to go on checking with; None: nothing.
+
+    A list's partial has None for each bad item that has none itself, a dataclass's lacks bad fields without default.
+    """
+
+    __slots__ = ("partial",)
+
+    def __init__(self, partial: Any = None) -> None:
+        self.partial = partial
 
 
 class _Reader:
-    """Reads values, and collects what is wrong with them. `_BAD` stands for a value with a problem."""
+    """Reads values, and collects what is wrong with them."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
 
     def read(self, kind: Any, value: Any, key: Key) -> Any:
+        """The value, or a _Bad."""
         origin, args = typing.get_origin(kind), typing.get_args(kind)
         if dataclasses.is_dataclass(kind):
             return self._dataclass(kind, value, key)
         if origin is tuple:
             if not isinstance(value, list):
                 return self._bad(key, f"a list is expected, got {shown(value)}")
-            return self._whole(tuple(self.read(args[0], item, (*key, index)) for index, item in enumerate(value)))
+            return _whole([self.read(args[0], item, (*key, index)) for index, item in enumerate(value)])
         if origin is Mapping:
             if not isinstance(value, dict):
                 return self._bad(key, f"a mapping is expected, got {shown(value)}")
-            names = self._whole(tuple(self.read(str, name, (*key, str(name))) for name in value))
-            items = self._whole(tuple(self.read(args[1], item, (*key, str(name))) for name, item in value.items()))
-            return _BAD if names is _BAD or items is _BAD else dict(zip(names, items, strict=True))
+            names = _whole([self.read(str, name, (*key, str(name))) for name in value])
+            items = _whole([self.read(args[1], item, (*key, str(name))) for name, item in value.items()])
+            good = isinstance(names, tuple) and isinstance(items, tuple)
+            return dict(zip(names, items, strict=True)) if good else _Bad()
         if origin is types.UnionType:
             return None if value is None else self.read(args[0], value, key)
         return self._scalar(kind, value, key)
 
-    def _bad(self, key: Key, text: str) -> Any:
+    def _bad(self, key: Key, text: str) -> _Bad:
         self.problems.append(Problem(key, text))
-        return _BAD
-
-    def _whole(self, parts: tuple[Any, ...]) -> Any:
-        return _BAD if any(part is _BAD for part in parts) else parts
+        return _Bad()
 
     def _scalar(self, kind: Any, value: Any, key: Key) -> Any:
         # YAML 1.1 takes 1e-05, which is how Helm writes small numbers, for a text.
@@ -142,14 +150,21 @@ class _Reader:
         for item in dataclasses.fields(kind):
             if item.name not in value and _required(item):
                 self._bad((*key, item.name), "missing")
-        good = {name: part for name, part in parts.items() if part is not _BAD}
         try:
             if len(self.problems) == before:
-                return kind(**good)
-            refuse(_problems_of(kind, good, bad=parts.keys() - good.keys()))
+                return kind(**parts)
+            hidden = {name for name, part in parts.items() if isinstance(part, _Bad) and part.partial is None}
+            refuse(problem for problem in _problems_of(_partial(kind, parts)) if problem.key[0] not in hidden)
         except ConfigError as error:
             self.problems += [replace(problem, key=(*key, *problem.key)) for problem in error.problems]
-        return _BAD
+        return _Bad(_partial(kind, parts))
+
+
+def _whole(parts: list[Any]) -> Any:
+    """A list's items as a tuple; with a bad one, a _Bad."""
+    if not any(isinstance(part, _Bad) for part in parts):
+        return tuple(parts)
+    return _Bad(tuple(part.partial if isinstance(part, _Bad) else part for part in parts))
 
 
 _NAMES: Mapping[Any, str] = types.MappingProxyType(
@@ -167,15 +182,43 @@ def _required(item: dataclasses.Field[Any]) -> bool:
     return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
 
 
-def _problems_of(kind: Any, good: Mapping[str, Any], *, bad: Collection[str]) -> Iterator[Problem]:
-    """What `kind.problems` says of these values, less what it says of the bad ones."""
-    if not hasattr(kind, "problems"):
-        return
-    partial = object.__new__(kind)
+def _partial(kind: Any, parts: Mapping[str, Any]) -> Any:
+    """An instance that is not checked: bad parts are partial, else their fields' defaults, else missing."""
+    made = object.__new__(kind)
     for item in dataclasses.fields(kind):
-        if item.name in good:
-            object.__setattr__(partial, item.name, good[item.name])
-        elif not _required(item):
-            default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-            object.__setattr__(partial, item.name, default)
-    yield from (problem for problem in map(_problem, partial.problems()) if problem.key[0] not in bad)
+        part = parts.get(item.name)
+        part = part.partial if isinstance(part, _Bad) else part
+        if part is None and not _required(item):
+            part = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        if part is not None or not _required(item):
+            object.__setattr__(made, item.name, part)
+    return made
+
+
+def _problems_of(instance: Any) -> Iterator[Problem]:
+    if hasattr(instance, "problems"):
+        yield from map(_problem, instance.problems())
+
+
+# -- for `problems` to use
+
+
+def not_positive(obj: Any, *names: str) -> Iterator[str]:
+    """Fields that must be greater than 0 and are not."""
+    for name in names:
+        if getattr(obj, name) <= 0:
+            yield f"{name}: must be greater than 0, got {getattr(obj, name)}"
+
+
+def not_among(obj: Any, name: str, choices: Collection[str]) -> Iterator[str]:
+    """A field that is none of its choices."""
+    if getattr(obj, name) not in choices:
+        yield f"{name}: {getattr(obj, name)!r} is not one of {', '.join(choices)}"
+
+
+def repeated(names: Iterator[str]) -> list[str]:
+    """Those that come more than once, each once."""
+    seen: dict[str, int] = {}
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+    return [name for name, count in seen.items() if count > 1]

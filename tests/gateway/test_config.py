@@ -388,6 +388,31 @@ def test_check_tells_all_errors_at_once_with_their_lines(tmp_path: Path, capsys:
     ]
 
 
+def test_one_bad_replica_does_not_hide_what_is_wrong_with_others(tmp_path: Path) -> None:
+    text = """\
+listen: 0.0.0.0:9001
+pools:
+  - queue_s: -1
+    models: [a]
+    replicas: [http://h:1/v1/chat/completions, http://localhost:9001, http://b:1, {url: http://c:1, capacity_tokens: x}]
+  - models: [a]
+    replicas: [7, http://b:1]
+"""
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, text), {}, env={})
+    found = [str(problem).rpartition("written.yaml:")[2].partition(", got")[0] for problem in caught.value.problems]
+    assert found == [
+        "2: pools: the replica 'b:1' is listed twice",
+        "2: pools: the model prefix 'a' is claimed twice",
+        "3: pools[0].queue_s: must be greater than 0",
+        "5: pools[0].replicas[0].url: 'http://h:1/v1/chat/completions' is the URL of an API path, not a base URL;"
+        " write 'http://h:1'",
+        "5: pools[0].replicas[3].capacity_tokens: a whole number is expected",
+        "5: pools[0].replicas[1].url: 'http://localhost:9001' is this gateway itself (listen: 0.0.0.0:9001)",
+        "7: pools[1].replicas[0]: a mapping is expected",
+    ]
+
+
 def test_a_value_from_the_environment_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, f"listen: 127.0.0.1:1\npools: [{{replicas: [{URL}]}}]\nlog_level: loud")
     with pytest.raises(ConfigError) as caught:

@@ -126,7 +126,7 @@ async def test_an_invalid_file_changes_nothing_and_says_why(config: ConfigMap) -
         async with live("--config", str(config.path)) as gateway:
             config.swap(text_of(one, routing={"polcy": "cost"}))
             error = await gateway.says(lambda line: line.get("error") if "not reloaded" in line.get("message", "") else None)
-            assert error == "routing.polcy: unknown key; did you mean 'policy'?"
+            assert error == f"{config.path}:1: routing.polcy: unknown key; did you mean 'policy'?"
             assert await gateway.metric('warmroute_reloads_total{result="invalid"}') == 1
             assert await gateway.post() == (200, one.name)
             config.swap(text_of(one))
