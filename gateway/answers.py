@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from gateway.api import openai
 from gateway.drain import Drain
 from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
-from gateway.exchange import Exchange
+from gateway.exchange import Audience, Exchange
 from gateway.failover import EVENT_STREAM, Failover
 from gateway.relay import Attempt, back
 from gateway.reply import Reply
@@ -25,11 +25,14 @@ from gateway.tap import StreamTap
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Answers:
-    """See the top of this file. patience_s: how long a client may leave an answer unread; clock: monotonic seconds."""
+    """See the top of this file. audience: which clients may know who answered. patience_s: how long a client may leave an
+    answer unread. clock: monotonic seconds.
+    """
 
     failover: Failover
     resumer: Resumer
     drain: Drain
+    audience: Audience
     patience_s: float
     clock: Callable[[], float]
 
@@ -37,12 +40,10 @@ class Answers:
         """The whole answer to the client; returns when it is complete, or cannot be."""
         record = exchange.record
         chosen = exchange.booking.chosen
-        headers = b"%bX-Request-Id: %b\r\nX-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % (
-            back(attempt.head),
-            record.id.encode("ascii"),
-            chosen.replica.encode("ascii"),
-            chosen.matched_tokens,
-        )
+        headers = b"%bX-Request-Id: %b\r\n" % (back(attempt.head), record.id.encode("ascii"))
+        if self.audience.sees_headers(exchange.request):
+            routed = (chosen.replica.encode("ascii"), chosen.matched_tokens)
+            headers += b"X-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % routed
         record.status = attempt.status
         exchange.reply = reply = Reply(exchange.request, keep_alive=not self.drain.draining, patience_s=self.patience_s)
         if attempt.content_type == EVENT_STREAM:
@@ -160,7 +161,8 @@ class Answers:
             return
         exchange.record.error = error.message
         if events:
-            reply.end(openai.stream_error(error))
+            seen = error if self.audience.is_operator(exchange.request) else error.redacted(exchange.record.id)
+            reply.end(openai.stream_error(seen))
         else:
             reply.cut()
 

@@ -12,14 +12,15 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-import prometheus_client
 from aiohttp import web
 
+from gateway.access import Access
 from gateway.answers import Answers
 from gateway.api import openai
 from gateway.budget import Budget
-from gateway.config import Config
+from gateway.config import ALL, Config
 from gateway.drain import Drain, last_in
 from gateway.entry import Entry, error_response, raw_response
 from gateway.errors import GatewayError, internal_error, too_many_connections, unknown_model
@@ -28,7 +29,7 @@ from gateway.failover import Failover
 from gateway.front import Front, Runner
 from gateway.metering import Meter
 from gateway.metrics import Metrics
-from gateway.operator import Operator
+from gateway.operator import ON_ADMIN_LISTENER, Operator
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
 from gateway.process import budget_bytes
@@ -39,6 +40,9 @@ from gateway.replicas import Fleet
 from gateway.request_log import RequestLog
 from gateway.resolver import Resolver
 from gateway.resumer import Resumer
+from gateway.side import serving
+from gateway.sockets import NO_SIDES, SideSockets
+from gateway.status import Status
 from gateway.workers.listeners import url_of
 from router import Router
 
@@ -46,6 +50,8 @@ log = logging.getLogger("warmroute.gateway")
 
 _SWEEP_S = 1.0
 FIRST_PROBES_S = 2.0  # the start waits for them at most that long; later ones are made while requests are served
+ADMIN = "admin"
+SIDE_CONNECTIONS = 256  # at once, to the listener for operators, and to that for Prometheus
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -65,6 +71,7 @@ class Gateway:
     local: Local
     everywhere: Everywhere
     operator: Operator
+    status: Status
     drain: Drain
     budget: Budget
     clock: Callable[[], float]
@@ -97,6 +104,7 @@ def compose(
     meter = Meter(config.prices, metrics)
     drain = Drain()
     parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)
+    access = Access(config.admin_key, expose_headers=routing.expose_headers == ALL)
     failover = Failover(fleet=fleet, relay=relay, metrics=metrics, clock=clock, chance=chance)
     proxy = Proxy(
         routing=routing,
@@ -109,41 +117,38 @@ def compose(
             failover=failover,
             resumer=Resumer(failover=failover, parsing=parsing, metrics=metrics, total_s=config.timeouts.total_s, clock=clock),
             drain=drain,
+            audience=access,
             patience_s=config.timeouts.idle_s,
             clock=clock,
         ),
         clock=clock,
     )
-    step = _retuning(router, meter, relay, proxy.answers)
-    reload = Reload(config=config, source=source, fleet=fleet, relay=relay, metrics=metrics, steps=[step])
     budget = Budget(budget_bytes(config))
+    entry = Entry(config.limits.body_s, parsing, proxy, drain, requests, clock)
+    steps = [_retuning(router, meter, relay, proxy), _rebounding(entry, access)]
+    reload = Reload(config=config, source=source, fleet=fleet, relay=relay, metrics=metrics, steps=steps)
     local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, requests=requests, budget=budget, clock=clock)
     others = everywhere(local)
-    body_s = config.limits.body_s
-    entry = Entry(body_s, parsing, proxy, drain, requests, clock)
     operator = Operator(
-        fleet=fleet,
-        parsing=parsing,
-        proxy=proxy,
-        everywhere=others,
-        admin_key=config.admin_key,
-        body_s=body_s,
-        clock=clock,
+        fleet=fleet, parsing=parsing, proxy=proxy, everywhere=others, access=access, config=lambda: reload.config, clock=clock
     )
-    reload.tell(_rebounding(entry, operator))
-    return Gateway(metrics, router, fleet, relay, meter, proxy, entry, reload, local, others, operator, drain, budget, clock)
+    status = Status(fleet=fleet, drain=drain, everywhere=others, access=access)
+    return Gateway(
+        metrics, router, fleet, relay, meter, proxy, entry, reload, local, others, operator, status, drain, budget, clock
+    )
 
 
-def _rebounding(entry: Entry, operator: Operator) -> Step:
+def _rebounding(entry: Entry, access: Access) -> Step:
     """The same for those who read requests."""
 
     def rebound(config: Config) -> None:
-        entry.body_s = operator.body_s = config.limits.body_s
+        entry.body_s = config.limits.body_s
+        access.expose_headers = config.routing.expose_headers == ALL
 
     return rebound
 
 
-def _retuning(router: Router, meter: Meter, relay: Relay, answers: Answers) -> Step:
+def _retuning(router: Router, meter: Meter, relay: Relay, proxy: Proxy) -> Step:
     """What tells these parts of another configuration."""
 
     def retune(config: Config) -> None:
@@ -151,29 +156,43 @@ def _retuning(router: Router, meter: Meter, relay: Relay, answers: Answers) -> S
         router.retune(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20)
         meter.reprice(config.prices)
         relay.retime(timeouts)
-        answers.patience_s = timeouts.idle_s
-        answers.resumer.total_s = timeouts.total_s
+        proxy.routing = routing
+        proxy.answers.patience_s = timeouts.idle_s
+        proxy.answers.resumer.total_s = timeouts.total_s
 
     return retune
 
 
 def make_app(gateway: Gateway) -> web.Application:
-    """The web application around the parts. It probes the replicas from its startup to its cleanup."""
-    app = web.Application(client_max_size=gateway.config.limits.body_mb << 20, middlewares=[_errors])
-    app[GATEWAY] = gateway
+    """The clients' application around the parts. It probes the replicas from its startup to its cleanup."""
+    app = _application(gateway)
     app.cleanup_ctx.append(_background)
-    app.on_response_prepare.append(_finish_headers)
     app.router.add_routes(
         [
-            web.get("/health", health),
-            web.get("/ready", ready),
-            web.get("/metrics", metrics_page),
+            *gateway.status.routes(for_all=False),
             web.get("/v1/models", models),
             web.get("/v1/models/{model:.+}", model_entry),
             *gateway.operator.routes(),
             web.route("*", "/v1/{path:.*}", gateway.entry.handle),
         ]
     )
+    return app
+
+
+def make_side_app(gateway: Gateway, name: str) -> web.Application:
+    """The application on the listener for operators ("admin") or for Prometheus ("metrics")."""
+    app = _application(gateway)
+    app[ON_ADMIN_LISTENER] = name == ADMIN
+    app.router.add_routes(gateway.status.routes(for_all=name != ADMIN))
+    if name == ADMIN:
+        app.router.add_routes(gateway.operator.routes())
+    return app
+
+
+def _application(gateway: Gateway) -> web.Application:
+    app = web.Application(client_max_size=gateway.config.limits.body_mb << 20, middlewares=[_errors])
+    app[GATEWAY] = gateway
+    app.on_response_prepare.append(_finish_headers)
     return app
 
 
@@ -208,24 +227,6 @@ async def _finish_headers(request: web.Request, response: web.StreamResponse) ->
 
 
 # -- endpoints
-
-
-async def health(_request: web.Request) -> web.Response:
-    return web.json_response({"status": "ok"})
-
-
-async def ready(request: web.Request) -> web.Response:
-    """200 if every pool has a live replica and the gateway is not going down, else 503 and why."""
-    gateway = request.app[GATEWAY]
-    missing = [number for number, pool in enumerate(gateway.fleet.pools) if not pool.ready]
-    good = not missing and not gateway.drain.draining
-    state = {"ready": good, "pools_without_replica": missing, "draining": gateway.drain.draining}
-    return web.json_response(state, status=200 if good else 503)
-
-
-async def metrics_page(request: web.Request) -> web.Response:
-    body = await request.app[GATEWAY].everywhere.page()
-    return web.Response(body=body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
 
 
 async def models(request: web.Request) -> web.Response:
@@ -291,6 +292,30 @@ def make_runner(gateway: Gateway) -> Runner:
     return runner
 
 
+def make_side_runner(gateway: Gateway, name: str) -> Runner:
+    """The server around `make_side_app`."""
+    app = make_side_app(gateway, name)
+
+    def make_front() -> Front:
+        busy = raw_response(GatewayError(503, "too_many_connections", f"There are {SIDE_CONNECTIONS} open connections here."))
+        idle_s = gateway.config.limits.client_idle_s
+        return Front(
+            app,
+            None,
+            respond=error_response,
+            budget=gateway.budget,
+            max_connections=SIDE_CONNECTIONS,
+            busy=busy,
+            idle_s=idle_s,
+        )
+
+    def bound(config: Config) -> None:
+        app._client_max_size = config.limits.body_mb << 20
+
+    gateway.reload.tell(bound)
+    return Runner(app, make_front, shutdown_timeout=0.1)
+
+
 def _busy(limit: int) -> bytes:
     return raw_response(too_many_connections(limit))
 
@@ -301,25 +326,28 @@ async def serve(
     hurry: asyncio.Event,
     started: Callable[[str], None],
     listeners: Sequence[socket.socket] = (),
+    sides: SideSockets = NO_SIDES,
 ) -> None:
     """Run until `stop` is set: then stop accepting, let running requests finish for `limits.drain_timeout_s`, and end.
 
     hurry: do not wait any longer. started: called with the base URL once requests are answered. listeners: the sockets to
-    accept on (default: those of the configured address). Raises OSError if the address cannot be had.
+    accept clients on (default: those of the configured address). sides: those for operators and for Prometheus, who are
+    answered to the end. Raises OSError if the address cannot be had.
     """
     runner = make_runner(gateway)
     await runner.setup()
     try:
         await gateway.everywhere.ready()
-        sites: list[web.BaseSite] = [web.SockSite(runner, listener) for listener in listeners]
-        for site in sites or [web.TCPSite(runner, *gateway.config.address)]:
-            await site.start()
-        started(url_of(runner.addresses[0]))
-        await stop.wait()
-        gateway.drain.draining = True
-        await last_in(runner.listeners)
-        for site in tuple(runner.sites):
-            await site.stop()
-        await gateway.drain.wait(gateway.config.limits.drain_timeout_s, hurry)
+        async with serving(sides, partial(make_side_runner, gateway)):
+            sites: list[web.BaseSite] = [web.SockSite(runner, listener) for listener in listeners]
+            for site in sites or [web.TCPSite(runner, *gateway.config.address)]:
+                await site.start()
+            started(url_of(runner.addresses[0]))
+            await stop.wait()
+            gateway.drain.draining = True
+            await last_in(runner.listeners)
+            for site in tuple(runner.sites):
+                await site.stop()
+            await gateway.drain.wait(gateway.config.limits.drain_timeout_s, hurry)
     finally:
         await runner.cleanup()

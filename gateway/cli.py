@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gateway import __version__, logs, process, simulate
-from gateway.config import DEFAULT_LISTEN, DEFAULT_WORKERS, Config, LimitConfig, RoutingConfig, load
+from gateway.config import DEFAULT_LISTEN, DEFAULT_WORKERS, Config, LimitConfig, Loaded, RoutingConfig, read
+from gateway.config_warnings import warnings_of
 from gateway.request_log import RequestLog
 from gateway.typed import ConfigError
 from router import POLICIES
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command(options)
     except ConfigError as error:
-        print(f"warmroute: {error}", file=sys.stderr)
+        for problem in error.problems:
+            print(f"warmroute: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -75,8 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_arguments(simulation)
     simulation.set_defaults(command=simulate.run)
 
-    check = commands.add_parser("check", help="validate a configuration file", allow_abbrev=False)
+    check = commands.add_parser("check", help="validate a configuration file", description=_CHECK, allow_abbrev=False)
     check.add_argument("file", metavar="FILE", type=Path)
+    check.add_argument("--strict", action="store_true", help="exit with 1 if there are warnings")
     check.set_defaults(command=_check)
     return parser
 
@@ -88,6 +91,11 @@ _SERVE = (
     "a second one does not wait."
 )
 
+_CHECK = (
+    "Validate a configuration file. All errors are told at once, with file and line; the exit status is then 2. What can be"
+    " used but hardly be meant (a pattern where a prefix is expected, a price for a model that no pool serves) is a warning."
+)
+
 _SIMULATE = (
     "Replay a recorded or made-up workload through the production router on a simulated fleet, and print what users would feel:"
     " token hit ratio, time to first token, end-to-end time (seconds), load skew (the busiest replica's prefill over the mean)."
@@ -96,11 +104,14 @@ _SIMULATE = (
 
 def _serve(options: argparse.Namespace) -> int:
     from gateway.reload import Source
+    from gateway.sockets import ListenError
     from gateway.workers.supervisor import StartError
 
-    source = Source(_path_of(options), lambda: _config_of(options))
-    config = source.read()
+    source = Source(_path_of(options), lambda: _noted(_config_of(options)))
+    loaded = _config_of(options)
+    config = loaded.config
     requests = logs.configure(config.log_level)
+    _noted(loaded)
     process.raise_file_limit()
     try:
         if config.workers == 1:
@@ -109,7 +120,7 @@ def _serve(options: argparse.Namespace) -> int:
     except OSError as error:
         print(f"warmroute: cannot listen on {config.listen}: {error.strerror or error}", file=sys.stderr)
         return 1
-    except StartError as error:
+    except (StartError, ListenError) as error:
         print(f"warmroute: {error}", file=sys.stderr)
         return 1
     return 0
@@ -120,12 +131,20 @@ def _path_of(options: argparse.Namespace) -> Path | None:
     return path or (Path(os.environ["WARMROUTE_CONFIG"]) if os.environ.get("WARMROUTE_CONFIG") else None)
 
 
-def _config_of(options: argparse.Namespace) -> Config:
+def _noted(loaded: Loaded) -> Config:
+    """The configuration; the log tells what in it cannot be meant."""
+    for problem in warnings_of(loaded):
+        log.warning("the configuration can hardly be meant so", extra={"warning": str(problem)})
+    return loaded.config
+
+
+def _config_of(options: argparse.Namespace) -> Loaded:
     path = _path_of(options)
     overrides: dict[str, Any] = {}
     if options.replica:
         overrides["pools"] = [{"replicas": options.replica}]
-    config = load(path, overrides)
+    loaded = read(path, overrides)
+    config = loaded.config
     host, port = config.address
     if options.host is not None or options.port is not None:
         host, port = options.host or host, port if options.port is None else options.port
@@ -134,11 +153,12 @@ def _config_of(options: argparse.Namespace) -> Config:
         overrides["workers"] = options.workers
     if options.policy:
         overrides["routing"] = {**asdict(config.routing), "policy": options.policy}
-    return load(path, overrides) if overrides else config
+    return read(path, overrides) if overrides else loaded
 
 
 async def _serve_until_signal(config: Config, requests: RequestLog, source: Source) -> None:
     from gateway.app import compose, serve
+    from gateway.sockets import side_sockets
     from gateway.workers.supervisor import Supervisor
 
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -152,13 +172,15 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
     loop.add_signal_handler(signal.SIGHUP, source.asked.set)
     replicas = [replica.url for pool in config.pools for replica in pool.replicas]
 
-    def started(url: str) -> None:
-        log.info("listening", extra={"url": url, "replicas": replicas, "workers": config.workers})
+    with side_sockets(config) as sides:
 
-    if config.workers > 1:
-        await Supervisor(config, source).run(stop, hurry, started)
-    else:
-        await serve(compose(config, requests, source=source), stop, hurry, started)
+        def started(url: str) -> None:
+            log.info("listening", extra={"url": url, **sides.urls, "replicas": replicas, "workers": config.workers})
+
+        if config.workers > 1:
+            await Supervisor(config, source, sides=sides).run(stop, hurry, started)
+        else:
+            await serve(compose(config, requests, source=source), stop, hurry, started, sides=sides)
     log.info("stopped")
 
 
@@ -169,10 +191,14 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    config = load(options.file, {})
+    loaded = read(options.file, {})
+    warnings = warnings_of(loaded)
+    for problem in warnings:
+        print(f"warmroute: warning: {problem}", file=sys.stderr)
+    config = loaded.config
     replicas = sum(len(pool.replicas) for pool in config.pools)
     print(f"{options.file}: good: {len(config.pools)} pools, {replicas} replicas, policy {config.routing.policy}")
-    return 0
+    return 1 if options.strict and warnings else 0
 
 
 if __name__ == "__main__":

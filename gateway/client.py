@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from aiohttp import HttpVersion11, web
 
 from gateway.acceptable import invalid_http
+from gateway.addresses import is_loopback
 from gateway.bounds import BoundedParser, Refused
 from gateway.budget import Lease, client_of
 from gateway.errors import internal_error
@@ -46,7 +47,8 @@ class ClientConnection(web.RequestHandler):
     """One client's connection.
 
     source: the replica's answer that is being written to it; it is paused while nobody reads. reply: the answer to the current
-    request, once it has begun. lease: what the request holds that aiohttp has read and that is being handled.
+    request, once it has begun. lease: what the request holds that aiohttp has read and that is being handled. local: the other
+    end is on this machine.
     """
 
     __slots__ = (
@@ -59,6 +61,7 @@ class ClientConnection(web.RequestHandler):
         "_lost_track",
         "_short",
         "lease",
+        "local",
         "reply",
         "source",
     )
@@ -74,6 +77,7 @@ class ClientConnection(web.RequestHandler):
         self._gone: asyncio.Future[None] | None = None  # while the connection lingers
         self._fd = -1
         self.lease: Lease | None = None
+        self.local = False
         self.reply: Reply | None = None
         self.source: Attempt | None = None
 
@@ -83,7 +87,9 @@ class ClientConnection(web.RequestHandler):
             refused.write(self._front.busy)
             refused.close()
             return
-        lease = self._front.budget.lease(client_of(transport.get_extra_info("peername")))
+        peer = transport.get_extra_info("peername")
+        self.local = _is_local(peer)
+        lease = self._front.budget.lease(client_of(peer))
         self._short.account = lease.account
         self._bounded = BoundedParser(self._parser, lease)
         self._parser = self._bounded  # type: ignore[assignment]  # as far as it is used, it is one
@@ -288,3 +294,8 @@ class ClientConnection(web.RequestHandler):
         if not isinstance(exc, ConnectionError):  # the client left: nobody's fault, and nobody reads this
             log.error("unhandled error", exc_info=exc)
         return self._front.refuse(internal_error())
+
+
+def _is_local(peer: object) -> bool:
+    """Of a socket's peer name: a tuple with the host first; of a Unix socket, a text."""
+    return is_loopback(str(peer[0])) if isinstance(peer, tuple) else isinstance(peer, str | bytes)

@@ -1,73 +1,35 @@
 """The configuration: frozen dataclasses that are the only source of keys, types and defaults, and one `load()`.
 
 The YAML file mirrors the dataclasses key by key. An unknown key, a key given twice, a wrong type or a value out of range
-is a `ConfigError` that names the place (`pools[0].replicas[1].url`) and says what would be right: whatever passes here can
-be connected to, computed with and written into a header.
+is a `ConfigError` that names the place (`file:line: pools[0].replicas[1].url`) and says what would be right; all of them are
+told at once. Whatever passes here can be connected to, computed with and written into a header. What passes, but cannot be
+meant, is told by `config_warnings.py`.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gateway.typed import ConfigError, convert, read_yaml, shown
+from gateway.addresses import AddressError, host_and_port, is_link_local, parse_base_url, shown
+from gateway.endpoints import AUTO, OFF, WORDS, Endpoint, parse_listen, problems_of
+from gateway.typed import ConfigError, Key, Problem, convert, not_among, not_positive, refuse, repeated
+from gateway.yaml_file import YamlFile
 from router import POLICIES
 
 MATCH_ALL = "*"
 DEFAULT_LISTEN = "127.0.0.1:8000"
 DEFAULT_WORKERS = 1
+ADMIN_PORT_OFFSET = 10_000  # not 1: the next port is often the next gateway's, or a replica's that starts later
 MAX_WORKERS = 64  # each hears of all that the others do
+NONE, TENANT = "none", "tenant"  # of `routing.isolation`
+OPERATORS, ALL = "operators", "all"  # of `routing.expose_headers`
 
 _NAME = re.compile(r"[!#-&(-~]{1,100}")  # printable ASCII but for the space and the two quotes
-_HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
-_BRACKETED = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")  # an IPv6 address, maybe with its zone
-_BASE_URL = re.compile(
-    r"(?i:https?)://(?P<host>\[[^\]]+\]|[^\[\]:/?#]+)(?P<port>:[^/?#]*)?(?P<path>(/([\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)*)",
-    re.ASCII,
-)
-
-
-def _positive(obj: Any, *names: str) -> None:
-    for name in names:
-        if getattr(obj, name) <= 0:
-            raise ConfigError(f"{name}: must be greater than 0, got {getattr(obj, name)}")
-
-
-def _base_url(url: str) -> tuple[str, str]:
-    """(the URL without the /v1 at its end, its host:port)."""
-    netloc = url.partition("://")[2].partition("/")[0]
-    if "@" in netloc:
-        raise ConfigError("url: credentials do not belong in a URL; clients' Authorization headers are passed on")
-    match = _BASE_URL.fullmatch(url)
-    if not match or not _is_host(match["host"]):
-        raise ConfigError(f"url: {shown(url)} is not a base URL such as http://127.0.0.1:9001")
-    if match["port"] and not _port(match["port"][1:]):
-        raise ConfigError(f"url: {shown(url)} has no valid port")
-    # Engines say that their base URL ends in /v1; the gateway adds /v1 itself.
-    return url.rstrip("/").removesuffix("/v1"), netloc
-
-
-def _is_host(host: str) -> bool:
-    """Whether it is a name that a resolver takes, an IPv4 address, or an IPv6 address in brackets."""
-    try:
-        if _BRACKETED.fullmatch(host):
-            ipaddress.IPv6Address(host[1:-1])
-        elif not host.strip("0123456789."):
-            ipaddress.IPv4Address(host)
-        else:
-            return _HOST.fullmatch(host) is not None
-    except ValueError:
-        return False
-    return True
-
-
-def _port(text: str) -> int | None:
-    return int(text) if re.fullmatch("[0-9]{1,5}", text) and int(text) <= 65535 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +43,26 @@ class ReplicaConfig:
     capacity_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        url, netloc = _base_url(self.url)
-        if self.name and not _NAME.fullmatch(self.name):
-            wanted = "1 to 100 printable ASCII characters, no spaces and no quotes, are expected"
-            raise ConfigError(f"name: {wanted}, got {shown(self.name)}")
+        refuse(self.problems())
+        url, netloc = parse_base_url(self.url)
         object.__setattr__(self, "url", url)
         object.__setattr__(self, "name", self.name or netloc)
+
+    @property
+    def link_local(self) -> bool:
+        """Whether its URL names a link-local address or a cloud's metadata service."""
+        return is_link_local(host_and_port(self.url)[0])
+
+    def problems(self) -> Iterator[str]:
+        try:
+            parse_base_url(getattr(self, "url", "http://missing"))
+        except AddressError as error:
+            yield f"url: {error}"
+        if self.name and not _NAME.fullmatch(self.name):
+            wanted = "1 to 100 printable ASCII characters, no spaces and no quotes, are expected"
+            yield f"name: {wanted}, got {shown(self.name)}"
         if self.capacity_tokens is not None:
-            _positive(self, "capacity_tokens")
+            yield from not_positive(self, "capacity_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,29 +81,42 @@ class PoolConfig:
     resume_streams: bool = False
 
     def __post_init__(self) -> None:
-        _positive(self, "max_inflight", "queue_s")
+        refuse(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        yield from not_positive(self, "max_inflight", "queue_s")
         if self.max_queue < 0:
-            raise ConfigError("max_queue: must not be negative; 0: nobody waits")
-        if not self.replicas:
-            raise ConfigError("replicas: at least one replica URL is needed")
+            yield "max_queue: must not be negative; 0: nobody waits"
+        if not getattr(self, "replicas", True):
+            yield "replicas: at least one replica URL is needed"
         if "" in self.models:
-            raise ConfigError(f'models: a prefix is not empty; write "{MATCH_ALL}" for any model')
+            yield f'models: a prefix is not empty; write "{MATCH_ALL}" for any model'
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingConfig:
-    """How a replica is chosen, and how long and how much the prefix index remembers."""
+    """How a replica is chosen, how long and how much the prefix index remembers, and what clients learn of both.
+
+    isolation: "tenant": no prefix is shared between tenants (header X-Tenant-Id), neither in the index nor in engines that know
+    `cache_salt`. expose_headers: who gets X-Warmroute-Replica and X-Warmroute-Cached-Tokens, which tell what others have sent.
+    """
 
     policy: str = "cost"
     block_bytes: int = 256
     block_tokens: int = 64
     ttl_s: float = 900.0
     memory_mb: int = 256
+    isolation: str = NONE
+    expose_headers: str = OPERATORS
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ConfigError(f"policy: {self.policy!r} is not one of {', '.join(POLICIES)}")
-        _positive(self, "block_bytes", "block_tokens", "ttl_s", "memory_mb")
+        refuse(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        yield from not_among(self, "policy", POLICIES)
+        yield from not_positive(self, "block_bytes", "block_tokens", "ttl_s", "memory_mb")
+        yield from not_among(self, "isolation", (NONE, TENANT))
+        yield from not_among(self, "expose_headers", (OPERATORS, ALL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +128,14 @@ class PriceConfig:
     cached_input: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("input", "output", "cached_input"):
-            if (getattr(self, name) or 0.0) < 0:
-                raise ConfigError(f"{name}: a price is not negative")
+        refuse(self.problems())
         if self.cached_input is None:
             object.__setattr__(self, "cached_input", self.input / 10)
+
+    def problems(self) -> Iterator[str]:
+        for name in ("input", "output", "cached_input"):
+            if (getattr(self, name, 0.0) or 0.0) < 0:
+                yield f"{name}: a price is not negative"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +147,10 @@ class HealthConfig:
     failures: int = 2
 
     def __post_init__(self) -> None:
-        _positive(self, "interval_s", "timeout_s", "failures")
+        refuse(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        yield from not_positive(self, "interval_s", "timeout_s", "failures")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +166,12 @@ class TimeoutConfig:
     total_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive(self, "connect_s", "first_byte_s", "idle_s")
+        refuse(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        yield from not_positive(self, "connect_s", "first_byte_s", "idle_s")
         if self.total_s < 0:
-            raise ConfigError("total_s: must not be negative; 0: no limit")
+            yield "total_s: must not be negative; 0: no limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,19 +190,27 @@ class LimitConfig:
     drain_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        _positive(self, "body_mb", "body_s", "connections", "client_idle_s", "drain_timeout_s")
+        refuse(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        yield from not_positive(self, "body_mb", "body_s", "connections", "client_idle_s", "drain_timeout_s")
         if self.inflight_mb is not None:
-            _positive(self, "inflight_mb")
+            yield from not_positive(self, "inflight_mb")
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The whole file. workers: processes that serve together, as one gateway. `admin_key` is a secret: it comes from
-    WARMROUTE_ADMIN_KEY, never from the file.
+    """The whole file. workers: processes that serve together, as one gateway. admin_listen: where the operator endpoints are:
+    host:port, "unix:/path", "off", or "auto" (127.0.0.1, at 10,000 + the port of `listen`). metrics_listen: host:port of a
+    listener for Prometheus, or "off". allow_link_local: operators may add replicas at link-local and metadata addresses.
+    `admin_key` is a secret: it comes from WARMROUTE_ADMIN_KEY, never from the file.
     """
 
     pools: tuple[PoolConfig, ...]
     listen: str = DEFAULT_LISTEN
+    admin_listen: str = AUTO
+    metrics_listen: str = OFF
+    allow_link_local: bool = False
     workers: int = DEFAULT_WORKERS
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     prices: Mapping[str, PriceConfig] = field(default_factory=dict)
@@ -217,46 +221,101 @@ class Config:
     admin_key: str = field(default="", repr=False, metadata={"env": "WARMROUTE_ADMIN_KEY"})
 
     def __post_init__(self) -> None:
-        if not self.pools:
-            raise ConfigError("pools: at least one pool with a replica is needed (or pass --replica URL)")
-        if self.log_level not in LOG_LEVELS:
-            raise ConfigError(f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
-        _ = self.address
+        refuse(self.problems())
+
+    def problems(self) -> Iterator[Problem | str]:
+        replicas = dict(_replicas(getattr(self, "pools", ())))
+        urls: dict[Key, str] = {(*key, "url"): replica.url for key, replica in replicas.items()}
+        listeners = {name: getattr(self, name) for name in WORDS}
+        yield from problems_of(listeners, guarded=bool(self.admin_key), replicas=urls)
+        yield from not_among(self, "log_level", LOG_LEVELS)
         if not 1 <= self.workers <= MAX_WORKERS:
-            raise ConfigError(f"workers: 1 to {MAX_WORKERS} are possible, got {self.workers}")
+            yield f"workers: 1 to {MAX_WORKERS} are possible, got {self.workers}"
         if "" in self.prices:
-            raise ConfigError(f'prices: a model prefix is not empty; write "{MATCH_ALL}" for any model')
-        names = [replica.name for pool in self.pools for replica in pool.replicas]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ConfigError(f"pools: the replica {twice!r} is listed twice")
-        prefixes = [prefix for pool in self.pools for prefix in pool.models]
-        if doubled := next((prefix for prefix in prefixes if prefixes.count(prefix) > 1), None):
-            raise ConfigError(f"pools: the model prefix {doubled!r} is claimed twice")
+            yield f'prices: a model prefix is not empty; write "{MATCH_ALL}" for any model'
+        if not getattr(self, "pools", True):
+            yield "pools: at least one pool with a replica is needed (or pass --replica URL)"
+        for name in repeated(replica.name for replica in replicas.values()):
+            yield f"pools: the replica {name!r} is listed twice"
+        for prefix in repeated(prefix for pool in getattr(self, "pools", ()) if pool for prefix in pool.models if prefix):
+            yield f"pools: the model prefix {prefix!r} is claimed twice"
 
     @property
     def address(self) -> tuple[str, int]:
-        """(host, port) of `listen`; an IPv6 host is written in brackets."""
-        host, _, text = self.listen.rpartition(":")
-        port = _port(text)
-        if port is None or not _is_host(host):
-            raise ConfigError(f"listen: {shown(self.listen)} is not host:port, for example 0.0.0.0:8000")
-        return host.strip("[]"), port
+        """(host, port) of `listen`."""
+        endpoint = parse_listen("listen", self.listen)
+        assert endpoint
+        return endpoint.host, endpoint.port
+
+    @property
+    def admin(self) -> Endpoint | None:
+        """Where to serve the operator endpoints, None: nowhere. With `auto`: at port 0, which is any free one, if `listen` has
+        port 0, or the default port is out of range or a replica's.
+        """
+        if self.admin_listen != AUTO:
+            return parse_listen("admin_listen", self.admin_listen)
+        port = self.address[1]
+        endpoint = Endpoint("127.0.0.1", port + ADMIN_PORT_OFFSET if 0 < port <= 65535 - ADMIN_PORT_OFFSET else 0)
+        taken = any(endpoint.is_at(replica.url) for pool in self.pools for replica in pool.replicas)
+        return replace(endpoint, port=0) if taken else endpoint
+
+    @property
+    def metrics(self) -> Endpoint | None:
+        """Where to serve metrics to others than operators, None: nowhere."""
+        return parse_listen("metrics_listen", self.metrics_listen)
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
+def _replicas(pools: Iterable[PoolConfig | None]) -> Iterator[tuple[Key, ReplicaConfig]]:
+    """(key, replica) of each that has no problem of its own; a bad one is None, or was not built (it has no name)."""
+    for number, pool in enumerate(pools):
+        for place, replica in enumerate(getattr(pool, "replicas", ())):
+            if replica and replica.name and getattr(replica, "url", "") and not any(replica.problems()):
+                yield ("pools", number, "replicas", place), replica
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration, and the file that it comes from. replaced: keys whose values come from the environment or from flags."""
+
+    config: Config
+    file: YamlFile | None = None
+    replaced: Collection[str] = ()
+
+    def at(self, problem: Problem) -> Problem:
+        """The problem with its file and line."""
+        return _located(problem, self.file, self.replaced)
+
+
 def load(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> Config:
     """The configuration from a YAML file (None: no file), then the environment, then `overrides` (raw values by key)."""
-    raw: dict[str, Any] = {} if path is None else read_yaml(path)
+    return read(path, overrides, env).config
+
+
+def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> Loaded:
+    """`load`, with the file's lines. Raises ConfigError with all that is wrong."""
+    file = YamlFile(path) if path else None
+    raw: dict[str, Any] = dict(file.values) if file else {}
+    problems = list(file.problems) if file else []
     if "admin_key" in raw:
-        raise ConfigError("admin_key: a secret does not belong in the file; set WARMROUTE_ADMIN_KEY")
-    if env.get("WARMROUTE_LISTEN"):
-        raw["listen"] = env["WARMROUTE_LISTEN"]
-    if env.get("WARMROUTE_ADMIN_KEY"):
-        raw["admin_key"] = env["WARMROUTE_ADMIN_KEY"]
-    raw.update(overrides)
-    raw.setdefault("pools", [])
-    config = convert(Config, raw, "")
+        del raw["admin_key"]
+        secret = Problem(("admin_key",), "a secret does not belong in the file; set WARMROUTE_ADMIN_KEY")
+        problems.append(_located(secret, file, ()))
+    environment = {"listen": env.get("WARMROUTE_LISTEN"), "admin_key": env.get("WARMROUTE_ADMIN_KEY")}
+    replacing = {**{key: value for key, value in environment.items() if value}, **overrides}
+    try:
+        config = convert(Config, {"pools": [], **raw, **replacing})
+    except ConfigError as error:
+        problems += [_located(problem, file, replacing) for problem in error.problems]
+    if problems:
+        raise ConfigError(*sorted(problems, key=lambda problem: problem.line))
     assert isinstance(config, Config)
-    return config
+    return Loaded(config, file, replacing.keys())
+
+
+def _located(problem: Problem, file: YamlFile | None, replaced: Collection[str]) -> Problem:
+    if file is None or (problem.key and problem.key[0] in replaced):
+        return problem
+    return file.located(problem)

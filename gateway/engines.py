@@ -44,6 +44,7 @@ class Engine:
     owner: `owned_by` in its model list. running, waiting: its gauges, "" where it has none. rank: the label that tells its
     ranks apart. page_kv, answer_kv: the size of its KV cache in tokens, read from its page, or from the JSON answer to one of
     `inquiries` (paths, tried in turn). bounded: what leaves the KV cache is lost; else its size bounds nothing.
+    salts: it keeps prefixes with different `cache_salt` apart.
     silent, zero: what to do when it does not report cached tokens, or reports none though a prefix was sent before.
     """
 
@@ -58,6 +59,7 @@ class Engine:
     answer_kv: Callable[[Any], int | None] = lambda _answer: None
     inquiries: tuple[str, ...] = ()
     bounded: bool = True
+    salts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,7 @@ VLLM = Engine(
     silent="Start vLLM with --enable-prompt-tokens-details.",
     zero="Is it started with --no-enable-prefix-caching? Start it with --enable-prefix-caching.",
     page_kv=_vllm_kv,
+    salts=True,
 )
 
 # It speaks vLLM's metric names; a page that owned_by does not explain is therefore taken for vLLM's, which comes first.

@@ -46,7 +46,7 @@ class Entry:
             api = self.parsing.at_once(kind, raw)
             if api is None:
                 with parsing(lease_of(request), len(raw)):
-                    api = await self.parsing.parse(kind, raw)
+                    api = await self.parsing.parse(kind, raw, self.proxy.scope(request.headers))
             del raw  # from here on the request decides how long its body is held
             record.stream = api.stream
             return await self.proxy.forward(request, api, record)
@@ -76,7 +76,7 @@ class Entry:
         # While we go down the client's next request is to go to somebody who stays; and no request follows half of one.
         keep_alive = complete(request) and not self.drain.draining
         reply = Reply(request, keep_alive=keep_alive, patience_s=self.proxy.answers.patience_s)
-        body = openai.error_body(error)
+        body = openai.error_body(error if self.proxy.answers.audience.is_operator(request) else error.redacted(record.id))
         further = "".join(f"{name}: {value}\r\n" for name, value in _headers(error, record.id))
         headers = b"Content-Type: application/json\r\n" + further.encode("ascii")
         reply.begin(error.status, headers, length=len(body), first=body)

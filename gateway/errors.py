@@ -8,10 +8,20 @@ from __future__ import annotations
 
 
 class GatewayError(Exception):
-    """An answer that is an error. message says what to do; code and param are machine-readable, as OpenAI names them."""
+    """An answer that is an error. message says what to do; code and param are machine-readable, as OpenAI names them.
+
+    public: the message for clients that are no operators, where `message` names replicas, addresses or what they said.
+    """
 
     def __init__(
-        self, status: int, code: str, message: str, *, param: str | None = None, retry_after_s: int | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        public: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -19,6 +29,14 @@ class GatewayError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.public = public
+
+    def redacted(self, request_id: str) -> GatewayError:
+        """The same error for a client that is no operator: without what is inside, with the id to find it by in the log."""
+        if self.public is None:
+            return self
+        text = f"{self.public} The gateway's log has the details, by the request id {request_id}."
+        return GatewayError(self.status, self.code, text, param=self.param, retry_after_s=self.retry_after_s)
 
     @property
     def fault(self) -> str:
@@ -37,7 +55,8 @@ def unknown_model(model: str, known: list[str]) -> GatewayError:
 
 def out_of_resources(message: str) -> GatewayError:
     """The gateway itself has run out of something; no replica's fault."""
-    return GatewayError(503, "gateway_overloaded", f"The gateway has run out of resources ({message}).", retry_after_s=1)
+    text, public = f"The gateway has run out of resources ({message}).", "The gateway has run out of resources. Retry."
+    return GatewayError(503, "gateway_overloaded", text, retry_after_s=1, public=public)
 
 
 def head_too_large(limit: int) -> GatewayError:
@@ -66,8 +85,8 @@ def shutting_down() -> GatewayError:
     return GatewayError(503, "shutting_down", "The gateway is shutting down. Retry the request.", retry_after_s=1)
 
 
-def no_replica(message: str, retry_after_s: int = 2) -> GatewayError:
-    return GatewayError(503, "no_replica_available", message, retry_after_s=retry_after_s)
+def no_replica(message: str, retry_after_s: int = 2, public: str | None = None) -> GatewayError:
+    return GatewayError(503, "no_replica_available", message, retry_after_s=retry_after_s, public=public)
 
 
 class ClientStalled(ConnectionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Protocol
 
 from aiohttp import web
@@ -11,6 +12,8 @@ from gateway.body import LARGE_BODY, lease_of
 from gateway.errors import over_budget
 from gateway.plain import PlainRequest
 from gateway.record import Record
+from gateway.relay import Call
+from gateway.replica_state import ReplicaState
 from gateway.replicas import Target
 from gateway.reply import Reply
 from router import Booking
@@ -24,14 +27,25 @@ class Headers(Protocol):
     def get(self, name: str, /) -> str | None: ...
 
 
+class Audience(Protocol):
+    """What is asked of `access.Access`: who may learn what."""
+
+    def is_operator(self, request: Request, /) -> bool:
+        """Whether errors may name replicas, addresses and what they said."""
+
+    def sees_headers(self, request: Request, /) -> bool:
+        """Whether the answer may tell which replica gave it, and how much that was believed to have cached."""
+
+
 class Exchange:
     """A request: its parsed form, where it may go, its booking, the answer to its client, the record of what happened.
 
+    salt: for engines, where tenants are isolated (`routing.isolation`), else empty.
     body: of a plain answer, read whole. complete: the answer was good and went out whole. resumptions: attempts to go on with
     a broken stream that may have reached a replica.
     """
 
-    __slots__ = ("api", "body", "booking", "complete", "record", "reply", "request", "resumptions", "target")
+    __slots__ = ("api", "body", "booking", "complete", "record", "reply", "request", "resumptions", "salt", "target")
 
     def __init__(self, request: Request, api: openai.ApiRequest, target: Target, booking: Booking, record: Record) -> None:
         self.request = request
@@ -43,6 +57,13 @@ class Exchange:
         self.body = b""
         self.complete = False
         self.resumptions = 0
+        self.salt = b""
+
+    def call_to(self, replica: ReplicaState, call: Call) -> Call:
+        """The call as it goes to this replica: with the salt, if its engine knows what to do with it."""
+        if not self.salt or not replica.facts.engine.salts or not self.api.has_prompt:
+            return call
+        return Call(call.method, call.path, call.headers, salted(call.body, self.salt), repeatable=call.repeatable)
 
     def drop_body(self) -> None:
         """The request will not be sent again: nobody needs its body any more."""
@@ -58,3 +79,15 @@ class Exchange:
 
     def __repr__(self) -> str:
         return f"<Exchange {self.record.id}, {self.booking!r}, {self.reply!r}>"
+
+
+def tenant_salt(tenant: str, salt: str) -> bytes:
+    """A cache salt that no other tenant can have, whatever salt it asks for. salt: the client's own."""
+    name, own = tenant.encode("utf-8", "surrogatepass"), salt.encode("utf-8", "surrogatepass")
+    return blake2b(len(name).to_bytes(8, "little") + name + own, digest_size=16).hexdigest().encode("ascii")
+
+
+def salted(body: bytes, salt: bytes) -> bytes:
+    """A JSON object with this `cache_salt`: as its last member, which wins over one that the client has sent."""
+    last = body.rindex(b"}")
+    return b"".join((memoryview(body)[:last], b',"cache_salt":"', salt, b'"}'))

@@ -91,7 +91,8 @@ class Failover:
             if doubts.failed:
                 doubts.settle(self.clock())
         failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in exchange.record.failed_attempts)
-        raise GatewayError(502, "replica_failed", f"No replica could answer ({failures}). Retry; see /warmroute/replicas.")
+        text = f"No replica could answer ({failures}). Retry; see /warmroute/replicas."
+        raise GatewayError(502, "replica_failed", text, public="No replica could answer. Retry.")
 
     def _failed(self, exchange: Exchange, candidate: Candidate, failure: ReplicaFailure) -> None:
         self.fleet.failed(candidate.replica, failure)
@@ -103,7 +104,7 @@ class Failover:
         self.metrics.broken.add((exchange.record.label, replica))
         self.fleet.failed(replica, failure)
         text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
-        return GatewayError(502, "replica_failed", text)
+        return GatewayError(502, "replica_failed", text, public="The replica failed while it answered. Retry the request.")
 
     async def elsewhere(self, exchange: Exchange, body: bytes) -> Attempt | None:
         """The answer broke off: the first of the others that begins to stream what `body` asks for. None if none does."""
@@ -169,7 +170,7 @@ class Failover:
         state = exchange.target.replicas[candidate.replica]
         watched = state.breaker.begin(self.clock())
         try:
-            attempt = await self.relay.open(state.config.url, call, fresh=fresh)
+            attempt = await self.relay.open(state.config.url, exchange.call_to(state, call), fresh=fresh)
             watched.answers()
             try:
                 await self._look(exchange, attempt)

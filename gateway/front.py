@@ -25,6 +25,7 @@ from gateway.reply import Reply
 Handler = Callable[[Any], Awaitable[Any]]  # of a web.Request or a PlainRequest
 
 MAX_HEADER_BYTES: Final = 64 << 10  # one header line: tokens and cookies can be long
+_NOTHING: Final[frozenset[str]] = frozenset()
 
 
 class Front(web.Server):
@@ -33,7 +34,7 @@ class Front(web.Server):
     def __init__(
         self,
         app: web.Application,
-        handler: Handler,
+        handler: Handler | None,
         *,
         respond: Callable[[GatewayError], web.Response],
         budget: Budget,
@@ -41,8 +42,9 @@ class Front(web.Server):
         busy: bytes,
         idle_s: float,
     ) -> None:
-        """respond: makes the answer to what is not served. budget: of the bytes that requests may hold. busy: the bytes for one
-        connection too many. idle_s: for so long a connection may be idle, or be sending one request's head.
+        """handler: None: everything goes to the application. respond: makes the answer to what is not served. budget: of the
+        bytes that requests may hold. busy: the bytes for one connection too many. idle_s: for so long a connection may be idle,
+        or be sending one request's head.
         """
         super().__init__(
             self._dispatch,  # type: ignore[arg-type]  # requests are made by the application
@@ -50,7 +52,8 @@ class Front(web.Server):
             handler_cancellation=True,
         )
         self._app = app
-        self.handler = handler
+        self.short = SHORT if handler else _NOTHING
+        self.handler = handler or app._handle
         self._max_connections = max_connections
         self._idle_s = idle_s
         self._respond = respond
@@ -102,7 +105,7 @@ class Front(web.Server):
             return reply
         if error := over_bounds(lease) or refusal_of(request):
             return self.refuse(error)
-        if request.raw_path in SHORT and request.method == "POST" and "Expect" not in request.headers:
+        if request.raw_path in self.short and request.method == "POST" and "Expect" not in request.headers:
             return await self.handler(request)
         return await self._app._handle(request)
 

@@ -1,27 +1,28 @@
 """Operator endpoints under /warmroute/: what the gateway knows, and what it would do.
 
-They answer clients on the loopback address, and others only with the admin key (WARMROUTE_ADMIN_KEY) as a bearer token. A
-request that a proxy on this machine hands on counts as remote if the proxy says that it is one (Via, X-Forwarded-...) or keeps
-the Host that its client asked for; so does one that a page from elsewhere has a browser on this machine send (Origin).
+They are on a listener of their own (`admin_listen`; `side.py`), and, where there is an admin key (WARMROUTE_ADMIN_KEY), on the
+clients' port as well. With a key everybody is asked for it, clients on this machine included: as `Authorization: Bearer KEY` or
+as `X-Warmroute-Admin-Key: KEY`. Without one they answer direct clients on this machine only, and on their own listener only,
+for a proxy in front of the clients' port can look like one of these (`access.py`).
 
 A replica that drains gets no new requests, and is probed as before; when its count of requests in flight is 0, it can be taken
 down. It drains until it is told otherwise, or the gateway restarts. A replica that was added stays until the next reload or
-restart: what is to last belongs into the configuration.
+restart: what is to last belongs into the configuration. Its URL must not be link-local or a cloud's metadata service, unless
+the configuration allows that: whoever may add a replica would otherwise read there with the gateway's network identity.
 """
 
 from __future__ import annotations
 
-import hmac
-import ipaddress
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 from aiohttp import web
 
+from gateway.access import KEY_HEADER, Access
 from gateway.api import openai
 from gateway.body import read_body
-from gateway.config import ReplicaConfig
+from gateway.config import Config, ReplicaConfig
 from gateway.errors import GatewayError, bad_request
 from gateway.everywhere import Drain, Everywhere, Join
 from gateway.parser.parsing import Parsing
@@ -31,8 +32,7 @@ from gateway.replicas import Fleet
 from gateway.typed import ConfigError, convert
 from router import Candidate
 
-# Headers that a proxy in front leaves behind.
-_FORWARDED = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
+ON_ADMIN_LISTENER = web.AppKey("on_admin_listener", bool)
 
 
 class Operator:
@@ -45,17 +45,18 @@ class Operator:
         parsing: Parsing,
         proxy: Proxy,
         everywhere: Everywhere,
-        admin_key: str,
-        body_s: float,
+        access: Access,
+        config: Callable[[], Config],
         clock: Callable[[], float],
     ) -> None:
+        """config: gives the one in force."""
         self._fleet = fleet
         self._router = proxy.router
         self._parsing = parsing
         self._proxy = proxy
         self._everywhere = everywhere
-        self._admin_key = admin_key
-        self.body_s = body_s
+        self._access = access
+        self._config = config
         self._clock = clock
 
     def routes(self) -> list[web.RouteDef]:
@@ -106,7 +107,8 @@ class Operator:
         if not isinstance(number, int) or isinstance(number, bool):
             raise bad_request("'pool' is needed: the number of a pool, from 0.", "pool")
         try:
-            replica = convert(ReplicaConfig, body, "")
+            replica = convert(ReplicaConfig, body)
+            self._allow_url(replica)
             if (known := self._fleet.named(replica.name)) and not known.leaving:
                 raise GatewayError(409, "replica_exists", f"There is a replica {replica.name!r} already.", param="name")
             await self._everywhere.do(Join(number, replica))
@@ -142,7 +144,7 @@ class Operator:
         """The JSON object that an allowed request brings."""
         self._allow(request)
         try:
-            body = orjson.loads(await read_body(request, self.body_s))
+            body = orjson.loads(await read_body(request, self._config().limits.body_s))
         except orjson.JSONDecodeError as error:
             raise bad_request(f"The body is not valid JSON: {error}", code="invalid_json") from error
         if not isinstance(body, dict):
@@ -152,8 +154,9 @@ class Operator:
     async def route(self, request: web.Request) -> web.Response:
         """A dry run: the decision for a chat or completion body, with every candidate's match, load and cost."""
         self._allow(request)
-        raw = await read_body(request, self.body_s)
-        api = self._parsing.at_once(openai.GUESS, raw) or await self._parsing.parse(openai.GUESS, raw)
+        raw = await read_body(request, self._config().limits.body_s)
+        scope = self._proxy.scope(request.headers)
+        api = self._parsing.at_once(openai.GUESS, raw) or await self._parsing.parse(openai.GUESS, raw, scope)
         target = self._fleet.target(api.model)
         target.require()
         decision, ranking = self._router.rank(self._proxy.prompt(api, request.headers), target.replicas, self._clock())
@@ -168,37 +171,28 @@ class Operator:
             }
         )
 
+    def _allow_url(self, replica: ReplicaConfig) -> None:
+        """Raises GatewayError 403. What a name resolves to is not looked at here."""
+        if replica.link_local and not self._config().allow_link_local:
+            text = "The URL is link-local or a cloud's metadata service; allow_link_local in the configuration would allow it."
+            raise GatewayError(403, "forbidden_url", text, param="url")
+
     def _allow(self, request: web.Request) -> None:
         """Raises GatewayError 401 or 403."""
-        if _is_local(request):
-            return
-        if not self._admin_key:
-            text = "Operator endpoints answer loopback clients only; set WARMROUTE_ADMIN_KEY to open them to others."
+        if self._access.guarded:
+            if not self._access.shows_key(request, bearer=True):
+                wanted = f"Send the admin key as 'Authorization: Bearer KEY' or '{KEY_HEADER}: KEY'."
+                raise GatewayError(401, "invalid_admin_key", wanted)
+        elif not request.app.get(ON_ADMIN_LISTENER, False):
+            text = (
+                "Operator endpoints are not on this port but on the admin listener (admin_listen), or need WARMROUTE_ADMIN_KEY."
+            )
             raise GatewayError(403, "forbidden", text)
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._admin_key.encode()):
-            raise GatewayError(401, "invalid_admin_key", "Send the admin key as 'Authorization: Bearer KEY'.")
-
-
-def _is_local(request: web.Request) -> bool:
-    """A client on this machine that asked for this machine: a foreign Host is a proxy's, or a page's with a rebound name; a
-    foreign Origin is a page's that makes its reader's browser ask.
-    """
-    if any(name in request.headers for name in _FORWARDED):
-        return False
-    origin = request.headers.get("Origin")
-    if origin is not None and origin.partition("://")[2] != request.host:
-        return False
-    return _is_loopback(request.remote or "") and _is_loopback(request.url.host or "")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        elif not self._access.is_operator(request):
+            text = (
+                "Without WARMROUTE_ADMIN_KEY operator endpoints answer direct clients on this machine only, and no web pages."
+            )
+            raise GatewayError(403, "forbidden", text)
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:

@@ -42,9 +42,11 @@ _UNUSUAL: Final = frozenset(
 
 
 class Head:
-    """A plain head, less its Content-Length. onward: its lines for a replica, once they are made (`failover.py`)."""
+    """A plain head, less its Content-Length. onward: its lines for a replica, once they are made (`failover.py`). direct:
+    whether no proxy had a part in it, once that is known (`access.py`).
+    """
 
-    __slots__ = ("fields", "headers", "method", "onward", "target")
+    __slots__ = ("direct", "fields", "headers", "method", "onward", "target")
 
     def __init__(self, method: str, target: str, headers: list[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -> None:
         self.method = method
@@ -52,6 +54,7 @@ class Head:
         self.headers = headers
         self.fields = Fields(fields)
         self.onward: bytes | None = None
+        self.direct: bool | None = None
 
     def __repr__(self) -> str:
         return f"<Head {self.method} {self.target}, {self.fields!r}>"
@@ -98,19 +101,19 @@ _known: Final = lru_cache(maxsize=_KNOWN)(_parse)
 
 
 class Fields:
-    """A plain head's headers, by names in any case."""
+    """A plain head's headers, by names in any case. raw: by names in lower case."""
 
-    __slots__ = ("_fields",)
+    __slots__ = ("raw",)
 
     def __init__(self, fields: dict[bytes, bytes]) -> None:
-        self._fields = fields
+        self.raw = fields
 
     def get(self, name: str, /) -> str | None:
-        value = self._fields.get(name.lower().encode("ascii"))
+        value = self.raw.get(name.lower().encode("ascii"))
         return None if value is None else value.decode("ascii")
 
     def __repr__(self) -> str:
-        return f"<Fields {list(self._fields)}>"
+        return f"<Fields {list(self.raw)}>"
 
 
 class PlainRequest:

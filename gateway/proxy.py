@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 from gateway.answers import Answers
 from gateway.api import openai
-from gateway.config import RoutingConfig
-from gateway.exchange import Exchange, Headers, Request
+from gateway.config import TENANT, RoutingConfig
+from gateway.exchange import Exchange, Headers, Request, tenant_salt
 from gateway.failover import Failover
 from gateway.metering import Meter
 from gateway.metrics import Metrics
-from gateway.record import Record
+from gateway.record import TENANT_HEADER, Record
 from gateway.replicas import Fleet, Target
 from gateway.reply import Reply
 from router import Booking, Outcome, Prompt, Router
@@ -44,8 +44,15 @@ class Proxy:
     clock: Callable[[], float]
 
     def prompt(self, api: openai.ApiRequest, headers: Headers) -> Prompt:
-        """A request's prompt for the router, seeded so that models and cache salts never match each other."""
-        return openai.router_prompt(api, self.routing.block_bytes, self.routing.block_tokens, _session(headers))
+        """A request's prompt for the router, seeded so that models and cache salts never match each other, nor, with
+        `routing.isolation: tenant`, tenants.
+        """
+        routing = self.routing
+        return openai.router_prompt(api, routing.block_bytes, routing.block_tokens, _session(headers), self.scope(headers))
+
+    def scope(self, headers: Headers) -> tuple[str, ...]:
+        """Names that keep the prompts of this client apart from those of others, beside the model and the cache salt."""
+        return (headers.get(TENANT_HEADER) or "",) if self.routing.isolation == TENANT else ()
 
     async def forward(self, request: Request, api: openai.ApiRequest, record: Record) -> Reply:
         """Answer a parsed request from a replica. Raises GatewayError when none could answer."""
@@ -61,7 +68,10 @@ class Proxy:
             if waits:  # meanwhile replicas may have come and gone, and the model with them
                 target = self.fleet.target(api.model)
                 target.require()
-            return await self._forward(Exchange(request, api, target, self._choose(request, api, target, record), record))
+            exchange = Exchange(request, api, target, self._choose(request, api, target, record), record)
+            if self.routing.isolation == TENANT:
+                exchange.salt = tenant_salt(request.headers.get(TENANT_HEADER) or "", api.salt)
+            return await self._forward(exchange)
         finally:
             permit.release()
 

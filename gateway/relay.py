@@ -33,7 +33,7 @@ _HOP_BY_HOP: Final = frozenset(
 ) | {b"transfer-encoding", b"upgrade"}
 # Made anew for the replica. Answers must come uncompressed: the usage in them is read.
 _REQUEST_OWN: Final = _HOP_BY_HOP.union(
-    [b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"]
+    [b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id", b"x-warmroute-admin-key"]
 )
 _ENCODED_OWN: Final = _REQUEST_OWN - {b"content-encoding"}
 _ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length", b"x-request-id"}

@@ -166,6 +166,8 @@ def possible(old: Config, new: Config) -> Config:
     """The new configuration with what cannot change left as it is; the log names it."""
     pairs: list[tuple[str, object, object]] = [
         ("listen", old.listen, new.listen),
+        ("admin_listen", old.admin_listen, new.admin_listen),
+        ("metrics_listen", old.metrics_listen, new.metrics_listen),
         ("workers", old.workers, new.workers),
         ("log_level", old.log_level, new.log_level),
         ("routing.block_bytes", old.routing.block_bytes, new.routing.block_bytes),
@@ -176,5 +178,12 @@ def possible(old: Config, new: Config) -> Config:
         log.warning("configuration: what differs here needs a restart", extra={"keys": fixed})
     routing = replace(new.routing, block_bytes=old.routing.block_bytes, block_tokens=old.routing.block_tokens)
     return replace(
-        new, listen=old.listen, workers=old.workers, log_level=old.log_level, routing=routing, admin_key=old.admin_key
+        new,
+        listen=old.listen,
+        admin_listen=old.admin_listen,
+        metrics_listen=old.metrics_listen,
+        workers=old.workers,
+        log_level=old.log_level,
+        routing=routing,
+        admin_key=old.admin_key,
     )

@@ -58,7 +58,8 @@ class Target:
     def require(self) -> None:
         """Raises GatewayError 503 if there is no replica to try."""
         if not self.replicas:
-            raise no_replica(f"No replica that serves this model is up: {self.down}. They are probed all the time; retry.")
+            text = f"No replica that serves this model is up: {self.down}. They are probed all the time; retry."
+            raise no_replica(text, public="No replica that serves this model is up. Retry.")
 
 
 class Fleet:
@@ -162,7 +163,9 @@ class Fleet:
             state.name for pool in self.pools if not pool.models for state in pool.replicas if not state.up and not state.models
         ]
         if blind:
-            return no_replica(f"The model {model[:100]!r} is not known yet: {', '.join(blind)} did not answer so far. Retry.")
+            public = f"The model {model[:100]!r} is not known yet: not all replicas have answered so far. Retry."
+            text = f"The model {model[:100]!r} is not known yet: {', '.join(blind)} did not answer so far. Retry."
+            return no_replica(text, public=public)
         return unknown_model(model, list(self.models))
 
     # -- what requests tell

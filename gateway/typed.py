@@ -1,4 +1,11 @@
-"""Parsed YAML -> frozen dataclasses. Whatever is wrong is a `ConfigError` that names the place and says what is right."""
+"""Parsed YAML -> frozen dataclasses. All that is wrong is told at once, in a `ConfigError`: each problem names its key (and its
+file and line, where the value comes from a file) and says what is right.
+
+A dataclass may have a method `problems`, which gives what is wrong with its values, each as a `Problem` or as "field: text";
+its `__post_init__` hands them to `refuse`. So that one bad value does not hide what else is wrong, `problems` is also asked of
+an instance whose bad values are replaced by their defaults, or are missing where there is no default, and in whose lists bad
+items are None: it reads required fields with `getattr`, and skips None.
+"""
 
 from __future__ import annotations
 
@@ -8,79 +15,156 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-import yaml
+from gateway.addresses import shown
 
 _SCIENTIFIC = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 
+Key = tuple[str | int, ...]
+"""Where a value stands: ("pools", 0, "replicas", 1, "url")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, or that cannot be meant. key: where in the configuration; file, line: where in a file."""
+
+    key: Key
+    text: str
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        at = f"{self.file}:{self.line}: " if self.file else ""
+        name = key_name(self.key)
+        return f"{at}{name}: {self.text}" if name else f"{at}{self.text}"
+
 
 class ConfigError(ValueError):
-    """The configuration cannot be used; the message says where and what to do."""
+    """The configuration cannot be used. problems: all that is wrong with it, in order."""
+
+    def __init__(self, *problems: Problem | str) -> None:
+        self.problems = tuple(Problem((), each) if isinstance(each, str) else each for each in problems)
+        super().__init__("; ".join(map(str, self.problems)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConfigError, self.problems
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key is given once; PyYAML lets the last one win. It looks before merge keys (`<<`) are put in."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        lines: dict[tuple[str, str], int] = {}
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            line, name = key.start_mark.line + 1, (key.tag, key.value)
-            if name in lines:
-                raise ConfigError(f"line {line}: the key {shown(key.value)} is given twice, first in line {lines[name]}")
-            lines[name] = line
-        return node
+def key_name(key: Key) -> str:
+    """As messages write it: `pools[0].replicas[1].url`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key).removeprefix(".")
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        raw = yaml.load(path.read_text("utf-8"), _Loader)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date such as 2026-99-99
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if raw is None:
-        return {}
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: the file holds a {type(raw).__name__}, a mapping of keys is expected")
-    return raw
+def refuse(found: Iterable[Problem | str]) -> None:
+    """Raise a ConfigError with these problems of one dataclass; nothing if there are none."""
+    if problems := tuple(map(_problem, found)):
+        raise ConfigError(*problems)
 
 
-def convert(kind: Any, value: Any, where: str) -> Any:
-    """`value` (parsed YAML) as `kind` (a type hint of the dataclasses above), or a ConfigError that names `where`."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return _convert_dataclass(kind, value, where)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise ConfigError(f"{where}: a list is expected, got {shown(value)}")
-        return tuple(convert(args[0], item, f"{where}[{index}]") for index, item in enumerate(value))
-    if origin is Mapping:
+def _problem(found: Problem | str) -> Problem:
+    """found: a problem, or "field: what is wrong with it"."""
+    if isinstance(found, Problem):
+        return found
+    name, _, text = found.partition(": ")
+    return Problem((name,), text)
+
+
+def convert(kind: Any, value: Any) -> Any:
+    """`value` (parsed YAML) as `kind`, a type hint of dataclasses, tuples, mappings and scalars. Raises ConfigError."""
+    reader = _Reader()
+    made = reader.read(kind, value, ())
+    if reader.problems:
+        raise ConfigError(*reader.problems)
+    return made
+
+
+class _Bad:
+    """In the place of a value with a problem. partial: what is good in it, to go on checking with; None: nothing.
+
+    A list's partial has None for each bad item that has none itself, a dataclass's lacks bad fields without default.
+    """
+
+    __slots__ = ("partial",)
+
+    def __init__(self, partial: Any = None) -> None:
+        self.partial = partial
+
+
+class _Reader:
+    """Reads values, and collects what is wrong with them."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def read(self, kind: Any, value: Any, key: Key) -> Any:
+        """The value, or a _Bad."""
+        origin, args = typing.get_origin(kind), typing.get_args(kind)
+        if dataclasses.is_dataclass(kind):
+            return self._dataclass(kind, value, key)
+        if origin is tuple:
+            if not isinstance(value, list):
+                return self._bad(key, f"a list is expected, got {shown(value)}")
+            return _whole([self.read(args[0], item, (*key, index)) for index, item in enumerate(value)])
+        if origin is Mapping:
+            if not isinstance(value, dict):
+                return self._bad(key, f"a mapping is expected, got {shown(value)}")
+            names = _whole([self.read(str, name, (*key, str(name))) for name in value])
+            items = _whole([self.read(args[1], item, (*key, str(name))) for name, item in value.items()])
+            good = isinstance(names, tuple) and isinstance(items, tuple)
+            return dict(zip(names, items, strict=True)) if good else _Bad()
+        if origin is types.UnionType:
+            return None if value is None else self.read(args[0], value, key)
+        return self._scalar(kind, value, key)
+
+    def _bad(self, key: Key, text: str) -> _Bad:
+        self.problems.append(Problem(key, text))
+        return _Bad()
+
+    def _scalar(self, kind: Any, value: Any, key: Key) -> Any:
+        # YAML 1.1 takes 1e-05, which is how Helm writes small numbers, for a text.
+        scientific = isinstance(value, str) and _SCIENTIFIC.fullmatch(value)
+        if kind is float and not isinstance(value, bool) and (isinstance(value, int) or scientific):
+            try:
+                value = float(value)
+            except OverflowError:
+                value = math.inf
+        wrong = isinstance(value, bool) is not (kind is bool)  # True is no number
+        if wrong or not isinstance(value, kind) or (kind is float and not math.isfinite(value)):
+            return self._bad(key, f"{_NAMES[kind]} is expected, got {shown(value)}")
+        return value
+
+    def _dataclass(self, kind: Any, value: Any, key: Key) -> Any:
+        if isinstance(value, str) and hasattr(kind, "SHORT"):
+            value = {kind.SHORT: value}
         if not isinstance(value, dict):
-            raise ConfigError(f"{where}: a mapping is expected, got {shown(value)}")
-        return {convert(str, key, f"{where}.{key}"): convert(args[1], item, f"{where}.{key}") for key, item in value.items()}
-    if origin is types.UnionType:
-        return None if value is None else convert(args[0], value, where)
-    return _convert_scalar(kind, value, where)
-
-
-def _convert_scalar(kind: Any, value: Any, where: str) -> Any:
-    # YAML 1.1 takes 1e-05, which is how Helm writes small numbers, for a text.
-    scientific = isinstance(value, str) and _SCIENTIFIC.fullmatch(value)
-    if kind is float and not isinstance(value, bool) and (isinstance(value, int) or scientific):
+            return self._bad(key, f"{'' if key else 'configuration: '}a mapping is expected, got {shown(value)}")
+        before = len(self.problems)
+        hints = typing.get_type_hints(kind)
+        for name in value:
+            if name not in hints:
+                self._bad((*key, str(name)), f"unknown key{_suggestion(kind, str(name))}")
+        parts = {name: self.read(hints[name], item, (*key, name)) for name, item in value.items() if name in hints}
+        for item in dataclasses.fields(kind):
+            if item.name not in value and _required(item):
+                self._bad((*key, item.name), "missing")
         try:
-            value = float(value)
-        except OverflowError:
-            value = math.inf
-    wrong = isinstance(value, bool) is not (kind is bool)  # True is no number
-    if wrong or not isinstance(value, kind) or (kind is float and not math.isfinite(value)):
-        raise ConfigError(f"{where}: {_NAMES[kind]} is expected, got {shown(value)}")
-    return value
+            if len(self.problems) == before:
+                return kind(**parts)
+            hidden = {name for name, part in parts.items() if isinstance(part, _Bad) and part.partial is None}
+            refuse(problem for problem in _problems_of(_partial(kind, parts)) if problem.key[0] not in hidden)
+        except ConfigError as error:
+            self.problems += [replace(problem, key=(*key, *problem.key)) for problem in error.problems]
+        return _Bad(_partial(kind, parts))
+
+
+def _whole(parts: list[Any]) -> Any:
+    """A list's items as a tuple; with a bad one, a _Bad."""
+    if not any(isinstance(part, _Bad) for part in parts):
+        return tuple(parts)
+    return _Bad(tuple(part.partial if isinstance(part, _Bad) else part for part in parts))
 
 
 _NAMES: Mapping[Any, str] = types.MappingProxyType(
@@ -88,40 +172,53 @@ _NAMES: Mapping[Any, str] = types.MappingProxyType(
 )
 
 
-def shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _convert_dataclass(kind: Any, value: Any, where: str) -> Any:
-    if isinstance(value, str) and hasattr(kind, "SHORT"):
-        value = {kind.SHORT: value}
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where or 'configuration'}: a mapping is expected, got {shown(value)}")
-    hints = typing.get_type_hints(kind)
-    for key in value:
-        if key not in hints:
-            known = [item.name for item in dataclasses.fields(kind) if "env" not in item.metadata]
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
-            raise ConfigError(f"{_join(where, key)}: unknown key{hint}")
-    for item in dataclasses.fields(kind):
-        if item.name not in value and _required(item):
-            raise ConfigError(f"{_join(where, item.name)}: missing")
-    parts = {key: convert(hints[key], item, _join(where, key)) for key, item in value.items()}
-    return _build(kind, parts, where)
+def _suggestion(kind: Any, name: str) -> str:
+    known = [item.name for item in dataclasses.fields(kind) if "env" not in item.metadata]
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
 
 
 def _required(item: dataclasses.Field[Any]) -> bool:
     return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
 
 
-def _build(kind: Callable[..., Any], parts: Mapping[str, Any], where: str) -> Any:
-    try:
-        return kind(**parts)
-    except ConfigError as error:
-        raise ConfigError(_join(where, str(error))) from error
+def _partial(kind: Any, parts: Mapping[str, Any]) -> Any:
+    """An instance that is not checked: bad parts are partial, else their fields' defaults, else missing."""
+    made = object.__new__(kind)
+    for item in dataclasses.fields(kind):
+        part = parts.get(item.name)
+        part = part.partial if isinstance(part, _Bad) else part
+        if part is None and not _required(item):
+            part = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        if part is not None or not _required(item):
+            object.__setattr__(made, item.name, part)
+    return made
 
 
-def _join(where: str, key: Any) -> str:
-    return f"{where}.{key}" if where else str(key)
+def _problems_of(instance: Any) -> Iterator[Problem]:
+    if hasattr(instance, "problems"):
+        yield from map(_problem, instance.problems())
+
+
+# -- for `problems` to use
+
+
+def not_positive(obj: Any, *names: str) -> Iterator[str]:
+    """Fields that must be greater than 0 and are not."""
+    for name in names:
+        if getattr(obj, name) <= 0:
+            yield f"{name}: must be greater than 0, got {getattr(obj, name)}"
+
+
+def not_among(obj: Any, name: str, choices: Collection[str]) -> Iterator[str]:
+    """A field that is none of its choices."""
+    if getattr(obj, name) not in choices:
+        yield f"{name}: {getattr(obj, name)!r} is not one of {', '.join(choices)}"
+
+
+def repeated(names: Iterator[str]) -> list[str]:
+    """Those that come more than once, each once."""
+    seen: dict[str, int] = {}
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+    return [name for name, count in seen.items() if count > 1]

@@ -76,7 +76,12 @@ class ApiRequest:
     @property
     def repeatable(self) -> bool:
         """Sending it twice does no harm: it computes something from a prompt (unlike a file upload, say)."""
-        return self.metered or self.prompt is not None or self.made is not None
+        return self.metered or self.has_prompt
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether the body has a prompt that we know."""
+        return self.prompt is not None or self.made is not None
 
     def keeps_nothing(self, path: str) -> bool:
         """Whether the server need not keep anything for this request: the Responses API does unless it says `store: false`."""

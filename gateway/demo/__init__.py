@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from gateway.demo import script
-from gateway.demo.processes import DemoError, Process, listening_url, log_line, ready_url
+from gateway.demo.processes import DemoError, Process, admin_url, listening_url, log_line, ready_url
 from gateway.demo.table import Message, Turn, comparison, header, row
 from gateway.metering import Usage
 
@@ -64,7 +64,7 @@ def _play(engine: str, once: bool, stack: contextlib.ExitStack) -> int:
     missed = [turn for turn in warm if not turn.usage.cached]
     print(f"\n{len(warm) - len(missed)} of {len(warm)} later turns hit the cache.")
     if not once:
-        _stay(gateway.url, gateway.model)
+        _stay(gateway)
     return 1 if missed else 0
 
 
@@ -101,6 +101,7 @@ def _write_config(replicas: Sequence[str], stack: contextlib.ExitStack) -> Path:
         "listen": "127.0.0.1:0",
         "pools": [{"replicas": list(replicas)}],
         "prices": dict.fromkeys(_MODELS, script.PRICES),
+        "routing": {"expose_headers": "all"},  # the table shows them, also where an admin key is set
     }
     path.write_text(json.dumps(config), "utf-8")
     return path
@@ -118,6 +119,7 @@ class _Gateway:
         self._process = Process(f"gateway ({policy})", ["serve", "--config", str(config), "--policy", policy])
         stack.callback(self._process.stop)
         self.url: str = self._process.wait_for(listening_url)
+        self.admin_url: str = self._process.wait_for(admin_url)
         self._client = stack.enter_context(openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0))
         self.model = self._client.models.list().data[0].id
 
@@ -188,11 +190,12 @@ def _replay_round_robin(turns: Sequence[Turn], replicas: Sequence[str], config: 
         return [gateway.ask(turn.conversation, turn.number, turn.messages) for turn in turns]
 
 
-def _stay(url: str, model: str) -> None:
+def _stay(gateway: _Gateway) -> None:
+    url, admin = gateway.url, gateway.admin_url
     message = {"role": "user", "content": "Hello!"}
-    body = json.dumps({"model": model, "messages": [message], "max_tokens": 20, "stream": True})
+    body = json.dumps({"model": gateway.model, "messages": [message], "max_tokens": 20, "stream": True})
     print("\nThe gateway stays up until Ctrl-C. To try:\n")
     print(f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
-    print(f"  curl {url}/v1/models\n  curl {url}/warmroute/replicas\n  curl {url}/metrics")
-    print(f"  curl {url}/warmroute/route -d '{body}'", flush=True)
+    print(f"  curl {url}/v1/models\n  curl {admin}/warmroute/replicas\n  curl {admin}/metrics")
+    print(f"  curl {admin}/warmroute/route -d '{body}'", flush=True)
     signal.pause()

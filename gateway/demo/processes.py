@@ -83,9 +83,15 @@ def ready_url(line: str) -> str:
 
 
 def listening_url(line: str) -> str:
-    """The URL in a gateway's listening line, "" in any other line."""
+    """The clients' URL in a gateway's listening line, "" in any other line."""
     event = log_line(line)
     return str(event.get("url")) if event.get("message") == "listening" else ""
+
+
+def admin_url(line: str) -> str:
+    """The operators' URL in a gateway's listening line, "" in any other line."""
+    event = log_line(line)
+    return str(event.get("admin_url", "")) if event.get("message") == "listening" else ""
 
 
 def log_line(line: str) -> dict[str, Any]:

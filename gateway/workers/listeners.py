@@ -30,10 +30,10 @@ def addresses_of(host: str, port: int) -> list[tuple[int, Address]]:
     return free
 
 
-def listen(addresses: Sequence[tuple[int, Address]]) -> list[socket.socket]:
-    """One worker's sockets. Raises OSError."""
+def listen(addresses: Sequence[tuple[int, Address]], *, shared: bool = True) -> list[socket.socket]:
+    """One worker's sockets. shared: others may listen on the same addresses. Raises OSError."""
     with contextlib.ExitStack() as stack:
-        made = [stack.enter_context(_bound(family, address, shared=True)) for family, address in addresses]
+        made = [stack.enter_context(_bound(family, address, shared=shared)) for family, address in addresses]
         for sock in made:
             sock.listen(BACKLOG)
         stack.pop_all()

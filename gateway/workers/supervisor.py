@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from gateway.config import Config
 from gateway.everywhere import Refuse, Take
 from gateway.reload import Source, possible
+from gateway.sockets import NO_SIDES, SideSockets
 from gateway.typed import ConfigError
 from gateway.workers.channel import Channel
 from gateway.workers.hub import Hub
@@ -64,11 +65,13 @@ class Slot:
 class Supervisor:
     """See the top of this file. Made within the event loop."""
 
-    def __init__(self, config: Config, source: Source | None, *, hung_s: float = HUNG_S) -> None:
+    def __init__(self, config: Config, source: Source | None, *, hung_s: float = HUNG_S, sides: SideSockets = NO_SIDES) -> None:
+        """sides: the sockets for operators and for Prometheus, on which all workers accept."""
         self.hub = Hub(config, time.monotonic, self._on_serving)
         self._config = config
         self._source = source
         self._hung_s = hung_s
+        self._sides = sides
         self._slots: list[Slot] = []
         self._all_serve = asyncio.Event()
         self._served = False  # all of them did, once
@@ -149,8 +152,10 @@ class Supervisor:
         slot.listeners = slot.listeners or listen(self._addresses)
         ours, its = socket.socketpair()
         try:
-            files = [its.fileno(), *(listener.fileno() for listener in slot.listeners)]
-            command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), *map(str, files)]
+            sockets = [("clients", listener) for listener in slot.listeners] + list(self._sides)
+            files = [its.fileno(), *(each.fileno() for _, each in sockets)]
+            names = (f"{name}={each.fileno()}" for name, each in sockets)
+            command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(its.fileno()), *names]
             # In a session of its own: the terminal's signals are for the supervisor.
             slot.process = await asyncio.create_subprocess_exec(
                 *command, pass_fds=files, stdin=asyncio.subprocess.DEVNULL, start_new_session=True

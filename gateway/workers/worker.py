@@ -11,13 +11,14 @@ import logging
 import pickle
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gateway import logs
 from gateway.app import compose, serve
 from gateway.config import Config
 from gateway.everywhere import Local
 from gateway.process import relax_garbage_collection, run
+from gateway.sockets import SideSockets
 from gateway.workers.channel import SERVING, TOLD, WELCOME, Channel
 from gateway.workers.peers import Peers, part_of
 
@@ -25,13 +26,16 @@ log = logging.getLogger("warmroute.workers")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """arguments: the file descriptors of the channel and of the sockets to listen on."""
-    channel, *listeners = (socket.socket(fileno=int(text)) for text in arguments)
+    """arguments: the file descriptor of the channel, and those of the sockets to accept on: clients=N, admin=N, metrics=N."""
+    channel, *named = arguments
+    sockets: dict[str, list[socket.socket]] = {"clients": [], "admin": [], "metrics": []}
+    for name, _, number in (text.partition("=") for text in named):
+        sockets[name].append(socket.socket(fileno=int(number)))
     relax_garbage_collection()
-    run(_work(channel, listeners))
+    run(_work(socket.socket(fileno=int(channel)), sockets))
 
 
-async def _work(sock: socket.socket, listeners: Sequence[socket.socket]) -> None:
+async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socket]]) -> None:
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
 
@@ -55,7 +59,8 @@ async def _work(sock: socket.socket, listeners: Sequence[socket.socket]) -> None
         return Peers(local, channel, orphaned)
 
     gateway = compose(part_of(whole), requests, everywhere=everywhere)
-    await serve(gateway, stop, hurry, lambda _url: channel.send(SERVING), listeners)
+    sides = SideSockets(sockets["admin"], sockets["metrics"])
+    await serve(gateway, stop, hurry, lambda _url: channel.send(SERVING), sockets["clients"], sides)
     channel.send(TOLD, payload=pickle.dumps(gateway.local.told()))  # the last word on what was counted here
     channel.close()
     await channel.closed.wait()

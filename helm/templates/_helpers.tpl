@@ -42,6 +42,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 
 {{- define "warmroute.port" -}}8000{{- end -}}
+{{- define "warmroute.metricsPort" -}}8002{{- end -}}
 
 {{- /* The gateway's file: .Values.config and where to listen. */ -}}
 {{- define "warmroute.config" -}}
@@ -53,7 +54,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- fail (printf "config.pools[%d].replicas is empty: a pool needs at least one replica URL" $index) -}}
 {{- end -}}
 {{- end -}}
-{{- toYaml (merge (dict "listen" (printf "0.0.0.0:%s" (include "warmroute.port" .))) .Values.config) -}}
+{{- $listen := printf "0.0.0.0:%s" (include "warmroute.port" .) -}}
+{{- $metrics := printf "0.0.0.0:%s" (include "warmroute.metricsPort" .) -}}
+{{- toYaml (merge (dict "listen" $listen "metrics_listen" $metrics) .Values.config) -}}
 {{- end -}}
 
 {{- define "warmroute.gracePeriod" -}}

@@ -60,6 +60,7 @@ EVERYTHING = {
         }
     ],
     "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"},
+    "networkPolicy": {"enabled": True, "clients": [{"namespaceSelector": {"matchLabels": {"team": "ingress"}}}]},
     "serviceMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}},
     "dashboards": {"enabled": True, "annotations": {"grafana_folder": "LLM"}},
     "config": {
@@ -113,7 +114,9 @@ class Helm:
         return self.run("template", "demo", str(CHART), "--namespace", "llm", "--values", str(file), *arguments)
 
     def objects(self, values: Mapping[str, Any]) -> Objects:
-        """What the values render to, by kind; two ConfigMaps are `ConfigMap` and `Dashboards`."""
+        """What the values render to, by kind; two ConfigMaps are `ConfigMap` and `Dashboards`, two Services `Service` and
+        `MetricsService`.
+        """
         done = self.template(values)
         assert done.returncode == 0, done.stderr
         return {kind_of(item): item for item in yaml.load_all(done.stdout, UniqueKeys) if item}
@@ -134,7 +137,10 @@ class UniqueKeys(yaml.SafeLoader):
 
 
 def kind_of(item: Mapping[str, Any]) -> str:
-    return "Dashboards" if "grafana_dashboard" in item["metadata"]["labels"] else str(item["kind"])
+    labels, kind = item["metadata"]["labels"], str(item["kind"])
+    if kind == "Service" and labels.get("app.kubernetes.io/component") == "metrics":
+        return "MetricsService"
+    return "Dashboards" if "grafana_dashboard" in labels else kind
 
 
 @pytest.fixture(params=["helm", "helm3"])
@@ -195,7 +201,9 @@ def test_renders_what_kubernetes_accepts(helm: Helm, values: Mapping[str, Any]) 
 @pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
 def test_the_gateway_loads_the_rendered_configuration(helm: Helm, tmp_path: Path, values: Mapping[str, Any]) -> None:
     rendered = helm.objects(values)["ConfigMap"]["data"]["config.yaml"]
-    assert loaded(rendered, tmp_path) == loaded(yaml.safe_dump({**values["config"], "listen": "0.0.0.0:8000"}), tmp_path)
+    assert loaded(rendered, tmp_path) == loaded(
+        yaml.safe_dump({**values["config"], "listen": "0.0.0.0:8000", "metrics_listen": "0.0.0.0:8002"}), tmp_path
+    )
 
 
 def loaded(text: str, tmp_path: Path) -> config.Config:
@@ -212,7 +220,8 @@ def test_helm_3_and_4_render_the_same(tmp_path: Path) -> None:
 def test_everything_arrives_where_it_belongs(helm: Helm) -> None:
     objects = helm.objects(EVERYTHING)
     assert objects.keys() == {
-        *("Deployment", "Service", "ServiceAccount", "ConfigMap", "PodDisruptionBudget", "ServiceMonitor", "Dashboards")
+        *("Deployment", "Service", "MetricsService", "ServiceAccount", "ConfigMap"),
+        *("PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor", "Dashboards"),
     }
     spec, main = pod(objects), container(objects)
     assert main["image"] == "registry.example/warmroute@sha256:" + "a" * 64
@@ -238,7 +247,7 @@ def test_everything_arrives_where_it_belongs(helm: Helm) -> None:
 
 def test_optional_parts_are_off_by_default(helm: Helm) -> None:
     objects = helm.objects(ONE_REPLICA)
-    assert objects.keys() == {"Deployment", "Service", "ServiceAccount", "ConfigMap"}
+    assert objects.keys() == {"Deployment", "Service", "MetricsService", "ServiceAccount", "ConfigMap"}
     assert "env" not in container(objects)
     assert container(objects)["image"] == "warmroute:0.1.0"
 
@@ -284,12 +293,15 @@ def test_selectors_find_the_pod_and_the_port(helm: Helm) -> None:
     selectors = {
         "Deployment": objects["Deployment"]["spec"]["selector"]["matchLabels"],
         "Service": objects["Service"]["spec"]["selector"],
+        "MetricsService": objects["MetricsService"]["spec"]["selector"],
         "PodDisruptionBudget": objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        "NetworkPolicy": objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
     }
     assert [kind for kind, wanted in selectors.items() if not wanted.items() <= labels.items()] == []
-    (port,) = container(objects)["ports"]
-    listen = yaml.safe_load(objects["ConfigMap"]["data"]["config.yaml"])["listen"]
-    assert listen == f"0.0.0.0:{port['containerPort']}"
+    port, metrics = container(objects)["ports"]
+    file = yaml.safe_load(objects["ConfigMap"]["data"]["config.yaml"])
+    assert file["listen"] == f"0.0.0.0:{port['containerPort']}"
+    assert file["metrics_listen"] == f"0.0.0.0:{metrics['containerPort']}"
     assert objects["Service"]["spec"]["ports"] == [{"name": "http", "port": 80, "targetPort": port["name"], "protocol": "TCP"}]
     config_map = next(volume for volume in pod(objects)["volumes"] if volume["name"] == "config")
     assert config_map["configMap"]["name"] == objects["ConfigMap"]["metadata"]["name"]
@@ -297,13 +309,39 @@ def test_selectors_find_the_pod_and_the_port(helm: Helm) -> None:
 
 def test_service_monitor(helm: Helm) -> None:
     objects = helm.objects(EVERYTHING)
-    monitor, service = objects["ServiceMonitor"], objects["Service"]
+    monitor, service = objects["ServiceMonitor"], objects["MetricsService"]
     assert (monitor["apiVersion"], monitor["metadata"]["labels"]["release"]) == ("monitoring.coreos.com/v1", "prometheus")
     assert monitor["spec"] == {
-        "selector": {"matchLabels": {"app.kubernetes.io/name": "gw", "app.kubernetes.io/instance": "demo"}},
-        "endpoints": [{"port": "http", "path": "/metrics", "interval": "30s"}],
+        "selector": {
+            "matchLabels": {
+                "app.kubernetes.io/name": "gw",
+                "app.kubernetes.io/instance": "demo",
+                "app.kubernetes.io/component": "metrics",
+            }
+        },
+        "endpoints": [{"port": "metrics", "path": "/metrics", "interval": "30s"}],
     }
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+
+
+def test_metrics_are_scraped_in_the_cluster_and_not_through_the_clients_service(helm: Helm) -> None:
+    objects = helm.objects(EVERYTHING)
+    (port,) = objects["MetricsService"]["spec"]["ports"]
+    named = {each["name"]: each["containerPort"] for each in container(objects)["ports"]}
+    assert (port["targetPort"], port["port"]) == ("metrics", named["metrics"])
+    assert objects["MetricsService"]["spec"]["clusterIP"] == "None", "each pod is found by the Service's name"
+    assert [each["targetPort"] for each in objects["Service"]["spec"]["ports"]] == ["http"], "a load balancer shows no metrics"
+    annotations = objects["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(named["metrics"])
+    assert annotations["prometheus.io/path"] == "/metrics"
+    quiet = helm.objects(changed(ONE_REPLICA, "metrics.podAnnotations", False))
+    assert not [name for name in quiet["Deployment"]["spec"]["template"]["metadata"]["annotations"] if "prometheus" in name]
+
+
+def test_the_network_policy_knows_who_may_read_metrics(helm: Helm) -> None:
+    clients, prometheus = helm.objects(EVERYTHING)["NetworkPolicy"]["spec"]["ingress"]
+    assert clients == {"ports": [{"port": "http", "protocol": "TCP"}], "from": EVERYTHING["networkPolicy"]["clients"]}
+    assert prometheus == {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": [{"namespaceSelector": {}}]}
 
 
 def test_dashboards_arrive_unchanged(helm: Helm) -> None:
@@ -372,10 +410,14 @@ def test_the_grace_period_covers_the_shutdown(helm: Helm, grace: int, shutdown: 
         ("podDisruptionBudget.minAvailable", 1),
         ("podDisruptionBudget.maxUnavailable", "half"),
         ("serviceMonitor.interval", "15"),
+        ("networkPolicy.from", []),
+        ("metrics.port", 9000),
         ("terminationGracePeriodSeconds", 0),
         ("config", None),
         ("config.limits", None),
         ("config.listen", "0.0.0.0:9000"),
+        ("config.metrics_listen", "0.0.0.0:9000"),
+        ("config.admin_listen", "8001"),
         ("config.admin_key", "secret"),
         ("config.routing.policy", "fastest"),
         ("config.routing.ttl_s", "300"),
@@ -404,3 +446,5 @@ def test_notes_say_how_to_reach_the_gateway(tmp_path: Path) -> None:
     assert "kubectl --namespace llm port-forward service/demo-gw 8000:80" in notes
     assert "curl http://127.0.0.1:8000/v1/chat/completions" in notes
     assert "With 3 gateway pods" in notes
+    assert "kubectl --namespace llm port-forward deployment/demo-gw 18000:18000" in notes
+    assert "demo-gw-metrics.llm:8002/metrics" in notes

@@ -23,7 +23,7 @@ from gateway import config
 from router.policies import POLICIES
 
 # What a user cannot set in the chart: where to listen is the chart's, the admin key comes from a Secret.
-NOT_IN_THE_CHART = {"listen", "admin_key"}
+NOT_IN_THE_CHART = {"listen", "metrics_listen", "admin_key"}
 # Optional for the gateway, but read by a template: `null` may not remove them from the values.
 READ_BY_TEMPLATES = {"limits", "drain_timeout_s"}
 SMALLEST = {"pools": [{"replicas": ["http://a:1"]}], "limits": {"drain_timeout_s": 30}}

@@ -70,9 +70,10 @@ class Refuses(http.server.BaseHTTPRequestHandler):
 
 @dataclass
 class Stack:
-    """A running gateway and the Prometheus that scrapes it."""
+    """A running gateway, its listener for Prometheus, and the Prometheus that scrapes it."""
 
     gateway: str
+    scraped: str
     prometheus: str
     rounds: Iterator[int] = field(default_factory=itertools.count)
 
@@ -120,7 +121,7 @@ class Stack:
             return json.load(answer)["data"]
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"{self.gateway}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.scraped}/metrics", timeout=30) as answer:
             return str(answer.read().decode())
 
 
@@ -131,8 +132,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with contextlib.ExitStack() as running_parts:
         replicas = {name: running_parts.enter_context(simulated(folder, name)) for name in ("one", "two")}
         replicas["refuses"] = running_parts.enter_context(refusing())
-        gateway = running_parts.enter_context(a_gateway(folder, replicas))
-        yield Stack(gateway, running_parts.enter_context(a_prometheus(folder, prometheus, gateway)))
+        gateway, scraped = running_parts.enter_context(a_gateway(folder, replicas))
+        yield Stack(gateway, scraped, running_parts.enter_context(a_prometheus(folder, prometheus, scraped)))
 
 
 @contextlib.contextmanager
@@ -154,10 +155,12 @@ def refusing() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def a_gateway(folder: Path, replicas: Mapping[str, str]) -> Iterator[str]:
-    url = f"http://127.0.0.1:{free_port()}"
+def a_gateway(folder: Path, replicas: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(the clients' URL, that of the metrics)."""
+    url, scraped = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
     settings = {
         "listen": url.removeprefix("http://"),
+        "metrics_listen": scraped.removeprefix("http://"),
         "pools": [
             {"replicas": [{"url": url, "name": name} for name, url in replicas.items()]},
             {"models": ["asleep"], "replicas": [{"url": f"http://127.0.0.1:{free_port()}", "name": "asleep"}]},
@@ -170,13 +173,13 @@ def a_gateway(folder: Path, replicas: Mapping[str, str]) -> Iterator[str]:
     file.write_text(yaml.safe_dump(settings), "utf-8")
     command = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)]
     with running(command, folder / "gateway.log", lambda: answers(f"{url}/health")):
-        yield url
+        yield url, scraped
 
 
 @contextlib.contextmanager
-def a_prometheus(folder: Path, binary: Path, gateway: str) -> Iterator[str]:
+def a_prometheus(folder: Path, binary: Path, scraped: str) -> Iterator[str]:
     url = f"http://127.0.0.1:{free_port()}"
-    target = {"job_name": "warmroute", "static_configs": [{"targets": [gateway.removeprefix("http://")]}]}
+    target = {"job_name": "warmroute", "static_configs": [{"targets": [scraped.removeprefix("http://")]}]}
     file = folder / "prometheus.yml"
     file.write_text(yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": [target]}), "utf-8")
     command = [

@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from gateway.app import Gateway, compose, make_runner
+from gateway.app import ADMIN, Gateway, compose, make_runner, make_side_runner
 from gateway.config import load
 from gateway.log_output import Output
 from gateway.request_log import RequestLog
@@ -36,20 +36,26 @@ async def eventually(condition: Callable[[], object]) -> None:
 
 @dataclass(slots=True)
 class Running:
+    """url: of the clients' port; admin_url: of the operators' listener."""
+
     gateway: Gateway
     url: str
+    admin_url: str
     session: aiohttp.ClientSession
     client: openai.AsyncOpenAI
 
     async def post(self, body: Any = BODY, path: str = "/v1/chat/completions", **options: Any) -> tuple[int, Any, Any]:
         """(status, headers, parsed answer)."""
         data = {"json": body} if isinstance(body, dict) else {"data": body}
-        async with self.session.post(URL(self.url + path, encoded=True), **data, **options) as answer:
+        async with self.session.post(URL(self._base(path) + path, encoded=True), **data, **options) as answer:
             return answer.status, answer.headers, await answer.json(content_type=None)
 
     async def get(self, path: str, **options: Any) -> tuple[int, Any, bytes]:
-        async with self.session.get(self.url + path, **options) as answer:
+        async with self.session.get(self._base(path) + path, **options) as answer:
             return answer.status, answer.headers, await answer.read()
+
+    def _base(self, path: str) -> str:
+        return self.admin_url if path.startswith("/warmroute/") else self.url
 
     async def metrics(self) -> dict[str, float]:
         """Every sample of /metrics, by its exposition name and labels."""
@@ -72,19 +78,26 @@ async def running(*replicas: FakeReplica | str, resolver: Resolver | None = None
 async def serving_runner(gateway: Gateway, runner: web.BaseRunner) -> AsyncIterator[Running]:
     """On any free port."""
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    admin = make_side_runner(gateway, ADMIN)
+    await admin.setup()
+    url, admin_url = [await started(each) for each in (runner, admin)]
     try:
         async with (
             aiohttp.ClientSession() as session,
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
         ):
-            yield Running(gateway, url, session, client)
+            yield Running(gateway, url, admin_url, session, client)
         await eventually(lambda: gateway.router.ledger.open_leases == 0)
         gateway.router.check()
     finally:
+        await admin.cleanup()
         await runner.cleanup()
+
+
+async def started(runner: web.BaseRunner) -> str:
+    """Its URL."""
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return f"http://127.0.0.1:{runner.addresses[0][1]}"
 
 
 STREAM = io.BytesIO()

@@ -14,7 +14,7 @@ import pytest
 
 from gateway import __version__
 from gateway.cli import main
-from gateway.demo.processes import Process, listening_url, log_line, ready_url
+from gateway.demo.processes import Process, admin_url, listening_url, log_line, ready_url
 
 COMMAND = [sys.executable, "-m", "gateway.cli"]
 
@@ -60,11 +60,54 @@ def test_a_taken_port_is_a_clear_error() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_taken_address_for_operators_is_a_clear_error(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        file = tmp_path / "config.yaml"
+        file.write_text(f"listen: 127.0.0.1:0\nadmin_listen: {address}\npools: [{{replicas: [http://a:1]}}]")
+        done = subprocess.run(
+            [*COMMAND, "serve", "--config", str(file)], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr.count("Traceback")) == (1, 0)
+    assert f"warmroute: cannot listen on {address} (admin_listen): Address already in use" in done.stderr
+
+
+def test_serve_refuses_what_check_refuses_and_logs_what_check_warns_of(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    good = "listen: 127.0.0.1:0\npools: [{models: ['llama-*'], replicas: [http://127.0.0.1:9]}]"
+    file.write_text(f"{good}\nworkers: 0\nlog_level: loud")
+    done = subprocess.run([*COMMAND, "serve", "--config", str(file)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert [line.partition(": ")[2].partition(": ")[0] for line in done.stderr.splitlines()] == [f"{file}:3", f"{file}:4"]
+    file.write_text(good)
+    gateway = Process("gateway", ["serve", "--config", str(file)])
+    try:
+
+        def warned(line: str) -> str:
+            return str(log_line(line).get("warning", ""))
+
+        assert gateway.wait_for(warned).startswith(f"{file}:2: pools[0].models[0]: 'llama-*' is a prefix, not a pattern")
+        gateway.wait_for(listening_url)
+        file.write_text(f"{good}\nprices: {{gpt-: {{input: 1, output: 1}}}}")
+        os.kill(gateway.pid, signal.SIGHUP)
+        assert gateway.wait_for(lambda line: "prices.gpt-" in warned(line))
+        file.write_text(f"{good}\nworkers: 0\nlog_level: loud")
+        os.kill(gateway.pid, signal.SIGHUP)
+        why = gateway.wait_for(lambda line: "not reloaded" in str(log_line(line).get("message")) and log_line(line)["error"])
+        assert f"{file}:3: workers" in why
+        assert f"{file}:4: log_level" in why
+    finally:
+        gateway.stop()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_cleanly(number: signal.Signals) -> None:
     gateway = Process("gateway", ["serve", "--replica", "http://127.0.0.1:9", "--port", "0", "--host", "127.0.0.1"])
     try:
         assert gateway.wait_for(listening_url).startswith("http://127.0.0.1:")
+        assert gateway.wait_for(admin_url).startswith("http://127.0.0.1:")
         os.kill(gateway.pid, number)
         assert gateway.wait_for(lambda line: log_line(line).get("message") == "stopped")
         assert gateway.exit_status() == 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli import main
-from gateway.config import Config, PriceConfig, ReplicaConfig, load
+from gateway.config import Config, PriceConfig, ReplicaConfig, load, read
+from gateway.config_warnings import warnings_of
 from gateway.typed import ConfigError
 
 URL = "http://127.0.0.1:9001"
@@ -236,7 +238,7 @@ def test_any_model_is_claimed_once() -> None:
 
 
 def test_the_admin_key_is_not_offered_as_a_key() -> None:
-    for key in ("zzzzz", "admin_kei"):
+    for key in ("zzzzz", "qqqqq"):
         message = refused(**{key: 1})
         assert "known keys: pools, listen" in message
         assert "admin_key" not in message
@@ -245,16 +247,16 @@ def test_the_admin_key_is_not_offered_as_a_key() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("routing:\n  ttl_s: 1\n  block_bytes: 2\n  ttl_s: 3", "line 4: the key 'ttl_s' is given twice, first in line 2"),
-        ("pools: []\n\n'pools': []", "line 3: the key 'pools' is given twice, first in line 1"),
-        ("prices: {m: {input: 1, input: 2}}", "line 1: the key 'input' is given twice, first in line 1"),
+        ("routing:\n  ttl_s: 1\n  block_bytes: 2\n  ttl_s: 3", "4: the key 'ttl_s' is given twice, first in line 2"),
+        ("pools: []\n\n'pools': []", "3: the key 'pools' is given twice, first in line 1"),
+        ("prices: {m: {input: 1, input: 2}}", "1: the key 'input' is given twice, first in line 1"),
     ],
 )
 def test_a_key_is_given_once(text: str, message: str, tmp_path: Path) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load(path, {}, env={})
-    assert str(caught.value) == f"{path}: {message}"
+    assert f"{path}:{message}" in map(str, caught.value.problems)
 
 
 def test_a_merged_key_may_be_given_again(tmp_path: Path) -> None:
@@ -326,6 +328,187 @@ def test_check_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "w.yaml"
     path.write_text(yaml.safe_dump(GOOD))
     assert main(["check", str(path)]) == 0
-    assert "1 pools, 1 replicas, policy cost" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "1 pools, 1 replicas, policy cost" in said.out
+    assert said.err == ""
     assert main(["check", str(tmp_path / "none.yaml")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+BAD = """\
+listen: 127.0.0.1
+workers: 0
+pools:
+  - models: [m]
+    queue_s: -1
+    max_queue: -2
+    replicas:
+      - http://127.0.0.1:9001/v1/chat/completions
+      - url: http://127.0.0.1:9002
+        capacity_tokens: 0
+        name: a b
+      - {nmae: x}
+  - replicas: []
+rooting: {}
+routing:
+  policy: best
+  ttl_s: long
+  memory_mb: -1
+prices:
+  m: {input: -1, cached_input: -1}
+log_level: loud
+log_level: info
+"""
+
+
+def test_check_tells_all_errors_at_once_with_their_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, BAD)
+    assert main(["check", str(path)]) == 2
+    said = capsys.readouterr().err.replace(f"warmroute: {path}:", "")
+    assert [line.partition(" is not one of")[0] for line in said.splitlines()] == [
+        "1: listen: '127.0.0.1' is not host:port, for example 0.0.0.0:8000",
+        "2: workers: 1 to 64 are possible, got 0",
+        "5: pools[0].queue_s: must be greater than 0, got -1.0",
+        "6: pools[0].max_queue: must not be negative; 0: nobody waits",
+        "8: pools[0].replicas[0].url: 'http://127.0.0.1:9001/v1/chat/completions' is the URL of an API path, not a base URL;"
+        " write 'http://127.0.0.1:9001'",
+        "10: pools[0].replicas[1].capacity_tokens: must be greater than 0, got 0",
+        "11: pools[0].replicas[1].name: 1 to 100 printable ASCII characters, no spaces and no quotes, are expected, got 'a b'",
+        "12: pools[0].replicas[2].nmae: unknown key; did you mean 'name'?",
+        "12: pools[0].replicas[2].url: missing",
+        "13: pools[1].replicas: at least one replica URL is needed",
+        "14: rooting: unknown key; did you mean 'routing'?",
+        "16: routing.policy: 'best'",
+        "17: routing.ttl_s: a finite number is expected, got 'long'",
+        "18: routing.memory_mb: must be greater than 0, got -1",
+        "20: prices.m.output: missing",
+        "20: prices.m.input: a price is not negative",
+        "20: prices.m.cached_input: a price is not negative",
+        "22: the key 'log_level' is given twice, first in line 21",
+    ]
+
+
+def test_one_bad_replica_does_not_hide_what_is_wrong_with_others(tmp_path: Path) -> None:
+    text = """\
+listen: 0.0.0.0:9001
+pools:
+  - queue_s: -1
+    models: [a]
+    replicas: [http://h:1/v1/chat/completions, http://localhost:9001, http://b:1, {url: http://c:1, capacity_tokens: x}]
+  - models: [a]
+    replicas: [7, http://b:1]
+"""
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, text), {}, env={})
+    found = [str(problem).rpartition("written.yaml:")[2].partition(", got")[0] for problem in caught.value.problems]
+    assert found == [
+        "2: pools: the replica 'b:1' is listed twice",
+        "2: pools: the model prefix 'a' is claimed twice",
+        "3: pools[0].queue_s: must be greater than 0",
+        "5: pools[0].replicas[0].url: 'http://h:1/v1/chat/completions' is the URL of an API path, not a base URL;"
+        " write 'http://h:1'",
+        "5: pools[0].replicas[3].capacity_tokens: a whole number is expected",
+        "5: pools[0].replicas[1].url: 'http://localhost:9001' is this gateway itself (listen: 0.0.0.0:9001)",
+        "7: pools[1].replicas[0]: a mapping is expected",
+    ]
+
+
+def test_a_value_from_the_environment_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, f"listen: 127.0.0.1:1\npools: [{{replicas: [{URL}]}}]\nlog_level: loud")
+    with pytest.raises(ConfigError) as caught:
+        load(path, {}, env={"WARMROUTE_LISTEN": "nowhere"})
+    found = [str(problem) for problem in caught.value.problems]
+    assert found[0].startswith("listen: 'nowhere' is not host:port")
+    assert found[1].startswith(f"{path}:3: log_level: 'loud'")
+
+
+@given(st.dictionaries(keys, anything))
+def test_each_problem_has_its_place_and_none_is_told_twice(raw: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(None, {**GOOD, **raw, "log_level": 7}, env={})
+    error = caught.value
+    assert len(set(error.problems)) == len(error.problems) > 0
+    assert str(error) == "; ".join(map(str, error.problems))
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (
+            {"listen": "127.0.0.1:9001"},
+            r"pools\[0\].replicas\[0\].url: .*:9001' is this gateway itself \(listen: 127.0.0.1:9001",
+        ),
+        ({"listen": "0.0.0.0:9001"}, "is this gateway itself"),
+        ({"metrics_listen": "0.0.0.0:9001"}, r"is this gateway itself \(metrics_listen"),
+        ({"listen": "h:1", "admin_listen": "h:1", "admin_key": "k"}, "admin_listen: 'h:1' is the address of listen already"),
+        ({"listen": "0.0.0.0:1", "metrics_listen": "127.0.0.1:1"}, "metrics_listen: .* is the address of listen already"),
+        ({"admin_listen": "0.0.0.0:8001"}, "admin_listen: '0.0.0.0:8001' can be reached from other hosts: set WARMROUTE_ADMIN"),
+        ({"admin_listen": "gateway:8001"}, "admin_listen: .* can be reached from other hosts"),
+        ({"admin_listen": "8001"}, "admin_listen: '8001' is not host:port, .* nor 'unix:/path', nor 'off', nor 'auto'"),
+        ({"metrics_listen": "auto"}, "metrics_listen: 'auto' is not host:port, for example 0.0.0.0:8000, nor 'off'"),
+        ({"routing": {"isolation": "user"}}, "routing.isolation: 'user' is not one of none, tenant"),
+        ({"routing": {"expose_headers": "some"}}, "routing.expose_headers: 'some' is not one of operators, all"),
+    ],
+)
+def test_listeners_that_cannot_be(raw: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(**raw)
+
+
+def test_operators_may_be_answered_on_any_address_with_a_key() -> None:
+    assert str(config(admin_listen="0.0.0.0:8001", admin_key="k").admin) == "0.0.0.0:8001"
+    assert str(config(admin_listen="localhost:8001").admin) == "localhost:8001"
+    assert str(config().admin) == "127.0.0.1:18000"
+
+
+DOUBTFUL = """\
+pools:
+  - models: [llama-*, qwen]
+    replicas: [http://a:1, {url: http://a:1, name: again}]
+prices:
+  gpt-: {input: 1, output: 1}
+  qwen-2: {input: 1, output: 1, cached_input: 2}
+  mist?: {input: 1, output: 1}
+  llama-: {input: 1, output: 1}
+"""
+
+
+def test_what_cannot_be_meant_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, DOUBTFUL)
+    assert main(["check", str(path)]) == 0
+    said = capsys.readouterr()
+    assert "good" in said.out
+    assert said.err.replace(f"warmroute: warning: {path}:", "").splitlines() == [
+        "2: pools[0].models[0]: 'llama-*' is a prefix, not a pattern: it fits no model; for all models that begin with 'llama-'"
+        " write 'llama-'",
+        "3: pools[0].replicas[1].url: http://a:1 is the URL of the replica 'a:1', too: its load is counted by halves",
+        "5: prices.gpt-: no pool serves a model whose name begins with 'gpt-'",
+        "6: prices.qwen-2.cached_input: 2 is above the price of uncached input (1): each hit would cost money",
+        "7: prices.mist?: 'mist?' is a prefix, not a pattern: it fits no model",
+    ]
+    assert main(["check", "--strict", str(path)]) == 1
+
+
+def test_prices_are_not_doubted_where_any_model_may_be_served(tmp_path: Path) -> None:
+    for models in ("", "models: ['*']"):
+        text = f"pools:\n  - {models or 'queue_s: 1'}\n    replicas: [{URL}]\nprices: {{gpt-: {{input: 1, output: 1}}}}"
+        assert warnings_of(read(written(tmp_path, text), {}, env={})) == []
+
+
+def test_lines_are_found_through_aliases_and_merges(tmp_path: Path) -> None:
+    text = f"""\
+pools: [{{replicas: [{URL}]}}]
+prices:
+  small: &small
+    input: 1
+    output: -2
+  large: {{<<: *small, input: -3}}
+"""
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, text), {}, env={})
+    assert [str(problem).rpartition("written.yaml:")[2] for problem in caught.value.problems] == [
+        "5: prices.small.output: a price is not negative",
+        "5: prices.large.output: a price is not negative",
+        "6: prices.large.input: a price is not negative",
+    ]

@@ -41,23 +41,99 @@ async def test_the_replica_list_tells_state_and_load() -> None:
         assert "connect" in rows[1]["error"].lower()
 
 
-@pytest.mark.parametrize("headers", [{"Via": "1.1 proxy"}, {"X-Forwarded-Proto": "https"}, {"Host": "evil.example"}])
-async def test_what_a_proxy_on_this_machine_hands_on_is_remote(headers: dict[str, str]) -> None:
-    async with FakeReplica() as one, running(one) as run:
-        assert (await run.get("/warmroute/replicas", headers=headers))[0] == 403
-        assert (await run.get("/warmroute/replicas", headers={"Host": "localhost:1"}))[0] == 200
+# Every operator endpoint, with a body that it would take.
+ENDPOINTS: list[tuple[str, str, dict[str, Any]]] = [
+    ("GET", "/warmroute/replicas", {}),
+    ("POST", "/warmroute/replicas", {"url": "http://127.0.0.1:9"}),
+    ("POST", "/warmroute/drain", {"name": "x"}),
+    ("POST", "/warmroute/undrain", {"name": "x"}),
+    ("POST", "/warmroute/route", BODY),
+]
 
 
-async def test_others_are_kept_out_without_the_key() -> None:
+async def asked(run: Running, base: str, method: str, path: str, body: Any, headers: Any = None) -> tuple[int, str]:
+    """(status, error code)."""
+    async with run.session.request(method, base + path, json=body, headers=headers) as answer:
+        told = await answer.json()
+        return answer.status, told.get("error", {}).get("code", "")
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ENDPOINTS)
+async def test_without_a_key_nothing_is_on_the_clients_port(method: str, path: str, body: Any) -> None:
+    """A proxy in front of it may look like a client on this machine."""
     async with FakeReplica() as one, running(one) as run:
-        code, _, body = await run.get("/warmroute/replicas", headers=FOREIGN)
-        assert code == 403
-        assert b"WARMROUTE_ADMIN_KEY" in body
-        assert (await run.post(BODY, headers=FOREIGN))[0] == 200, "the API is open to them"
+        assert await asked(run, run.url, method, path, body) == (403, "forbidden")
+        assert (await asked(run, run.admin_url, method, path, body))[0] in (200, 201, 404)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ENDPOINTS)
+async def test_with_a_key_everybody_is_asked_for_it_on_both_listeners(method: str, path: str, body: Any) -> None:
     async with FakeReplica() as one, running(one, admin_key="k-1") as run:
-        for wrong in ({}, {"Authorization": "Bearer k-2"}, {"Authorization": "Bearer é"}):
-            assert (await run.get("/warmroute/replicas", headers={**FOREIGN, **wrong}))[0] == 401
-        assert (await run.get("/warmroute/replicas", headers={**FOREIGN, "Authorization": "Bearer k-1"}))[0] == 200
+        for base in (run.url, run.admin_url):
+            for wrong in ({}, {"Authorization": "Bearer k-2"}, {"Authorization": "Bearer é"}, {"Authorization": "k-1"}):
+                assert await asked(run, base, method, path, body, wrong) == (401, "invalid_admin_key")
+            for right in ({"Authorization": "Bearer k-1"}, {"authorization": "bearer k-1"}, {"X-Warmroute-Admin-Key": "k-1"}):
+                answered, _ = await asked(run, base, method, path, body, {**FOREIGN, **right})
+                assert answered in (200, 201, 404, 409)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Via": "1.1 proxy"},
+        {"X-Forwarded-Proto": "https"},
+        {"Host": "evil.example"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ],
+)
+async def test_proxies_and_web_pages_are_kept_out_of_the_admin_listener(headers: dict[str, str]) -> None:
+    async with FakeReplica() as one, running(one) as run:
+        for path in ("/warmroute/replicas", "/metrics"):
+            assert (await asked(run, run.admin_url, "GET", path, None, headers))[0] == 403
+        assert (await run.get("/warmroute/replicas", headers={"Host": "localhost:1"}))[0] == 200
+        assert (await run.post(BODY, headers=headers))[0] == 200, "the API is open to them"
+
+
+async def test_the_admin_listener_has_the_pages_of_state_and_not_the_api() -> None:
+    async with FakeReplica() as one, running(one) as run:
+        for path in ("/health", "/ready", "/metrics"):
+            assert (await asked_for_text(run, path))[0] == 200
+        assert one.name in (await asked_for_text(run, "/metrics"))[1]
+        assert await asked(run, run.admin_url, "POST", "/v1/chat/completions", BODY) == (404, "not_found")
+        assert await asked(run, run.admin_url, "GET", "/v1/models", None) == (404, "not_found")
+        assert not one.requests
+
+
+async def asked_for_text(run: Running, path: str) -> tuple[int, str]:
+    async with run.session.get(run.admin_url + path) as answer:
+        return answer.status, await answer.text()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254",
+        "http://[fe80::1]:8000",
+        "http://[::ffff:169.254.169.254]",
+        "http://0xa9fea9fe",
+        "http://[fd00:ec2::254]",
+        "http://metadata.google.internal/computeMetadata",
+    ],
+)
+async def test_a_replica_at_a_metadata_service_is_not_added(url: str) -> None:
+    async with FakeReplica() as one, running(one) as run:
+        code, _, error = await run.post({"url": url}, path="/warmroute/replicas")
+        assert (code, error["error"]["code"]) == (403, "forbidden_url")
+        assert "allow_link_local" in error["error"]["message"]
+        assert list(await listed(run)) == [one.name]
+
+
+async def test_a_link_local_replica_may_be_allowed() -> None:
+    short = {"connect_s": 0.01}
+    async with FakeReplica() as one, running(one, allow_link_local=True, timeouts=short, health={"timeout_s": 0.1}) as run:
+        assert (await run.post({"url": "http://169.254.169.254"}, path="/warmroute/replicas"))[0] == 201
 
 
 @pytest.mark.parametrize("header", ["X-Session-Id", "X-Correlation-Id"])
@@ -158,4 +234,4 @@ async def test_pages_and_strangers_change_nothing(path: str) -> None:
     async with FakeReplica() as one, running(one) as run:
         for headers in (FOREIGN, {"Origin": "https://evil.example"}, {"Origin": "null"}):
             assert (await run.post({"name": one.name, "url": "http://x"}, path=path, headers=headers))[0] == 403
-        assert (await run.post({"name": one.name}, path="/warmroute/drain", headers={"Origin": run.url}))[0] == 200
+        assert (await run.post({"name": one.name}, path="/warmroute/drain", headers={"Origin": run.admin_url}))[0] == 200

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from gateway.config import Config, load
 from gateway.reload import Source
@@ -303,13 +304,12 @@ async def test_limits_and_timeouts_change() -> None:
 async def test_what_clients_may_take_their_time_for_changes() -> None:
     async with FakeReplica() as one, running(one) as run:
         await reload(run, one, limits={"body_s": 0.1, "client_idle_s": 0.1})
-        port = int(run.url.rpartition(":")[2])
         async with asyncio.timeout(10):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", URL(run.url).port)
             assert await reader.read() == b"", "it said nothing"
             writer.close()
-            for path in ("/v1/chat/completions", "/warmroute/drain"):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for base, path in ((run.url, "/v1/chat/completions"), (run.admin_url, "/warmroute/drain")):
+                reader, writer = await asyncio.open_connection("127.0.0.1", URL(base).port)
                 writer.write(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n".encode())
                 assert b" 408 " in await reader.readline()
                 writer.close()

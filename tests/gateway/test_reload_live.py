@@ -16,7 +16,7 @@ import aiohttp
 import openai
 import pytest
 
-from gateway.demo.processes import Process, listening_url, log_line
+from gateway.demo.processes import Process, admin_url, listening_url, log_line
 from tests.configmap import ConfigMap
 from tests.fakes import Behaviour, FakeReplica, FakeRequest, answers, streams
 from tests.gateway.conftest import BODY, eventually
@@ -37,6 +37,7 @@ def text_of(*replicas: FakeReplica, **more: Any) -> str:
 class Live:
     process: Process
     url: str
+    admin_url: str
     session: aiohttp.ClientSession
     client: openai.AsyncOpenAI
 
@@ -69,7 +70,7 @@ class Live:
         await until(alone)
 
     async def replicas(self) -> dict[str, dict[str, Any]]:
-        async with self.session.get(f"{self.url}/warmroute/replicas") as answer:
+        async with self.session.get(f"{self.admin_url}/warmroute/replicas") as answer:
             return {row["name"]: row for row in (await answer.json())["replicas"]}
 
     async def post(self) -> tuple[int, str]:
@@ -83,11 +84,12 @@ async def live(*flags: str) -> AsyncIterator[Live]:
     process = Process("gateway", ["serve", "--port", "0", *flags])
     try:
         url = await asyncio.to_thread(process.wait_for, listening_url, 30)
+        admin = await asyncio.to_thread(process.wait_for, admin_url)
         async with (
             aiohttp.ClientSession() as session,
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
         ):
-            yield Live(process, url, session, client)
+            yield Live(process, url, admin, session, client)
     finally:
         await asyncio.to_thread(process.stop)
 
@@ -124,7 +126,7 @@ async def test_an_invalid_file_changes_nothing_and_says_why(config: ConfigMap) -
         async with live("--config", str(config.path)) as gateway:
             config.swap(text_of(one, routing={"polcy": "cost"}))
             error = await gateway.says(lambda line: line.get("error") if "not reloaded" in line.get("message", "") else None)
-            assert error == "routing.polcy: unknown key; did you mean 'policy'?"
+            assert error == f"{config.path}:1: routing.polcy: unknown key; did you mean 'policy'?"
             assert await gateway.metric('warmroute_reloads_total{result="invalid"}') == 1
             assert await gateway.post() == (200, one.name)
             config.swap(text_of(one))

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from gateway.config import Config, load
-from gateway.demo.processes import Process, listening_url, log_line
+from gateway.demo.processes import Process, admin_url, listening_url, log_line
 from gateway.reload import Source
 from gateway.typed import ConfigError
 from gateway.workers import supervisor
@@ -269,6 +269,35 @@ async def test_the_command_takes_another_configuration_and_a_signal_to_end(tmp_p
             os.kill(process.pid, signal.SIGTERM)
             assert await asyncio.to_thread(process.exit_status) == 0
             assert not alive(pid)
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1:0", "unix"])
+async def test_operators_are_answered_by_any_worker_for_all(where: str, tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as one:
+        file, path = tmp_path / "config.yaml", tmp_path / "admin.sock"
+        listen = f"unix:{path}" if where == "unix" else where
+        file.write_text(f"pools: [{{replicas: [{one.url}]}}]\nadmin_listen: {listen}\nmetrics_listen: 127.0.0.1:0")
+        with serving("--config", str(file)) as process:
+            url = await asyncio.to_thread(process.wait_for, listening_url)
+            admin = await asyncio.to_thread(process.wait_for, admin_url)
+            metrics = await asyncio.to_thread(process.wait_for, lambda line: log_line(line).get("metrics_url"))
+            connector = aiohttp.UnixConnector(str(path)) if where == "unix" else None
+            base = "http://localhost" if where == "unix" else admin
+            first = await asyncio.to_thread(process.wait_for, worker_pid)
+            os.kill(first, signal.SIGKILL)  # its successor accepts on the same sockets
+            await asyncio.to_thread(process.wait_for, lambda line: worker_pid(line) not in (0, first))
+            alone = {"headers": {"Connection": "close"}}
+            async with aiohttp.ClientSession(connector=connector) as operator, aiohttp.ClientSession() as session:
+                answer = await operator.post(f"{base}/warmroute/drain", json={"name": one.name}, **alone)
+                assert answer.status == 200
+                for _ in range(20):
+                    rows = (await (await operator.get(f"{base}/warmroute/replicas", **alone)).json())["replicas"]
+                    assert [row["draining"] for row in rows] == [True]
+                    assert (await session.post(f"{url}/v1/chat/completions", json=BODY, **alone)).status == 503
+                    assert "warmroute_workers 2.0" in await (await session.get(f"{metrics}/metrics", **alone)).text()
+            os.kill(process.pid, signal.SIGTERM)
+            assert await asyncio.to_thread(process.exit_status) == 0
+        assert not path.exists()
 
 
 async def test_workers_go_down_with_their_supervisor() -> None:

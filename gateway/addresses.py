@@ -1,0 +1,141 @@
+"""Hosts, ports and base URLs as the configuration writes them. Pure: nothing is resolved here.
+
+`is_loopback` and `is_link_local` judge a host by what it is written as; what a name resolves to is not known here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from urllib.parse import urlsplit
+
+_HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_BRACKETED = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")  # an IPv6 address, maybe with its zone
+_NUMBERS = re.compile(r"[0-9][0-9A-Fa-fxX]*(\.[0-9][0-9A-Fa-fxX]*){0,3}\.?")  # maybe an IPv4 address, by C's rules
+_BASE_URL = re.compile(
+    r"(?i:https?)://(?P<host>\[[^\]]+\]|[^\[\]:/?#]+)(?P<port>:[^/?#]*)?(?P<path>(/([\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)*)",
+    re.ASCII,
+)
+# The paths of an engine's API, as people copy them from an example of a request.
+_API_PATH = re.compile(r"/v1/(chat/completions|completions|embeddings|models|responses|messages|score|rerank|tokenize)/*\Z")
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# Cloud metadata services that are not link-local: AWS over IPv6, Alibaba, Oracle, Azure.
+_METADATA_ADDRESSES = frozenset(
+    map(ipaddress.ip_address, ("fd00:ec2::254", "fd00:ec2::253", "100.100.100.200", "192.0.0.192", "168.63.129.16"))
+)
+_METADATA_NAMES = frozenset(
+    [
+        "instance-data",
+        "instance-data.ec2.internal",
+        "metadata",
+        "metadata.azure.com",
+        "metadata.azure.internal",
+        "metadata.goog",
+        "metadata.google.internal",
+        "metadata.platformequinix.com",
+        "metadata.tencentyun.com",
+    ]
+)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+class AddressError(ValueError):
+    """A host, port or URL cannot be used; the message says what would be right."""
+
+
+def parse_base_url(url: str) -> tuple[str, str]:
+    """(the URL without the /v1 at its end, its host:port). Raises AddressError, which does not show credentials."""
+    netloc = url.partition("://")[2].partition("/")[0]
+    if "@" in netloc:
+        raise AddressError("credentials do not belong in a URL; clients' Authorization headers are passed on")
+    match = _BASE_URL.fullmatch(url)
+    if not match or not is_host(match["host"]):
+        raise AddressError(f"{shown(url)} is not a base URL such as http://127.0.0.1:9001")
+    if match["port"] and not parse_port(match["port"][1:]):
+        raise AddressError(f"{shown(url)} has no valid port")
+    if path := _API_PATH.search(match["path"]):
+        base = url[: len(url) - len(path[0])]
+        raise AddressError(f"{shown(url)} is the URL of an API path, not a base URL; write {shown(base)}")
+    # Engines say that their base URL ends in /v1; the gateway adds /v1 itself.
+    return url.rstrip("/").removesuffix("/v1"), netloc
+
+
+def is_host(host: str) -> bool:
+    """Whether it is a name that a resolver takes, an IPv4 address, or an IPv6 address in brackets."""
+    try:
+        if _BRACKETED.fullmatch(host):
+            ipaddress.IPv6Address(host[1:-1])
+        elif not host.strip("0123456789."):
+            ipaddress.IPv4Address(host)
+        else:
+            return _HOST.fullmatch(host) is not None
+    except ValueError:
+        return False
+    return True
+
+
+def parse_port(text: str) -> int | None:
+    return int(text) if re.fullmatch("[0-9]{1,5}", text) and int(text) <= 65535 else None
+
+
+def host_and_port(base_url: str) -> tuple[str, int]:
+    """Of a base URL that `parse_base_url` let pass."""
+    parts = urlsplit(base_url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme.lower() == "https" else 80)
+
+
+def is_loopback(host: str) -> bool:
+    """`localhost`, 127.0.0.0/8, ::1, and 127.0.0.0/8 as an IPv6 address."""
+    address = address_of(host)
+    return host.lower() == "localhost" if address is None else address.is_loopback
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether to listen there is to listen on all addresses."""
+    address = address_of(host)
+    return address is not None and address.is_unspecified
+
+
+def is_link_local(host: str) -> bool:
+    """Link-local addresses, the metadata services of clouds, and the names of the latter."""
+    address = address_of(host)
+    if address is None:
+        return host.lower().rstrip(".") in _METADATA_NAMES
+    return address.is_link_local or address in _METADATA_ADDRESSES
+
+
+def address_of(host: str) -> IPAddress | None:
+    """The address that a host is written as; None for a name.
+
+    An IPv4 address inside an IPv6 one counts as itself, and so do the forms that resolvers take beside four decimal numbers
+    (0xa9fea9fe, 0xa9.254.0xa9fe).
+    """
+    host = host.strip("[]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return _number_of(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and address in _NAT64:
+            inner = ipaddress.IPv4Address(address.packed[-4:])
+        return inner or address
+    return address
+
+
+def _number_of(host: str) -> IPAddress | None:
+    if not _NUMBERS.fullmatch(host):  # `inet_aton` takes what follows a space for a comment
+        return None
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host.rstrip(".")))
+    except OSError:
+        return None
+
+
+def shown(value: object) -> str:
+    """A value as error messages quote it."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

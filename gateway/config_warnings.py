@@ -1,0 +1,55 @@
+"""What a configuration says that cannot be meant, although it can be used: told, not refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.config import MATCH_ALL, Config, Loaded
+from gateway.typed import Problem
+
+
+def warnings_of(loaded: Loaded) -> list[Problem]:
+    """All of them, with file and line."""
+    config = loaded.config
+    found = (*_patterns(config), *_repeated_urls(config), *_prices(config))
+    return sorted(map(loaded.at, found), key=lambda problem: problem.line)
+
+
+def _is_pattern(name: str) -> bool:
+    return name != MATCH_ALL and any(sign in name for sign in "*?[")
+
+
+def _patterns(config: Config) -> Iterator[Problem]:
+    """Model names are matched by prefix: a star in one is a star."""
+    keys = [
+        ("pools", number, "models", place) for number, pool in enumerate(config.pools) for place, _ in enumerate(pool.models)
+    ]
+    names = [name for pool in config.pools for name in pool.models]
+    for key, name in (*zip(keys, names, strict=True), *((("prices", name), name) for name in config.prices)):
+        if _is_pattern(name):
+            prefix = name.rstrip("*")
+            better = f"; for all models that begin with {prefix!r} write {prefix!r}" if prefix != name and prefix else ""
+            yield Problem(key, f"{name!r} is a prefix, not a pattern: it fits no model{better}")
+
+
+def _repeated_urls(config: Config) -> Iterator[Problem]:
+    first: dict[str, str] = {}
+    for number, pool in enumerate(config.pools):
+        for place, replica in enumerate(pool.replicas):
+            if replica.url in first:
+                text = f"{replica.url} is the URL of the replica {first[replica.url]!r}, too: its load is counted by halves"
+                yield Problem(("pools", number, "replicas", place, "url"), text)
+            first.setdefault(replica.url, replica.name)
+
+
+def _prices(config: Config) -> Iterator[Problem]:
+    # A pool without prefixes serves whatever its replicas list, which is not known here.
+    served = [name for pool in config.pools for name in pool.models or (MATCH_ALL,)]
+    for model, price in config.prices.items():
+        if price.cached_input is not None and price.cached_input > price.input:
+            text = f"{price.cached_input:g} is above the price of uncached input ({price.input:g}): each hit would cost money"
+            yield Problem(("prices", model, "cached_input"), text)
+        if MATCH_ALL in (model, *served) or _is_pattern(model):
+            continue
+        if not any(model.startswith(name) or name.startswith(model) for name in served):
+            yield Problem(("prices", model), f"no pool serves a model whose name begins with {model!r}")
