@@ -44,6 +44,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.routing
 	$(BIN)/python -m bench.memory
+	$(BIN)/python -m bench.parsing
 	$(BIN)/python hatch_build.py $(COMPILED)
 	$(BIN)/python -m bench.gateway
 	$(BIN)/python -m bench.streams

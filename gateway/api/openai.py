@@ -147,7 +147,11 @@ def scan_other(raw: bytes) -> ApiRequest:
     """The same for a body with more values than are parsed: its model, and whether it streams; no prompt."""
     try:
         spans = read_object(raw, most=_MAX_SCANNED).spans
-        body: dict[str, Any] = {name: orjson.loads(raw[slice(*spans[name])]) for name in _OTHERS if name in spans}
+        body = dict[str, Any]()
+        for name in _OTHERS:
+            if name in spans:
+                start, end = spans[name]
+                body[name] = orjson.loads(raw[start:end])
     except (ValueError, IndexError):
         return unread(raw)
     return _other(raw, body, None, "")
