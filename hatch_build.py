@@ -26,6 +26,7 @@ PLAIN = {
     "router": ("__init__", "generators", "native", "policies", "simulate", "sticky", "workloads"),
     "gateway": (
         "__init__",
+        "accept",
         "admission",
         "app",
         "ask",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import prometheus_client
 from aiohttp import web
 
+from gateway.accept import Site
 from gateway.answers import Answers
 from gateway.api import openai
 from gateway.config import Config
@@ -34,7 +35,7 @@ from gateway.reload import Reload, Source, Step
 from gateway.replicas import Fleet
 from gateway.request_log import RequestLog
 from gateway.resumer import Resumer
-from gateway.workers.listeners import url_of
+from gateway.workers.listeners import open_listeners, url_of
 from router import Router
 
 log = logging.getLogger("warmroute.gateway")
@@ -289,15 +290,14 @@ async def serve(
     """Run until `stop` is set: then stop accepting, let running requests finish for `limits.drain_timeout_s`, and end.
 
     hurry: do not wait any longer. started: called with the base URL once requests are answered. listeners: the sockets to
-    accept on (default: those of the configured address). Raises OSError if the address cannot be had.
+    accept on (default: new ones, on the configured address). Raises OSError if the address cannot be had.
     """
     runner = make_runner(gateway)
     await runner.setup()
     try:
         await gateway.everywhere.ready()
-        sites: list[web.BaseSite] = [web.SockSite(runner, listener) for listener in listeners]
-        for site in sites or [web.TCPSite(runner, *gateway.config.address)]:
-            await site.start()
+        for listener in listeners or open_listeners(*gateway.config.address):
+            await Site(runner, listener).start()
         started(url_of(runner.addresses[0]))
         await stop.wait()
         gateway.drain.draining = True
