@@ -143,7 +143,7 @@ class MockReplica(asyncio.Protocol):
 
 
 async def serve(replicas: int, interval: float) -> None:
-    """Until it is killed. Accepted as the gateway does: with uvloop's own server, clients that connect at once wait for seconds."""
+    """Until it is killed. With uvloop's own server, clients that connect at once would wait for seconds."""
     for _ in range(replicas):
         (listener,) = open_listeners("127.0.0.1", 0)
         print(Acceptor(listener, lambda: MockReplica(interval)).sockets[0].getsockname()[1], flush=True)
