@@ -47,6 +47,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.parsing
 	$(BIN)/python hatch_build.py $(COMPILED)
 	$(BIN)/python -m bench.gateway
+	$(BIN)/python -m bench.saturation
 	$(BIN)/python -m bench.streams
 	$(BIN)/python -m bench.workers
 	$(BIN)/python -m bench.prefix

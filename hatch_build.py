@@ -27,6 +27,7 @@ PLAIN = {
     "gateway": (
         "__init__",
         "addresses",
+        "accept",
         "admission",
         "acceptable",
         "app",

@@ -16,6 +16,7 @@ import contextlib
 import heapq
 import json
 import random
+import socket
 import sys
 import time
 from array import array
@@ -29,6 +30,7 @@ import uvloop
 
 from bench.answer import Answer, BadAnswer
 from bench.cpu import cpu_seconds
+from bench.herd import dial
 from bench.mock import WORDS, many_files
 from bench.prompts import Requests, arrivals
 
@@ -36,6 +38,7 @@ from bench.prompts import Requests, arrivals
 @dataclass(frozen=True, slots=True)
 class Closed:
     """port: of the system. pid: whose tree's CPU is read. chunks: of each stream; 0: not streamed. warm: requests before.
+    at_once: all connect and ask before the system has accepted any (`herd.py`); else each connects after the one before.
 
     No request is sent when so many were sent, or so many seconds have passed; what has not come `patience` later is lost.
     """
@@ -48,6 +51,7 @@ class Closed:
     requests: int = 1000
     seconds: float = 60.0
     warm: int = 0
+    at_once: bool = False
     patience: float = 60.0
 
 
@@ -110,7 +114,9 @@ class Tally:
 
 def _spread(samples: array[float]) -> dict[str, float]:
     ordered = sorted(samples)
-    return {name: ordered[int(len(ordered) * share)] for name, share in (("p50", 0.5), ("p99", 0.99))} if ordered else {}
+    if not ordered:
+        return {}
+    return {name: ordered[int(len(ordered) * share)] for name, share in (("p50", 0.5), ("p99", 0.99))} | {"max": ordered[-1]}
 
 
 class Connection(asyncio.Protocol):
@@ -125,10 +131,14 @@ class Connection(asyncio.Protocol):
         self._sent = self._last = 0.0
 
     def send(self, request: bytes, tally: Tally) -> None:
+        self.transport.write(request)
+        self.sent(tally, time.monotonic())
+
+    def sent(self, tally: Tally, at: float) -> None:
+        """A request is on its way since then."""
         self._tally, self._answer = tally, Answer()
         tally.sent += 1
-        self.transport.write(request)
-        self._sent = time.monotonic()
+        self._sent = at
 
     @property
     def usable(self) -> bool:
@@ -187,6 +197,7 @@ class ClosedLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._left, self._until = 0, 0.0
         self._tally = self.tally()
+        self.in_time = 0  # good answers of the last run before its time was up
         self._all = asyncio.Event()
 
     def tally(self) -> Tally:
@@ -195,10 +206,13 @@ class ClosedLoop:
     async def run(self, requests: int, tally: Tally) -> None:
         self._left, self._until, self._tally = requests, time.monotonic() + self._job.seconds, tally
         self._all.clear()
-        while len(self._connections) < self._job.connections:
-            await self._connect()
-        for connection in self._connections[:requests]:
-            self._next(connection)
+        if self._job.at_once and not self._connections:
+            await self._connect_at_once(min(requests, self._job.connections))
+        else:
+            while len(self._connections) < self._job.connections:
+                await self._connect()
+            for connection in self._connections[:requests]:
+                self._next(connection)
         if requests:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all.wait(), self._job.seconds + self._job.patience)
@@ -210,7 +224,22 @@ class ClosedLoop:
         )
         self._connections.append(connection)
 
+    async def _connect_at_once(self, count: int) -> None:
+        begun = time.monotonic()
+        self._left -= count
+        dialled = dial(self._job.port, self._requests, count)
+        await asyncio.gather(*(self._adopt(sock, rest, begun) for sock, rest in dialled))
+
+    async def _adopt(self, sock: socket.socket, rest: bytes, begun: float) -> None:
+        connection = Connection(self._next)
+        connection.sent(self._tally, begun)
+        self._connections.append(connection)
+        await asyncio.get_running_loop().create_connection(lambda: connection, sock=sock)
+        connection.transport.write(rest)
+
     def _next(self, connection: Connection) -> None:
+        if time.monotonic() < self._until:
+            self.in_time = self._tally.good
         if not self._left or time.monotonic() >= self._until:
             if not self._tally.open:
                 self._all.set()
@@ -279,7 +308,7 @@ async def closed_loop(job: Closed) -> dict[str, object]:
     seconds = time.monotonic() - begun
     spent = cpu_seconds(job.pid) - spent if job.pid else 0.0
     load.close()
-    return {"seconds": seconds, "cpu_s": spent, **tally.summary()}
+    return {"seconds": seconds, "cpu_s": spent, "in_time": load.in_time, **tally.summary()}
 
 
 async def open_loop(job: Open) -> dict[str, object]:

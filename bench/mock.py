@@ -17,6 +17,8 @@ from typing import cast
 import uvloop
 
 from bench.answer import DONE, WORD
+from gateway.accept import Acceptor
+from gateway.workers.listeners import open_listeners
 
 FIRST_S = 0.002
 WORDS = 40  # of an answer that is not streamed
@@ -141,11 +143,11 @@ class MockReplica(asyncio.Protocol):
 
 
 async def serve(replicas: int, interval: float) -> None:
-    loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(lambda: MockReplica(interval), "127.0.0.1", 0, backlog=4096) for _ in range(replicas)]
-    for server in servers:
-        print(server.sockets[0].getsockname()[1], flush=True)
-    await asyncio.gather(*(server.serve_forever() for server in servers))
+    """Until it is killed. With uvloop's own server, clients that connect at once would wait for seconds."""
+    for _ in range(replicas):
+        (listener,) = open_listeners("127.0.0.1", 0)
+        print(Acceptor(listener, lambda: MockReplica(interval)).sockets[0].getsockname()[1], flush=True)
+    await asyncio.get_running_loop().create_future()
 
 
 def many_files() -> None:

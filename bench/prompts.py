@@ -26,6 +26,9 @@ class Requests:
         # Turns are distinct between the runs of a benchmark, too, which a gateway sees one after the other.
         self._next = time.time_ns() // 1000 % 10**11
 
+    def __iter__(self) -> Requests:
+        return self
+
     def __next__(self) -> bytes:
         self._next += 1
         return b"%s%s%s" % (self._begin, (_NUMBER % self._next) * self._times, self._end)

@@ -115,6 +115,11 @@ def with_workers(workers: int) -> System:
     return System(f"{workers} workers", command, package="warmroute", environment=_COMPILED)
 
 
+def another_build(name: str, folder: Path) -> System:
+    """Ours, of the sources in a folder that `hatch_build.py` made: to compare two versions in one run."""
+    return System(name, _warmroute, package="warmroute", environment={**_COMPILED, "PYTHONPATH": str(folder.resolve())})
+
+
 def _plain(at: Setting) -> list[str]:
     return [at.program, "-m", "bench.plain", str(at.port), *at.urls]
 

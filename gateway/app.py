@@ -16,6 +16,7 @@ from functools import partial
 
 from aiohttp import web
 
+from gateway.accept import Site
 from gateway.access import Access
 from gateway.answers import Answers
 from gateway.api import openai
@@ -43,7 +44,7 @@ from gateway.resumer import Resumer
 from gateway.side import serving
 from gateway.sockets import NO_SIDES, SideSockets
 from gateway.status import Status
-from gateway.workers.listeners import url_of
+from gateway.workers.listeners import open_listeners, url_of
 from router import Router
 
 log = logging.getLogger("warmroute.gateway")
@@ -331,7 +332,7 @@ async def serve(
     """Run until `stop` is set: then stop accepting, let running requests finish for `limits.drain_timeout_s`, and end.
 
     hurry: do not wait any longer. started: called with the base URL once requests are answered. listeners: the sockets to
-    accept clients on (default: those of the configured address). sides: those for operators and for Prometheus, who are
+    accept clients on (default: new ones, on the configured address). sides: those for operators and for Prometheus, who are
     answered to the end. Raises OSError if the address cannot be had.
     """
     runner = make_runner(gateway)
@@ -339,9 +340,8 @@ async def serve(
     try:
         await gateway.everywhere.ready()
         async with serving(sides, partial(make_side_runner, gateway)):
-            sites: list[web.BaseSite] = [web.SockSite(runner, listener) for listener in listeners]
-            for site in sites or [web.TCPSite(runner, *gateway.config.address)]:
-                await site.start()
+            for listener in listeners or open_listeners(*gateway.config.address):
+                await Site(runner, listener).start()
             started(url_of(runner.addresses[0]))
             await stop.wait()
             gateway.drain.draining = True

@@ -52,7 +52,7 @@ async def last_in(listeners: Iterable[socket.socket]) -> None:
     for _ in range(MAX_WAITING):
         if not poll.poll(0):
             break
-        await asyncio.sleep(0)  # the loop accepts one in each round
+        await asyncio.sleep(0)  # some are accepted in each iteration of the loop (`accept.py`)
 
 
 def _shut(listener: socket.socket) -> None:

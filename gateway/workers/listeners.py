@@ -1,16 +1,21 @@
-"""The sockets that workers accept on: one for each, on one port; the kernel spreads the connections (SO_REUSEPORT).
+"""The sockets that connections are accepted on.
 
-They are made by the supervisor, and stay when a worker ends: who waits to be accepted waits for the worker's successor.
+A single process opens its own (`open_listeners`). Workers have one socket each, all on one port, over which the kernel spreads
+connections (SO_REUSEPORT). The supervisor opens them, and they stay open when a worker ends: clients in their queues wait for
+its successor.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
-BACKLOG = 1024
+# Connections that the kernel accepts on behalf of each socket. Beyond them it drops packets, and clients try again after
+# 1, 3 and 7 s. (Linux takes net.core.somaxconn instead if that is less.)
+BACKLOG: Final = 1024
 
 
 Address = tuple[Any, ...]
@@ -19,15 +24,38 @@ Address = tuple[Any, ...]
 def addresses_of(host: str, port: int) -> list[tuple[int, Address]]:
     """(family, address) of each address of the host, all with one port that is free. Raises OSError if there is none.
 
-    port 0: any. Whoever listens there already is found here: with SO_REUSEPORT we would share the port without knowing.
+    port 0: any. A process that listens there already is found here: with SO_REUSEPORT we would share the port without knowing.
     """
+    bound = _bind_all(host, port)
+    found = [(int(sock.family), sock.getsockname()) for sock in bound]
+    for sock in bound:
+        sock.close()
+    return found
+
+
+def open_listeners(host: str, port: int) -> list[socket.socket]:
+    """A listening socket on each address of the host, of which no other process can accept. Raises OSError."""
+    listeners = _bind_all(host, port)
+    for sock in listeners:
+        sock.listen(BACKLOG)
+    return listeners
+
+
+def _bind_all(host: str, port: int) -> list[socket.socket]:
+    """A socket bound to each address of the host, all on one port; port 0: any."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    free = []
-    for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-        with _bound(family, (address[0], port, *address[2:]), shared=False) as sock:
-            free.append((int(family), sock.getsockname()))
-            port = free[-1][1][1]
-    return free
+    with contextlib.ExitStack() as stack:
+        made: list[socket.socket] = []
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            try:
+                made.append(stack.enter_context(_bound(family, (address[0], port, *address[2:]), shared=False)))
+            except OSError as error:
+                if error.errno != errno.EAFNOSUPPORT or len(found) == 1:  # a kernel without IPv6
+                    raise
+                continue
+            port = made[-1].getsockname()[1]
+        stack.pop_all()
+    return made
 
 
 def listen(addresses: Sequence[tuple[int, Address]], *, shared: bool = True) -> list[socket.socket]:
