@@ -27,7 +27,7 @@ from tests.chaos import wire
 from tests.chaos.hostile import MODEL
 
 ANSWERED, CUT, REFUSED, UNREACHED, LOST = "answered", "cut", "refused", "unreached", "lost"
-PATIENCE_S = 40.0
+PATIENCE_S = 120.0
 MAX_TOKENS = 1000
 ENDLESS = 5000  # tokens: more than there is time for
 WORDS = (15, 50)  # an answer's least and most

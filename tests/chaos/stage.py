@@ -22,7 +22,7 @@ from tests.deploy.processes import stop
 
 T = TypeVar("T")
 
-DEADLINE_S = 40.0
+DEADLINE_S = 120.0
 LISTEN = "0A"  # as /proc/net/tcp has it
 HOSTILE = ("-m", "tests.chaos.hostile")
 SIMULATED = ("-m", "gateway.cli", "replica", "--engine", "sim", "--served-model-name", MODEL, "--prefill-rate", "50000")
