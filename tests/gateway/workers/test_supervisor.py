@@ -217,6 +217,7 @@ async def test_a_worker_that_dies_again_and_again_does_not_keep_connections_wait
     async with FakeReplica([answers()]) as one, supervised(one) as run:
         boot = supervisor._BOOT
         monkeypatch.setattr(supervisor, "_BOOT", "raise SystemExit(3)")
+        monkeypatch.setattr(supervisor, "PAUSE_S", (5.0, 5.0))  # long enough for 30 requests on a busy machine
         first, second = run.pids
         slot = next(slot for slot in run.made._slots if slot.who == first)
         os.kill(run.pids[first], signal.SIGKILL)
