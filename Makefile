@@ -8,7 +8,7 @@ ONCE ?=
 JOBS ?= $(shell nproc)
 ARGS ?=
 
-.PHONY: install demo test test-nightly test-compiled compiled lint bench peers mutants fmt tools clean
+.PHONY: install demo test test-nightly test-compiled compiled soak lint bench peers mutants fmt tools clean
 
 install: $(VENV)/.dev
 
@@ -53,6 +53,14 @@ test-compiled: $(COMPILED)/.made
 	cp -r tests scripts pyproject.toml $(COMPILED)/
 	cd $(COMPILED) && HYPOTHESIS_PROFILE=compiled $(abspath $(BIN))/$(PYTEST) \
 		tests/gateway tests/router tests/chaos -m "not tools" -p no:cacheprovider $(ARGS)
+
+# Load, kills, restarts and hostile clients for MINUTES, and a conservation law at the end; the report is in bench/reports.
+# WORKERS=2: with two workers, in a report of its own.
+MINUTES ?= 30
+WORKERS ?= 1
+soak: $(COMPILED)/.made
+	$(BIN)/python -m bench.soak --minutes $(MINUTES) --workers $(WORKERS) --program $(COMPILED) \
+		--out bench/reports/soak$(if $(filter-out 1,$(WORKERS)),-$(WORKERS)-workers).md
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
