@@ -4,8 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # make demo ONCE=1: exit after the table, with status 0 only if every later turn hit the cache
 ONCE ?=
+# Processes that share the tests. make test JOBS=0: in one process, for a debugger; ARGS: anything else for pytest.
+JOBS ?= $(shell nproc)
+ARGS ?=
 
-.PHONY: install demo test test-compiled lint bench peers mutants fmt tools clean
+.PHONY: install demo test test-nightly test-compiled compiled soak lint bench peers mutants fmt tools clean
 
 install: $(VENV)/.dev
 
@@ -25,27 +28,49 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml
 demo: $(VENV)/.demo
 	$(BIN)/warmroute demo $(if $(ONCE),--once)
 
+# Each process begins with a part of the tests in their order, so that module fixtures are made once, and takes from the others
+# when it has none left.
+PYTEST := python -m pytest -n $(JOBS) --dist worksteal
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/$(PYTEST) $(ARGS)
+
+# State machines and property tests at full depth.
+test-nightly: $(VENV)/.dev
+	HYPOTHESIS_PROFILE=nightly $(BIN)/$(PYTEST) --timeout 3600 $(ARGS)
 
 # The router and the gateway as wheels have them: what mypyc makes of the same files has to pass the same tests.
 COMPILED := build/compiled
-test-compiled: $(VENV)/.dev
+SOURCES := $(shell find router gateway replica -name '*.py')
+$(COMPILED)/.made: $(VENV)/.dev hatch_build.py $(SOURCES)
 	$(BIN)/python hatch_build.py $(COMPILED)
+	touch $@
+
+compiled: $(COMPILED)/.made
+
+test-compiled: $(COMPILED)/.made
 	rm -rf $(COMPILED)/tests $(COMPILED)/scripts
 	cp -r tests scripts pyproject.toml $(COMPILED)/
-	cd $(COMPILED) && $(abspath $(BIN))/python -m pytest tests/gateway tests/router tests/chaos -m "not tools" -p no:cacheprovider
+	cd $(COMPILED) && HYPOTHESIS_PROFILE=compiled $(abspath $(BIN))/$(PYTEST) \
+		tests/gateway tests/router tests/chaos -m "not tools" -p no:cacheprovider $(ARGS)
+
+# Load, kills, restarts and hostile clients for MINUTES, and a conservation law at the end; the report is in bench/reports.
+# WORKERS=2: with two workers, in a report of its own.
+MINUTES ?= 30
+WORKERS ?= 1
+soak: $(COMPILED)/.made
+	$(BIN)/python -m bench.soak --minutes $(MINUTES) --workers $(WORKERS) --program $(COMPILED) \
+		--out bench/reports/soak$(if $(filter-out 1,$(WORKERS)),-$(WORKERS)-workers).md
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.dev $(COMPILED)/.made
 	$(BIN)/python -m bench.routing
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.parsing
-	$(BIN)/python hatch_build.py $(COMPILED)
 	$(BIN)/python -m bench.gateway
 	$(BIN)/python -m bench.saturation
 	$(BIN)/python -m bench.streams

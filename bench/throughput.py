@@ -59,6 +59,7 @@ for line in sys.stdin:
 """
 
 Ask = Callable[[Sequence[str], int], int]  # prompts, tokens of each answer -> tokens of the first prompt
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def generate(folder: Path, threads: int) -> Iterator[Contestant]:
 CONTESTANTS = {"warmroute": ours, "serve": transformers_serve, "generate": generate}
 
 
-def measure(asked: Sequence[Contestant], options: argparse.Namespace) -> list[Rates]:
+def measure(asked: Sequence[Contestant], options: argparse.Namespace, clock: Clock = time.perf_counter) -> list[Rates]:
     results = [Rates(one.name, {}, 0) for one in asked]
     number = 0
     for _ in range(options.rounds):
@@ -149,30 +150,31 @@ def measure(asked: Sequence[Contestant], options: argparse.Namespace) -> list[Ra
             for one, result in zip(asked, results, strict=True):
                 number += 1
                 if batch:
-                    what, rate = f"decode, {batch} at once", _decoding(one.ask, number, batch, options.tokens)
+                    what, rate = f"decode, {batch} at once", _decoding(one.ask, number, batch, options.tokens, clock)
                 else:
-                    what, rate = "prefill", _prefill(one.ask, number, options.prompt)
+                    what, rate = "prefill", _prefill(one.ask, number, options.prompt, clock)
                 result.rates.setdefault(what, []).append(rate)
     return [Rates(one.name, result.rates, rss_bytes(one.pid) >> 20) for one, result in zip(asked, results, strict=True)]
 
 
-def _decoding(ask: Ask, number: int, batch: int, tokens: int) -> float:
+def _decoding(ask: Ask, number: int, batch: int, tokens: int, clock: Clock) -> float:
     seconds = []
     for part, length in enumerate((FEW, tokens)):
         prompts = [f"{number}.{part}.{at}: " + "one two three " * 30 for at in range(batch)]
-        seconds.append(_timed(ask, prompts, length)[0])
+        seconds.append(_timed(ask, prompts, length, clock)[0])
     return batch * (tokens - FEW) / (seconds[1] - seconds[0])
 
 
-def _prefill(ask: Ask, number: int, words: int) -> float:
-    seconds, tokens = _timed(ask, [f"{number}. " + " ".join(WORDS[at * at % 10] for at in range(words))], 1)
+def _prefill(ask: Ask, number: int, words: int, clock: Clock) -> float:
+    prompt = f"{number}. " + " ".join(WORDS[at * at % 10] for at in range(words))
+    seconds, tokens = _timed(ask, [prompt], 1, clock)
     return tokens / seconds
 
 
-def _timed(ask: Ask, prompts: Sequence[str], tokens: int) -> tuple[float, int]:
-    begin = time.perf_counter()
+def _timed(ask: Ask, prompts: Sequence[str], tokens: int, clock: Clock) -> tuple[float, int]:
+    begin = clock()
     length = ask(prompts, tokens)
-    return time.perf_counter() - begin, length
+    return clock() - begin, length
 
 
 @contextlib.contextmanager

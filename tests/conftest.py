@@ -1,13 +1,18 @@
-"""Settings for all tests."""
+"""Settings for all tests: hypothesis profiles, chosen by HYPOTHESIS_PROFILE (CONTRIBUTING.md lists them)."""
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import HealthCheck, Phase, settings
 
-# A loaded machine is no reason to fail: what a test may take in all, pytest-timeout says.
-settings.register_profile("warmroute", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# For scripts/mutants.py: whether a test fails is all that counts there, not by which smallest example.
-settings.register_profile(
-    "mutants", parent=settings.get_profile("warmroute"), phases=[Phase.explicit, Phase.generate], database=None
-)
-settings.load_profile("warmroute")
+# A loaded machine is no reason to fail: pytest-timeout limits a test's time.
+settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_CI = settings.get_profile("ci")
+# Ten times the examples of every property test that does not choose a number, and state machines at full depth.
+settings.register_profile("nightly", parent=_CI, max_examples=1000)
+# State machines take a few steps only: enough to find a value of a type that compiled code refuses.
+settings.register_profile("compiled", parent=_CI)
+# For scripts/mutants.py: only whether a test fails counts there, not the smallest failing example.
+settings.register_profile("mutants", parent=_CI, phases=[Phase.explicit, Phase.generate], database=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

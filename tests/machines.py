@@ -1,11 +1,23 @@
-"""State machines that count: what is promised is a number of steps, each followed by every check, not a number of examples."""
+"""State machines that count: what is promised is a number of steps, each followed by every check, not a number of examples.
+
+Machines are the expensive tests. Their full depth is the nightly profile's; the other profiles take a share of it.
+"""
 
 from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
 
-STEPS = 10_000
+FULL_STEPS = 10_000
+SHARES = {"nightly": 1, "compiled": 50}  # one step in so many; the other profiles: one in DEFAULT_SHARE
+DEFAULT_SHARE = 5
+SHARE = SHARES.get(settings.get_current_profile_name(), DEFAULT_SHARE)
+STEPS = FULL_STEPS // SHARE
+
+
+def share_of(examples: int) -> int:
+    """The number of examples for this profile, of the number at full depth; a quarter more, as few examples differ more."""
+    return examples if SHARE == 1 else examples * 5 // 4 // SHARE + 1
 
 
 class CountedMachine(RuleBasedStateMachine):
@@ -19,10 +31,10 @@ class CountedMachine(RuleBasedStateMachine):
 
 
 def steps_of(machine: type[CountedMachine], *, examples: int, steps: int) -> int:
-    """Run a machine here and now, and say how many steps it took.
+    """Run a machine here and now, at this profile's depth; returns the number of steps that it took.
 
     Run and count are one test, so that no order of tests and no distribution over processes can part them.
     """
     machine.taken = 0
-    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=steps))
+    run_state_machine_as_test(machine, settings=settings(max_examples=share_of(examples), stateful_step_count=steps))
     return machine.taken

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 pytest.importorskip("torch")
@@ -12,6 +14,7 @@ from bench.throughput import _arguments as arguments
 
 def test_each_is_asked_for_the_same_and_no_prompt_comes_twice() -> None:
     asked: dict[str, list[tuple[list[str], int]]] = {"a": [], "b": []}
+    clock = itertools.count(0.0)  # seconds: everything takes one more than what came before
 
     def contestant(name: str) -> Contestant:
         def ask(prompts: list[str], tokens: int) -> int:
@@ -20,7 +23,8 @@ def test_each_is_asked_for_the_same_and_no_prompt_comes_twice() -> None:
 
         return Contestant(name, ask, 0)
 
-    results = measure([contestant("a"), contestant("b")], arguments(["--batches", "1,3", "--rounds", "2", "--tokens", "20"]))
+    options = arguments(["--batches", "1,3", "--rounds", "2", "--tokens", "20"])
+    results = measure([contestant("a"), contestant("b")], options, lambda: next(clock) ** 2)
     assert [list(result.rates) for result in results] == [["prefill", "decode, 1 at once", "decode, 3 at once"]] * 2
     for calls in asked.values():
         assert [(len(prompts), tokens) for prompts, tokens in calls] == 2 * [(1, 1), (1, FEW), (1, 20), (3, FEW), (3, 20)]

@@ -3,7 +3,8 @@
 On one port it is an engine that says one word after the other, with the words of the simulated one: a prompt has one right
 answer, whoever gives it, and an answer that was begun elsewhere is finished. Its moods spoil generations and, but for those
 that close the port, nothing else: to probes it looks well, so that requests have to find out. On another port it takes orders:
-`/MOOD`, `/hang_up` (closes what is idle), `/look` (does nothing), each answered by what it has done so far.
+`/MOOD`, `/hang_up` (closes what is idle), `/look` (does nothing), each answered by what it has done so far. A prompt with
+`POISON` and a mood's name in it gets that mood's answer, whatever the mood is.
 """
 
 from __future__ import annotations
@@ -191,6 +192,11 @@ async def babbles(_answer: Answer, writer: asyncio.StreamWriter) -> None:
     writer.write(b"\x16\x03\x01 what is this?\r\n\r\n")
 
 
+async def answers_429(_answer: Answer, writer: asyncio.StreamWriter) -> None:
+    """As an engine's limit for each key."""
+    writer.write(plain(429, json.dumps(ERROR).encode(), b"Retry-After: 60"))
+
+
 def reset(writer: asyncio.StreamWriter) -> None:
     """As a process that is killed with unread bytes: no FIN, a RST."""
     sock: socket.socket = writer.get_extra_info("socket")
@@ -215,15 +221,25 @@ MOODS: Mapping[str, Mood] = {
         babbles,
     )
 }
+POISON = "poison:"
+POISONS: Mapping[str, Mood] = {
+    poison.__name__: poison for poison in (answers_500, answers_503, answers_429, babbles, reset_in_header, reset_in_body)
+}
 REFUSES, FLAPS = "refuses", "flaps"
 FAULTS = (*(name for name in MOODS if name != "well"), REFUSES, FLAPS)
+
+
+def poison_of(body: bytes) -> Mood | None:
+    """The poison that a request's prompt asks for."""
+    _, found, rest = body.partition(POISON.encode())
+    return POISONS.get(rest.partition(b" ")[0].decode("latin-1")) if found else None
 
 
 class Hostile:
     """The process. done: requests answered, and doors shut, by mood."""
 
     def __init__(self) -> None:
-        self.mood = "well"
+        self.mood, self.model = "well", MODEL
         self.done = Counter[str]()
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -297,10 +313,10 @@ class Hostile:
     async def _answer(self, request: Message, writer: asyncio.StreamWriter) -> None:
         if request.start.startswith("POST "):
             mood = self.mood
-            await MOODS.get(mood, well)(answer_to(request), writer)
+            await (poison_of(request.body) or MOODS.get(mood, well))(answer_to(request), writer)
             self.done[mood] += mood in MOODS
         elif request.start.startswith("GET /v1/models "):
-            entry = {"id": MODEL, "object": "model", "created": 1, "owned_by": "vllm"}
+            entry = {"id": self.model, "object": "model", "created": 1, "owned_by": "vllm"}
             writer.write(plain(200, json.dumps({"object": "list", "data": [entry]}).encode()))
         else:
             writer.write(plain(404, b"{}"))
@@ -309,8 +325,10 @@ class Hostile:
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--model", default=MODEL)
+    options = parser.parse_args()
     hostile = Hostile()
-    hostile.port = parser.parse_args().port
+    hostile.port, hostile.model = options.port, options.model
     await hostile.up()
     orders = await asyncio.start_server(hostile.order, "127.0.0.1", 0)
     port = orders.sockets[0].getsockname()[1]

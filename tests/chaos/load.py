@@ -27,7 +27,7 @@ from tests.chaos import wire
 from tests.chaos.hostile import MODEL
 
 ANSWERED, CUT, REFUSED, UNREACHED, LOST = "answered", "cut", "refused", "unreached", "lost"
-PATIENCE_S = 40.0
+PATIENCE_S = 120.0
 MAX_TOKENS = 1000
 ENDLESS = 5000  # tokens: more than there is time for
 WORDS = (15, 50)  # an answer's least and most
@@ -50,12 +50,12 @@ class Fate:
     why: str = ""
 
 
-def questions(seed: int, *, endless: bool = False) -> Iterator[Question]:
+def questions(seed: int, *, endless: bool = False, model: str = MODEL) -> Iterator[Question]:
     """Chats and completions, streamed and not, all different. endless: streams of chats that take minutes."""
     chance = random.Random(seed)
     for number in itertools.count():
         prompt = f"Question {number} of {seed}: {chance.random()}?"
-        fields: dict[str, Any] = {"model": MODEL, "max_tokens": MAX_TOKENS, "stream": endless or number % 3 > 0}
+        fields: dict[str, Any] = {"model": model, "max_tokens": MAX_TOKENS, "stream": endless or number % 3 > 0}
         if endless or number % 4:
             messages = [{"role": "user", "content": prompt}]
             path, fields["messages"], tokens = "/v1/chat/completions", messages, sim_text.encode_chat(list(messages), None)

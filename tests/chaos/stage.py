@@ -22,7 +22,7 @@ from tests.deploy.processes import stop
 
 T = TypeVar("T")
 
-DEADLINE_S = 40.0
+DEADLINE_S = 120.0
 LISTEN = "0A"  # as /proc/net/tcp has it
 HOSTILE = ("-m", "tests.chaos.hostile")
 SIMULATED = ("-m", "gateway.cli", "replica", "--engine", "sim", "--served-model-name", MODEL, "--prefill-rate", "50000")
@@ -212,11 +212,13 @@ def open_files(pid: int, port: int) -> Counter[str]:
     return found
 
 
-async def a_replica(log: Path, ends: contextlib.ExitStack, *, simulated: bool = False, port: int = 0) -> Replica:
+async def a_replica(
+    log: Path, ends: contextlib.ExitStack, *, simulated: bool = False, port: int = 0, model: str = MODEL
+) -> Replica:
     if simulated:
         child = Child(log, ends, *SIMULATED, "--decode-rate", "100", "--port", str(port))
         return Replica(child, await child.says(ready_url))
-    child = Child(log, ends, *HOSTILE, "--port", str(port))
+    child = Child(log, ends, *HOSTILE, "--port", str(port), "--model", model)
     return Replica(child, **json.loads(await child.says(lambda line: line if line.startswith("{") else "")))
 
 

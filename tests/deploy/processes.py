@@ -25,7 +25,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def until(condition: Callable[[], T], what: str, deadline_s: float = 30.0) -> T:
+def until(condition: Callable[[], T], what: str, deadline_s: float = 120.0) -> T:
     """The first true answer of the condition; fails with `what` when there is none before the deadline."""
     end = time.monotonic() + deadline_s
     while not (answer := condition()):

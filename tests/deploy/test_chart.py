@@ -106,7 +106,7 @@ class Helm:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.binary), *arguments]
-        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=300, check=False)
 
     def template(self, values: Mapping[str, Any], *arguments: str) -> subprocess.CompletedProcess[str]:
         file = self.scratch / "values.json"

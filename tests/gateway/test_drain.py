@@ -59,7 +59,7 @@ async def serving(replica: FakeReplica, drain_timeout_s: float) -> AsyncIterator
 
 async def test_a_running_stream_finishes_and_nothing_new_is_accepted() -> None:
     go_on = asyncio.Event()
-    async with FakeReplica([streams("a", "b", hold=go_on)]) as replica, serving(replica, 60) as gateway, asyncio.timeout(20):
+    async with FakeReplica([streams("a", "b", hold=go_on)]) as replica, serving(replica, 60) as gateway, asyncio.timeout(40):
         parts = aiter(await gateway.client.chat.completions.create(**BODY, stream=True))
         assert (await anext(parts)).choices[0].delta.content == "a"
         gateway.stop.set()
@@ -76,7 +76,7 @@ async def test_what_does_not_finish_is_ended_with_a_word(by: str) -> None:
     never = asyncio.Event()
     replica = FakeReplica([streams("a", "b", hold=never), hangs(never)])
     limit = 0.2 if by == "time" else 600
-    async with replica, serving(replica, limit) as gateway, aiohttp.ClientSession() as session, asyncio.timeout(20):
+    async with replica, serving(replica, limit) as gateway, aiohttp.ClientSession() as session, asyncio.timeout(40):
         parts = aiter(await gateway.client.chat.completions.create(**BODY, stream=True))
         assert (await anext(parts)).choices[0].delta.content == "a"
         waiting = asyncio.create_task(session.post(f"{gateway.url}/v1/chat/completions", json=BODY))
@@ -94,7 +94,7 @@ async def test_what_does_not_finish_is_ended_with_a_word(by: str) -> None:
 
 async def test_whoever_the_kernel_has_let_in_is_answered() -> None:
     """Forty connections are made, and asked, before the gateway's loop has its turn; then it is to stop."""
-    async with FakeReplica() as replica, serving(replica, 60) as gateway, asyncio.timeout(20):
+    async with FakeReplica() as replica, serving(replica, 60) as gateway, asyncio.timeout(40):
         address = ("127.0.0.1", int(gateway.url.rpartition(":")[2]))
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(socket.create_connection(address)) for _ in range(40)]
@@ -112,7 +112,7 @@ async def test_whoever_the_kernel_has_let_in_is_answered() -> None:
 async def test_who_has_not_been_told_may_ask_once_more() -> None:
     go_on = asyncio.Event()
     replica = FakeReplica([streams("a", "b", hold=go_on), answers()])
-    async with replica, serving(replica, 60) as gateway, aiohttp.ClientSession() as session, asyncio.timeout(20):
+    async with replica, serving(replica, 60) as gateway, aiohttp.ClientSession() as session, asyncio.timeout(40):
         url = f"{gateway.url}/v1/chat/completions"
         async with session.post(url, json={**BODY, "stream": True}) as first:
             assert "Connection" not in first.headers

@@ -24,7 +24,7 @@ from tests.gateway.conftest import BODY, eventually
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait until it holds; it asks another process, which has no event for it."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(40):
         while not await condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

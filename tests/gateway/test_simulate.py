@@ -161,7 +161,7 @@ def test_an_unknown_generator_is_told_the_known_ones(capsys: pytest.CaptureFixtu
 def test_two_processes_say_the_same() -> None:
     command = [sys.executable, "-m", "gateway.cli", "simulate", "gen:chat", "--hours", "0.02", "--replicas", "2"]
     command += ["--policy", "cost,sticky,power_of_two,sglang,llm_d,session", "--json", "--seed", "7"]
-    said = {subprocess.run(command, capture_output=True, timeout=60, check=True).stdout for _ in range(2)}
+    said = {subprocess.run(command, capture_output=True, timeout=300, check=True).stdout for _ in range(2)}
     assert len(said) == 1
 
 
@@ -187,10 +187,10 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(
 def test_without_matplotlib_it_says_what_to_install(chat: str, tmp_path: Path) -> None:
     program = "import sys; sys.modules['matplotlib'] = None; from gateway.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "simulate", chat]
-    plain = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    plain = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (plain.returncode, plain.stderr) == (0, ""), "nobody else needs it"
     command += ["--plot", str(tmp_path / "picture.png")]
-    drawn = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    drawn = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (drawn.returncode, drawn.stdout) == (2, "")
     assert drawn.stderr == "warmroute: --plot: matplotlib is not installed; pip install 'warmroute[plot]'\n"
 
@@ -322,7 +322,7 @@ def test_nothing_to_replay_is_a_clear_error(coding: str, capsys: pytest.CaptureF
 
 def test_the_command_is_wired(chat: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "simulate", chat], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "gateway.cli", "simulate", chat], capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[1].startswith("cost ")

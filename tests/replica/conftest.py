@@ -45,7 +45,7 @@ async def serve(engine: WatchedEngine, clock: FakeClock | None, config: ServerCo
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
     await web.SockSite(runner, listener).start()
     port = runner.addresses[0][1]
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as http:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
         yield Replica(f"http://127.0.0.1:{port}", engine, clock, http)
     await runner.cleanup()
 

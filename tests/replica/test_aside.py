@@ -32,7 +32,7 @@ class GatedEngine(WatchedEngine):
 
     def _wait(self) -> None:
         self._loop.call_soon_threadsafe(self.entered.set)
-        assert self.gate.wait(20), "the event loop waits for this thread"
+        assert self.gate.wait(60), "the event loop waits for this thread"
 
     def encode_chat(
         self, messages: list[Message], tools: list[Any] | None, tail: Tail = "answer", template: Template | None = None

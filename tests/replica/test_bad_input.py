@@ -15,7 +15,7 @@ from replica.calls import _HONOURED, Kind
 
 from .tiny import serving, spoken_model
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.model
 BASE: dict[Kind, dict[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
     "completion": {"prompt": "Hi", "max_tokens": 1},

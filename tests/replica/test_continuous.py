@@ -28,7 +28,7 @@ from replica.server import create_app
 
 from .tiny import answer, recorded_scores, running
 
-pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
 
 BLOCK = 32
 # Token ids that llama.cpp's /tokenize gave for the GGUF file of the same model, in which each digit is a token.

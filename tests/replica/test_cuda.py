@@ -29,7 +29,6 @@ from .tiny import VOCABULARY, answer, recorded_scores, running, tiny_model
 DEVICE = "cuda"
 pytestmark = [
     pytest.mark.model,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 # Llama 3.2's smaller one, with SmolLM2's tokenizer.

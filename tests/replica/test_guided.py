@@ -21,7 +21,7 @@ from .test_sampled import client
 from .tiny import answer, running, spoken_model
 
 __all__ = ["client"]  # a fixture; its model is the one below
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.model
 
 
 @pytest.fixture(scope="module")

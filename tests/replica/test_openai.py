@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from .tiny import serving, spoken_model
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.model
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"

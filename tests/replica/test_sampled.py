@@ -18,7 +18,7 @@ import torch
 
 from .tiny import VOCABULARY, answer, recorded_scores, running, serving, tiny_model
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.model
 PROMPT = list(range(40, 60))
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 from .tiny import serving, spoken_model
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.model
 CAPTURES = Path(__file__).parents[3] / "shared" / "captures" / "vllm"
 
 FRAME = "id=str object=str created=int model=str"

@@ -66,7 +66,7 @@ class Run:
 
 
 def config_of(*replicas: FakeReplica, **more: Any) -> Config:
-    raw = {"listen": "127.0.0.1:0", "workers": 2, "limits": {"drain_timeout_s": 20}, "log_level": "warning", **more}
+    raw = {"listen": "127.0.0.1:0", "workers": 2, "limits": {"drain_timeout_s": 60}, "log_level": "warning", **more}
     urls = [replica.url for replica in replicas] or ["http://127.0.0.1:9"]
     return load(None, {"pools": [{"replicas": urls}], **raw}, env={})
 
@@ -134,7 +134,7 @@ async def test_a_worker_that_hangs_is_killed_and_replaced(caplog: pytest.LogCapt
     async with FakeReplica([answers()]) as one, supervised(one, hung_s=2.0) as run:
         hung = next(iter(run.pids))
         os.kill(run.pids[hung], signal.SIGSTOP)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(40):
             await run.replaced(hung)
         assert "worker hangs" in caplog.text
         assert (await run.post())[0] == 200
@@ -156,7 +156,7 @@ async def test_streams_of_all_workers_finish_before_all_go_down() -> None:
         go_on.set()
         for answer in open_streams:
             assert (await answer.read()).endswith(b"data: [DONE]\n\n")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             await asyncio.shield(run.over)
         assert not any(map(alive, pids))
 
@@ -202,7 +202,7 @@ async def test_the_last_counts_of_workers_that_go_down_are_heard() -> None:
         for _ in range(20):
             await run.post()
         run.stop.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             await asyncio.shield(run.over)
         assert run.made.hub.ended.requests.values == {("m", "200"): 20}
 
@@ -217,6 +217,7 @@ async def test_a_worker_that_dies_again_and_again_does_not_keep_connections_wait
     async with FakeReplica([answers()]) as one, supervised(one) as run:
         boot = supervisor._BOOT
         monkeypatch.setattr(supervisor, "_BOOT", "raise SystemExit(3)")
+        monkeypatch.setattr(supervisor, "PAUSE_S", (5.0, 5.0))  # long enough for 30 requests on a busy machine
         first, second = run.pids
         slot = next(slot for slot in run.made._slots if slot.who == first)
         os.kill(run.pids[first], signal.SIGKILL)
@@ -260,7 +261,7 @@ async def test_the_command_takes_another_configuration_and_a_signal_to_end(tmp_p
             file.write_text(f"pools: [{{replicas: [{two.url}]}}]")
             os.kill(process.pid, signal.SIGHUP)
             await asyncio.to_thread(process.wait_for, message("configuration reloaded"))
-            async with aiohttp.ClientSession() as session, asyncio.timeout(20):
+            async with aiohttp.ClientSession() as session, asyncio.timeout(40):
                 for _ in range(10):
                     answer = await session.post(f"{url}/v1/chat/completions", json=BODY, headers={"Connection": "close"})
                     while answer.headers["X-Warmroute-Replica"] != two.name:  # the other worker is a moment behind

@@ -1,0 +1,105 @@
+"""A soak as a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from bench.soak.clients import Tally
+from bench.soak.law import Limits, Outcome
+from bench.soak.watch import Watch
+
+
+def page(
+    made: Sequence[str],
+    seen: Outcome,
+    watch: Watch,
+    limits: Limits,
+    done: Counter[str],
+    traffic: Counter[str],
+    broken: Sequence[str],
+) -> str:
+    """made: how and where, a paragraph each. broken: what breaks the law."""
+    parts = ["# Soak", *made, *verdict(broken, limits)]
+    parts += ["## Well-behaved clients", "\n".join(well_behaved(seen.tallies))]
+    parts += ["## Hostile clients", "\n".join(hostile(seen.attacks))]
+    megabytes = ", ".join(f"{traffic[way] / 1e6:,.0f} MB {way}" for way in ("sent", "received"))
+    parts += [f"Bytes of hostile clients: {megabytes}."]
+    parts += [
+        "## Events",
+        "\n".join(["| event | times |", "|---|---|", *(f"| {name} | {count} |" for name, count in sorted(done.items()))]),
+    ]
+    parts += ["## Over time", "\n".join(over_time(watch))]
+    parts += ["## Start and end", "\n".join(start_and_end(seen)), "## Log", "\n".join(log(seen.log))]
+    return "\n\n".join(parts) + "\n"
+
+
+def verdict(broken: Sequence[str], limits: Limits) -> Iterator[str]:
+    if broken:
+        yield "**The law is broken:**"
+        yield "\n".join(f"- {sentence}" for sentence in broken)
+    else:
+        yield (
+            "**The law holds:** every request of a well-behaved client was answered, cut with an error, or refused with one; "
+            "every hostile client that waited for an answer got one or was hung up on; no booking is open; no more sockets or "
+            f"files are open than at the start; memory grew by less than {limits.grow_mb:g} MB a process; `/health` took less "
+            f"than {limits.health_s:g} s; {limits.answered:.0%} of the bystanders' requests were answered."
+        )
+
+
+def well_behaved(tallies: Mapping[str, Tally]) -> Iterator[str]:
+    yield "| clients | sent | answered | cut | refused | lost | p50 | p99 |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, tally in tallies.items():
+        fates = " | ".join(f"{tally.fates[fate]:,}" for fate in ("answered", "cut", "refused", "lost"))
+        yield f"| {name} | {tally.sent:,} | {fates} | {tally.percentile(0.5):.3f} s | {tally.percentile(0.99):.3f} s |"
+    whys = sum((tally.whys for tally in tallies.values()), Counter[str]())
+    if whys:
+        yield ""
+        yield "| cut, refused, lost because | times |"
+        yield "|---|---|"
+        yield from (f"| {cell(why)} | {count:,} |" for why, count in whys.most_common(20))
+
+
+def hostile(attacks: Mapping[str, Counter[str]]) -> Iterator[str]:
+    yield "| kind | sent | outcomes |"
+    yield "|---|---|---|"
+    for kind in sorted(attacks):
+        outcomes = ", ".join(f"{name}: {count:,}" for name, count in attacks[kind].most_common())
+        yield f"| {kind} | {attacks[kind].total():,} | {outcomes} |"
+
+
+def over_time(watch: Watch) -> Iterator[str]:
+    yield f"`/health` was asked {watch.health:,} times; the longest answer took {watch.longest_health_s * 1000:.0f} ms."
+    if watch.failed:
+        yield f"Not answered 200: {', '.join(f'{why}: {count}' for why, count in watch.failed.items())}."
+    yield ""
+    yield "| until | memory, peak | open files, peak | /health, longest |"
+    yield "|---|---|---|---|"
+    for row in watch.rows():
+        yield f"| {row.second:.0f} s | {row.rss_mb:.0f} MB | {row.files} | {row.health_s * 1000:.0f} ms |"
+
+
+def start_and_end(seen: Outcome) -> Iterator[str]:
+    yield "| at rest | start | end |"
+    yield "|---|---|---|"
+    yield f"| memory | {seen.start.rss_mb:.0f} MB | {seen.end.rss_mb:.0f} MB |"
+    for kind in sorted(seen.start.sockets | seen.end.sockets):
+        yield f"| open: {kind} | {seen.start.sockets[kind]} | {seen.end.sockets[kind]} |"
+    for name in seen.end.bookings:
+        yield f"| `warmroute_{name}` | {seen.start.bookings[name]:g} | {seen.end.bookings[name]:g} |"
+    yield f"| exit status on SIGTERM | | {seen.exit_status} |"
+
+
+def log(counts: Mapping[str, object]) -> Iterator[str]:
+    messages = counts.get("messages")
+    yield f"{counts.get('requests', 0):,} request lines; others:"
+    yield ""
+    yield "| message | times |"
+    yield "|---|---|"
+    if isinstance(messages, Mapping):
+        yield from (f"| {cell(name)} | {count:,} |" for name, count in sorted(messages.items(), key=lambda item: -item[1])[:25])
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")[:160]

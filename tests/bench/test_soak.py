@@ -1,0 +1,163 @@
+"""The soak: its law finds what is wrong, and a short one holds it."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.soak import report
+from bench.soak.__main__ import main
+from bench.soak.attacks import attacks, chat, post, repeated
+from bench.soak.clients import MOST_WHYS, Tally
+from bench.soak.law import BOOKINGS, BYSTANDERS, FAILING, Limits, Outcome, State, violations
+from bench.soak.log import MOST, counted
+from bench.soak.watch import ROWS, Sample, Watch
+from tests.chaos.hostile import FAULTS, POISONS, poison_of
+
+LIMITS = Limits(health_s=1.0, grow_mb=100.0, answered=0.99)
+SOCKETS = Counter({"listening": 1, "files": 11, "replicas": 2})
+REST = State(dict.fromkeys(BOOKINGS, 0.0), SOCKETS, 60.0)
+
+
+def tally(**fates: int) -> Tally:
+    return Tally(Counter(fates))
+
+
+GOOD = Outcome(
+    tallies={FAILING: tally(answered=90, cut=5, refused=5), BYSTANDERS: tally(answered=100)},
+    attacks={"half closed": Counter({"200": 9}), "json bomb": Counter({"400": 9, "closed": 1})},
+    start=REST,
+    end=replace(REST, rss_mb=159.0, sockets=SOCKETS + Counter(replicas=10)),
+    longest_health_s=0.2,
+    processes=1,
+    clients=20,
+    attackers=4,
+    workers_killed=0,
+    requests_counted=210,
+    exit_status=0,
+    log={"tracebacks": 0},
+)
+
+
+def test_a_good_soak_breaks_nothing() -> None:
+    assert list(violations(GOOD, LIMITS)) == []
+    killed = replace(GOOD, workers_killed=1, tallies={**GOOD.tallies, FAILING: tally(answered=9, lost=20)})
+    assert list(violations(killed, LIMITS)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"tallies": {**GOOD.tallies, FAILING: tally(answered=99, lost=1)}},
+            "1 requests of clients of the pool .* lost, 0 may be",
+        ),
+        ({"tallies": {**GOOD.tallies, FAILING: tally(answered=99, unreached=1)}}, "1 connections .* refused"),
+        ({"tallies": {**GOOD.tallies, FAILING: tally(refused=9)}}, "no request of clients of the pool that fails was answered"),
+        ({"tallies": {**GOOD.tallies, FAILING: Tally(Counter(answered=9), open=1)}}, "1 requests .* never ended"),
+        ({"tallies": {**GOOD.tallies, BYSTANDERS: tally(answered=98, refused=2)}}, "98 of 100 requests of bystanders"),
+        ({"attacks": {"json bomb": Counter(silent=1)}}, r"1 hostile requests \(json bomb\) were never answered"),
+        ({"attacks": {"half closed": Counter(closed=1)}}, r"1 valid requests \(half closed\) got no answer"),
+        ({"end": replace(REST, bookings={**REST.bookings, "pool_waiting": 1.0})}, "pool_waiting is 1 at the end"),
+        ({"end": replace(REST, sockets=SOCKETS + Counter(files=1))}, "open files: 12 at the end, 11 may be"),
+        ({"end": replace(REST, sockets=SOCKETS + Counter(clients=1))}, "open clients: 1 at the end, 0 may be"),
+        ({"end": replace(REST, sockets=SOCKETS + Counter(replicas=103))}, "open replicas: 105 at the end, 104 may be"),
+        ({"end": replace(REST, rss_mb=161.0)}, "memory is 161 MB at the end, 60 MB at the start"),
+        ({"longest_health_s": 1.5}, "/health took 1.50 s, 1 s at most"),
+        ({"requests_counted": 199}, "counted 199 requests, well-behaved clients alone sent 200"),
+        ({"exit_status": -9}, "exit status is -9"),
+        ({"log": {"tracebacks": 2}}, "2 tracebacks in the log"),
+        ({"log": {"unreadable": 3}}, "3 log lines that are not JSON"),
+    ],
+)
+def test_whatever_is_wrong_breaks_the_law(change: dict[str, object], says: str) -> None:
+    (sentence,) = violations(replace(GOOD, **change), LIMITS)  # type: ignore[arg-type]
+    assert re.search(says, sentence), sentence
+
+
+def test_a_tally_is_bounded_and_knows_its_percentiles() -> None:
+    one = Tally()
+    for number in range(1000):
+        one.count("answered" if number % 2 else "refused", f"why {number}", number / 1000)
+    assert (one.sent, one.fates["answered"], len(one.whys)) == (1000, 500, MOST_WHYS)
+    assert one.percentile(0.5) == pytest.approx(0.5, abs=0.01)
+    assert Tally().percentile(0.99) == 0
+
+
+def test_the_log_is_counted_and_only_its_beginning_is_kept() -> None:
+    lines = [json.dumps({"level": "info", "message": "request"}).encode() + b"\n"] * 9
+    lines += [json.dumps({"level": "error", "message": "oops", "traceback": "..."}).encode() + b"\n"] * (MOST + 7)
+    kept = io.BytesIO()
+    counts = counted([*lines, b"not json\n", b"[]\n"], kept)
+    assert (counts["requests"], counts["tracebacks"], counts["unreadable"]) == (9, MOST + 7, 2)
+    assert counts["messages"]["error: oops"] == MOST + 7
+    assert kept.getvalue().count(b"\n") == MOST
+
+
+def test_every_kind_of_attack_has_a_name_of_its_own() -> None:
+    names = [name for name, _ in attacks()]
+    assert len(set(names)) == len(names) == 16 + len(POISONS)
+    assert not {"answers_429"} & set(FAULTS), "the chaos tests' failures stay those that a good gateway hides"
+
+
+def test_a_poisoned_prompt_names_its_poison() -> None:
+    for name, poison in POISONS.items():
+        assert poison_of(chat("m", f"poison:{name} abc")) is poison
+    assert poison_of(chat("m", "poison:unheard-of abc")) is None
+    assert poison_of(b"{}") is None
+
+
+def test_requests_and_bombs_are_what_they_should_be() -> None:
+    head, _, body = post(b"{}", "X: y").partition(b"\r\n\r\n")
+    assert (body, b"Content-Length: 2" in head, head.endswith(b"X: y")) == (b"{}", True, True)
+    bomb = repeated(b"[{}", b",{}", b"]", 3 << 20)
+    assert len(bomb) < 50_000
+
+
+def test_rows_are_the_worst_of_their_time() -> None:
+    chance = random.Random(1)
+    watch = Watch(stage=None)  # type: ignore[arg-type]
+    watch.samples = [Sample(float(at), chance.random(), at % 7, chance.random()) for at in range(107)]
+    rows = watch.rows()
+    assert len(rows) <= ROWS
+    assert max(row.rss_mb for row in rows) == watch.peak_mb
+    assert max(row.health_s for row in rows) == watch.longest_health_s
+    assert rows[-1].second == 106
+
+
+def test_the_page_says_what_is_broken() -> None:
+    watch = Watch(stage=None)  # type: ignore[arg-type]
+    good = report.page(["made"], GOOD, watch, LIMITS, Counter(kills=3), Counter(sent=5_000_000), [])
+    assert "**The law holds:**" in good
+    assert "| half closed | 9 | 200: 9 |" in good
+    bad = report.page(["made"], GOOD, watch, LIMITS, Counter(), Counter(), ["one thing", "another"])
+    assert "**The law is broken:**\n\n- one thing\n- another\n" in bad
+
+
+def test_a_short_soak_holds_the_law(tmp_path: Path) -> None:
+    """All kinds of trouble and hostile clients for 20 s; the limits in time are those of a machine that is busy."""
+    out = tmp_path / "soak.md"
+    options = [
+        "--minutes",
+        "0.33",
+        "--workers",
+        "2",
+        "--clients",
+        "6",
+        "--every",
+        "1",
+        "--bomb-mb",
+        "4",
+        "--health-ms",
+        "20000",
+    ]
+    status = main([*options, "--out", str(out)])
+    text = out.read_text("utf-8")
+    assert (status, "**The law holds:**" in text) == (0, True), text
