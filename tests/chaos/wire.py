@@ -46,7 +46,8 @@ async def read_message(reader: asyncio.StreamReader) -> Message:
 
 
 def request(method: str, path: str, body: bytes = b"") -> bytes:
-    return b"%b %b HTTP/1.1\r\nHost: chaos\r\nContent-Length: %d\r\n\r\n%b" % (method.encode(), path.encode(), len(body), body)
+    head = b"%b %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    return head % (method.encode(), path.encode(), len(body)) + body
 
 
 def port_of(url: str) -> int:

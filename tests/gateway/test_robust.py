@@ -41,7 +41,7 @@ HELLO = b'"content": "hello"'
 
 
 def post(body: bytes = RAW, *headers: bytes, version: bytes = b"1.1", path: bytes = b"/v1/chat/completions") -> bytes:
-    lines = [b"POST %b HTTP/%b" % (path, version), b"Host: h", b"Content-Length: %d" % len(body), *headers]
+    lines = [b"POST %b HTTP/%b" % (path, version), b"Host: localhost", b"Content-Length: %d" % len(body), *headers]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
