@@ -177,7 +177,10 @@ class Failover:
             except BaseException:
                 attempt.close()
                 raise
-            doubts.answer(exchange.request, attempt, state, watched, self.clock())
+            if is_answer(attempt) and not state.refusals:
+                watched.success()
+            else:
+                doubts.answer(exchange.request, attempt, state, watched, self.clock())
             return attempt
         except ReplicaFailure as failure:
             doubts.failure(failure, state, watched, self.clock())

@@ -169,8 +169,8 @@ class Attempt:
     def answers(self) -> None:
         """The replica begins to answer. No verdict yet, but if this is the probe, another one may be sent."""
         breaker = self._breaker
-        if breaker is not None:
-            breaker._free(self)
+        if breaker is not None and breaker._probe is self:
+            breaker._probe = None
 
     def success(self) -> None:
         """The replica answers as it should; to be called at the answer's beginning, for a stream is long."""
@@ -190,7 +190,8 @@ class Attempt:
         breaker, self._breaker = self._breaker, None
         if breaker is None or breaker._era != self._era:
             return None
-        breaker._free(self)
+        if breaker._probe is self:
+            breaker._probe = None
         return breaker
 
     def __repr__(self) -> str:
@@ -247,11 +248,6 @@ class Breaker:
     def _doubled(self, times: int) -> float:
         """The first back-off, doubled so many times, in seconds."""
         return min(self._rules.most_s, self._rules.back_off_s * 2.0 ** min(times, 30))
-
-    def _free(self, attempt: Attempt) -> None:
-        """The probe's slot, if this is the probe."""
-        if self._probe is attempt:
-            self._probe = None
 
     def _open(self, now: float) -> None:
         self.retry_at = now + self._doubled(self._opened) * (0.75 + self._chance.random() / 4)

@@ -32,7 +32,7 @@ def _is_repeatable(exchange: Exchange) -> bool:
     """Whether the request may be sent again after it may have reached a replica."""
     method, api = exchange.request.method, exchange.api
     if method == "POST":
-        return api.repeatable and api.keeps_nothing(exchange.record.path)
+        return api.metered or (api.repeatable and api.keeps_nothing(exchange.record.path))
     return method in _IDEMPOTENT
 
 

@@ -85,8 +85,7 @@ class ApiRequest:
 
     def keeps_nothing(self, path: str) -> bool:
         """Whether the server need not keep anything for this request: the Responses API does unless it says `store: false`."""
-        stores = path.endswith("/responses") if self.stores is None else self.stores
-        return self.metered or not stores
+        return not (path.endswith("/responses") if self.stores is None else self.stores)
 
     def __repr__(self) -> str:
         return f"<ApiRequest {self.kind} {self.model!r}, {len(self.body)} bytes>"

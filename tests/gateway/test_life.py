@@ -18,6 +18,7 @@ from tests.fakes import Behaviour, FakeReplica, FakeRequest, dies, http, models,
 from tests.gateway.conftest import BODY, Running, eventually, running
 
 QUICK = {"interval_s": 0.02, "timeout_s": 0.05}
+PATIENT = {"interval_s": 0.02, "timeout_s": 0.5}  # answers come more often than that, on a busy machine too
 MODELS = models("m")
 
 
@@ -47,10 +48,10 @@ def only(run: Running) -> ReplicaState:
 
 async def test_a_replica_that_answers_requests_is_not_down_while_its_model_list_hangs() -> None:
     listing = Listing()
-    async with FakeReplica(listing=listing) as replica, running(replica, health=QUICK) as run:
+    async with FakeReplica(listing=listing) as replica, running(replica, health=PATIENT) as run:
         listing.stuck = True
         begun = listing.asked
-        while listing.asked < begun + 6:
+        while listing.asked < begun + 4:  # so that three have failed
             assert (await run.post())[0] == 200
             assert only(run).up
         assert "answers requests" in only(run).error
@@ -70,12 +71,12 @@ async def test_the_chunks_of_a_stream_are_signs_of_life_too() -> None:
         writer.write(b"data: [DONE]\n\n")
         writer.write_eof()
 
-    async with FakeReplica([ticks], listing=listing) as replica, running(replica, health=QUICK) as run:
+    async with FakeReplica([ticks], listing=listing) as replica, running(replica, health=PATIENT) as run:
         listing.stuck = True
         begun = listing.asked
         streaming = asyncio.create_task(run.session.post(run.url + "/v1/chat/completions", json={**BODY, "stream": True}))
         await eventually(lambda: replica.requests)
-        await eventually(lambda: listing.asked >= begun + 6 or not only(run).up)
+        await eventually(lambda: listing.asked >= begun + 4 or not only(run).up)
         assert only(run).up
         go_on.set()
         async with await streaming as answer:
@@ -129,8 +130,9 @@ async def test_replicas_that_are_down_by_probes_alone_are_tried() -> None:
         await eventually(lambda: not any(state.up for state in fleet))
         assert (await run.get("/ready"))[0] == 200, "a balancer in front must not keep the requests away that may be answered"
         assert "m" in run.gateway.fleet.models
-        assert {(await run.post())[0] for _ in range(10)} == {200}
-        await eventually(lambda: any(state.up for state in fleet))  # for its answers were noticed
+        async with asyncio.timeout(10):
+            while not any(state.up for state in fleet):  # until its answers are noticed
+                assert (await run.post())[0] == 200
         run.gateway.fleet.drain(fleet[0], on=True)
         run.gateway.fleet.drain(fleet[1], on=True)
         assert (await run.post())[0] == 503, "an operator's word is no doubt"
