@@ -81,8 +81,11 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[str, list[str
         await asyncio.gather(*(crowd.stop() for crowd in warm))
         start, before = await state_of(running), await requests_total(stage)
         watch = Watch(stage)
-        crowds, attackers = await load(running, options, watch, target)
-        end, after = await state_of(running), await requests_total(stage)
+        try:
+            crowds, attackers = await load(running, options, watch, target)
+            end, after = await state_of(running), await requests_total(stage)
+        except (OSError, EOFError, AssertionError) as error:
+            raise SystemExit(f"the soak could not go on: {error!r}\n{running.last_words()}") from error
         status, log_counts = await asyncio.to_thread(running.gateway.ended)
     seen = Outcome(
         tallies=dict(zip((FAILING, law.BYSTANDERS), (crowd.tally for crowd in crowds), strict=True)),

@@ -98,6 +98,11 @@ class Fleet:
                         return
                 await event()
 
+    def last_words(self) -> str:
+        status = self.gateway.process.poll()
+        lines = self.gateway.log.read_text("utf-8").splitlines()[-8:]
+        return "\n".join([f"the gateway's exit status: {'none, it runs' if status is None else status}; its log:", *lines])
+
     @property
     def failing(self) -> Replica:
         return self.stage.replicas[SIMULATED]
