@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import sys
 import tempfile
 from collections import Counter
@@ -55,13 +54,11 @@ async def load(running: Fleet, options: argparse.Namespace, watch: Watch, target
     crowds = [Crowd(url, model, count, options.seed + at) for at, model in enumerate((MODEL, BYSTANDERS))]
     attackers = Attackers(target, options.attackers, options.seed, [name for name in options.only.split(",") if name])
     beside = [asyncio.create_task(each) for each in (watch.health_checks(), watch.resources())]
-    trouble = asyncio.create_task(running.trouble(options.every))
-    try:
-        await asyncio.wait([trouble, *beside], timeout=options.minutes * 60, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        trouble.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await trouble  # raises what went wrong there
+    over = asyncio.Event()
+    trouble = asyncio.create_task(running.trouble(options.every, over))
+    await asyncio.wait([trouble, *beside], timeout=options.minutes * 60, return_when=asyncio.FIRST_EXCEPTION)
+    over.set()
+    await trouble  # raises what went wrong there
     await running.heal()
     await asyncio.gather(attackers.stop(), *(crowd.stop() for crowd in crowds))
     for task in beside:
@@ -84,8 +81,11 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[str, list[str
         await asyncio.gather(*(crowd.stop() for crowd in warm))
         start, before = await state_of(running), await requests_total(stage)
         watch = Watch(stage)
-        crowds, attackers = await load(running, options, watch, target)
-        end, after = await state_of(running), await requests_total(stage)
+        try:
+            crowds, attackers = await load(running, options, watch, target)
+            end, after = await state_of(running), await requests_total(stage)
+        except (OSError, EOFError, AssertionError) as error:
+            raise SystemExit(f"the soak could not go on: {error!r}\n{running.last_words()}") from error
         status, log_counts = await asyncio.to_thread(running.gateway.ended)
     seen = Outcome(
         tallies=dict(zip((FAILING, law.BYSTANDERS), (crowd.tally for crowd in crowds), strict=True)),

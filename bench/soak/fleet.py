@@ -25,6 +25,7 @@ from tests.deploy.processes import stop
 ROOT = Path(__file__).parents[2]
 BYSTANDERS = "bystanders"  # the model of the pool that gets poisoned prompts
 SIMULATED = 2
+FROZEN_S = 4.0  # longer than a probe may take
 # Short, so that a soak of half a minute meets them all.
 SETTINGS: Mapping[str, Any] = {
     "timeouts": {"first_byte_s": 20, "idle_s": 10},
@@ -85,14 +86,22 @@ class Fleet:
         workers = (self.kill_worker,) if self.workers > 1 else ()
         return (self.kill_replica, self.freeze_replica, self.change_failure, self.change_failure, self.reload, *workers)
 
-    async def trouble(self, every_s: float) -> None:
-        """One event after the other, until it is cancelled; the first of every kind come before any comes again."""
+    async def trouble(self, every_s: float, over: asyncio.Event) -> None:
+        """One event after the other, each to its end, until `over`; every kind comes once before any comes again."""
         while True:
             events = list(self.events())
             self.chance.shuffle(events)
             for event in events:
-                await asyncio.sleep(every_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(every_s):
+                        await over.wait()
+                        return
                 await event()
+
+    def last_words(self) -> str:
+        status = self.gateway.process.poll()
+        lines = self.gateway.log.read_text("utf-8").splitlines()[-8:]
+        return "\n".join([f"the gateway's exit status: {'none, it runs' if status is None else status}; its log:", *lines])
 
     @property
     def failing(self) -> Replica:
@@ -111,11 +120,9 @@ class Fleet:
     async def freeze_replica(self) -> None:
         replica = self.chance.choice(self.stage.replicas[:SIMULATED])
         replica.child.signal(signal.SIGSTOP)
+        await asyncio.sleep(FROZEN_S)
+        replica.child.signal(signal.SIGCONT)
         self.done["replica stopped and continued"] += 1
-        try:
-            await asyncio.sleep(4)
-        finally:
-            replica.child.signal(signal.SIGCONT)
 
     async def change_failure(self) -> None:
         mood = self.chance.choice(FAULTS)
@@ -137,9 +144,6 @@ class Fleet:
 
     async def heal(self) -> None:
         """The end of all trouble: everybody is well, and the gateway knows."""
-        for replica in self.stage.replicas:
-            if replica.child.process.poll() is not None:  # it was killed, and the soak ended before it was started again
-                replica.child = (await self._a_replica(port_of(replica.url))).child
         await self.failing.is_to("well")
         for replica in self.stage.replicas:
             await until(

@@ -18,7 +18,7 @@ from gateway.demo.processes import listening_url, ready_url
 from tests.chaos.hostile import MODEL, REFUSES
 from tests.chaos.load import ANSWERED, CUT, LOST, REFUSED, Load
 from tests.chaos.wire import fetch, port_of
-from tests.deploy.processes import stop
+from tests.deploy.processes import free_port, stop
 
 T = TypeVar("T")
 
@@ -215,6 +215,7 @@ def open_files(pid: int, port: int) -> Counter[str]:
 async def a_replica(
     log: Path, ends: contextlib.ExitStack, *, simulated: bool = False, port: int = 0, model: str = MODEL
 ) -> Replica:
+    port = port or free_port()  # it is taken again after a restart
     if simulated:
         child = Child(log, ends, *SIMULATED, "--decode-rate", "100", "--port", str(port))
         return Replica(child, await child.says(ready_url))

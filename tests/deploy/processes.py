@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,10 +20,16 @@ T = TypeVar("T")
 POLL_S = 0.05
 
 
+PORTS = range(20_000, 32_000)  # below those that the kernel gives to connections and to who asks for any
+
+
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port that stays free while its program is not there, with other tests running beside this one."""
+    chance = random.SystemRandom()
+    while True:
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port := chance.choice(PORTS)))
+            return port
 
 
 def until(condition: Callable[[], T], what: str, deadline_s: float = 120.0) -> T:
