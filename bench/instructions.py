@@ -1,20 +1,22 @@
 """Instructions per request and per streamed chunk, counted by valgrind's callgrind: to compare two versions on any machine.
 
-    python -m bench.instructions --tree build/compiled [--tree OTHER] [--only plain-2k] [--few 100 --many 300]
+    python -m bench.instructions --tree build/compiled [--tree OTHER] [--only plain-2k] [--requests 100 --windows 3]
 
-A tree is a folder with `gateway` and `router` in it: compiled by `hatch_build.py`, or a checkout. Each run starts a gateway
-under callgrind, sends it some requests, one after the other on one connection, and ends it. Two runs that differ only in the
-number of requests differ in instructions by that number of requests; what starting and ending costs cancels out. Garbage
-collection, health probes and log lines are in it. Only the gateway's own process is counted, not the kernel.
+A tree is a folder with `gateway` and `router` in it: compiled by `hatch_build.py`, or a checkout. A gateway is started under
+callgrind and warmed up; then its counters are set to zero, some requests are sent, one after the other on one connection, and
+the counters are read: that is a window. The median of the windows counts, for garbage collection and the timers of the gateway
+fall into some of them. Only the gateway's own process is counted, not the kernel.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
+import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from bench.prompts import Requests
 from bench.systems import free_ports, mocks
 
 START_S = 300.0  # valgrind is some 50 times slower, and all modules are imported under it
+PROBES_S = 600  # apart: they do not belong to a request
 _TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
 
@@ -46,69 +49,90 @@ class CountFailed(Exception):
     """The gateway did not start, did not answer or was not counted."""
 
 
-def count(tree: Path, work: Work, requests: int, url: str) -> int:
-    """Instructions of a gateway that starts, answers so many requests and ends. Raises CountFailed."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "callgrind.out"
+def per_request(tree: Path, work: Work, requests: int, windows: int, url: str) -> float:
+    """Instructions of one request. Raises CountFailed."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         (port,) = free_ports(1)
-        process = subprocess.Popen(
-            [
-                *("valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", "--combine-dumps=yes"),
-                *(sys.executable, "-m", "gateway.cli", "serve", "--host", "127.0.0.1", "--port", str(port), "--replica", url),
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": str(tree.resolve()), "PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "0"},
-        )
+        process = _start(tree, port, url, folder)
         try:
             _await_start(process, port)
-            _send(port, work, requests)
-            process.send_signal(signal.SIGTERM)
-            process.wait(START_S)
-        except (OSError, http.client.HTTPException, subprocess.TimeoutExpired) as error:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S)
+            bodies = (request.partition(b"\r\n\r\n")[2] for request in Requests(work.size, work.chunks))
+            _send(connection, bodies, requests)
+            counts = [_window(process, connection, bodies, requests, folder, number) for number in range(windows)]
+            connection.close()
+        except (OSError, http.client.HTTPException, subprocess.SubprocessError) as error:
             raise CountFailed(f"{tree}, {work.name}: {error}") from error
         finally:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
             process.wait()
-        found = _TOTAL.findall(out.read_text("utf-8")) if out.exists() else []
-        if not found:
-            raise CountFailed(f"{tree}, {work.name}: callgrind wrote no total")
-        return int(found[-1])
+        return statistics.median(counts) / requests
+
+
+def _start(tree: Path, port: int, url: str, folder: Path) -> subprocess.Popen[bytes]:
+    config = {"listen": f"127.0.0.1:{port}", "pools": [{"replicas": [url]}], "health": {"interval_s": PROBES_S}}
+    (folder / "config.yaml").write_text(json.dumps(config), "utf-8")
+    count = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/out"]
+    return subprocess.Popen(
+        [*count, sys.executable, "-m", "gateway.cli", "serve", "--config", str(folder / "config.yaml")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(tree.resolve()), "PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "0"},
+    )
 
 
 def _await_start(process: subprocess.Popen[bytes], port: int) -> None:
+    """Until it knows its replica."""
     until = time.monotonic() + START_S
     while time.monotonic() < until:
         if process.poll() is not None:
             raise CountFailed(f"the gateway ended with {process.returncode}")
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S)
         try:
-            connection.request("GET", "/v1/models")
+            connection.request("GET", "/ready")
             if connection.getresponse().status == 200:
                 return
         except OSError:
-            time.sleep(0.5)
+            """It does not listen yet."""
         finally:
             connection.close()
+        time.sleep(0.5)
     raise CountFailed(f"no answer in {START_S:.0f} s")
 
 
-def _send(port: int, work: Work, requests: int) -> None:
-    """One after the other, on one connection."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S)
-    bodies = (request.partition(b"\r\n\r\n")[2] for request in Requests(work.size, work.chunks))
-    for _, body in zip(range(requests), bodies, strict=False):
-        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+def _window(
+    process: subprocess.Popen[bytes],
+    connection: http.client.HTTPConnection,
+    bodies: Iterator[bytes],
+    requests: int,
+    folder: Path,
+    number: int,
+) -> int:
+    """Instructions of so many requests."""
+    _control(process, "--zero")
+    _send(connection, bodies, requests)
+    _control(process, f"--dump=window-{number}")
+    for path in folder.glob("out.*"):
+        text = path.read_text("utf-8")
+        if f"window-{number}" in text and (found := _TOTAL.search(text)):
+            return int(found[1])
+    raise CountFailed("callgrind wrote no total")
+
+
+def _control(process: subprocess.Popen[bytes], what: str) -> None:
+    command = ["callgrind_control", what, str(process.pid)]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, timeout=START_S)
+
+
+def _send(connection: http.client.HTTPConnection, bodies: Iterator[bytes], requests: int) -> None:
+    """One after the other. Raises CountFailed."""
+    for _ in range(requests):
+        connection.request("POST", "/v1/chat/completions", next(bodies), {"Content-Type": "application/json"})
         response = connection.getresponse()
         response.read()
         if response.status != 200:
             raise CountFailed(f"status {response.status}")
-    connection.close()
-
-
-def per_request(tree: Path, work: Work, few: int, many: int, url: str) -> float:
-    """Instructions of one request."""
-    return (count(tree, work, many, url) - count(tree, work, few, url)) / (many - few)
 
 
 def report(trees: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> Iterator[str]:
@@ -139,12 +163,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.instructions", description=__doc__.splitlines()[0])
     parser.add_argument("--tree", type=Path, action="append", required=True, metavar="FOLDER", help="once for each version")
     parser.add_argument("--only", action="append", choices=names, help="may be repeated")
-    parser.add_argument("--few", type=int, default=100, metavar="N", help="requests of the shorter run; default: 100")
-    parser.add_argument("--many", type=int, default=300, metavar="N", help="requests of the longer run; default: 300")
-    options = parser.parse_args(arguments)
-    if not options.few < options.many:
-        parser.error("--many must be more than --few")
-    return options
+    parser.add_argument("--requests", type=int, default=100, metavar="N", help="in a window; default: 100")
+    parser.add_argument("--windows", type=int, default=3, metavar="N", help="of which the median counts; default: 3")
+    return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -153,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with mocks(1, 0.001, os.sched_getaffinity(0)) as (url,):
         for work in WORKS:
             if not options.only or work.name in options.only:
-                counts = [per_request(tree, work, options.few, options.many, url) for tree in options.tree]
+                counts = [per_request(tree, work, options.requests, options.windows, url) for tree in options.tree]
                 print(f"{work.name}: {', '.join(f'{each:,.0f}' for each in counts)}", file=sys.stderr, flush=True)
                 rows.append((work.name, counts))
     print("\n".join(report([str(tree) for tree in options.tree], list(with_chunks(rows)))))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.instructions import main, parse, report, with_chunks
+from bench.instructions import main, report, with_chunks
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,16 +27,10 @@ def test_versions_are_compared_with_the_first() -> None:
     assert "| a request | 200.0 | 206.0 | +3.0% |" in text
 
 
-def test_the_longer_run_is_longer(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--tree", "a", "--few", "5", "--many", "5"])
-    assert "--many must be more than --few" in capsys.readouterr().err
-
-
 @pytest.mark.tools
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 def test_a_real_count(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--tree", str(ROOT), "--only", "plain-2k", "--few", "2", "--many", "6"])
+    main(["--tree", str(ROOT), "--only", "plain-2k", "--requests", "4", "--windows", "1"])
     row = capsys.readouterr().out.splitlines()[-1]
     assert row.startswith("| a request, plain-2k | ")
     assert 100 < float(row.split("|")[2].replace(",", "")) < 20_000
