@@ -133,7 +133,7 @@ class ClientConnection(web.RequestHandler):
 
     def _ours(self, begun: Beginning) -> bool:
         head = begun.head
-        return head.target in SHORT and head.method == "POST" and 0 < begun.length <= self._front.max_body
+        return head.target in self._front.short and head.method == "POST" and 0 < begun.length <= self._front.max_body
 
     def _at_work(self) -> bool:
         """Whether aiohttp has still to answer what it was given."""

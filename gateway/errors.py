@@ -6,6 +6,8 @@ attempt on one replica that failed before any byte went to the client, so that a
 
 from __future__ import annotations
 
+from router.native import mypyc_attr
+
 
 class GatewayError(Exception):
     """An answer that is an error. message says what to do; code and param are machine-readable, as OpenAI names them.
@@ -89,6 +91,7 @@ def no_replica(message: str, retry_after_s: int = 2, public: str | None = None) 
     return GatewayError(503, "no_replica_available", message, retry_after_s=retry_after_s, public=public)
 
 
+@mypyc_attr(native_class=False)  # compiled, a native class has no such base
 class ClientStalled(ConnectionError):
     """The client has not read its answer for too long. No fault of the replica: to the gateway the client has left."""
 

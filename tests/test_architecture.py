@@ -80,7 +80,7 @@ def test_imports_point_one_way(source: tuple[str, ast.Module]) -> None:
 def test_only_the_composition_root_knows_most_parts() -> None:
     for path in SOURCES:
         known = {name for name in imports(ast.parse(path.read_text("utf-8"))) if name.startswith("gateway")}
-        assert len(known) <= 10 or path.name == "app.py", name_of(path)
+        assert len(known) <= 12 or path.name == "app.py", name_of(path)
 
 
 def test_files_and_functions_stay_small(source: tuple[str, ast.Module]) -> None:
