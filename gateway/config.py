@@ -184,7 +184,7 @@ class LimitConfig:
 
     body_mb: int = 64
     body_s: float = 300.0
-    inflight_mb: int | None = None
+    inflight_mb: int = 0
     connections: int = 10_000
     client_idle_s: float = 75.0
     drain_timeout_s: float = 30.0
@@ -194,8 +194,8 @@ class LimitConfig:
 
     def problems(self) -> Iterator[str]:
         yield from not_positive(self, "body_mb", "body_s", "connections", "client_idle_s", "drain_timeout_s")
-        if self.inflight_mb is not None:
-            yield from not_positive(self, "inflight_mb")
+        if self.inflight_mb < 0:
+            yield "inflight_mb: must not be negative; 0: a quarter of the memory"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def raise_file_limit() -> None:
 def budget_bytes(config: Config, root: Path = Path("/")) -> int:
     """What this process's requests may hold: of the whole gateway's budget, one worker's part."""
     mib = config.limits.inflight_mb
-    whole = memory_bytes(root) // _SHARE if mib is None else mib << 20
+    whole = mib << 20 if mib else memory_bytes(root) // _SHARE
     return whole // config.workers
 
 
