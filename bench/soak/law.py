@@ -132,8 +132,8 @@ def of_the_end(seen: Outcome, limits: Limits) -> Iterator[str]:
     for kind in sorted(seen.start.sockets | seen.end.sockets):
         # Connections to replicas stay open, idle: no more than were needed at once.
         before = seen.most_at_once if kind == "replicas" else seen.start.sockets[kind]
-        if kind == "other sockets":
-            before += seen.processes  # each has started its parser process by then
+        if kind in ("other sockets", "files"):
+            before += seen.processes  # each has started its parser process by then, and its epoll for half-closed clients
         if (after := seen.end.sockets[kind]) > before:
             yield f"open {kind}: {after} at the end, {before} may be"
     if seen.end.rss_mb > seen.start.rss_mb + limits.grow_mb * seen.processes:
