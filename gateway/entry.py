@@ -12,7 +12,8 @@ from typing import Any
 from aiohttp import web
 
 from gateway.api import openai
-from gateway.body import LARGE_BODY, body_here, complete, lease_of, parsing, read_body
+from gateway.body import body_here, complete, lease_of, parsing, read_body
+from gateway.budget import LARGE_BODY
 from gateway.drain import Drain
 from gateway.errors import GatewayError, internal_error, shutting_down
 from gateway.exchange import Request, keep_prompt
