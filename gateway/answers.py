@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.api import openai
+from gateway.body import lease_of
 from gateway.drain import Drain
 from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
 from gateway.exchange import Audience, Exchange
@@ -49,7 +50,7 @@ class Answers:
         if attempt.content_type == EVENT_STREAM:
             await self._stream(exchange, attempt, reply, headers)
         elif exchange.body:
-            exchange.charge_answer()
+            exchange.require_room()
             body, exchange.body = exchange.body, b""
             reply.begin(attempt.status, headers, length=len(body), first=body)
             record.last_byte = self.clock()
@@ -68,7 +69,7 @@ class Answers:
         if exchange.api.metered and attempt.status == 200:
             record.first_byte = record.last_byte
             exchange.booking.first_token(record.last_byte)
-            kept = Kept() if exchange.target.resume_streams else None
+            kept = Kept(lease_of(exchange.request)) if exchange.target.resume_streams else None
         try:
             failure = await self._pump(exchange, attempt, reply, headers, kept)
             if failure and kept:

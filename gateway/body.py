@@ -18,15 +18,13 @@ from aiohttp import ClientPayloadError, web
 from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDictProxy
 
-from gateway.budget import Lease
+from gateway.budget import PARSE_COPIES, Lease, peak_of
 from gateway.errors import GatewayError, bad_request, over_budget
 from gateway.inflate import CODINGS, Inflater
 from gateway.plain import PlainRequest
 
 UNKNOWN: Final = "unknown"
 SLICE_S: Final = 0.004  # how long decompression may hold the event loop
-LARGE_BODY: Final = 1 << 18  # bytes; what is made of a smaller one while it is parsed is not worth counting
-PARSE_COPIES: Final = 2  # what parsing a large body takes, in lengths of it: it is in the parser process too, and is edited
 
 
 def lease_of(request: web.Request | PlainRequest) -> Lease:
@@ -88,8 +86,8 @@ async def _read(request: web.Request, *, opaque: bool) -> bytes:
     if declared > limit:
         raise too_large(limit)
     missing = lease.head + declared - lease.held
-    if missing > 0 and not lease.fits(missing):
-        raise over_budget(lease.head + declared, lease.account.largest)
+    if peak_of(declared) > lease.account.largest or (missing > 0 and not lease.fits(missing)):
+        raise over_budget(peak_of(declared), lease.account.largest)
     if coding in ("", UNKNOWN):
         return await _collect(request, lease, limit)
     return await _inflate(request, lease, Inflater(coding, limit))

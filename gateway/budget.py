@@ -22,6 +22,8 @@ import ipaddress
 from typing import Final
 
 SHARE: Final = 4
+LARGE_BODY: Final = 1 << 18  # bytes; what is made of a smaller body while it is parsed is not worth counting
+PARSE_COPIES: Final = 2  # lengths of a large body: it is in the parser process too, and is copied when something is added
 
 
 class Budget:
@@ -180,6 +182,11 @@ class Lease:
 
     def __repr__(self) -> str:
         return f"<Lease {self.held} bytes, {'open' if self.open else 'closed'}>"
+
+
+def peak_of(size: int) -> int:
+    """What a request of `size` bytes needs at most: while it is parsed."""
+    return size * (1 + PARSE_COPIES) if size >= LARGE_BODY else size
 
 
 def client_of(peer: object) -> str:

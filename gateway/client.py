@@ -60,6 +60,7 @@ class ClientConnection(web.RequestHandler):
         "_lent",
         "_lost_track",
         "_short",
+        "_unread",
         "lease",
         "local",
         "reply",
@@ -76,6 +77,7 @@ class ClientConnection(web.RequestHandler):
         self._half_closed = False  # the client sends no more
         self._gone: asyncio.Future[None] | None = None  # while the connection lingers
         self._fd = -1
+        self._unread: Lease | None = None  # of answers that wait in the transport, while the client does not keep up
         self.lease: Lease | None = None
         self.local = False
         self.reply: Reply | None = None
@@ -105,6 +107,7 @@ class ClientConnection(web.RequestHandler):
             self._bounded = None  # it refers to the parser, and that to this connection
         if self.lease:
             self.lease.close()
+        self._release_unread()
         self._end_linger()
 
     def data_received(self, data: bytes) -> None:
@@ -264,14 +267,25 @@ class ClientConnection(web.RequestHandler):
     # -- flow control, errors
 
     def pause_writing(self) -> None:
+        """The client does not keep up: hold the replica back, and charge what waits for the client."""
         super().pause_writing()
         if self.source:
             self.source.pause()
+        if self.transport and self._short.account and not self._unread:
+            self._unread = self._short.account.lease()
+            if not self._unread.grow(self.transport.get_write_buffer_size()):
+                self._abort()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self.source:
             self.source.resume()
+        self._release_unread()
+
+    def _release_unread(self) -> None:
+        if self._unread:
+            self._unread.close()
+            self._unread = None
 
     def log_exception(self, *args: Any, **options: Any) -> None:
         """A body that nobody wanted and that cannot be decoded is the client's fault: no reason for a traceback."""

@@ -8,7 +8,8 @@ from typing import Protocol
 from aiohttp import web
 
 from gateway.api import openai
-from gateway.body import LARGE_BODY, lease_of
+from gateway.body import lease_of
+from gateway.budget import LARGE_BODY
 from gateway.errors import over_budget
 from gateway.plain import PlainRequest
 from gateway.record import Record
@@ -70,10 +71,13 @@ class Exchange:
         self.api.body = b""
         lease_of(self.request).drop_body()
 
-    def charge_answer(self) -> None:
-        """Charge a large plain answer, until the client has taken it. Raises GatewayError if there is no room for it."""
+    def require_room(self) -> None:
+        """Raises GatewayError if a large plain answer could not be held until the client has read it.
+
+        It is charged as far as the client does not keep up (`client.py`).
+        """
         lease, size = lease_of(self.request), len(self.body)
-        if size >= LARGE_BODY and not lease.grow(size):
+        if size >= LARGE_BODY and not lease.fits(size):
             self.body = b""
             raise over_budget(0, lease.account.largest)
 

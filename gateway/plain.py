@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import HttpVersion11
 from aiohttp.http import StreamWriter
 
-from gateway.budget import Lease
+from gateway.budget import Lease, peak_of
 from gateway.errors import GatewayError, over_budget
 
 if TYPE_CHECKING:
@@ -158,8 +158,8 @@ class PlainRequest:
         self._refusal: GatewayError | None = None
         self._waiter: asyncio.Future[None] | None = None
         lease.head = begun.end
-        if not lease.grow(len(data)) or (self._left and not lease.fits(self._left)):
-            self._refuse(begun.end + begun.length)  # what cannot be held need not be sent either
+        if not lease.grow(len(data)) or (self._left and not self._may_come(begun.length)):
+            self._refuse(peak_of(begun.length))  # what cannot be held need not be sent either
         elif self._left:
             self._pieces = BytesIO()
             self._pieces.write(data[begun.end :])
@@ -186,7 +186,7 @@ class PlainRequest:
             if self.lease.grow(len(piece)):
                 self._pieces.write(piece)
             else:
-                self._refuse(self.lease.held + len(piece) + self._left)
+                self._refuse(peak_of(self.lease.held + len(piece) + self._left))
         if not self._left:
             self._finish()
         return data[len(piece) :]
@@ -214,8 +214,13 @@ class PlainRequest:
             self._body, self._pieces = self._pieces.getvalue(), None  # not a copy: BytesIO hands its buffer over
         self._wake()
 
+    def _may_come(self, length: int) -> bool:
+        """Whether there would be room for the rest of the body, if it came now."""
+        lease = self.lease
+        return peak_of(length) <= lease.account.largest and lease.fits(self._left)
+
     def _refuse(self, size: int) -> None:
-        """size: of the whole request."""
+        """size: what the whole request would need."""
         self._refusal = over_budget(size, self.lease.account.largest)
         self._pieces = None
         self.lease.drop_body()

@@ -24,6 +24,7 @@ import orjson
 
 from gateway.api.openai import CHAT
 from gateway.api.splice import Edit, Members, append_element, append_text, apply, read_list, read_object
+from gateway.budget import Lease
 from gateway.metering import Usage, parse_usage
 from gateway.tap import StreamTap, data_of, events_of, object_of
 
@@ -32,6 +33,7 @@ COMPLETE: Final = "complete"  # nothing is left of what may be generated
 ASK: Final = "ask"
 
 MAX_KEPT_BYTES = 4 << 20  # of one stream; a longer one is not resumed
+KEPT_STEP = 1 << 16
 
 _HEAD = ("id", "object", "created", "model")
 _LIMITS = ("max_tokens", "max_completion_tokens")
@@ -61,24 +63,38 @@ _NEVER = (
 
 
 class Kept:
-    """The bytes that went to a client, as long as they are not too many."""
+    """The bytes that went to a client, as long as they are not too many, by themselves or for the budget."""
 
-    __slots__ = ("_parts", "_size")
+    __slots__ = ("_charged", "_lease", "_parts", "_size", "_too_many")
 
-    def __init__(self) -> None:
+    def __init__(self, lease: Lease | None = None) -> None:
+        """lease: the request's; they are charged to it, in steps of KEPT_STEP."""
         self._parts: list[bytes] = []
-        self._size = 0
+        self._lease = lease
+        self._size = self._charged = 0
+        self._too_many = False
 
     def add(self, data: bytes) -> None:
+        if self._too_many:
+            return
         self._size += len(data)
-        if self._size <= MAX_KEPT_BYTES:
-            self._parts.append(data)
-        else:
-            self._parts.clear()
+        self._parts.append(data)
+        if self._size > self._charged or self._size > MAX_KEPT_BYTES:
+            self._charge()
 
     def whole(self) -> bytes | None:
         """None: they were too many."""
-        return b"".join(self._parts) if self._size <= MAX_KEPT_BYTES else None
+        return None if self._too_many else b"".join(self._parts)
+
+    def _charge(self) -> None:
+        step = self._size - self._charged + KEPT_STEP
+        if self._size <= MAX_KEPT_BYTES and (self._lease is None or self._lease.grow(step)):
+            self._charged += step
+            return
+        self._too_many = True
+        self._parts.clear()
+        if self._lease is not None:
+            self._lease.shrink(self._charged)
 
 
 @dataclass(slots=True)

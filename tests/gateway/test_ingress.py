@@ -35,7 +35,7 @@ from tests.fakes import (
     streams,
 )
 from tests.gateway.conftest import Running, eventually, running
-from tests.gateway.test_robust import RAW, dial, post, read_answer, served
+from tests.gateway.test_robust import RAW, STREAM, dial, post, read_answer, served
 
 MIB = 1 << 20
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -82,7 +82,7 @@ def error_of(body: bytes) -> dict[str, Any]:
 @pytest.mark.parametrize("frame", [post, chunked])
 async def test_one_client_cannot_take_all_the_memory(frame: Callable[[bytes], bytes]) -> None:
     """Uploads that never end fill what their address may hold; another address is served meanwhile."""
-    limits = {"inflight_mb": 10, "drain_timeout_s": 1}
+    limits = {"inflight_mb": 11, "drain_timeout_s": 1}
     half = frame(filled(2 * MIB))[: 2 * MIB]
     async with FakeReplica() as replica, running(replica, limits=limits) as run, contextlib.AsyncExitStack() as stack:
         budget, refused = run.gateway.budget, []
@@ -345,12 +345,15 @@ async def test_pipelined_bytes_beyond_the_budget_end_the_connection() -> None:
         await go.wait()
         await answers()(request, writer)
 
-    async with FakeReplica([late]) as replica, running(replica, limits={"inflight_mb": 2, "drain_timeout_s": 1}) as run:
-        async with dial(run) as (reader, writer), dial(run) as (_, other):
+    limits = {"inflight_mb": 8, "drain_timeout_s": 1}
+    async with FakeReplica([late]) as replica, running(replica, limits=limits) as run:
+        async with contextlib.AsyncExitStack() as stack, dial(run) as (reader, writer):
             writer.write(post())
             await eventually(lambda: replica.requests)
-            other.write(post(filled(3 * MIB // 2))[:-1])
-            await eventually(lambda: run.gateway.budget.held > 3 * MIB // 2)
+            for _ in range(4):
+                _, other = await stack.enter_async_context(dial(run))
+                other.write(post(filled(1_650_000))[:-1])
+            await eventually(lambda: run.gateway.budget.held > 6_600_000)
             writer.write(post(filled(200_000)))
             await eventually(lambda: run.gateway.budget.refused)
             go.set()
@@ -370,6 +373,55 @@ async def test_a_client_that_reads_no_answer_of_an_endpoint_is_cut_off() -> None
                 await writer.drain()
         await released(run)
         await eventually(lambda: run.gateway.budget.clients == 0)
+
+
+@pytest.mark.parametrize("size", [6 * MIB, 12 * MIB])
+async def test_an_answer_that_is_not_read_is_counted(size: int) -> None:
+    """What the client has not taken of a plain answer; one for which there is no room is refused."""
+    answer = says(http(200, json.dumps({"x": "y" * size}).encode()))
+    limits = {"inflight_mb": 10, "drain_timeout_s": 1}
+    async with FakeReplica([answer, answers()]) as replica, running(replica, limits=limits) as run:
+        async with dial(run) as (reader, writer):
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(post())
+            if size > run.gateway.budget.largest:
+                writer.transport.resume_reading()  # type: ignore[attr-defined]
+                code, headers, body = await read_answer(reader)
+                assert (code, error_of(body)["code"], headers["retry-after"]) == (503, "gateway_overloaded", "1")
+            else:
+                await eventually(lambda: run.gateway.budget.held > 100_000)
+                writer.transport.resume_reading()  # type: ignore[attr-defined]
+                assert (await read_answer(reader))[0] == 200
+                await eventually(lambda: run.gateway.budget.held == 0)
+        await released(run)
+
+
+async def test_a_stream_that_is_kept_for_resumption_is_counted() -> None:
+    """As long as there is room for it: one that outgrows it goes on, but is kept no more."""
+    go = asyncio.Event()
+
+    async def flood(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for _ in range(18):
+            writer.write(chunk(event("x" * 50_000)))
+            await writer.drain()
+        await go.wait()
+        writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    async with FakeReplica([flood]) as replica:
+        pools = [{"replicas": [replica.url], "resume_streams": True}]
+        async with running(pools=pools, limits={"inflight_mb": 1, "drain_timeout_s": 1}) as run, dial(run) as (reader, writer):
+            budget, most, received = run.gateway.budget, 0, b""
+            writer.write(post(STREAM))
+            while received.count(b"data: ") < 18:
+                received += await reader.read(1 << 16)
+                most = max(most, budget.held)
+            assert 500_000 < most <= budget.largest
+            assert budget.held < 10_000
+            go.set()
+            while not received.endswith(b"0\r\n\r\n"):
+                received += await reader.read(1 << 16)
+            await released(run)
 
 
 # -- compressed bodies
