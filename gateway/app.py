@@ -40,6 +40,7 @@ from router import Router
 log = logging.getLogger("warmroute.gateway")
 
 _SWEEP_S = 1.0
+_SLICE_S = 0.01  # from one slice of a longer sweep to the next: requests go first
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -175,7 +176,8 @@ async def _sweep(gateway: Gateway) -> None:
     """Forget what is past its time also while no request comes, and who has left."""
     while True:
         await asyncio.sleep(_SWEEP_S)
-        gateway.router.sweep(gateway.clock())
+        while gateway.router.sweep(gateway.clock()):  # noqa: ASYNC110  (nothing tells when: it is to go on slowly)
+            await asyncio.sleep(_SLICE_S)
         for url in gateway.fleet.settle():
             gateway.relay.forget(url)
 

@@ -154,7 +154,8 @@ class Operator:
         api = openai.parse(openai.CHAT if b'"messages"' in raw else openai.COMPLETION, raw)
         target = self._fleet.target(api.model)
         target.require()
-        decision, ranking = self._router.rank(self._proxy.prompt(api, request.headers), target.replicas, self._clock())
+        prompt = self._proxy.prompt(api, request.headers, target.label)
+        decision, ranking = self._router.rank(prompt, target.replicas, self._clock())
         return _json(
             {
                 "model": api.model,

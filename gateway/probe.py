@@ -31,7 +31,7 @@ from gateway.health import CLOSED, Breaker, share
 from gateway.metrics import Metrics
 from gateway.overlap import Finding, Overlap
 from gateway.relay import Relay
-from router import Replica, Router
+from router import DEFAULT_UNITS_PER_TOKEN, Replica, Router
 
 log = logging.getLogger("warmroute.replicas")
 
@@ -105,6 +105,12 @@ class ReplicaState:
         """What bounds the router's belief: the configuration's word, else the engine's."""
         return self.config.capacity_tokens or self.told_tokens
 
+    @property
+    def context_tokens(self) -> int | None:
+        """The longest prompt that any of its models takes, where its model list has it (vLLM, SGLang)."""
+        lengths = [entry.get("max_model_len") for entry in self.models.values()]
+        return max((length for length in lengths if isinstance(length, int) and length > 0), default=None)
+
 
 Heard = Models | ReplicaFailure | GatewayError | None
 """What became of asking a replica for its models; None: it wants a key for them."""
@@ -116,7 +122,7 @@ class Prober:
     def __init__(
         self,
         health: HealthConfig,
-        block_tokens: int,
+        block_bytes: int,
         router: Router,
         metrics: Metrics,
         changed: Callable[[ReplicaState], None],
@@ -124,7 +130,7 @@ class Prober:
     ) -> None:
         """changed: called when a replica comes, goes, or serves other models than before."""
         self._health = health
-        self._block_tokens = block_tokens
+        self._block_tokens = block_bytes / DEFAULT_UNITS_PER_TOKEN
         self._router = router
         self._metrics = metrics
         self._changed = changed
@@ -161,7 +167,7 @@ class Prober:
     def bound(self, state: ReplicaState) -> None:
         """What bounds our belief in it is known, or has changed."""
         capacity = state.capacity_tokens
-        self._router.add(Replica(state.name, capacity), self._block_tokens)
+        self._router.add(Replica(state.name, capacity, state.context_tokens), self._block_tokens)
         self._metrics.replica_capacity.set((state.name,), capacity)
 
     # -- what requests tell
@@ -240,7 +246,9 @@ class Prober:
         if keyed != state.keyed or (heard is not None and heard != state.models):
             self._changed(state)
             state.keyed = keyed
-        state.models = state.models if heard is None else heard
+        if heard is not None and heard != state.models:
+            state.models = heard
+            self.bound(state)
         self._set_up(state)
         return True
 

@@ -15,6 +15,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import xxhash
+
 from gateway.answers import Answers
 from gateway.api import openai
 from gateway.config import RoutingConfig
@@ -43,16 +45,19 @@ class Proxy:
     answers: Answers
     clock: Callable[[], float]
 
-    def prompt(self, api: openai.ApiRequest, headers: Headers) -> Prompt:
-        """A request's prompt for the router, seeded so that models and cache salts never match each other."""
+    def prompt(self, api: openai.ApiRequest, headers: Headers, label: str, client: int = 0) -> Prompt:
+        """A request's prompt for the router, seeded so that models and cache salts never match each other.
+
+        label: the model's bounded name. client: who asks (`_client_of`).
+        """
         routing, name, session = self.routing, seed(api.model, api.salt), _session(headers)
         if api.prompt is None:
-            return Prompt(b"", 0, routing.block_bytes, api.model, session)
+            return Prompt(b"", 0, routing.block_bytes, label, session, client)
         if isinstance(api.prompt, bytes):
             keys = text_keys(api.prompt, routing.block_bytes, name)
-            return Prompt(keys, len(api.prompt), routing.block_bytes, api.model, session)
+            return Prompt(keys, len(api.prompt), routing.block_bytes, label, session, client)
         keys = token_keys(api.prompt, routing.block_tokens, name)
-        return Prompt(keys, len(api.prompt), routing.block_tokens, "", session)
+        return Prompt(keys, len(api.prompt), routing.block_tokens, "", session, client)
 
     async def forward(self, request: Request, api: openai.ApiRequest, record: Record) -> Reply:
         """Answer a parsed request from a replica. Raises GatewayError when none could answer."""
@@ -93,7 +98,7 @@ class Proxy:
 
     def _choose(self, request: Request, api: openai.ApiRequest, target: Target, record: Record) -> Booking:
         begun = self.clock()
-        prompt = self.prompt(api, request.headers)
+        prompt = self.prompt(api, request.headers, target.label, _client_of(request, record.tenant))
         live = self.fleet.candidates(target, begun)
         if not live:
             raise self.fleet.all_rest(target, begun)
@@ -122,6 +127,18 @@ class Proxy:
             record.bill = bill
         elif exchange.complete:
             self.metrics.unmetered.add((record.label,))
+
+
+def _client_of(request: Request, tenant: str) -> int:
+    """Who asks, as far as that shows: by its key and tenant, without a key by its address too.
+
+    Where nobody checks keys, a client may pass for several.
+    """
+    who = request.headers.get("Authorization")
+    if not who and request.transport:
+        peer = request.transport.get_extra_info("peername")
+        who = str(peer[0]) if isinstance(peer, tuple) else ""
+    return xxhash.xxh3_64_intdigest(f"{tenant} {who}".encode("utf-8", "surrogatepass"))
 
 
 def _session(headers: Headers) -> str:

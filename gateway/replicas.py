@@ -68,7 +68,7 @@ class Fleet:
         self._targets: dict[str, Target] = {}  # by model, until a replica comes, goes or changes its models
         self._router = router
         self._clock = clock
-        self._prober = Prober(config.health, config.routing.block_tokens, router, metrics, self._changed, clock)
+        self._prober = Prober(config.health, config.routing.block_bytes, router, metrics, self._changed, clock)
         self._chance = chance
         self._troubled: set[ReplicaState] = set()  # who may not be all right: few, mostly nobody
         self._by_name: dict[str, ReplicaState] = {}  # those that are leaving too

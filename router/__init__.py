@@ -6,10 +6,11 @@ workload. Everything else is private to the package.
 
 from router.blocks import seed, text_keys, token_keys
 from router.policies import POLICIES
-from router.router import Booking, Router
+from router.router import DEFAULT_UNITS_PER_TOKEN, Booking, Router
 from router.types import Candidate, Cost, Decision, Outcome, Prompt, Replica
 
 __all__ = [
+    "DEFAULT_UNITS_PER_TOKEN",
     "POLICIES",
     "Booking",
     "Candidate",

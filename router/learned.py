@@ -29,6 +29,10 @@ class Ratio:
         self._under = self._under * keep + under
         self.value = self._over / self._under
 
+    def near(self, seen: float) -> float:
+        """What was seen, but no further than a factor of two from what is believed: one observation may be wrong."""
+        return min(max(seen, self.value / 2), self.value * 2)
+
     def __repr__(self) -> str:
         return f"<Ratio {self.value:.6g}>"
 

@@ -119,9 +119,10 @@ class ReplicaLoad:
         self.answered_at = max(self.answered_at, now)
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """Take one prefill (uncached tokens, service time) into the rate."""
+        """Take one prefill (uncached tokens, service time) into the rate; an outlier moves it by a factor of two at most."""
         if tokens > 0 and seconds > 0:
-            self.rate.learn(tokens, seconds, tokens)
+            weight = min(float(tokens), RATE_HALF_LIFE_TOKENS)
+            self.rate.learn(weight, weight / self.rate.near(tokens / seconds), weight)
 
 
 class Lease:
