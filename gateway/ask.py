@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import orjson
 
 from gateway import engines
+from gateway.api.openai import MAX_MODEL_CHARS
 from gateway.engines import Facts, Page
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.relay import Call, Relay
@@ -19,10 +21,15 @@ Models = Mapping[str, Mapping[str, Any]]
 """id -> entry of a replica's model list."""
 
 _MAX_MODELS_BYTES = 4 << 20
+_MAX_MODELS_PARTS = 100_000  # of its JSON: a list of nothing but brackets takes 20 times its size in memory
+MAX_MODELS = 1024
 
 
 async def models_of(relay: Relay, url: str, timeout_s: float) -> Models | None:
-    """Its models; None where it wants a key that we do not have. Raises ReplicaFailure."""
+    """Its first MAX_MODELS models, without names that no request may have; None where it wants a key that we do not have.
+
+    Raises ReplicaFailure.
+    """
     attempt = await relay.open(url, _call("/v1/models"), timeout_s)
     try:
         if attempt.status in (401, 403):
@@ -32,8 +39,12 @@ async def models_of(relay: Relay, url: str, timeout_s: float) -> Models | None:
         attempt.close()
     if attempt.status != 200:
         raise ReplicaFailure("status", f"GET /v1/models answers {attempt.status}")
+    if sum(map(body.count, (b"[", b"{", b","))) > _MAX_MODELS_PARTS:
+        raise ReplicaFailure("garbage", "GET /v1/models answers a list that is too large")
     try:
-        return {entry["id"]: entry for entry in orjson.loads(body)["data"] if isinstance(entry["id"], str)}
+        entries = ((entry["id"], entry) for entry in orjson.loads(body)["data"])
+        named = ((name, entry) for name, entry in entries if isinstance(name, str) and len(name) <= MAX_MODEL_CHARS)
+        return dict(itertools.islice(named, MAX_MODELS))
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise ReplicaFailure("garbage", "GET /v1/models answers something that is no OpenAI model list") from error
 

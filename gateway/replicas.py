@@ -34,6 +34,7 @@ from router import Router
 log = logging.getLogger("warmroute.replicas")
 
 MAX_TARGETS = 1024
+MAX_LABELS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Fleet:
         self._clock = clock
         self._prober = Prober(config.health, config.routing.block_bytes, router, metrics, self._changed, clock)
         self._chance = chance
+        self._labels: set[str] = set()
         self._troubled: set[ReplicaState] = set()  # who may not be all right: few, mostly nobody
         self._by_name: dict[str, ReplicaState] = {}  # those that are leaving too
         self._vacated: list[str] = []  # URLs of replicas that were forgotten
@@ -110,7 +112,8 @@ class Fleet:
         return target
 
     def _target(self, model: str) -> Target:
-        label, pool = self._pool_of(model)
+        name, pool = self._pool_of(model)
+        label = self._label(name)
         live = [state for state in pool.replicas if state.live]
         # Engines answer 404 for what they do not serve; those that list the model know best.
         listing = [state for state in pool.replicas if model in state.models]
@@ -148,6 +151,14 @@ class Fleet:
         """The answer where `candidates` gives nobody."""
         seconds = max(1, math.ceil(min(state.rests_until for state in target.replicas.values()) - now))
         return no_replica("All replicas of this model ask to be left alone for a while (Retry-After). Retry.", seconds)
+
+    def _label(self, name: str) -> str:
+        """A model's name for metrics: of the first MAX_LABELS its own, for replicas may list other models at every probe."""
+        if name not in self._labels:
+            if len(self._labels) >= MAX_LABELS:
+                return "other"
+            self._labels.add(name)
+        return name
 
     def _pool_of(self, model: str) -> tuple[str, Pool]:
         if not model:

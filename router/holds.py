@@ -16,7 +16,7 @@ from router.types import KEY_BYTES, BlockKeys
 # Estimated bytes of CPython 3.11 objects, checked against tracemalloc by a test. A node: its object, its edge's header, its
 # holders' dictionary, its key and slot in the parent's children.
 NODE_BYTES: Final = 488
-HOLD_BYTES: Final = 120
+HOLD_BYTES: Final = 128
 
 
 @mypyc_attr(acyclic=True)
@@ -24,9 +24,10 @@ class Hold:
     """A replica's claim on the first `blocks` blocks of a node's edge; a link of that replica's use list.
 
     confirmed: leading blocks of them that an answer has confirmed; the others are pending credits of requests in flight.
+    doomed: how many of its last blocks will have to go for what is pending.
     """
 
-    __slots__ = ("blocks", "confirmed", "fresher", "node", "staler", "used")
+    __slots__ = ("blocks", "confirmed", "doomed", "fresher", "node", "staler", "used")
     __deletable__ = ("fresher", "staler")
 
     node: Node
@@ -37,6 +38,7 @@ class Hold:
         self.node = node
         self.blocks = blocks
         self.confirmed = 0
+        self.doomed = 0
         self.used = used
 
     def __repr__(self) -> str:
@@ -72,16 +74,18 @@ class UseList:
     """One replica's holds, stale to fresh, as a ring around a sentinel. All operations O(1) but `used_since`.
 
     blocks: of all holds; pending: those of them that are not confirmed; count: holds. floor: of a list of purged holds, the
-    time of the last purge: every hold in it was last used by then, and every live hold of the replica after it.
+    time of the last purge: every hold in it was last used by then, and every live hold of the replica after it. survivor_used:
+    when the stalest block was last used that is not doomed, if any is.
     """
 
-    __slots__ = ("blocks", "capacity", "count", "floor", "pending", "ring")
+    __slots__ = ("blocks", "capacity", "count", "floor", "pending", "ring", "survivor_used")
 
     def __init__(self, ring: Hold, capacity: int | None) -> None:
         self.ring = ring
         ring.staler = ring.fresher = ring
         self.capacity = capacity  # blocks; None: unbounded
         self.floor = float("-inf")
+        self.survivor_used = float("-inf")
         self.blocks = 0
         self.pending = 0
         self.count = 0
@@ -89,6 +93,26 @@ class UseList:
     @property
     def stalest(self) -> Hold | None:
         return self.ring.fresher if self.count else None
+
+    def foresee(self, excess: int, most_holds: int) -> None:
+        """Mark the `excess` stalest blocks as doomed, of most_holds holds at most, and no others. O(those holds)."""
+        ring = self.ring
+        hold = ring.fresher
+        while hold is not ring and hold.doomed:
+            hold.doomed = 0
+            hold = hold.fresher
+        if excess <= 0:
+            return
+        hold = ring.fresher
+        while hold is not ring and most_holds:
+            self.survivor_used = hold.used
+            if hold.blocks > excess:
+                hold.doomed = excess
+                return
+            hold.doomed = hold.blocks
+            excess -= hold.blocks
+            most_holds -= 1
+            hold = hold.fresher
 
     def used_since(self, since: float, most_holds: int) -> int | None:
         """Blocks of the holds that were used after `since`; None if that is more than most_holds. O(those holds)."""
@@ -136,6 +160,7 @@ class UseList:
                 self.pending += hold.confirmed
                 hold.confirmed = 0
             self.freshen(hold)
+            hold.doomed = 0
         hold.used = now
         if hold.blocks != blocks:
             self.blocks += blocks - hold.blocks
@@ -162,9 +187,10 @@ class UseList:
 
     def shorten(self, hold: Hold, keep: int) -> None:
         """Only the first `keep` of the hold's blocks are left."""
-        pending = hold.blocks - hold.confirmed
-        self.blocks -= hold.blocks - keep
+        pending, gone = hold.blocks - hold.confirmed, hold.blocks - keep
+        self.blocks -= gone
         hold.blocks = keep
+        hold.doomed = max(0, hold.doomed - gone)
         hold.confirmed = min(hold.confirmed, keep)
         self.pending += keep - hold.confirmed - pending
 

@@ -125,7 +125,7 @@ class Router:
             self._policy = POLICIES[policy]()
         self._memory_bytes = memory_bytes
         self.trie.ttl_s = ttl_s
-        self.trie.max_bytes = max(memory_bytes, min(self.trie.max_bytes, self.trie.size_bytes))
+        self.trie.max_bytes = max(memory_bytes, min(self.trie.max_bytes, self.trie.needed_bytes))
 
     def sweep(self, now: float) -> bool:
         """Forget a slice of what is past its time, and come a step nearer to a memory bound that was lowered.
@@ -134,7 +134,7 @@ class Router:
         """
         trie = self.trie
         if shrinking := trie.max_bytes > self._memory_bytes:
-            trie.max_bytes = max(self._memory_bytes, min(trie.max_bytes, trie.size_bytes) - SHRINK_BYTES)
+            trie.max_bytes = max(self._memory_bytes, min(trie.max_bytes, trie.needed_bytes) - SHRINK_BYTES)
         return trie.sweep(now) or shrinking
 
     # -- replicas

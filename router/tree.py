@@ -191,6 +191,8 @@ class Tree:
                 hold.blocks -= at
                 above.confirmed = min(hold.confirmed, at)
                 hold.confirmed -= above.confirmed
+                above.doomed = max(0, hold.doomed - hold.blocks)
+                hold.doomed -= above.doomed
         return upper
 
     def _merge(self, node: Node) -> None:
@@ -210,6 +212,7 @@ class Tree:
             else:  # what is confirmed is a prefix
                 uses.pending += hold.confirmed
             above.blocks += hold.blocks
+            above.doomed += hold.doomed
             uses.unlink(hold)
         self._holds -= len(child.holders)
         child.holders.clear()  # else they keep each other alive until a garbage collection, past the memory bound
@@ -274,12 +277,8 @@ class Tree:
         self._lower(node)
         self._merge(parent)
 
-    def _held_below(self, node: Node, replica: str, stale: float) -> bool:
-        """Whether the replica holds any child of the node; where there are very many children, it is taken to."""
+    def _held_below(self, node: Node, replica: str) -> bool:
+        """Whether the replica has a hold on any child of the node; where there are very many children, it is taken to."""
         if len(node.children) > MOST_CHILDREN:
             return True
-        for child in node.children.values():
-            hold = child.holders.get(replica)
-            if hold is not None and hold.used > stale and not self._is_dead(replica, hold):
-                return True
-        return False
+        return any(replica in child.holders for child in node.children.values())

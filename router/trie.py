@@ -30,6 +30,7 @@ from router.types import KEY_BYTES, BlockKeys
 INSERT_HOLDS: Final = 16  # an insert makes three at most
 SWEEP_HOLDS: Final = 1000  # one or two milliseconds
 MOST_COUNTED: Final = 4096  # holds, to see how much a replica has used since a moment
+MOST_FORESEEN: Final = 64
 PENDING_SHARE: Final = 16  # one part in so many of the memory bound is for pending credits
 
 
@@ -55,6 +56,11 @@ class RadixTrie(Tree):
         """Block credits summed over replicas. O(replicas)."""
         return sum(uses.blocks for uses in self._uses.values())
 
+    @property
+    def needed_bytes(self) -> int:
+        """The least memory bound that would evict nothing. O(1)."""
+        return self.size_bytes + self.size_bytes // (PENDING_SHARE - 1) + 1
+
     def held(self) -> Mapping[str, int]:
         """Blocks credited to each replica, of what has expired as many as were not dropped yet. O(replicas)."""
         return {replica: uses.blocks for replica, uses in self._uses.items()}
@@ -74,8 +80,9 @@ class RadixTrie(Tree):
         uses = self._uses.get(replica)
         if uses is None or uses.capacity is None or not uses.count:
             return 0, 0.0
-        out = uses.blocks - uses.pending + blocks - uses.capacity
-        return (out if out > 0 else 0), uses.ring.fresher.used
+        stalest, held = uses.ring.fresher, uses.blocks
+        out = (held if held < uses.capacity else uses.capacity) + blocks - uses.capacity
+        return (out if out > 0 else 0), uses.survivor_used if stalest.doomed else stalest.used
 
     def used_since(self, replica: str, since: float) -> int | None:
         """Blocks of a replica that were used after `since`; None if it is too much to count. O(holds used after it)."""
@@ -93,8 +100,9 @@ class RadixTrie(Tree):
         start, known, all_live = 0, before + shared, not self._dead
         for node in path:
             for replica, hold in node.holders.items():
-                if hold.used > alive and (all_live or not self._is_dead(replica, hold)):
-                    blocks = start + hold.blocks
+                held = hold.blocks - hold.doomed
+                if held and hold.used > alive and (all_live or not self._is_dead(replica, hold)):
+                    blocks = start + held
                     found[replica] = blocks if blocks < known else known
             start += node.length
         return found
@@ -181,7 +189,8 @@ class RadixTrie(Tree):
     def take_back(self, replica: str, keys: BlockKeys) -> None:
         """The replica did not compute the prompt: forget what of it is pending, up to where another prompt goes on.
 
-        O(edges on the path + MOST_CHILDREN for each of them).
+        It stops also where something goes on that is past its time and was not dropped yet. O(edges on the path +
+        MOST_CHILDREN for each of them).
         """
         uses = self._uses.get(replica)
         if uses is None or not uses.pending:
@@ -194,12 +203,13 @@ class RadixTrie(Tree):
             if hold is None or self._is_dead(replica, hold):
                 continue
             keep = hold.confirmed if hold.used > stale else 0
-            if keep >= hold.blocks or hold.blocks > blocks or self._held_below(node, replica, stale):
-                return
+            if keep >= hold.blocks or hold.blocks > blocks or self._held_below(node, replica):
+                break
             self.evicted["correction"] += hold.blocks - keep
             self._drop(replica, uses, hold, keep)
             if keep:
-                return
+                break
+        self._foresee(uses)
 
     # -- bounds
 
@@ -213,6 +223,7 @@ class RadixTrie(Tree):
         for replica, uses in self._uses.items():
             left = self._expire(replica, uses, left)
             left = self._enforce_capacity(replica, uses, left)
+            self._foresee(uses)
         self._enforce_memory()
         return left <= 0
 
@@ -230,6 +241,14 @@ class RadixTrie(Tree):
         left = self._expire(replica, uses, left)
         self._enforce_capacity(replica, uses, left)
         self._enforce_memory()
+        self._foresee(uses)
+
+    def _foresee(self, uses: UseList) -> None:
+        """Nobody counts on what must go once all that is pending is confirmed: half of the capacity at most."""
+        capacity = uses.capacity
+        excess = 0 if capacity is None else min(uses.blocks - capacity, capacity // 2)
+        if excess > 0 or uses.ring.fresher.doomed:
+            uses.foresee(excess, MOST_FORESEEN)
 
     def _reclaim(self, left: int) -> int:
         """Free dead holds, at most `left` of them. Returns how many may still be dropped."""

@@ -47,6 +47,7 @@ def _check_node(trie: RadixTrie, first: bytes, node: Node) -> None:
         assert hold.node is node
         assert 0 < hold.blocks <= node.length
         assert 0 <= hold.confirmed <= hold.blocks
+        assert 0 <= hold.doomed <= hold.blocks
         if parent is not trie._root:
             above = parent.holders[replica]
             assert above.blocks == parent.length, "a hole in a replica's prefix"
@@ -67,5 +68,8 @@ def _check_uses(trie: RadixTrie, replica: str, uses: UseList, *, live: bool) -> 
         holds.append(hold)
         hold, last = hold.fresher, hold.used
     assert len(holds) == uses.count
+    doomed = [hold.doomed == hold.blocks for hold in holds if hold.doomed]
+    assert not any(hold.doomed for hold in holds[len(doomed) :]), "doomed blocks are the stalest"
+    assert all(doomed[:-1])
     assert sum(hold.blocks for hold in holds) == uses.blocks
     assert sum(hold.blocks - hold.confirmed for hold in holds) == uses.pending

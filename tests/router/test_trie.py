@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from router.tree import MAX_EDGES
-from router.trie import RadixTrie
+from router.trie import MOST_COUNTED, SWEEP_HOLDS, RadixTrie
 from tests.machines import STEPS, CountedMachine, steps_of
 from tests.strategies import keys_of, letters, replicas
 
@@ -108,7 +108,15 @@ class Oracle:
         held, capacity = self.held.get(replica), self.capacity.get(replica)
         if not held or capacity is None:
             return 0, 0.0
-        return max(0, self.confirmed(replica) + blocks - capacity), min(held.values()).used
+        stalest = sorted(held, key=lambda block: (held[block].touch, -len(block)))
+        survivors = stalest[len(self.doomed(replica)) :]
+        return max(0, min(len(held), capacity) + blocks - capacity), held[survivors[0]].used
+
+    def doomed(self, replica: str) -> list[tuple[int, ...]]:
+        """What will have to go for what is pending, as far as that is half of the capacity."""
+        held, capacity = self.held[replica], self.capacity[replica]
+        stalest = sorted(held, key=lambda block: (held[block].touch, -len(block)))
+        return stalest[: max(0, min(len(held) - capacity, capacity // 2))] if capacity is not None else []
 
     def used_since(self, replica: str, since: float) -> int:
         return sum(block.used > since for block in self.held.get(replica, pygtrie.Trie()).values())
@@ -117,7 +125,8 @@ class Oracle:
         alive = max(self.now, now) - TTL
         found = {}
         for replica, held in self.held.items():
-            blocks = sum(1 for step in held.prefixes(prompt) if step.value.used > alive)
+            doomed = self.doomed(replica)
+            blocks = sum(1 for step in held.prefixes(prompt) if step.value.used > alive and tuple(step.key) not in doomed)
             if blocks:
                 found[replica] = blocks
         return found
@@ -181,14 +190,26 @@ class TrieMachine(CountedMachine):
 
     @rule(data=st.data(), replica=replicas)
     def take_back(self, data: st.DataObject, replica: str) -> None:
+        """Once nothing is left that was to be dropped: else it may keep what that hangs on."""
+        self.drop_all()
         prompt = data.draw(st.sampled_from(sorted(self.prompts)))
         self.trie.take_back(replica, keys_of(prompt))
         self.oracle.take_back(replica, prompt)
 
-    @rule(data=st.data(), replica=replicas, length=st.integers(1, 9))
-    def shorten(self, data: st.DataObject, replica: str, length: int) -> None:
+    @rule(replica=replicas, prompt=letters)
+    def take_back_too_early(self, replica: str, prompt: bytes) -> None:
+        """While there is something to be dropped; what is then kept is dropped with it."""
+        self.insert(replica, prompt, False)
+        self.trie.take_back(replica, keys_of(prompt))
+        self.trie.check()
+        self.drop_all()
+        self.trie.take_back(replica, keys_of(prompt))
+        self.oracle.take_back(replica, prompt)
+
+    @rule(data=st.data(), replica=replicas, length=st.integers(1, 9), confirmed=st.booleans())
+    def shorten(self, data: st.DataObject, replica: str, length: int, confirmed: bool) -> None:
         """The head of a known prompt is used again, without its tail."""
-        self.insert(replica, data.draw(st.sampled_from(sorted(self.prompts)))[:length], True)
+        self.insert(replica, data.draw(st.sampled_from(sorted(self.prompts)))[:length], confirmed)
 
     @rule(seconds=st.sampled_from([-3.0, 0.5, 4.0, 6.0, 11.0]))
     def pass_time(self, seconds: float) -> None:
@@ -196,6 +217,9 @@ class TrieMachine(CountedMachine):
 
     @rule()
     def sweep(self) -> None:
+        self.drop_all()
+
+    def drop_all(self) -> None:
         while self.trie.sweep(self.now, 3):
             self.trie.check()
         self.oracle.now = max(self.oracle.now, self.now)
@@ -272,7 +296,7 @@ class SlowTrieMachine(TrieMachine):
 
     @rule()
     def holds_as_much(self) -> None:
-        super().sweep()
+        self.drop_all()
         assert self.trie.held() == {replica: len(held) for replica, held in self.oracle.held.items()}
 
 
@@ -301,6 +325,7 @@ def test_a_split_is_undone_when_its_reason_is_gone() -> None:
     trie.insert("r2", keys_of(b"aabb"), 0.0)
     assert repr(trie).startswith("<RadixTrie 3 nodes")
     trie.remove_replica("r2")
+    assert not trie.sweep(0.0)
     assert repr(trie).startswith("<RadixTrie 1 nodes, 4 blocks")
     trie.check()
 
@@ -322,16 +347,166 @@ def test_a_shorter_prompt_does_not_prolong_its_tail() -> None:
     assert trie.match(keys_of(b"aaaa"), 10.0) == {"r1": 2}
 
 
-def test_forgetting_takes_the_rest_of_the_path_and_nothing_beside_it() -> None:
+def test_a_prompt_that_is_taken_back_leaves_what_was_there_and_what_others_have_added() -> None:
     trie = trie_with("r1")
+    trie.insert("r1", keys_of(b"aa"), 0.0)
     for prompt in (b"aabb", b"aacc", b"aabbdd"):
-        trie.insert("r1", keys_of(prompt), 0.0)
-    trie.forget("r1", keys_of(b"aabb"), 4)
-    trie.forget("r1", keys_of(b"aa"), 2)
-    assert trie.match(keys_of(b"aabbdd"), 0.0) == {"r1": 6}, "all was kept"
-    trie.forget("r1", keys_of(b"aabb"), 2)
+        trie.insert("r1", keys_of(prompt), 0.0, confirmed=False)
+    trie.take_back("r1", keys_of(b"aabb"))
+    assert trie.match(keys_of(b"aabbdd"), 0.0) == {"r1": 6}, "the third goes on from there"
+    trie.take_back("r1", keys_of(b"aabbdd"))
     assert trie.match(keys_of(b"aabbdd"), 0.0) == {"r1": 2}
     assert trie.match(keys_of(b"aacc"), 0.0) == {"r1": 4}, "another branch"
+    trie.confirm("r1", keys_of(b"aacc"), 0.0)
+    trie.take_back("r1", keys_of(b"aacc"))
+    assert trie.match(keys_of(b"aacc"), 0.0) == {"r1": 4}, "it was computed"
+    assert trie.evicted["correction"] == 4
+
+
+def test_two_prompts_with_a_common_head_that_are_both_refused_leave_nothing() -> None:
+    for first, second in ((b"aabb", b"aacc"), (b"aacc", b"aabb"), (b"aabb", b"aa"), (b"aa", b"aabb")):
+        trie = trie_with("r1")
+        for prompt in (b"aabb", b"aacc", b"aa"):
+            trie.insert("r1", keys_of(prompt), 0.0, confirmed=False)
+        for prompt in (first, second, *{b"aabb", b"aacc", b"aa"} - {first, second}):
+            trie.take_back("r1", keys_of(prompt))
+        assert (trie.held_by("r1"), trie.pending_of("r1"), trie.size_bytes) == (0, 0, 0)
+
+
+def test_what_is_pending_evicts_nothing_until_it_is_confirmed() -> None:
+    trie = trie_with("r1", capacity=6)
+    trie.insert("r1", keys_of(b"aaaa"), 0.0)
+    trie.insert("r1", keys_of(b"bbbbbb"), 1.0, confirmed=False)
+    trie.insert("r1", keys_of(b"cc"), 2.0, confirmed=False)
+    assert (trie.held_by("r1"), trie.pending_of("r1")) == (12, 8)
+    trie.confirm("r1", keys_of(b"cc"), 3.0)
+    assert trie.held_by("r1") == 12, "just six are confirmed"
+    trie.confirm("r1", keys_of(b"bbbbbb"), 4.0)
+    assert trie.match(keys_of(b"aaaa"), 4.0) == {}
+    assert (trie.held_by("r1"), trie.pending_of("r1")) == (6, 0)
+
+
+def test_a_pending_credit_that_was_evicted_meanwhile_is_credited_again() -> None:
+    trie = trie_with("r1", capacity=4)
+    trie.insert("r1", keys_of(b"aa"), 0.0, confirmed=False)
+    for turn in range(4):
+        trie.insert("r1", keys_of(bytes([turn]) * 4), 1.0 + turn)
+    assert trie.match(keys_of(b"aa"), 5.0) == {}, "it waited for longer than all else was used"
+    trie.confirm("r1", keys_of(b"aa"), 6.0)
+    assert trie.match(keys_of(b"aa"), 6.0) == {"r1": 2}
+
+
+def test_pending_credits_have_a_share_of_the_memory_and_what_does_not_fit_is_not_credited() -> None:
+    bound = 160_000
+    trie = trie_with("r1", max_bytes=bound)
+    for number in range(2000):
+        trie.insert("r1", keys_of(number.to_bytes(2, "big") * 5), 0.0)
+    full, evicted = trie.size_bytes, trie.evicted["memory"]
+    assert bound * 0.9 < full <= bound * 15 // 16
+    reserved = []
+    for number in range(2000):
+        trie.insert("r1", keys_of(number.to_bytes(2, "little") * 5 + b"pending"), 1.0, confirmed=False)
+        reserved.append(trie.reserved)
+        assert trie.size_bytes <= bound
+    assert trie.evicted["memory"] == evicted, "they evict nothing"
+    assert sum(reserved) == trie.pending_bytes <= bound // 16
+    assert 0 < sum(map(bool, reserved)) < 40
+    trie.insert("r1", keys_of(b"confirmed"), 2.0)
+    assert trie.size_bytes <= bound
+    assert trie.match(keys_of(b"confirmed"), 2.0) == {"r1": 9}
+    trie.check()
+
+
+def test_a_path_has_no_more_edges_than_it_may_and_a_victim_keeps_its_match() -> None:
+    """A prompt that splits another at every block costs every decision on it."""
+    trunk = random.Random(7).randbytes(1000)
+    trie = trie_with("victim", "attacker", ttl=1e9)
+    trie.insert("victim", keys_of(trunk), 0.0)
+    for at in random.Random(8).sample(range(1, 1000), 999):
+        trie.insert("attacker", keys_of(trunk[:at] + bytes([trunk[at] ^ 1, 1])), 1.0)
+    trie.check()  # which asserts it
+    assert len(trie._walk(keys_of(trunk))[0]) == MAX_EDGES
+    assert trie.match(keys_of(trunk), 2.0)["victim"] == 1000
+    trie.insert("victim", keys_of(trunk + b"next turn"), 2.0)
+    assert trie.match(keys_of(trunk + b"next turn"), 2.0)["victim"] == 1009
+
+
+def test_a_path_that_had_too_many_edges_is_cut_again_once_they_are_gone() -> None:
+    trunk = random.Random(7).randbytes(600)
+    trie = trie_with("victim", "attacker", ttl=1e9)
+    trie.insert("victim", keys_of(trunk), 0.0)
+    for at in range(599, 0, -1):
+        trie.insert("attacker", keys_of(trunk[:at] + bytes([trunk[at] ^ 1, 1])), 1.0)
+    trie.remove_replica("attacker")
+    while trie.sweep(2.0):
+        trie.check()
+    assert repr(trie).startswith("<RadixTrie 1 nodes")
+    trie.insert("victim", keys_of(trunk[:300] + b"x"), 3.0)
+    assert trie.match(keys_of(trunk[:300] + b"x"), 3.0) == {"victim": 301}
+
+
+def test_a_purge_is_over_at_once_and_its_holds_are_reclaimed_slice_by_slice() -> None:
+    trie = trie_with("r1", "r2", ttl=1e9)
+    prompts = [keys_of(number.to_bytes(3, "big")) for number in range(5000)]
+    for keys in prompts:
+        trie.insert("r1", keys, 0.0)
+        trie.insert("r2", keys, 0.0)
+    full = trie.size_bytes
+    trie.purge("r1")
+    assert (trie.held_by("r1"), trie.size_bytes, trie.evicted["purge"] > 5000) == (0, full, True), "nothing is freed yet"
+    assert {replica for keys in prompts for replica in trie.match(keys, 0.0)} == {"r2"}
+    assert trie.insert("r1", prompts[7], 0.0) is None, "it held nothing of it"
+    assert trie.match(prompts[7], 0.0) == {"r1": 3, "r2": 3}
+    before = trie._holds
+    slices = 0
+    while trie.sweep(0.0):
+        assert before - trie._holds <= SWEEP_HOLDS
+        before, slices = trie._holds, slices + 1
+    assert slices >= 5
+    assert trie.match(prompts[7], 0.0) == {"r1": 3, "r2": 3}
+    trie.check()
+
+
+def test_a_replica_that_comes_back_under_its_name_gets_nothing_of_what_it_held() -> None:
+    trie = trie_with("r1", ttl=1e9)
+    for number in range(200):
+        trie.insert("r1", keys_of(bytes([number]) * 3), 0.0)
+    trie.remove_replica("r1")
+    trie.add_replica("r1")
+    assert trie.held() == {"r1": 0}
+    trie.insert("r1", keys_of(bytes([1]) * 2), 0.0)
+    assert [trie.match(keys_of(bytes([number]) * 3), 0.0) for number in (0, 1)] == [{}, {"r1": 2}]
+    trie.remove_replica("r1")
+    trie.check()
+    while trie.sweep(0.0, 7):
+        trie.check()
+    assert trie.size_bytes == 0
+
+
+@pytest.mark.parametrize("what", ["ttl", "capacity"])
+def test_a_bound_that_was_lowered_is_enforced_slice_by_slice(what: str) -> None:
+    trie = trie_with("r1", ttl=1e9)
+    for number in range(3000):
+        trie.insert("r1", keys_of(number.to_bytes(2, "big")), float(number))
+    before = trie.held_by("r1")
+    if what == "ttl":
+        trie.ttl_s = 10.0
+    else:
+        trie.add_replica("r1", 20)
+    trie.insert("r1", keys_of(b"next"), 3000.0)
+    assert before - trie.held_by("r1") < 40, "an insert does no more than a little"
+    while trie.sweep(3000.0):
+        trie.check()
+    assert trie.held_by("r1") <= 24
+    assert trie.match(keys_of(b"next"), 3000.0) == {"r1": 4}
+
+
+def test_too_much_to_count_is_not_counted() -> None:
+    trie = trie_with("r1", ttl=1e9)
+    for number in range(MOST_COUNTED + 1):
+        trie.insert("r1", keys_of(b"x" + number.to_bytes(2, "big")), float(number))
+    assert trie.used_since("r1", MOST_COUNTED - 10.0) == 1 + 2 + 10
+    assert trie.used_since("r1", -1.0) is None
 
 
 def test_uses_at_the_same_instant_keep_their_order() -> None:
@@ -368,7 +543,7 @@ def test_time_to_live_counts_from_the_last_use() -> None:
     trie.insert("r1", keys_of(b"aa"), 8.0)
     assert trie.match(keys_of(b"aa"), 17.9) == {"r1": 2}
     assert trie.match(keys_of(b"aa"), 18.0) == {}, "matches do not see what is past its time, swept or not"
-    trie.expire(18.0)
+    trie.sweep(18.0)
     assert (trie.blocks, trie.size_bytes) == (0, 0)
     assert trie.evicted["ttl"] == 2
 
@@ -384,7 +559,8 @@ def test_a_prompt_longer_than_the_capacity_keeps_its_head() -> None:
     trie = trie_with("r1", capacity=3)
     trie.insert("r1", keys_of(b"abcdefgh"), 0.0)
     assert trie.match(keys_of(b"abcdefgh"), 0.0) == {"r1": 3}
-    assert trie.evicted["capacity"] == 5
+    assert trie.credited == 3
+    assert trie.evicted["capacity"] == 0, "it never held more"
 
 
 def test_the_memory_bound_holds_under_hostile_prompts() -> None:
@@ -444,31 +620,37 @@ def test_what_is_forgotten_is_freed_at_once() -> None:
         trie = trie_with("r1", "r2", "r3", ttl=3.0)
         for turn in range(4000):
             name, prompt = chance.choice(["r1", "r2", "r3"]), bytes(chance.choices(b"ab", k=chance.randint(1, 40)))
-            trie.insert(name, keys_of(prompt), turn / 1000)
+            trie.insert(name, keys_of(prompt), turn / 1000, confirmed=turn % 3 > 0)
             if turn % 50 == 0:
-                trie.forget(name, keys_of(prompt), chance.randint(0, 2))
+                trie.take_back(name, keys_of(prompt))
             if turn % 500 == 0:
                 trie.remove_replica(name)
                 trie.add_replica(name, chance.choice([None, 200]))
         full = tracemalloc.get_traced_memory()[0]
         for name in ("r1", "r2", "r3"):
             trie.remove_replica(name)
+        while trie.sweep(4.0):
+            pass
         assert tracemalloc.get_traced_memory()[0] < full / 10, "what is left is the test's own"
     finally:
         tracemalloc.stop()
         gc.enable()
 
 
-def test_a_deep_tree_is_forgotten_in_one_go() -> None:
+def test_a_deep_tree_is_forgotten_whole() -> None:
     trunk = random.Random(6).randbytes(400)
-    trie = trie_with("r1", "r2", ttl=1e9)
+    trie = RadixTrie(1e9, PLENTY, max_edges=1000)
+    trie.add_replica("r1")
+    trie.add_replica("r2")
     for turn in range(1, len(trunk)):  # a branch at each block
         for name in ("r1", "r2"):
             trie.insert(name, keys_of(trunk[:turn] + bytes([trunk[turn] ^ 1])), float(turn))
     assert trie.held() == {"r1": 798, "r2": 798}
-    trie.forget("r1", keys_of(trunk), 0)
+    trie.purge("r1")
     trie.check()
-    trie.purge("r2")
+    trie.remove_replica("r2")
+    trie.check()
+    assert not trie.sweep(400.0, 10**6)
     trie.check()
     assert trie.size_bytes == 0
 
@@ -476,7 +658,9 @@ def test_a_deep_tree_is_forgotten_in_one_go() -> None:
 def test_unknown_replicas_are_ignored() -> None:
     trie = trie_with("r1")
     assert trie.insert("gone", keys_of(b"aa"), 0.0) is None
-    trie.forget("gone", keys_of(b"aa"), 0)
+    trie.take_back("gone", keys_of(b"aa"))
+    trie.confirm("gone", keys_of(b"aa"), 0.0)
+    assert trie.pending_of("gone") == 0
     assert (trie.room("gone", 5), trie.used_since("gone", -1.0), trie.held_by("gone")) == ((0, 0.0), 0, 0)
     trie.purge("gone")
     trie.remove_replica("gone")
@@ -546,7 +730,7 @@ def test_only_a_want_of_room_teaches_a_lifetime() -> None:
     trie = trie_with("r1", max_bytes=2000)
     for turn in range(50):
         trie.insert("r1", keys_of(bytes([turn]) * 4), float(turn))
-    trie.expire(48.0 + TTL)
+    trie.sweep(48.0 + TTL)
     trie.purge("r1")
     assert min(trie.evicted[reason] for reason in ("ttl", "memory", "purge")) > 0
     assert trie.lifetime is None
