@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from router.types import Outcome, Prompt
 
 if TYPE_CHECKING:
-    from router.router import Booking, Router
+    from router.booking import Booking
+    from router.router import Router
 
 Event = tuple[Any, ...]
 

@@ -18,87 +18,24 @@ Several processes may route for the same replicas: each tells its journal what i
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from router.booking import Booking
 from router.evidence import Evidence, Miss
 from router.follow import Journal
-from router.learned import Ratio
 from router.load import Lease, Ledger
 from router.policies import POLICIES
 from router.pricing import Quotes
 from router.replication import Rents
+from router.scales import MOST_SCALES, Scales
 from router.trie import RadixTrie
 from router.types import KEY_BYTES, BlockKeys, Candidate, Decision, Outcome, Prompt, Random, Replica
 
-DEFAULT_UNITS_PER_TOKEN: Final = 4.0  # bytes of canonical text, believed until an engine has counted
-SCALE_PRIOR_TOKENS: Final = 200.0
-SCALE_HALF_LIFE_TOKENS: Final = 20_000.0
 MOST_TOKENS_PER_UNIT: Final = 100  # an image is a few bytes of canonical text, and may be a thousand tokens
-MOST_SCALES: Final = 1024
 SHRINK_BYTES: Final = 1 << 18  # an index whose bound was lowered shrinks by so much a sweep: all at once would be a long pause
 TURN_TOKENS: Final = 4096  # a match of so many tokens has full weight in the gap between turns: short heads come by chance
 LONG_S: Final = 1.0  # a request that took longer has kept its blocks in use for so long; a short one was credited just now
-
-
-class Booking:
-    """One request's way through the router: its decision and its open lease. `Router.choose` makes it, `close` ends it.
-
-    matched_blocks: those of the prompt that the lease's replica was believed to hold. number: in the journal. idle_s: for how
-    long the match had not been used there. pending: the credit was neither confirmed nor taken back; reserved: bytes of the
-    index that it keeps from being used for others.
-    """
-
-    __slots__ = ("_decision", "_router", "idle_s", "lease", "matched_blocks", "number", "pending", "prompt", "reserved")
-
-    def __init__(self, router: Router, prompt: Prompt, lease: Lease, matched_blocks: int) -> None:
-        self._router = router
-        self._decision: Decision | None = None  # of one that was decided in another process, which has it
-        self.number = 0
-        self.prompt = prompt
-        self.lease = lease
-        self.matched_blocks = matched_blocks
-        self.idle_s: float | None = None
-        self.pending = False
-        self.reserved = 0
-
-    @property
-    def decision(self) -> Decision:
-        assert self._decision is not None, "it was decided elsewhere"
-        return self._decision
-
-    @decision.setter
-    def decision(self, decision: Decision) -> None:
-        self._decision = decision
-
-    @property
-    def chosen(self) -> Candidate:
-        return self.decision.best
-
-    def first_token(self, now: float) -> None:
-        """The answer's first byte came: the replica has computed the prompt."""
-        if self.lease.decoding or self.lease.closed:
-            return
-        if journal := self._router.journal:
-            journal.first_token(self, now)
-        self.lease.first_token(now)
-        self._router.confirm(self, now)
-
-    def move(self, replicas: Collection[str], now: float) -> None:
-        """The replica failed before its first byte: decide anew between `replicas` (not empty), and book there instead."""
-        if not self.lease.closed:
-            self._router.move(self, replicas, now)
-
-    def close(self, outcome: Outcome, now: float) -> bool:
-        """The request is over. Only the first call counts. True if it showed that the replica had lost its cache."""
-        if (journal := self._router.journal) and not self.lease.closed:
-            journal.closed(self, outcome, now)
-        return self._router.observe(self, outcome, now)
-
-    def __repr__(self) -> str:
-        why = self._decision.reason if self._decision else "decided elsewhere"
-        return f"<Booking, {why}, {self.lease!r}>"
 
 
 class Router:
@@ -116,7 +53,7 @@ class Router:
         self._chance = chance
         self._replicas: dict[str, Replica] = {}
         self._evidence: dict[str, Evidence] = {}
-        self._scales: OrderedDict[str, Ratio] = OrderedDict()  # by what was learned last
+        self._scales = Scales()
 
     def retune(self, *, policy: str, ttl_s: float, memory_bytes: int) -> None:
         """From now on by this policy (one that stays keeps what it remembers) and within these bounds. O(1)."""
@@ -174,10 +111,7 @@ class Router:
 
     def units_per_token(self, scale: str) -> float:
         """Of a model, as learned; 1 where a unit is a token."""
-        if not scale:
-            return 1.0
-        known = self._scales.get(scale)
-        return known.value if known else DEFAULT_UNITS_PER_TOKEN
+        return self._scales.units_per_token(scale)
 
     def rank(self, prompt: Prompt, replicas: Collection[str], now: float) -> tuple[Decision, list[Candidate]]:
         """What `choose` would decide, and all candidates, best first; books nothing. `replicas`: not empty.
@@ -254,7 +188,7 @@ class Router:
         evidence.came(prompt.client, now)
         tokens, cached = outcome.prompt_tokens, outcome.cached_tokens
         restarted, computed = False, lease.uncached_tokens
-        self._learn_scale(prompt, tokens)
+        self._scales.learn(prompt.scale, prompt.units, tokens)
         if tokens is not None and cached is not None and 0 <= cached <= tokens < MOST_TOKENS_PER_UNIT * prompt.units:
             computed = tokens - cached
             restarted = self._believe(booking, evidence, cached, now)
@@ -324,21 +258,6 @@ class Router:
         """The booking's credit is no longer pending."""
         self.trie.pending_bytes -= booking.reserved
         booking.pending, booking.reserved = False, 0
-
-    def _learn_scale(self, prompt: Prompt, tokens: int | None) -> None:
-        """An outlier (an image, a prompt that the engine cut) moves a scale by a factor of two at most."""
-        name, scales = prompt.scale, self._scales
-        if not name or not tokens or not 0.01 < prompt.units / tokens < 1000:
-            return  # nothing to learn, or nonsense, or a prompt that is mostly an image
-        scale = scales.get(name)
-        if scale is None:
-            scale = scales[name] = Ratio(DEFAULT_UNITS_PER_TOKEN, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
-            if len(scales) > MOST_SCALES:
-                scales.popitem(last=False)
-        else:
-            scales.move_to_end(name)
-        weight = min(float(tokens), SCALE_HALF_LIFE_TOKENS)
-        scale.learn(scale.near(prompt.units / tokens) * weight, weight, weight)
 
     def _believe(self, booking: Booking, evidence: Evidence, cached: int, now: float) -> bool:
         """Take in what the engine says that it held. True if it had lost its cache."""

@@ -12,7 +12,6 @@ import gc
 import io
 import json
 import logging
-import os
 import random
 import sys
 import types
@@ -30,7 +29,8 @@ from tests.gateway.conftest import Running, serving_runner
 # What is full after the first rounds must not grow in the last ones, which bring other names, and longer ones.
 REQUESTS, FILL, FLOOD = 300, 8, 4  # of a round; rounds
 CLIENTS = 10
-LENGTHS = 200, 20_000  # of long names, before and after
+SLACK = 600, 400_000  # entries and bytes: some tables are emptied when they are full, so that their size goes up and down
+LENGTHS = 1000, 20_000  # of long names, before and after; where a field takes no more than 1000, that is its bound
 
 # Where a walk ends: code, the event loop with what is in flight there, the request log's sink.
 OUTSIDE = (
@@ -142,10 +142,17 @@ async def flood(run: Running, names: Names) -> None:
             group.create_task(client())
 
 
+class Nowhere(io.BytesIO):
+    """Where the request log goes."""
+
+    def write(self, data: Any, /) -> int:
+        return len(data)
+
+
 @uncompiled
 async def test_a_flood_of_names_leaves_no_more_behind_than_the_tables_hold() -> None:
     clients, lists, answers = Names(1), Names(2), Names(3)
-    with open(os.devnull, "wb") as nowhere:
+    with Nowhere() as nowhere:
         async with FakeReplica(script=[answers_anything(answers)]) as replica:
             config = {
                 "listen": "127.0.0.1:0",
@@ -169,5 +176,5 @@ async def test_a_flood_of_names_leaves_no_more_behind_than_the_tables_hold() -> 
                     sizes.append(size_of(run))
     full, then = sizes[:FILL], sizes[FILL:]
     grown = (then[-1][2] - full[-1][2]).most_common(10)
-    assert max(entries for entries, _, _ in then) <= max(entries for entries, _, _ in full) + 300, grown
-    assert max(size for _, size, _ in then) <= max(size for _, size, _ in full) + 300_000, grown
+    assert max(entries for entries, _, _ in then) <= max(entries for entries, _, _ in full) + SLACK[0], grown
+    assert max(size for _, size, _ in then) <= max(size for _, size, _ in full) + SLACK[1], grown

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from router import Outcome, Prompt, Replica, Router, text_keys
-from router.router import MOST_SCALES, SHRINK_BYTES
+from router.router import SHRINK_BYTES
+from router.scales import MOST_SCALES
 from tests.strategies import keys_of, prompt_of
 
 OK = Outcome(ok=True)
