@@ -89,7 +89,7 @@ async def once(parsing: Parsing, kind: str, raw: bytes) -> str:
         api = api or await parsing.parse(kind, raw)
     except GatewayError as error:
         return f"{error.status} {error.code}"
-    return f"{where}, {openai.router_prompt(api, 256, 64).blocks} blocks"
+    return f"{where}, {openai.router_prompt(api, (256, 64)).blocks} blocks"
 
 
 async def measure(parsing: Parsing, shape: str, size: int) -> str:

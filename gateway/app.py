@@ -53,6 +53,7 @@ _SWEEP_S = 1.0
 FIRST_PROBES_S = 2.0  # the start waits for them at most that long; later ones are made while requests are served
 ADMIN = "admin"
 SIDE_CONNECTIONS = 256  # at once, to the listener for operators, and to that for Prometheus
+_SLICE_S = 0.01  # from one slice of a longer sweep to the next: requests go first
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -216,7 +217,8 @@ async def _sweep(gateway: Gateway) -> None:
     """Forget what is past its time also while no request comes, and who has left."""
     while True:
         await asyncio.sleep(_SWEEP_S)
-        gateway.router.sweep(gateway.clock())
+        while gateway.router.sweep(gateway.clock()):  # noqa: ASYNC110  (nothing tells when: it is to go on slowly)
+            await asyncio.sleep(_SLICE_S)
         for url in gateway.fleet.settle():
             gateway.relay.forget(url)
 

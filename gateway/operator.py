@@ -159,7 +159,8 @@ class Operator:
         api = self._parsing.at_once(openai.GUESS, raw) or await self._parsing.parse(openai.GUESS, raw, scope)
         target = self._fleet.target(api.model)
         target.require()
-        decision, ranking = self._router.rank(self._proxy.prompt(api, request.headers), target.replicas, self._clock())
+        prompt = self._proxy.prompt(api, request.headers, target.label)
+        decision, ranking = self._router.rank(prompt, target.replicas, self._clock())
         return _json(
             {
                 "model": api.model,

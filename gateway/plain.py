@@ -43,10 +43,11 @@ _UNUSUAL: Final = frozenset(
 
 class Head:
     """A plain head, less its Content-Length. onward: its lines for a replica, once they are made (`failover.py`). direct:
-    whether no proxy had a part in it, once that is known (`access.py`).
+    whether no proxy had a part in it, once that is known (`access.py`). client: a number of the key and tenant that it names, 0: it
+    names nobody (`outgoing.py`).
     """
 
-    __slots__ = ("direct", "fields", "headers", "method", "onward", "target")
+    __slots__ = ("client", "direct", "fields", "headers", "method", "onward", "target")
 
     def __init__(self, method: str, target: str, headers: list[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -> None:
         self.method = method
@@ -55,6 +56,7 @@ class Head:
         self.fields = Fields(fields)
         self.onward: bytes | None = None
         self.direct: bool | None = None
+        self.client: int | None = None
 
     def __repr__(self) -> str:
         return f"<Head {self.method} {self.target}, {self.fields!r}>"

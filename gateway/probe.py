@@ -39,7 +39,7 @@ from gateway.metrics import Metrics
 from gateway.overlap import Finding
 from gateway.relay import Relay
 from gateway.replica_state import NOT_PROBED, ReplicaState
-from router import Replica, Router
+from router import DEFAULT_UNITS_PER_TOKEN, Replica, Router
 
 log = logging.getLogger("warmroute.replicas")
 
@@ -67,7 +67,7 @@ class Prober:
     def __init__(
         self,
         health: HealthConfig,
-        block_tokens: int,
+        block_bytes: int,
         router: Router,
         metrics: Metrics,
         changed: Callable[[ReplicaState], None],
@@ -75,7 +75,7 @@ class Prober:
     ) -> None:
         """changed: called when a replica comes, goes, or serves other models than before."""
         self._health = health
-        self._block_tokens = block_tokens
+        self._block_tokens = block_bytes / DEFAULT_UNITS_PER_TOKEN
         self._router = router
         self._metrics = metrics
         self._changed = changed
@@ -112,7 +112,7 @@ class Prober:
     def bound(self, state: ReplicaState) -> None:
         """What bounds our belief in it is known, or has changed."""
         capacity = state.capacity_tokens
-        self._router.add(Replica(state.name, capacity), self._block_tokens)
+        self._router.add(Replica(state.name, capacity, state.context_tokens), self._block_tokens)
         self._metrics.replica_capacity.set((state.name,), capacity)
 
     # -- what requests tell
@@ -213,7 +213,9 @@ class Prober:
             state.keyed = keyed
             if heard is not None and len(heard) >= MAX_MODELS:
                 log.warning("model list is too long; the rest is ignored", extra={"replica": state.name, "models": len(heard)})
-        state.models = state.models if heard is None else heard
+        if heard is not None and heard != state.models:
+            state.models = heard
+            self.bound(state)
         self._set_up(state)
         return True
 

@@ -22,6 +22,7 @@ from gateway.exchange import Exchange, Headers, Request, tenant_salt
 from gateway.failover import Failover
 from gateway.metering import Meter
 from gateway.metrics import Metrics
+from gateway.outgoing import client_of
 from gateway.record import TENANT_HEADER, Record
 from gateway.replicas import Fleet, Target
 from gateway.reply import Reply
@@ -43,12 +44,14 @@ class Proxy:
     answers: Answers
     clock: Callable[[], float]
 
-    def prompt(self, api: openai.ApiRequest, headers: Headers) -> Prompt:
+    def prompt(self, api: openai.ApiRequest, headers: Headers, label: str, client: int = 0) -> Prompt:
         """A request's prompt for the router, seeded so that models and cache salts never match each other, nor, with
         `routing.isolation: tenant`, tenants.
+
+        label: the model's bounded name. client: who asks (`outgoing.client_of`).
         """
-        routing = self.routing
-        return openai.router_prompt(api, routing.block_bytes, routing.block_tokens, _session(headers), self.scope(headers))
+        blocks = self.routing.block_bytes, self.routing.block_tokens
+        return openai.router_prompt(api, blocks, label, _session(headers), client, self.scope(headers))
 
     def scope(self, headers: Headers) -> tuple[str, ...]:
         """Names that keep the prompts of this client apart from those of others, beside the model and the cache salt."""
@@ -63,6 +66,7 @@ class Proxy:
         permit = target.admission.try_admit()
         waits = permit is None
         if permit is None:
+            self.prompt(api, request.headers, target.label)  # so that only its block keys are in memory while it waits
             permit = await target.wait(record.tenant, request.headers.get(PRIORITY_HEADER))
         try:
             if waits:  # meanwhile replicas may have come and gone, and the model with them
@@ -100,7 +104,7 @@ class Proxy:
 
     def _choose(self, request: Request, api: openai.ApiRequest, target: Target, record: Record) -> Booking:
         begun = self.clock()
-        prompt = self.prompt(api, request.headers)
+        prompt = self.prompt(api, request.headers, target.label, client_of(request))
         live = self.fleet.candidates(target, begun)
         booking = self.router.choose(prompt, live, begun, silent=not (api.metered and api.stream))
         decision = booking.decision

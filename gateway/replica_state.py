@@ -88,3 +88,9 @@ class ReplicaState:
     def capacity_tokens(self) -> int | None:
         """What bounds the router's belief: the configuration's word, else the engine's."""
         return self.config.capacity_tokens or self.told_tokens
+
+    @property
+    def context_tokens(self) -> int | None:
+        """The longest prompt that any of its models takes, where its model list has it (vLLM, SGLang)."""
+        lengths = [entry.get("max_model_len") for entry in self.models.values()]
+        return max((length for length in lengths if isinstance(length, int) and length > 0), default=None)

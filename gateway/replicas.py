@@ -36,6 +36,7 @@ from router import Router
 log = logging.getLogger("warmroute.replicas")
 
 MAX_TARGETS = 1024
+MAX_LABELS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,9 @@ class Fleet:
         self._targets: dict[str, Target] = {}  # by model, until a replica comes, goes or changes its models
         self._router = router
         self._clock = clock
-        self._prober = Prober(config.health, config.routing.block_tokens, router, metrics, self._changed, clock)
+        self._prober = Prober(config.health, config.routing.block_bytes, router, metrics, self._changed, clock)
         self._chance = chance
+        self._labels: set[str] = set()
         self._troubled: set[ReplicaState] = set()  # who may not be all right: few, mostly nobody
         self._by_name: dict[str, ReplicaState] = {}  # those that are leaving too
         self._vacated: list[str] = []  # URLs of replicas that were forgotten
@@ -113,7 +115,8 @@ class Fleet:
         return target
 
     def _target(self, model: str) -> Target:
-        label, pool = self._pool_of(model)
+        name, pool = self._pool_of(model)
+        label = self._label(name)
         # Engines answer 404 for what they do not serve; those that list the model know best.
         members = [state for state in pool.replicas if model in state.models] or pool.replicas
         serving = [state for state in members if state.live] or [state for state in members if state.doubtful]
@@ -135,6 +138,14 @@ class Fleet:
             return target.replicas
         self._troubled = {state for state in self._troubled if state.troubled(now)}
         return eligible(target.replicas, self._troubled, now, self._chance, tried, resting=resting)
+
+    def _label(self, name: str) -> str:
+        """A model's name for metrics: of the first MAX_LABELS its own, for replicas may list other models at every probe."""
+        if name not in self._labels:
+            if len(self._labels) >= MAX_LABELS:
+                return "other"
+            self._labels.add(name)
+        return name
 
     def _pool_of(self, model: str) -> tuple[str, Pool]:
         if not model:

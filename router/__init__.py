@@ -5,11 +5,14 @@ workload. Everything else is private to the package.
 """
 
 from router.blocks import seed, text_keys, token_keys
+from router.booking import Booking
 from router.policies import POLICIES
-from router.router import Booking, Router
+from router.router import Router
+from router.scales import DEFAULT_UNITS_PER_TOKEN
 from router.types import Candidate, Cost, Decision, Outcome, Prompt, Replica
 
 __all__ = [
+    "DEFAULT_UNITS_PER_TOKEN",
     "POLICIES",
     "Booking",
     "Candidate",

@@ -21,16 +21,30 @@ import xxhash
 from router.types import KEY_BYTES, BlockKeys
 
 TOKEN_BYTES: Final = 4  # a token id is hashed as an unsigned 32-bit little-endian integer
+KEPT_SEEDS: Final = 1024
+KEPT_CHARS: Final = 256
 
 
-@lru_cache(maxsize=1024)
 def seed(*parts: str) -> int:
-    """A 64-bit seed from names (model, adapter, salt). Parts are length-prefixed: ("ab", "c") differs from ("a", "bc")."""
+    """A 64-bit seed from names (model, adapter, salt). Parts are length-prefixed: ("ab", "c") differs from ("a", "bc").
+
+    Clients choose the names. So the seeds of short ones are kept, KEPT_SEEDS of them, and long ones are hashed each time.
+    """
+    chars = 0
+    for part in parts:
+        chars += len(part)
+    return _kept(*parts) if chars <= KEPT_CHARS else _hashed(*parts)
+
+
+def _hashed(*parts: str) -> int:
     hasher = xxhash.xxh3_64()
     for part in parts:
         raw = part.encode("utf-8", "surrogatepass")
         hasher.update(len(raw).to_bytes(8, "little") + raw)
     return hasher.intdigest()
+
+
+_kept: Final = lru_cache(maxsize=KEPT_SEEDS)(_hashed)
 
 
 def text_keys(data: bytes, block_bytes: int, seed: int) -> BlockKeys:

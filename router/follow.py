@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from router.types import Outcome, Prompt
 
 if TYPE_CHECKING:
-    from router.router import Booking, Router
+    from router.booking import Booking
+    from router.router import Router
 
 Event = tuple[Any, ...]
 
@@ -94,6 +95,7 @@ def _opened(booking: Booking, *, silent: bool) -> Event:
         prompt.units,
         prompt.block_units,
         prompt.scale,
+        prompt.client,
         lease.replica,
         booking.matched_blocks,
         lease.prompt_tokens,
@@ -127,6 +129,7 @@ class Follower:
                 continue
             if kind == FIRST_TOKEN:
                 booking.lease.first_token(event[2])
+                router.confirm(booking, event[2])
             elif kind == MOVED:
                 self._move(bookings, booking, event)
             elif kind == CLOSED and self._close(bookings, booking, Outcome(event[2], event[3], event[4]), event[5]):
@@ -140,7 +143,7 @@ class Follower:
             self._close(bookings, booking, Outcome(booking.lease.decoding), now)
 
     def _open(self, bookings: dict[int, Booking], event: Event) -> None:
-        _, number, keys, units, block_units, scale, replica, blocks, tokens, uncached, since, silent = event
+        _, number, keys, units, block_units, scale, client, replica, blocks, tokens, uncached, since, silent = event
         router = self._router
         known = router.known(replica)
         if number in bookings or known is None:
@@ -148,7 +151,7 @@ class Follower:
         # By the name as it is here: a dictionary finds what it has itself at once, and has to compare what only looks the same.
         lease = router.ledger.open(known.name, tokens, uncached, since, silent=silent)
         lease.load.elsewhere += 1
-        booking = router.book(Prompt(keys, units, block_units, scale), lease, blocks)
+        booking = router.book(Prompt(keys, units, block_units, scale, client=client), lease, blocks)
         booking.number = number
         bookings[number] = booking
 

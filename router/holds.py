@@ -1,6 +1,6 @@
 """The parts of the radix tree: its nodes, a replica's hold on a node's edge, and a replica's holds in order of use.
 
-They only keep their own links straight; `trie.py` says what they mean together.
+They only keep their own links straight; `tree.py` and `trie.py` say what they mean together.
 
 There are millions of them, and a garbage collection that walks them all stops every stream for as long. So compiled code
 keeps them out of its sight (`acyclic`): what the tree drops has to be free of cycles, and is freed at once.
@@ -15,15 +15,19 @@ from router.types import KEY_BYTES, BlockKeys
 
 # Estimated bytes of CPython 3.11 objects, checked against tracemalloc by a test. A node: its object, its edge's header, its
 # holders' dictionary, its key and slot in the parent's children.
-NODE_BYTES: Final = 480
-HOLD_BYTES: Final = 112
+NODE_BYTES: Final = 488
+HOLD_BYTES: Final = 128
 
 
 @mypyc_attr(acyclic=True)
 class Hold:
-    """A replica's claim on the first `blocks` blocks of a node's edge; a link of that replica's use list."""
+    """A replica's claim on the first `blocks` blocks of a node's edge; a link of that replica's use list.
 
-    __slots__ = ("blocks", "fresher", "node", "staler", "used")
+    confirmed: leading blocks of them that an answer has confirmed; the others are pending credits of requests in flight.
+    doomed: how many of its last blocks will have to go for what is pending.
+    """
+
+    __slots__ = ("blocks", "confirmed", "doomed", "fresher", "node", "staler", "used")
     __deletable__ = ("fresher", "staler")
 
     node: Node
@@ -33,22 +37,28 @@ class Hold:
     def __init__(self, node: Node, blocks: int, used: float) -> None:
         self.node = node
         self.blocks = blocks
+        self.confirmed = 0
+        self.doomed = 0
         self.used = used
 
     def __repr__(self) -> str:
-        return f"<Hold {self.blocks}/{self.node.length} used {self.used}>"
+        return f"<Hold {self.blocks}/{self.node.length} ({self.confirmed} confirmed) used {self.used}>"
 
 
 @mypyc_attr(acyclic=True)
 class Node:
-    """The end of an edge. `children` are keyed by the first key of their edges; leaves share one dictionary of none."""
+    """The end of an edge. `children` are keyed by the first key of their edges; leaves share one dictionary of none.
 
-    __slots__ = ("children", "edge", "holders", "parent")
+    height: at least the number of edges of the longest path below; 0 for a leaf.
+    """
+
+    __slots__ = ("children", "edge", "height", "holders", "parent")
 
     def __init__(self, edge: BlockKeys, parent: Node | None, children: dict[bytes, Node]) -> None:
         self.edge = edge
         self.parent = parent
         self.children = children
+        self.height = 0
         self.holders: dict[str, Hold] = {}
 
     @property
@@ -61,25 +71,56 @@ class Node:
 
 
 class UseList:
-    """One replica's holds, stale to fresh, as a ring around a sentinel. All operations O(1) but `used_since`."""
+    """One replica's holds, stale to fresh, as a ring around a sentinel. All operations O(1) but `used_since`.
 
-    __slots__ = ("blocks", "capacity", "count", "ring")
+    blocks: of all holds; pending: those of them that are not confirmed; count: holds. floor: of a list of purged holds, the
+    time of the last purge: every hold in it was last used by then, and every live hold of the replica after it. survivor_used:
+    when the stalest block was last used that is not doomed, if any is.
+    """
+
+    __slots__ = ("blocks", "capacity", "count", "floor", "pending", "ring", "survivor_used")
 
     def __init__(self, ring: Hold, capacity: int | None) -> None:
         self.ring = ring
         ring.staler = ring.fresher = ring
         self.capacity = capacity  # blocks; None: unbounded
+        self.floor = float("-inf")
+        self.survivor_used = float("-inf")
         self.blocks = 0
+        self.pending = 0
         self.count = 0
 
     @property
     def stalest(self) -> Hold | None:
         return self.ring.fresher if self.count else None
 
-    def used_since(self, since: float) -> int:
-        """Blocks of the holds that were used after `since`. O(those holds)."""
-        blocks, hold = 0, self.ring.staler
+    def foresee(self, excess: int, most_holds: int) -> None:
+        """Mark the `excess` stalest blocks as doomed, of most_holds holds at most, and no others. O(those holds)."""
+        ring = self.ring
+        hold = ring.fresher
+        while hold is not ring and hold.doomed:
+            hold.doomed = 0
+            hold = hold.fresher
+        if excess <= 0:
+            return
+        hold = ring.fresher
+        while hold is not ring and most_holds:
+            self.survivor_used = hold.used
+            if hold.blocks > excess:
+                hold.doomed = excess
+                return
+            hold.doomed = hold.blocks
+            excess -= hold.blocks
+            most_holds -= 1
+            hold = hold.fresher
+
+    def used_since(self, since: float, most_holds: int) -> int | None:
+        """Blocks of the holds that were used after `since`; None if that is more than most_holds. O(those holds)."""
+        blocks, holds, hold = 0, 0, self.ring.staler
         while hold is not self.ring and hold.used > since:
+            if holds == most_holds:
+                return None
+            holds += 1
             blocks += hold.blocks
             hold = hold.staler
         return blocks
@@ -99,13 +140,14 @@ class UseList:
         self.count -= 1
 
     def close(self) -> None:
-        """The replica has left, and nothing is in its list."""
+        """Free an empty list's ring."""
         del self.ring.staler, self.ring.fresher
 
-    def use(self, node: Node, replica: str, blocks: int, now: float) -> float | None:
+    def use(self, node: Node, replica: str, blocks: int, now: float, stale: float, confirmed: bool) -> float | None:
         """The replica, whose list this is, uses the first `blocks` blocks of a node's edge: never less than it holds of it.
 
-        Returns when it last did; None if it held nothing of it.
+        stale: holds that were last used by then have expired, and nothing of them counts as confirmed any more. confirmed:
+        the blocks are, else as many as were before. Returns when the hold was last used; None if there was none.
         """
         used: float | None = None
         hold = node.holders.get(replica)
@@ -114,11 +156,25 @@ class UseList:
             self.link_after(hold, self.ring.staler)
         else:
             used = hold.used
+            if used <= stale:
+                self.pending += hold.confirmed
+                hold.confirmed = 0
             self.freshen(hold)
+            hold.doomed = 0
         hold.used = now
-        self.blocks += blocks - hold.blocks
-        hold.blocks = blocks
+        if hold.blocks != blocks:
+            self.blocks += blocks - hold.blocks
+            self.pending += blocks - hold.blocks
+            hold.blocks = blocks
+        if confirmed:
+            self.confirm(hold, blocks)
         return used
+
+    def confirm(self, hold: Hold, blocks: int) -> None:
+        """The first `blocks` blocks of the hold are confirmed."""
+        if hold.confirmed < blocks:
+            self.pending -= blocks - hold.confirmed
+            hold.confirmed = blocks
 
     def freshen(self, hold: Hold) -> None:
         ring = self.ring
@@ -128,3 +184,24 @@ class UseList:
             hold.fresher.staler = hold.staler
             hold.staler, hold.fresher = last, ring
             last.fresher = ring.staler = hold
+
+    def shorten(self, hold: Hold, keep: int) -> None:
+        """Only the first `keep` of the hold's blocks are left."""
+        pending, gone = hold.blocks - hold.confirmed, hold.blocks - keep
+        self.blocks -= gone
+        hold.blocks = keep
+        hold.doomed = max(0, hold.doomed - gone)
+        hold.confirmed = min(hold.confirmed, keep)
+        self.pending += keep - hold.confirmed - pending
+
+    def take_over(self, other: UseList) -> None:
+        """Move all holds of `other` (not empty) to the fresh end of this list."""
+        ring, theirs = self.ring, other.ring
+        first, last, tail = theirs.fresher, theirs.staler, ring.staler
+        tail.fresher, first.staler = first, tail
+        last.fresher, ring.staler = ring, last
+        theirs.staler = theirs.fresher = theirs
+        self.blocks += other.blocks
+        self.pending += other.pending
+        self.count += other.count
+        other.blocks = other.pending = other.count = 0

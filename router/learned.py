@@ -29,6 +29,15 @@ class Ratio:
         self._under = self._under * keep + under
         self.value = self._over / self._under
 
+    def after(self, over: float, under: float, weight: float) -> float:
+        """What the value would be after `learn`."""
+        keep = math.pow(0.5, weight / self._half_life)
+        return (self._over * keep + over) / (self._under * keep + under)
+
+    def near(self, seen: float) -> float:
+        """What was seen, but no further than a factor of two from what is believed: one observation may be wrong."""
+        return min(max(seen, self.value / 2), self.value * 2)
+
     def __repr__(self) -> str:
         return f"<Ratio {self.value:.6g}>"
 

@@ -119,9 +119,14 @@ class ReplicaLoad:
         self.answered_at = max(self.answered_at, now)
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """Take one prefill (uncached tokens, service time) into the rate."""
-        if tokens > 0 and seconds > 0:
-            self.rate.learn(tokens, seconds, tokens)
+        """Take one prefill (uncached tokens, service time) into the rate, which it moves by a factor of two at most."""
+        if tokens <= 0 or seconds <= 0:
+            return
+        rate, weight = self.rate, float(tokens)
+        if not rate.value / 2 <= rate.after(weight, seconds, weight) <= rate.value * 2:
+            weight = min(weight, RATE_HALF_LIFE_TOKENS)
+            seconds = weight / rate.near(tokens / seconds)
+        rate.learn(weight, seconds, weight)
 
 
 class Lease:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol
 
 from router.sticky import Sticky
 from router.types import Candidate, Prompt, Random
+
+MOST_TURNS: Final = 4096
 
 
 class Policy(Protocol):
@@ -42,7 +44,10 @@ class Stateless:
 
 
 class RoundRobin:
-    """The replica that was taken longest ago. Stays fair when replicas join, leave or fail."""
+    """The replica that was taken longest ago. Stays fair when replicas join, leave or fail.
+
+    It remembers the turns of the MOST_TURNS replicas that were taken last.
+    """
 
     def __init__(self) -> None:
         self._turn = 0
@@ -53,7 +58,10 @@ class RoundRobin:
 
     def booked(self, replica: str) -> None:
         self._turn += 1
+        self._taken.pop(replica, None)
         self._taken[replica] = self._turn
+        if len(self._taken) > MOST_TURNS:
+            del self._taken[next(iter(self._taken))]
 
 
 class PowerOfTwo:

@@ -4,9 +4,14 @@
 one call without an await: two requests can never decide on the same stale view. The credit comes at booking, not at the
 answer, so that siblings in a burst meet on one replica.
 
-Belief is corrected by what happens: success confirms the credit, failure takes it back, the engine's own count of cached
-tokens trims what it turned out not to hold, a replica that leaves or restarts is purged (`evidence.py` says how a restart
-shows, and how much a cache can hold).
+The credit is pending until the first token (or the good end) shows that the replica has computed the prompt. Only then is
+anything evicted for it. A prompt that the engine refuses leaves no trace, and what is longer than the replica's context (or,
+where that is not known, than its cache) is not credited at all.
+
+Belief is corrected by what happens: failure takes a pending credit back, a replica that leaves or restarts is purged, and the
+engine's own counts of cached tokens show restarts and how much a cache can hold (`evidence.py`). That less of one prompt was
+cached than we believed changes nothing for other prompts: this one was computed and is held now, and what it says of others
+that share a part of it may be wrong (the engine may have read another prompt than we did).
 
 Several processes may route for the same replicas: each tells its journal what it books, and the others follow (`follow.py`).
 """
@@ -16,76 +21,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from router.evidence import Evidence
+from router.booking import Booking
+from router.evidence import Evidence, Miss
 from router.follow import Journal
-from router.learned import Ratio
 from router.load import Lease, Ledger
 from router.policies import POLICIES
 from router.pricing import Quotes
 from router.replication import Rents
+from router.scales import MOST_SCALES, Scales
 from router.trie import RadixTrie
-from router.types import Candidate, Decision, Outcome, Prompt, Random, Replica
+from router.types import KEY_BYTES, BlockKeys, Candidate, Decision, Outcome, Prompt, Random, Replica
 
-DEFAULT_UNITS_PER_TOKEN: Final = 4.0  # bytes of canonical text, believed until an engine has counted
-SCALE_PRIOR_TOKENS: Final = 200.0
-SCALE_HALF_LIFE_TOKENS: Final = 20_000.0
 MOST_TOKENS_PER_UNIT: Final = 100  # an image is a few bytes of canonical text, and may be a thousand tokens
-SHRINK_BYTES: Final = 1 << 20  # an index whose bound was lowered shrinks by so much a sweep: all at once would be a long pause
+SHRINK_BYTES: Final = 1 << 18  # an index whose bound was lowered shrinks by so much a sweep: all at once would be a long pause
 TURN_TOKENS: Final = 4096  # a match of so many tokens has full weight in the gap between turns: short heads come by chance
 LONG_S: Final = 1.0  # a request that took longer has kept its blocks in use for so long; a short one was credited just now
-
-
-class Booking:
-    """One request's way through the router: its decision and its open lease. `Router.choose` makes it, `close` ends it.
-
-    matched_blocks: those of the prompt that the lease's replica was believed to hold. number: in the journal. idle_s: for how
-    long the match had not been used there.
-    """
-
-    __slots__ = ("_decision", "_router", "idle_s", "lease", "matched_blocks", "number", "prompt")
-
-    def __init__(self, router: Router, prompt: Prompt, lease: Lease, matched_blocks: int) -> None:
-        self._router = router
-        self._decision: Decision | None = None  # of one that was decided in another process, which has it
-        self.number = 0
-        self.prompt = prompt
-        self.lease = lease
-        self.matched_blocks = matched_blocks
-        self.idle_s: float | None = None
-
-    @property
-    def decision(self) -> Decision:
-        assert self._decision is not None, "it was decided elsewhere"
-        return self._decision
-
-    @decision.setter
-    def decision(self, decision: Decision) -> None:
-        self._decision = decision
-
-    @property
-    def chosen(self) -> Candidate:
-        return self.decision.best
-
-    def first_token(self, now: float) -> None:
-        """The answer's first byte came."""
-        if (journal := self._router.journal) and not self.lease.decoding:
-            journal.first_token(self, now)
-        self.lease.first_token(now)
-
-    def move(self, replicas: Collection[str], now: float) -> None:
-        """The replica failed before its first byte: decide anew between `replicas` (not empty), and book there instead."""
-        if not self.lease.closed:
-            self._router.move(self, replicas, now)
-
-    def close(self, outcome: Outcome, now: float) -> bool:
-        """The request is over. Only the first call counts. True if it showed that the replica had lost its cache."""
-        if (journal := self._router.journal) and not self.lease.closed:
-            journal.closed(self, outcome, now)
-        return self._router.observe(self, outcome, now)
-
-    def __repr__(self) -> str:
-        why = self._decision.reason if self._decision else "decided elsewhere"
-        return f"<Booking, {why}, {self.lease!r}>"
 
 
 class Router:
@@ -103,7 +53,7 @@ class Router:
         self._chance = chance
         self._replicas: dict[str, Replica] = {}
         self._evidence: dict[str, Evidence] = {}
-        self._scales: dict[str, Ratio] = {}
+        self._scales = Scales()
 
     def retune(self, *, policy: str, ttl_s: float, memory_bytes: int) -> None:
         """From now on by this policy (one that stays keeps what it remembers) and within these bounds. O(1)."""
@@ -112,23 +62,26 @@ class Router:
             self._policy = POLICIES[policy]()
         self._memory_bytes = memory_bytes
         self.trie.ttl_s = ttl_s
-        self.trie.max_bytes = max(memory_bytes, min(self.trie.max_bytes, self.trie.size_bytes))
+        self.trie.max_bytes = max(memory_bytes, min(self.trie.max_bytes, self.trie.needed_bytes))
 
-    def sweep(self, now: float) -> None:
-        """Forget what is past its time, and come a step nearer to a memory bound that was lowered. For once a second."""
-        self.trie.expire(now)
-        if self.trie.max_bytes > self._memory_bytes:
-            self.trie.max_bytes = max(self._memory_bytes, min(self.trie.max_bytes, self.trie.size_bytes) - SHRINK_BYTES)
+    def sweep(self, now: float) -> bool:
+        """Forget a slice of what is past its time, and come a step nearer to a memory bound that was lowered.
+
+        For once a second. True if there may be more to do: then it is to be called again soon.
+        """
+        trie = self.trie
+        if shrinking := trie.max_bytes > self._memory_bytes:
+            trie.max_bytes = max(self._memory_bytes, min(trie.max_bytes, trie.needed_bytes) - SHRINK_BYTES)
+        return trie.sweep(now) or shrinking
 
     # -- replicas
 
     def add(self, replica: Replica, block_tokens: float) -> None:
-        """A replica joined, or its capacity changed. block_tokens: the length of a block, to bound what we believe it holds."""
-        known = self._replicas.get(replica.name)
+        """A replica joined, or its bounds changed. block_tokens: the length of a block, to bound what we believe it holds."""
+        known, capacity = self._replicas.get(replica.name), replica.capacity_tokens
         self._replicas[replica.name] = replica
-        if known == replica:
+        if known is not None and known.capacity_tokens == capacity:
             return
-        capacity = replica.capacity_tokens
         self._evidence[replica.name] = Evidence(learns_capacity=capacity is None)
         self.trie.add_replica(replica.name, None if capacity is None else max(1, int(capacity / block_tokens)))
 
@@ -158,10 +111,7 @@ class Router:
 
     def units_per_token(self, scale: str) -> float:
         """Of a model, as learned; 1 where a unit is a token."""
-        if not scale:
-            return 1.0
-        known = self._scales.get(scale)
-        return known.value if known else DEFAULT_UNITS_PER_TOKEN
+        return self._scales.units_per_token(scale)
 
     def rank(self, prompt: Prompt, replicas: Collection[str], now: float) -> tuple[Decision, list[Candidate]]:
         """What `choose` would decide, and all candidates, best first; books nothing. `replicas`: not empty.
@@ -194,6 +144,12 @@ class Router:
 
     # -- after it
 
+    def confirm(self, booking: Booking, now: float) -> None:
+        """The replica has computed the booking's prompt, here or as another process has seen."""
+        if booking.pending:
+            self._settled(booking)
+            self.trie.confirm(booking.lease.replica, booking.prompt.keys, now)
+
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""
         booking.decision = decision = self._decide(booking.prompt, replicas, now)
@@ -222,14 +178,17 @@ class Router:
         name, since = lease.replica, lease.since
         evidence = self._evidence.get(name)
         if evidence is None:
+            self._settled(booking)
             self.ledger.remove(name)
             return False
         if not outcome.ok:
             self._take_back(booking)
             return False
+        self.confirm(booking, now)
+        evidence.came(prompt.client, now)
         tokens, cached = outcome.prompt_tokens, outcome.cached_tokens
         restarted, computed = False, lease.uncached_tokens
-        self._learn_scale(prompt, tokens)
+        self._scales.learn(prompt.scale, prompt.units, tokens)
         if tokens is not None and cached is not None and 0 <= cached <= tokens < MOST_TOKENS_PER_UNIT * prompt.units:
             computed = tokens - cached
             restarted = self._believe(booking, evidence, cached, now)
@@ -269,25 +228,36 @@ class Router:
         lease = booking.lease
         name, now = lease.replica, lease.since
         self._policy.booked(name)
-        booking.idle_s = idle_s = self.trie.insert(name, booking.prompt.keys, now)
+        booking.idle_s = idle_s = self.trie.insert(name, self._creditable(booking), now, confirmed=False)
+        booking.pending, booking.reserved = True, self.trie.reserved
         if idle_s is not None:
             matched = lease.prompt_tokens - lease.uncached_tokens
             next_turn = matched * 2 >= lease.prompt_tokens
             self.ledger.came_back(lease.load, idle_s, min(1.0, matched / TURN_TOKENS), next_turn, now)
 
+    def _creditable(self, booking: Booking) -> BlockKeys:
+        """The keys of what the booking's replica can hold of the prompt, by our estimate of its tokens."""
+        prompt, tokens = booking.prompt, booking.lease.prompt_tokens
+        replica = self._replicas.get(booking.lease.replica)
+        if replica is None:
+            return prompt.keys
+        most = replica.context_tokens or replica.capacity_tokens
+        if most is None or tokens <= most:
+            return prompt.keys
+        return prompt.keys[: int(most * self.units_per_token(prompt.scale) / prompt.block_units) * KEY_BYTES]
+
     # -- learning
 
     def _take_back(self, booking: Booking) -> None:
-        """The replica did not compute the prompt: leave it only what it was believed to hold before."""
-        self.trie.forget(booking.lease.replica, booking.prompt.keys, booking.matched_blocks)
+        """The replica did not compute the prompt, unless its first token has shown that it did."""
+        if booking.pending:
+            self._settled(booking)
+            self.trie.take_back(booking.lease.replica, booking.prompt.keys)
 
-    def _learn_scale(self, prompt: Prompt, tokens: int | None) -> None:
-        if not prompt.scale or not tokens or not 0.01 < prompt.units / tokens < 1000:
-            return  # nothing to learn, or nonsense, or a prompt that is mostly an image
-        scale = self._scales.get(prompt.scale)
-        if scale is None:
-            scale = self._scales[prompt.scale] = Ratio(DEFAULT_UNITS_PER_TOKEN, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
-        scale.learn(prompt.units, tokens, tokens)
+    def _settled(self, booking: Booking) -> None:
+        """The booking's credit is no longer pending."""
+        self.trie.pending_bytes -= booking.reserved
+        booking.pending, booking.reserved = False, 0
 
     def _believe(self, booking: Booking, evidence: Evidence, cached: int, now: float) -> bool:
         """Take in what the engine says that it held. True if it had lost its cache."""
@@ -298,33 +268,34 @@ class Router:
         if held > matched + 1:
             evidence.held_more(self.trie.held_by(name))
         restarted = booking.idle_s is not None and self._weigh(booking, evidence, booking.idle_s, cached, lost, now)
-        if not (restarted or lost or evidence.capacity != known):
-            return False
-        before = self.trie.held_by(name)
         if restarted:
             self.restarted(name)
-        elif lost:  # on other branches too: it evicted what they hang on
-            self.trie.forget(name, prompt.keys, held + 1)
         if evidence.capacity != known:
             self.trie.add_replica(name, evidence.capacity)
-        if self.trie.held_by(name) < before:  # but this prompt was computed, all of it
-            self.trie.insert(name, prompt.keys, now)
+        elif not (restarted or lost):
+            return False
+        self.trie.insert(name, prompt.keys, now)  # this prompt was computed, all of it
         return restarted
 
     def _weigh(self, booking: Booking, evidence: Evidence, idle_s: float, cached: int, lost: bool, now: float) -> bool:
         """Take a warm prefix that came back after idle_s as evidence. True if the replica had lost its cache."""
-        since = booking.lease.since - idle_s
+        prompt, lease = booking.prompt, booking.lease
+        since = lease.since - idle_s
         if lost:
-            return evidence.lost(self._younger(booking, since), cached == 0, booking.lease.since)
+            end, believed = booking.matched_blocks * KEY_BYTES, self.trie.held_by(lease.replica)
+            younger = self._younger(booking, since) if evidence.learns_capacity else None
+            miss = Miss(prompt.client, prompt.keys[end - KEY_BYTES : end], lease.since, younger, believed, cached == 0)
+            return evidence.lost(miss, evidence.alone(now, self.trie.ttl_s))
         if cached:
             evidence.hit()
             if evidence.worth_measuring(idle_s, now):
                 evidence.kept(self._younger(booking, since))
         return False
 
-    def _younger(self, booking: Booking, since: float) -> int:
-        """Blocks of the replica, other than the prompt's own, that were used after `since`."""
-        return max(0, self.trie.used_since(booking.lease.replica, since) - booking.prompt.blocks)
+    def _younger(self, booking: Booking, since: float) -> int | None:
+        """Blocks of the replica, other than the prompt's own, that were used after `since`; None if too many to count."""
+        used = self.trie.used_since(booking.lease.replica, since)
+        return None if used is None else max(0, used - booking.prompt.blocks)
 
     # -- for metrics and proof
 
@@ -336,6 +307,8 @@ class Router:
         """Assert the invariants of all parts. O(everything)."""
         self.trie.check()
         self.ledger.check()
+        assert len(self._scales) <= MOST_SCALES
+        assert self.trie.pending_bytes >= 0
         assert set(self.trie.held()) == set(self._replicas) == set(self._evidence)
 
     def __repr__(self) -> str:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from router.router import Booking, Router
+from router.booking import Booking
+from router.router import Router
 from router.trie import RadixTrie
 from router.types import Outcome, Replica
 from router.workloads import Ask, Source

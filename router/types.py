@@ -28,25 +28,27 @@ class Prompt:
     keys: the keys of its full blocks.
     units: its whole length (the partial last block included), in bytes of canonical text or in token ids.
     block_units: the length of one block, in the same units.
-    scale: the name under which units per token are learned (a model); "" when a unit is a token.
+    scale: the name under which units per token are learned (a model's bounded label); "" when a unit is a token.
     session: the conversation that it belongs to, where the client names one; read by sticky policies only.
+    client: a hash of who asks, as far as the gateway can tell clients apart.
     """
 
-    __slots__ = ("block_units", "keys", "scale", "session", "units")
+    __slots__ = ("block_units", "client", "keys", "scale", "session", "units")
 
-    def __init__(self, keys: BlockKeys, units: int, block_units: int, scale: str, session: str = "") -> None:
+    def __init__(self, keys: BlockKeys, units: int, block_units: int, scale: str, session: str = "", client: int = 0) -> None:
         self.keys = keys
         self.units = units
         self.block_units = block_units
         self.scale = scale
         self.session = session
+        self.client = client
 
     @property
     def blocks(self) -> int:
         return len(self.keys) // KEY_BYTES
 
     def _fields(self) -> tuple[object, ...]:
-        return self.keys, self.units, self.block_units, self.scale, self.session
+        return self.keys, self.units, self.block_units, self.scale, self.session, self.client
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Prompt) and self._fields() == other._fields()
@@ -55,15 +57,20 @@ class Prompt:
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        return f"Prompt({self.keys!r}, {self.units}, {self.block_units}, {self.scale!r}, {self.session!r})"
+        return f"Prompt{self._fields()!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One model server process. capacity_tokens: the size of its KV cache, None when unknown (not bounded by us)."""
+    """One model server process.
+
+    capacity_tokens: the size of its KV cache, None when unknown (not bounded by us). context_tokens: the longest prompt that
+    it takes, None when unknown.
+    """
 
     name: str
     capacity_tokens: int | None = None
+    context_tokens: int | None = None
 
 
 class Cost(NamedTuple):

@@ -22,6 +22,7 @@ from router import Prompt, seed, text_keys, token_keys
 CHAT: Final = "chat"
 COMPLETION: Final = "completion"
 OTHER: Final = "other"
+TEXT: Final = "text"
 GUESS: Final = "guess"  # a chat if it has messages, else a completion: for a dry run, which has no path to tell
 
 _KINDS: Final[Mapping[str, str]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
@@ -230,23 +231,33 @@ def usage_edits(raw: bytes, body: Mapping[str, Any]) -> list[Edit]:
 
 
 def router_prompt(
-    api: ApiRequest, block_bytes: int, block_tokens: int, session: str = "", scope: tuple[str, ...] = ()
+    api: ApiRequest,
+    blocks: tuple[int, int],
+    scale: str = TEXT,
+    session: str = "",
+    client: int = 0,
+    scope: tuple[str, ...] = (),
 ) -> Prompt:
     """The prompt for the router: its block keys, in units of bytes of its canonical text, or of token ids.
 
     Seeded so that models and cache salts never match each other, nor do different scopes (names that the caller adds).
+    blocks: the length of a block in bytes, and in token ids. scale: the name under which bytes per token are learned.
 
-    O(length of the prompt), but for a request whose keys came with it: these were made with the blocks and the scope of then.
+    O(length of the prompt) the first time. From then on the request has the keys, and no longer the canonical prompt; one that
+    was parsed by another process has them from the beginning, made with the blocks and the scope of then.
     """
     if (made := api.made) is not None:
-        return Prompt(made.keys, made.units, made.block_units, made.scale, session)
+        return Prompt(made.keys, made.units, made.block_units, scale if made.scale else "", session, client)
     prompt = api.prompt
     if prompt is None:
-        return Prompt(b"", 0, block_bytes, api.model, session)
+        return Prompt(b"", 0, blocks[0], scale, session, client)
     name = seed(api.model, api.salt, *scope)
     if isinstance(prompt, bytes):
-        return Prompt(text_keys(prompt, block_bytes, name), len(prompt), block_bytes, api.model, session)
-    return Prompt(token_keys(prompt, block_tokens, name), len(prompt), block_tokens, "", session)
+        made = Prompt(text_keys(prompt, blocks[0], name), len(prompt), blocks[0], scale, session, client)
+    else:
+        made = Prompt(token_keys(prompt, blocks[1], name), len(prompt), blocks[1], "", session, client)
+    api.made, api.prompt = made, None
+    return made
 
 
 def error_body(error: GatewayError) -> bytes:

@@ -286,16 +286,17 @@ async def test_who_never_answered_has_lost_nothing() -> None:
 
 async def test_zero_hits_on_warm_prefixes_are_a_restart(caplog: pytest.LogCaptureFixture) -> None:
     """The router's judgement (`Booking.close`) is told and counted, and counts once with the start time that explains it."""
+    text = "All of it again, word by word. "
     async with engine(metrics=vllm(started=STARTED)) as replica, running(replica) as run:
-        replica.script = (answers(prompt=LONG_TOKENS, cached=2304),)
-        for _ in range(5):
-            await run.post(LONG)
+        prompts = [{**LONG, "messages": [{"role": "user", "content": f"{number}: {text * 300}"}]} for number in range(3)]
+        replica.script = (answers(prompt=LONG_TOKENS, cached=LONG_TOKENS - 10),)
+        for prompt in prompts * 2:
+            await run.post(prompt)
         replica.script = (answers(prompt=LONG_TOKENS, cached=0),)
         replica.pages["/metrics"] = vllm(started=STARTED + 60)
-        for _ in range(ENOUGH_REQUESTS):
-            await run.post(LONG)
-            if (await restarts(run, replica))["zero_hits"]:
-                break
+        for prompt in prompts:
+            assert (await restarts(run, replica))["zero_hits"] == 0
+            await run.post(prompt)
         (line,) = lines(caplog, "replica restarted?")
         assert (line["levelname"], line["replica"], line["reason"]) == ("WARNING", replica.name, "zero_hits")
         await look(run)

@@ -193,6 +193,8 @@ def test_replicas_that_join_and_leave_at_every_step() -> None:
     router.check()
     for name in list(router.replicas):
         router.remove(name)
+    while router.sweep(300.0):
+        router.check()
     assert repr(router) == "<Router cost, <Ledger >, <RadixTrie 0 nodes, 0 blocks on 0 replicas, 0 bytes>>", "nothing is left"
 
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.blocks import seed, shared_blocks, text_keys, token_keys
+from router.blocks import KEPT_CHARS, KEPT_SEEDS, seed, shared_blocks, text_keys, token_keys
 from router.types import KEY_BYTES
 
 
@@ -29,6 +32,19 @@ def test_seeds_keep_models_and_salts_apart() -> None:
     seeds = [seed("m", "a"), seed("m", "b"), seed("ma", ""), seed("m", "", "a"), seed("m")]
     assert len({text_keys(b"same text", 4, value) for value in seeds}) == len(seeds)
     assert seed("m", "a") == seed("m", "a")
+    assert seed("m", "x" * 10**6) == seed("m", "x" * 10**6) != seed("m", "x" * (10**6 + 1))
+
+
+def test_no_name_however_long_is_kept() -> None:
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(3 * KEPT_SEEDS):
+            seed("m", f"{number}" + "x" * 20_000)
+            seed("m", f"{number}" + "\N{GRINNING FACE}" * (KEPT_CHARS - 10))
+        assert tracemalloc.get_traced_memory()[0] < 3 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_token_ids_share_keys_like_text() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 from collections import OrderedDict
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.evidence import GROWTH, MEASURE_S, RESTART_MISSES, Evidence
+from router.evidence import GROWTH, MEASURE_S, RESTART_MISSES, Evidence, Miss
 
 ROW = [False] * (RESTART_MISSES - 1) + [True]
 
@@ -18,9 +19,17 @@ def unknown(**known: Any) -> Evidence:
     return Evidence(learns_capacity=True, **{"hits": True, "held": 100, **known})
 
 
+numbers = itertools.count()
+
+
+def miss(younger: int | None = 50, *, nothing: bool = True, sent: float = 1.0, client: int = 1, prefix: bytes = b"") -> Miss:
+    """A miss that cannot be for want of room, unless it says so; of another prompt each time."""
+    return Miss(client, prefix or str(next(numbers)).encode(), sent, younger, 10_000, nothing)
+
+
 def gone(evidence: Evidence, younger: int = 50, cached_nothing: bool = True, sent: float = 1.0) -> bool:
-    """A miss that cannot be for want of room, unless it says so."""
-    return evidence.lost(younger, cached_nothing, sent)
+    """Of a client that is alone."""
+    return evidence.lost(miss(younger, nothing=cached_nothing, sent=sent), True)
 
 
 # -- restarts
@@ -76,12 +85,68 @@ def test_who_never_reports_a_hit_never_restarts() -> None:
     assert not any(gone(evidence, sent=5.0) for _ in range(50)), "nor does it twice, without a hit between"
 
 
+def test_the_same_prompt_again_and_again_is_no_restart() -> None:
+    evidence = unknown()
+    assert not any(evidence.lost(miss(prefix=b"the same"), True) for _ in range(50))
+    assert [gone(evidence) for _ in ROW[1:]] == ROW[1:], "two others"
+
+
+def test_one_client_of_several_makes_no_restart() -> None:
+    evidence = unknown()
+    assert not any(evidence.lost(miss(client=1), False) for _ in range(50))
+    assert evidence.lost(miss(client=2), False), "but two do"
+    evidence.purged(2.0)
+    evidence.hit()
+    assert not any(evidence.lost(miss(client=client, sent=3.0), False) for client in (1, 2)), "of three prompts"
+    assert evidence.lost(miss(client=1, sent=3.0), False)
+
+
+def test_a_client_is_alone_when_no_other_came_for_a_while() -> None:
+    evidence = unknown()
+    assert evidence.alone(0.0, 10.0)
+    evidence.came(1, 0.0)
+    assert evidence.alone(0.0, 10.0), "the first"
+    evidence.came(2, 5.0)
+    evidence.came(2, 14.0)
+    assert [evidence.alone(now, 10.0) for now in (5.0, 14.9, 15.0, 15.1)] == [False, False, False, True]
+    evidence.came(1, 20.0)
+    assert not evidence.alone(20.0, 10.0)
+
+
 # -- how large a cache is
+
+
+def test_one_observation_halves_a_capacity_at_most() -> None:
+    evidence = unknown(held=0)
+    capacities = []
+    for _ in range(4):
+        evidence.lost(Miss(1, b"x", 1.0, 10, 800, True), True)
+        capacities.append(evidence.capacity)
+    assert capacities == [400, 200, 100, 50]
+
+
+def test_nobody_shrinks_a_capacity_twice_in_a_row_that_others_use() -> None:
+    evidence = unknown(held=0)
+    capacities = []
+    for client in (1, 1, 1, 2, 2, 1):
+        evidence.lost(Miss(client, b"x", 1.0, 10, 800, True), False)
+        capacities.append(evidence.capacity)
+    assert capacities == [400, 400, 400, 200, 200, 100]
+
+
+def test_too_much_to_count_says_nothing() -> None:
+    evidence = unknown()
+    assert not any(evidence.lost(miss(None), True) for _ in range(10))
+    assert evidence.capacity is None
+    evidence.kept(None)
+    assert evidence.held == 100
+    told = Evidence(learns_capacity=False, hits=True)
+    assert [told.lost(miss(None), True) for _ in ROW] == ROW, "where we forget by the engine's word, nobody counts"
 
 
 def test_a_lost_prefix_bounds_the_capacity() -> None:
     evidence = unknown(held=0)
-    for younger, capacity in ((900, 900), (1000, 900), (700, 700)):
+    for younger, capacity in ((9000, 9000), (9900, 9000), (7000, 7000)):
         assert not gone(evidence, younger)
         assert evidence.capacity == capacity, "the tightest of all"
 
@@ -90,9 +155,9 @@ def test_a_cache_holds_no_less_than_it_has_held() -> None:
     evidence = unknown(held=0)
     for younger in (300, 500, 400):
         evidence.kept(younger)
-    gone(evidence, younger=500)
+    evidence.lost(Miss(1, b"x", 1.0, 500, 700, True), True)
     assert evidence.capacity is None
-    gone(evidence, younger=501)
+    evidence.lost(Miss(1, b"x", 1.0, 501, 700, True), True)
     assert evidence.capacity == 501
 
 
@@ -141,7 +206,7 @@ def test_the_capacity_of_an_lru_cache_is_found(size: int) -> None:
             if block in cache:
                 evidence.kept(younger)
             else:
-                gone(evidence, younger)
+                evidence.lost(miss(younger), True)
         for order in (cache, asked):
             order[block] = None
             order.move_to_end(block)
@@ -172,6 +237,6 @@ def test_whatever_happens_a_capacity_is_above_all_that_was_held(learns: bool, st
             evidence.purged(at)
         elif kind == "held_more":
             evidence.held_more(blocks)
-        elif evidence.lost(blocks, kind == "lost", at):
+        elif evidence.lost(miss(blocks, nothing=kind == "lost", sent=at), True):
             evidence.purged(at)
         assert evidence.capacity is None or (learns and evidence.capacity > evidence.held)

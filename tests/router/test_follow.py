@@ -32,7 +32,7 @@ def telling() -> tuple[Router, Journal]:
 class FollowedRouter(RouterMachine):
     """All that may happen to a router happens; another that only hears of it knows the same after each step."""
 
-    @initialize(memory=st.sampled_from([3000, 1 << 20]), capacity=st.none() | st.integers(1, 10))
+    @initialize(memory=st.sampled_from([3000, 30_000, 1 << 20]), capacity=st.none() | st.integers(1, 10))
     def start(self, memory: int, capacity: int | None) -> None:  # type: ignore[override]
         self.other = Router(policy="cost", ttl_s=10, memory_bytes=memory, chance=random.Random(2))
         self.follower = Follower(self.other)
@@ -72,7 +72,8 @@ class FollowedRouter(RouterMachine):
     @rule()
     def sweep(self) -> None:
         super().sweep()
-        self.other.trie.expire(self.now)
+        while self.other.sweep(self.now):
+            self.other.check()
 
     @invariant()
     def the_other_knows_the_same(self) -> None:

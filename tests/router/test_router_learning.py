@@ -117,6 +117,32 @@ def test_an_engine_that_always_reports_zero_has_not_restarted() -> None:
     assert router.trie.evicted["purge"] == 0
 
 
+def test_a_client_among_others_makes_no_restart_alone() -> None:
+    router = router_with("r1", capacity=1000)
+    for number in range(10):
+        served(router, of_client(numbered(number), number % 2), 0.0)
+    served(router, of_client(numbered(9), 1), 1.0, cached=10)
+    for number in range(6):
+        assert not router.choose(of_client(numbered(number), 2), R1, 10.0).close(Outcome(True, 10, 0), 11.0)
+    assert router.trie.match(numbered(8).keys, 11.0) == {"r1": 10}
+    assert router.choose(of_client(numbered(7), 1), R1, 12.0).close(Outcome(True, 10, 0), 13.0), "another has seen it too"
+    assert router.trie.match(numbered(8).keys, 13.0) == {}
+
+
+def test_a_client_that_has_a_replica_to_itself_makes_a_restart_alone() -> None:
+    router = router_with("r1", capacity=1000, ttl_s=100.0)
+    served(router, of_client(numbered(20), 1), 0.0)
+    for number in range(5):
+        served(router, of_client(numbered(number), 2), 90.0)
+    served(router, of_client(numbered(4), 2), 91.0, cached=10)
+    lost = [router.choose(of_client(numbered(number), 2), R1, 95.0 + 50 * number) for number in range(4)]
+    assert [booking.close(Outcome(True, 10, 0), 95.1 + 50 * turn) for turn, booking in enumerate(lost)][:2] == [False, False]
+
+
+def of_client(prompt: Prompt, client: int) -> Prompt:
+    return Prompt(prompt.keys, prompt.units, prompt.block_units, prompt.scale, client=client)
+
+
 def test_a_hit_among_the_misses_is_no_restart() -> None:
     router = router_with("r1", capacity=1000)
     for number in range(9):
@@ -271,7 +297,7 @@ def test_only_what_does_not_fit_must_be_forgotten() -> None:
     router = router_with("r1", capacity=100)
     for number, now in ((0, 0.0), (1, 90.0), (2, 90.0)):
         router.trie.insert("r1", numbered(number, 50).keys, now)
-    router.trie.forget("r1", numbered(1, 50).keys, 25)  # so that there is room for half of what comes
+    router.trie.add_replica("r1", 125)  # so that there is room for half of what comes
     half = router.rank(numbered(99, 50), R1, 90.0)[0].best.cost.evicted_s
     full = router.rank(numbered(99, 25 + 50), R1, 90.0)[0].best.cost.evicted_s
     assert half == pytest.approx(25 / 8000)

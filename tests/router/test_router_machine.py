@@ -18,11 +18,12 @@ NAMES = ["r1", "r2", "r3"]
 nonsense = st.sampled_from([-(10**9), 10**12])
 counts = st.none() | st.integers(0, 12) | nonsense
 prompts = st.builds(
-    lambda text, more, scale, session: Prompt(keys_of(text), len(text) + more, 1, scale, session),
+    lambda text, more, scale, session, client: Prompt(keys_of(text), len(text) + more, 1, scale, session, client),
     letters,
     st.integers(0, 3) | st.just(20_000),  # units beyond the last full block, few or many
     st.sampled_from(["", "m", "n"]),
     st.sampled_from(["", "", "alice", "bob"]),
+    st.integers(1, 3),
 )
 
 
@@ -36,7 +37,7 @@ def shown(router: Router) -> str:
 class RouterMachine(CountedMachine):
     @initialize(
         policy=st.just("cost") | st.sampled_from(sorted(POLICIES)),
-        memory=st.sampled_from([3000, 1 << 20]),
+        memory=st.sampled_from([3000, 30_000, 1 << 20]),
         capacity=st.none() | st.integers(1, 10),
     )
     def start(self, policy: str, memory: int, capacity: int | None) -> None:
@@ -53,7 +54,6 @@ class RouterMachine(CountedMachine):
     def join(self, name: str, capacity: int | None) -> None:
         """Anew, again, or with another capacity."""
         self.router.add(Replica(name, capacity), block_tokens=1)
-        assert capacity is None or self.router.trie.held_by(name) <= capacity
 
     @rule(name=replicas)
     def leave(self, name: str) -> None:
@@ -148,7 +148,12 @@ class RouterMachine(CountedMachine):
 
     @rule()
     def sweep(self) -> None:
-        self.router.trie.expire(self.now)
+        while self.router.sweep(self.now):
+            self.router.check()
+        trie = self.router.trie
+        for name, replica in self.router.replicas.items():
+            for capacity in (replica.capacity_tokens, self.router.learned_capacity(name)):
+                assert capacity is None or trie.held_by(name) - trie.pending_of(name) <= capacity
 
     def one(self, data: st.DataObject) -> Booking:
         return data.draw(st.sampled_from(self.bookings))
@@ -158,9 +163,8 @@ class RouterMachine(CountedMachine):
         self.router.check()
         assert self.router.trie.size_bytes <= self.bound
         assert len(self.router.rents) <= MAX_PREFIXES
-        for name in NAMES:
-            capacity = self.router.learned_capacity(name)
-            assert capacity is None or self.router.trie.held_by(name) <= capacity
+        if not self.open:
+            assert self.router.trie.pending_bytes == 0
         assert self.router.ledger.open_leases == len(self.open)
         expected = {booking.lease.replica for booking in self.open} | self.router.replicas.keys()
         assert self.router.ledger.loads.keys() <= expected, "the load of a replica that left long ago"

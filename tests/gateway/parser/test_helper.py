@@ -65,7 +65,7 @@ def test_it_is_the_same_as_parsing_at_once(body: dict[str, Any], kind: str, tail
     there = wire.Parsed(*fields)
     here = (api.kind, api.model, api.salt, api.stream, api.strip_usage, api.body)
     assert (there.kind, there.model, there.salt, there.stream, there.strip_usage, apply(raw, there.edits)) == here
-    prompt = openai.router_prompt(api, *BLOCKS)
+    prompt = openai.router_prompt(api, BLOCKS)
     assert there.prompt == (None if api.prompt is None else (prompt.keys, prompt.units, prompt.block_units, prompt.scale))
 
 
@@ -74,7 +74,7 @@ def test_a_scope_keeps_keys_apart() -> None:
     keys = [wire.Parsed(*parsed(openai.COMPLETION, raw, scope)[1:]).prompt for scope in ((), ("a",), ("b",))]
     assert len(set(keys)) == 3
     api = openai.parse(openai.COMPLETION, raw)
-    prompt = openai.router_prompt(api, *BLOCKS, scope=("a",))
+    prompt = openai.router_prompt(api, BLOCKS, scope=("a",))
     assert keys[1] == (prompt.keys, prompt.units, prompt.block_units, prompt.scale)
 
 
