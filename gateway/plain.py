@@ -42,9 +42,10 @@ _UNUSUAL: Final = frozenset(
 
 
 class Head:
-    """A plain head, less its Content-Length. onward: its lines for a replica, once they are made (`failover.py`). direct:
-    whether no proxy had a part in it, once that is known (`access.py`). client: a number of the key and tenant that it names, 0: it
-    names nobody (`outgoing.py`).
+    """A plain head, less its Content-Length. What is worked out of it is kept, for the next request with the same head:
+
+    onward: its lines for a replica (`relay.py`). direct: whether no proxy had a part in it (`access.py`). client: a number of the
+    key and tenant that it names, 0: it names nobody (`outgoing.py`).
     """
 
     __slots__ = ("client", "direct", "fields", "headers", "method", "onward", "target")
