@@ -44,8 +44,8 @@ _UNUSUAL: Final = frozenset(
 class Head:
     """A plain head, less its Content-Length. What is worked out of it is kept, for the next request with the same head:
 
-    onward: its lines for a replica (`relay.py`). direct: whether no proxy had a part in it (`access.py`). client: a number of the
-    key and tenant that it names, 0: it names nobody (`outgoing.py`).
+    onward: its lines for a replica (`relay.py`). direct: whether no proxy had a part in it (`access.py`). client: a number of
+    the key and tenant that it names, 0: it names nobody (`outgoing.py`).
     """
 
     __slots__ = ("client", "direct", "fields", "headers", "method", "onward", "target")
