@@ -1,10 +1,17 @@
-"""Settings for all tests: hypothesis profiles, chosen by HYPOTHESIS_PROFILE (CONTRIBUTING.md lists them)."""
+"""Settings for all tests: signals, hypothesis profiles, chosen by HYPOTHESIS_PROFILE (CONTRIBUTING.md lists them)."""
 
 from __future__ import annotations
 
 import os
+import signal
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+pytest.register_assert_rewrite("tests.chaos.stage")
+# A shell without job control starts what is in the background with SIGINT ignored, and so would be what tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A loaded machine is no reason to fail: pytest-timeout limits a test's time.
 settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])

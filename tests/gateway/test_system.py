@@ -155,7 +155,7 @@ class Readers:
 
 async def test_killing_a_replica_changes_no_text_where_streams_are_resumed(tmp_path: Path) -> None:
     indexes = [index for index in range(300) if 30 < len(undisturbed(question(index))) < 90][:60]
-    simulated = ("replica", "--engine", "sim", "--port", "0", "--prefill-rate", "20000", "--decode-rate", "30")
+    simulated = ("replica", "--engine", "sim", "--port", "0", "--prefill-rate", "20000", "--decode-rate", "15")
     with contextlib.ExitStack() as stack:
         replicas = [stack.enter_context(started(f"replica {number}", *simulated)) for number in range(2)]
         file = tmp_path / "config.yaml"

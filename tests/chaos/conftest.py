@@ -1,5 +1,0 @@
-"""Settings for these tests."""
-
-import pytest
-
-pytest.register_assert_rewrite("tests.chaos.stage")
