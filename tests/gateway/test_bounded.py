@@ -162,7 +162,7 @@ async def test_a_flood_of_names_leaves_no_more_behind_than_the_tables_hold() -> 
                 "prices": {"*": {"input": 1.0, "output": 1.0}},
                 "pools": [{"replicas": [replica.url], "models": ["*"]}],
             }
-            gateway = compose(load(None, config, env={}), RequestLog(Output(nowhere), logging.INFO))
+            gateway = compose(load(None, config, env={}), RequestLog(Output(nowhere.write), logging.INFO))
             async with serving_runner(gateway, make_runner(gateway)) as run:
                 sizes = []
                 for number in range(FILL + FLOOD):

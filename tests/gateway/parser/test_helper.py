@@ -65,8 +65,8 @@ def test_it_is_the_same_as_parsing_at_once(body: dict[str, Any], kind: str, tail
     there = wire.Parsed(*fields)
     here = (api.kind, api.model, api.salt, api.stream, api.strip_usage, api.body)
     assert (there.kind, there.model, there.salt, there.stream, there.strip_usage, apply(raw, there.edits)) == here
-    prompt = openai.router_prompt(api, BLOCKS)
-    assert there.prompt == (None if api.prompt is None else (prompt.keys, prompt.units, prompt.block_units, prompt.scale))
+    known, prompt = api.has_prompt, openai.router_prompt(api, BLOCKS)
+    assert there.prompt == ((prompt.keys, prompt.units, prompt.block_units, prompt.scale) if known else None)
 
 
 def test_a_scope_keeps_keys_apart() -> None:
