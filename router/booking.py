@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from router.holds import Hold
 from router.load import Lease
 from router.types import Candidate, Decision, Outcome, Prompt
 
@@ -16,11 +17,11 @@ class Booking:
     """One request's way through the router: its decision and its open lease. `Router.choose` makes it, `close` ends it.
 
     matched_blocks: those of the prompt that the lease's replica was believed to hold. number: in the journal. idle_s: for how
-    long the match had not been used there. pending: the credit was neither confirmed nor taken back; reserved: bytes of the
-    index that it keeps from being used for others.
+    long the match had not been used there. pending: the credit was neither confirmed nor taken back; tail: where it ends in the
+    index; reserved: bytes of the index that it keeps from being used for others.
     """
 
-    __slots__ = ("_decision", "_router", "idle_s", "lease", "matched_blocks", "number", "pending", "prompt", "reserved")
+    __slots__ = ("_decision", "_router", "idle_s", "lease", "matched_blocks", "number", "pending", "prompt", "reserved", "tail")
 
     def __init__(self, router: Router, prompt: Prompt, lease: Lease, matched_blocks: int) -> None:
         self._router = router
@@ -31,6 +32,7 @@ class Booking:
         self.matched_blocks = matched_blocks
         self.idle_s: float | None = None
         self.pending = False
+        self.tail: Hold | None = None
         self.reserved = 0
 
     @property

@@ -74,17 +74,18 @@ class UseList:
     """One replica's holds, stale to fresh, as a ring around a sentinel. All operations O(1) but `used_since`.
 
     blocks: of all holds; pending: those of them that are not confirmed; count: holds. floor: of a list of purged holds, the
-    time of the last purge: every hold in it was last used by then, and every live hold of the replica after it. survivor_used:
-    when the stalest block was last used that is not doomed, if any is.
+    time of the last purge: every hold in it was last used by then, and every live hold of the replica after it. dooms: some
+    of its holds are doomed; survivor_used: when the stalest block was last used that is not.
     """
 
-    __slots__ = ("blocks", "capacity", "count", "floor", "pending", "ring", "survivor_used")
+    __slots__ = ("blocks", "capacity", "count", "dooms", "floor", "pending", "ring", "survivor_used")
 
     def __init__(self, ring: Hold, capacity: int | None) -> None:
         self.ring = ring
         ring.staler = ring.fresher = ring
         self.capacity = capacity  # blocks; None: unbounded
         self.floor = float("-inf")
+        self.dooms = False
         self.survivor_used = float("-inf")
         self.blocks = 0
         self.pending = 0
@@ -101,7 +102,8 @@ class UseList:
         while hold is not ring and hold.doomed:
             hold.doomed = 0
             hold = hold.fresher
-        if excess <= 0:
+        self.dooms = excess > 0
+        if not self.dooms:
             return
         hold = ring.fresher
         while hold is not ring and most_holds:
@@ -205,3 +207,4 @@ class UseList:
         self.pending += other.pending
         self.count += other.count
         other.blocks = other.pending = other.count = 0
+        other.dooms = False

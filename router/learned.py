@@ -31,8 +31,8 @@ class Ratio:
 
     def after(self, over: float, under: float, weight: float) -> float:
         """What the value would be after `learn`."""
-        keep = math.pow(0.5, weight / self._half_life)
-        return (self._over * keep + over) / (self._under * keep + under)
+        fades = math.exp2(weight / self._half_life)
+        return (self._over / fades + over) / (self._under / fades + under)
 
     def near(self, seen: float) -> float:
         """What was seen, but no further than a factor of two from what is believed: one observation may be wrong."""

@@ -122,10 +122,11 @@ class ReplicaLoad:
         """Take one prefill (uncached tokens, service time) into the rate, which it moves by a factor of two at most."""
         if tokens <= 0 or seconds <= 0:
             return
-        rate, weight = self.rate, float(tokens)
-        if not rate.value / 2 <= rate.after(weight, seconds, weight) <= rate.value * 2:
+        rate, weight, seen = self.rate, float(tokens), tokens / seconds
+        outlier = not rate.value / 2 <= seen <= rate.value * 2
+        if outlier and not rate.value / 2 <= rate.after(weight, seconds, weight) <= rate.value * 2:
             weight = min(weight, RATE_HALF_LIFE_TOKENS)
-            seconds = weight / rate.near(tokens / seconds)
+            seconds = weight / rate.near(seen)
         rate.learn(weight, seconds, weight)
 
 

@@ -18,6 +18,7 @@ Several processes may route for the same replicas: each tells its journal what i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -54,6 +55,7 @@ class Router:
         self._replicas: dict[str, Replica] = {}
         self._evidence: dict[str, Evidence] = {}
         self._scales = Scales()
+        self._least_context = math.inf  # tokens: what every replica takes
 
     def retune(self, *, policy: str, ttl_s: float, memory_bytes: int) -> None:
         """From now on by this policy (one that stays keeps what it remembers) and within these bounds. O(1)."""
@@ -80,6 +82,7 @@ class Router:
         """A replica joined, or its bounds changed. block_tokens: the length of a block, to bound what we believe it holds."""
         known, capacity = self._replicas.get(replica.name), replica.capacity_tokens
         self._replicas[replica.name] = replica
+        self._least_context = min(map(_context_of, self._replicas.values()))
         if known is not None and known.capacity_tokens == capacity:
             return
         self._evidence[replica.name] = Evidence(learns_capacity=capacity is None)
@@ -147,8 +150,9 @@ class Router:
     def confirm(self, booking: Booking, now: float) -> None:
         """The replica has computed the booking's prompt, here or as another process has seen."""
         if booking.pending:
+            tail = booking.tail
             self._settled(booking)
-            self.trie.confirm(booking.lease.replica, booking.prompt.keys, now)
+            self.trie.confirm(booking.lease.replica, booking.prompt.keys, now, tail)
 
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""
@@ -229,7 +233,7 @@ class Router:
         name, now = lease.replica, lease.since
         self._policy.booked(name)
         booking.idle_s = idle_s = self.trie.insert(name, self._creditable(booking), now, confirmed=False)
-        booking.pending, booking.reserved = True, self.trie.reserved
+        booking.pending, booking.tail, booking.reserved = True, self.trie.tail, self.trie.reserved
         if idle_s is not None:
             matched = lease.prompt_tokens - lease.uncached_tokens
             next_turn = matched * 2 >= lease.prompt_tokens
@@ -238,11 +242,10 @@ class Router:
     def _creditable(self, booking: Booking) -> BlockKeys:
         """The keys of what the booking's replica can hold of the prompt, by our estimate of its tokens."""
         prompt, tokens = booking.prompt, booking.lease.prompt_tokens
-        replica = self._replicas.get(booking.lease.replica)
-        if replica is None:
+        if tokens <= self._least_context:
             return prompt.keys
-        most = replica.context_tokens or replica.capacity_tokens
-        if most is None or tokens <= most:
+        most = _context_of(self._replicas.get(booking.lease.replica))
+        if tokens <= most:
             return prompt.keys
         return prompt.keys[: int(most * self.units_per_token(prompt.scale) / prompt.block_units) * KEY_BYTES]
 
@@ -257,7 +260,7 @@ class Router:
     def _settled(self, booking: Booking) -> None:
         """The booking's credit is no longer pending."""
         self.trie.pending_bytes -= booking.reserved
-        booking.pending, booking.reserved = False, 0
+        booking.pending, booking.tail, booking.reserved = False, None, 0
 
     def _believe(self, booking: Booking, evidence: Evidence, cached: int, now: float) -> bool:
         """Take in what the engine says that it held. True if it had lost its cache."""
@@ -313,3 +316,8 @@ class Router:
 
     def __repr__(self) -> str:
         return f"<Router {self.policy_name}, {self.ledger!r}, {self.trie!r}>"
+
+
+def _context_of(replica: Replica | None) -> float:
+    """The tokens of the longest prompt that a replica can hold, as far as that is known."""
+    return (replica and (replica.context_tokens or replica.capacity_tokens)) or math.inf

@@ -39,7 +39,7 @@ class Scales:
             scale = self._known[name] = Ratio(DEFAULT_UNITS_PER_TOKEN, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
             if len(self._known) > MOST_SCALES:
                 self._known.popitem(last=False)
-        else:
+        elif len(self._known) > MOST_SCALES // 2:
             self._known.move_to_end(name)
         weight = min(float(tokens), SCALE_HALF_LIFE_TOKENS)
         scale.learn(scale.near(units / tokens) * weight, weight, weight)

@@ -41,6 +41,7 @@ class Tree:
     def __init__(self, max_edges: int) -> None:
         self.max_edges = max_edges
         self.credited = 0  # leading blocks that the last `_credit` credited
+        self.tail: Hold | None = None  # the deepest of the holds that it used
         self._root = Node(b"", None, {})
         self._none: dict[bytes, Node] = {}  # the children of a leaf, which gets none: its edge is lengthened, or split
         self._uses: dict[str, UseList] = {}
@@ -128,6 +129,7 @@ class Tree:
                 end = at
         self.credited = end // KEY_BYTES
         used: float | None = None
+        tail: Hold | None = None
         blocks, parent = shared, node.parent
         while parent is not None:
             if self._dead:
@@ -137,9 +139,12 @@ class Tree:
                 self._holds += 1
             elif used is None and last > stale:
                 used = last
-            if len(node.children) == 1:
-                self._merge(node)
+            hold = uses.ring.staler  # the one that was just used
+            merged = len(node.children) == 1 and self._merge(node)
+            if tail is None or (merged and tail.blocks == 0):
+                tail = hold
             node, blocks, parent = parent, parent.length, parent.parent
+        self.tail = tail
         return used
 
     def _bury(self, node: Node, replica: str) -> None:
@@ -195,15 +200,15 @@ class Tree:
                 hold.doomed -= above.doomed
         return upper
 
-    def _merge(self, node: Node) -> None:
+    def _merge(self, node: Node) -> bool:
         """Undo a split that no longer divides anything: one child, and each of its holds was used with the one above."""
         if len(node.children) != 1 or node is self._root:
-            return
+            return False
         (child,) = node.children.values()
         for replica, hold in child.holders.items():
             above = node.holders[replica]
             if hold.fresher is not above or hold.used != above.used:
-                return
+                return False
         self._reshaped()
         for replica, hold in child.holders.items():
             above, uses = node.holders[replica], self._list_of(replica, hold)
@@ -213,6 +218,7 @@ class Tree:
                 uses.pending += hold.confirmed
             above.blocks += hold.blocks
             above.doomed += hold.doomed
+            hold.blocks = 0  # tells `_credit` that it is gone
             uses.unlink(hold)
         self._holds -= len(child.holders)
         child.holders.clear()  # else they keep each other alive until a garbage collection, past the memory bound
@@ -223,6 +229,7 @@ class Tree:
             grandchild.parent = node
         node.height = child.height
         self._lower(node)
+        return True
 
     def _raise(self, node: Node) -> None:
         """The tree above `node` is at least so high that it has room for it. O(edges above it)."""

@@ -45,7 +45,7 @@ class RadixTrie(Tree):
         self.evicted = dict.fromkeys(("ttl", "capacity", "memory", "purge", "correction"), 0)  # blocks forgotten, by why
         self.now = float("-inf")
         self.lifetime: Ratio | None = None  # seconds that blocks go unused before they are evicted for want of room
-        self.reserved = 0  # bytes that the last insert, a pending one, has taken of the share for those
+        self.reserved = 0  # bytes that the last insert, a pending one, may have taken of the share for those
         self.pending_bytes = 0  # reserved by all, and not given back
         self._insert_holds = insert_holds
 
@@ -80,9 +80,9 @@ class RadixTrie(Tree):
         uses = self._uses.get(replica)
         if uses is None or uses.capacity is None or not uses.count:
             return 0, 0.0
-        stalest, held = uses.ring.fresher, uses.blocks
+        held = uses.blocks
         out = (held if held < uses.capacity else uses.capacity) + blocks - uses.capacity
-        return (out if out > 0 else 0), uses.survivor_used if stalest.doomed else stalest.used
+        return (out if out > 0 else 0), uses.survivor_used if uses.dooms else uses.ring.fresher.used
 
     def used_since(self, replica: str, since: float) -> int | None:
         """Blocks of a replica that were used after `since`; None if it is too much to count. O(holds used after it)."""
@@ -145,6 +145,7 @@ class RadixTrie(Tree):
         while their request was running). `credited` and `reserved` say how much it came to.
         """
         self.credited = self.reserved = 0
+        self.tail = None
         uses = self._uses.get(replica)
         if uses is None:
             return None
@@ -152,32 +153,36 @@ class RadixTrie(Tree):
         if uses.capacity is not None and uses.capacity * KEY_BYTES < len(keys):
             keys = keys[: uses.capacity * KEY_BYTES]
         used: float | None = None
-        if keys and (confirmed or self._fits(keys)):
-            size = self.size_bytes
-            used = self._credit(replica, uses, keys, now, now - self.ttl_s, confirmed)
-            if not confirmed:
-                self.reserved = max(0, self.size_bytes - size)
-                self.pending_bytes += self.reserved
-        self._enforce(replica, uses)
+        if confirmed:
+            if keys:
+                used = self._credit(replica, uses, keys, now, now - self.ttl_s, True)
+            self._enforce(replica, uses)
+        else:
+            if keys and self._reserve(keys):
+                used = self._credit(replica, uses, keys, now, now - self.ttl_s, False)
+            self._expire(replica, uses, self._insert_holds)
+            self._foresee(uses)
         return None if used is None else now - used
 
-    def confirm(self, replica: str, keys: BlockKeys, now: float) -> None:
+    def confirm(self, replica: str, keys: BlockKeys, now: float, tail: Hold | None = None) -> None:
         """The replica has computed the prompt: what was credited as pending is firm, and credited again if it is gone.
 
-        O(edges on the path), plus O(1) amortised for each hold that is dropped.
+        tail: of its insert, which saves a walk. O(edges on the path), plus O(1) amortised for each hold that is dropped.
         """
         uses = self._uses.get(replica)
         if uses is None:
             return
-        path, start, shared = self._walk(keys)
-        node = path[-1] if path else self._root
-        hold = node.holders.get(replica)
-        whole = hold is not None and hold.blocks >= shared and (start + shared) * KEY_BYTES == len(keys)
-        if hold is None or not whole or hold.used <= max(self.now, now) - self.ttl_s or self._is_dead(replica, hold):
+        self.now = now = max(self.now, now)
+        blocks = self._end_in(tail, replica, keys) if tail is not None else 0
+        if not blocks:
+            path, start, shared = self._walk(keys)
+            tail = path[-1].holders.get(replica) if path else None
+            blocks = shared if (start + shared) * KEY_BYTES == len(keys) else 0
+        gone = tail is None or not 0 < blocks <= tail.blocks or tail.used <= now - self.ttl_s
+        if tail is None or gone or (self._dead and self._is_dead(replica, tail)):
             self.insert(replica, keys, now)
             return
-        self.now = max(self.now, now)
-        blocks = shared
+        hold = tail
         while hold.confirmed < blocks:
             uses.confirm(hold, blocks)
             parent = hold.node.parent
@@ -185,6 +190,18 @@ class RadixTrie(Tree):
                 break
             hold, blocks = parent.holders[replica], parent.length
         self._enforce(replica, uses)
+
+    def _end_in(self, tail: Hold, replica: str, keys: BlockKeys) -> int:
+        """How many blocks of the tail's edge end the prompt; 0 if its path does not end there any more. O(edges above)."""
+        node = tail.node
+        if node.holders.get(replica) is not tail:
+            return 0
+        end, parent = len(keys), node.parent
+        while parent is not None:
+            end -= len(parent.edge)
+            parent = parent.parent
+        # The last key stands for all before it.
+        return end // KEY_BYTES if end > 0 and node.edge[end - KEY_BYTES : end] == keys[-KEY_BYTES:] else 0
 
     def take_back(self, replica: str, keys: BlockKeys) -> None:
         """The replica did not compute the prompt: forget what of it is pending, up to where another prompt goes on.
@@ -227,12 +244,16 @@ class RadixTrie(Tree):
         self._enforce_memory()
         return left <= 0
 
-    def _fits(self, keys: BlockKeys) -> bool:
+    def _reserve(self, keys: BlockKeys) -> bool:
         """Whether a pending credit has room in the share for those: a leaf and a split at most, and a hold on each node."""
         path, start, shared = self._walk(keys)
         holds = len(path) + 2 + (len(path[-1].holders) if path else 0)
         growth = len(keys) - (start + shared) * KEY_BYTES + 2 * NODE_BYTES + holds * HOLD_BYTES
-        return self.pending_bytes + growth <= self.max_bytes // PENDING_SHARE
+        if self.pending_bytes + growth > self.max_bytes // PENDING_SHARE:
+            return False
+        self.reserved = growth
+        self.pending_bytes += growth
+        return True
 
     def _enforce(self, replica: str, uses: UseList) -> None:
         left = self._insert_holds
@@ -246,9 +267,10 @@ class RadixTrie(Tree):
     def _foresee(self, uses: UseList) -> None:
         """Nobody counts on what must go once all that is pending is confirmed: half of the capacity at most."""
         capacity = uses.capacity
-        excess = 0 if capacity is None else min(uses.blocks - capacity, capacity // 2)
-        if excess > 0 or uses.ring.fresher.doomed:
-            uses.foresee(excess, MOST_FORESEEN)
+        if capacity is not None and uses.blocks > capacity:
+            uses.foresee(min(uses.blocks - capacity, capacity // 2), MOST_FORESEEN)
+        elif uses.dooms:
+            uses.foresee(0, MOST_FORESEEN)
 
     def _reclaim(self, left: int) -> int:
         """Free dead holds, at most `left` of them. Returns how many may still be dropped."""

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
+from router.holds import Hold
 from router.tree import MAX_EDGES
 from router.trie import MOST_COUNTED, SWEEP_HOLDS, RadixTrie
 from tests.machines import STEPS, CountedMachine, steps_of
@@ -144,6 +145,7 @@ class TrieMachine(CountedMachine):
     def begin(self, trie: RadixTrie) -> None:
         self.trie, self.oracle, self.now = trie, Oracle(), 0.0
         self.prompts: set[bytes] = {b""}
+        self.tails: dict[tuple[str, bytes], Hold | None] = {}
 
     @rule(replica=replicas, capacity=st.none() | st.integers(0, 12))
     def add(self, replica: str, capacity: int | None) -> None:
@@ -166,6 +168,7 @@ class TrieMachine(CountedMachine):
     def insert(self, replica: str, prompt: bytes, confirmed: bool) -> None:
         self.prompts.add(prompt)
         idle = self.trie.insert(replica, keys_of(prompt), self.now, confirmed=confirmed)
+        self.tails[replica, prompt] = self.trie.tail
         credited = prompt[: self.trie.credited]
         assert idle == self.oracle.insert(replica, credited, self.now, confirmed)
         assert self.is_all(replica, prompt, credited)
@@ -185,7 +188,8 @@ class TrieMachine(CountedMachine):
     def confirm(self, data: st.DataObject, replica: str) -> None:
         prompt = data.draw(st.sampled_from(sorted(self.prompts)))
         self.trie.credited = len(prompt)
-        self.trie.confirm(replica, keys_of(prompt), self.now)
+        tail = self.tails.get((replica, prompt)) if data.draw(st.booleans()) else None
+        self.trie.confirm(replica, keys_of(prompt), self.now, tail)
         self.oracle.confirm(replica, prompt, self.now, self.trie.credited)
 
     @rule(data=st.data(), replica=replicas)
