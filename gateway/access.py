@@ -7,7 +7,7 @@ a web page whose name was rebound to 127.0.0.1), speaks HTTP/1.0 (nginx's defaul
 page of another origin. A proxy that hides all of this cannot be told from a local client: that is what the key is for.
 
 What a head says is worked out once per distinct head (`plain.Head` is cached), where the client is once per connection
-(`front.ClientConnection.local`).
+(`client.ClientConnection.local`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Access:
         """Whether the client that sent this request is one. O(1) for a plain request whose head was seen before."""
         if self._key:
             return self.shows_key(request)
-        protocol: Any = request.protocol  # a front.ClientConnection
+        protocol: Any = request.protocol  # a client.ClientConnection
         return protocol is not None and protocol.local and is_direct(request)
 
     def shows_key(self, request: web.Request | PlainRequest, *, bearer: bool = False) -> bool:

@@ -88,9 +88,18 @@ def host_and_port(base_url: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """`localhost`, 127.0.0.0/8, ::1, and 127.0.0.0/8 as an IPv6 address."""
+    """`localhost`, 127.0.0.0/8, ::1, and 127.0.0.0/8 as an IPv4-mapped address.
+
+    A 6to4 or NAT64 address that holds 127.0.0.1 is not: it leads through the network.
+    """
     address = address_of(host)
-    return host.lower() == "localhost" if address is None else address.is_loopback
+    if address is None:
+        return host.lower() == "localhost"
+    try:
+        written = ipaddress.IPv6Address(host.strip("[]"))
+    except ValueError:
+        return address.is_loopback
+    return written.is_loopback or (written.ipv4_mapped is not None and written.ipv4_mapped.is_loopback)
 
 
 def is_wildcard(host: str) -> bool:

@@ -141,7 +141,7 @@ def compose(
 
 
 def _rebounding(entry: Entry, access: Access) -> Step:
-    """The same for those who read requests."""
+    """Applies a new configuration's time for request bodies and its audience of headers."""
 
     def rebound(config: Config) -> None:
         entry.body_s = config.limits.body_s
@@ -312,11 +312,15 @@ def make_side_runner(gateway: Gateway, name: str) -> Runner:
             idle_s=idle_s,
         )
 
+    runner = Runner(app, make_front, shutdown_timeout=0.1)
+
     def bound(config: Config) -> None:
         app._client_max_size = config.limits.body_mb << 20
+        if isinstance(runner.server, Front):
+            runner.server.bound(SIDE_CONNECTIONS, runner.server.busy, config.limits.client_idle_s)
 
     gateway.reload.tell(bound)
-    return Runner(app, make_front, shutdown_timeout=0.1)
+    return runner
 
 
 def _busy(limit: int) -> bytes:

@@ -71,6 +71,12 @@ class Exchange:
         self.api.body = b""
         lease_of(self.request).drop_body()
 
+    def charge(self, size: int) -> None:
+        """Charge a piece of a plain answer while it is read whole. Raises GatewayError if there is no room for it."""
+        lease = lease_of(self.request)
+        if not lease.grow(size):
+            raise over_budget(0, lease.account.largest)
+
     def require_room(self) -> None:
         """Raises GatewayError if a large plain answer could not be held until the client has read it.
 

@@ -197,7 +197,7 @@ class Failover:
         if attempt.content_type == EVENT_STREAM and api.stream:
             await _first_data(attempt)
             return
-        exchange.body = await attempt.read(MAX_PLAIN_ANSWER)
+        exchange.body = await attempt.read(MAX_PLAIN_ANSWER, exchange.charge)
         exchange.record.usage = _usage_of(exchange.body)
 
 

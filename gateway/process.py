@@ -1,4 +1,4 @@
-"""What every process that serves does for itself before it does so."""
+"""Start-up of a serving process: file limit, garbage collection, memory budget, event loop."""
 
 from __future__ import annotations
 

@@ -124,8 +124,11 @@ class Attempt:
         """What of the body is here and was not taken yet."""
         return self._open.take()
 
-    async def read(self, limit: int) -> bytes:
-        """The whole body. Raises ReplicaFailure if it ends too early or is longer than `limit` bytes."""
+    async def read(self, limit: int, charge: Callable[[int], None] | None = None) -> bytes:
+        """The whole body. Raises ReplicaFailure if it ends too early or is longer than `limit` bytes.
+
+        charge: called with the size of each piece that is kept until the rest is here; what it raises ends the reading.
+        """
         connection, size = self._open, self.head.length or 0
         body = connection.take()
         if connection.complete and len(body) <= limit:
@@ -137,6 +140,8 @@ class Attempt:
             await connection.wait()
             parts.append(connection.take())
             taken += len(parts[-1])
+            if charge:
+                charge(len(parts[-1]))
         raise ReplicaFailure("garbage", f"the answer is longer than {limit} bytes")
 
     async def pump(self, sink: Sink) -> None:

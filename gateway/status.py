@@ -36,7 +36,7 @@ class Status:
         return web.json_response({"status": "ok"})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """200 if every pool has a live replica and no shutdown has begun, else 503; operators read which pool has none."""
+        """200 if every pool is ready (`Pool.ready`) and no shutdown has begun, else 503; operators read which pool has none."""
         missing = [number for number, pool in enumerate(self._fleet.pools) if not pool.ready]
         good = not missing and not self._drain.draining
         state: dict[str, Any] = {"ready": good, "draining": self._drain.draining}

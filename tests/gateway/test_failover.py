@@ -86,7 +86,7 @@ async def test_clients_without_a_key_are_told_apart_by_tenant_or_address(header:
     async with FakeReplica([LIMITED]) as full, FakeReplica() as good, running(full, good, **TURNS) as run:
         for number in range(20):
             assert (await run.post(headers={header: f"tenant {number}"} if header else {}))[0] == 200
-        assert (len(full.requests) == 3) is bool(header)
+        assert len(full.requests) == 3 if header else len(full.requests) >= 10, "all of one address are one client"
 
 
 @pytest.mark.parametrize("seconds", ["30", "999999999", "1000000000", "9" * 5000])

@@ -363,6 +363,27 @@ async def test_pipelined_bytes_beyond_the_budget_end_the_connection() -> None:
         await released(run)
 
 
+async def test_a_plain_answer_is_charged_while_it_is_read() -> None:
+    """It is read whole before it goes on, so what many replicas send at once must not fill the memory."""
+    piece = b" " * (1 << 16)
+    sent = 0
+
+    async def endless(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000000\r\n\r\n")
+        while True:
+            writer.write(piece)
+            sent += len(piece)
+            await writer.drain()
+
+    async with FakeReplica([endless, answers()]) as replica, running(replica, limits={"inflight_mb": 4}) as run:
+        status, headers, body = await run.post(RAW)
+        assert (status, body["error"]["code"], headers["Retry-After"]) == (503, "gateway_overloaded", "1")
+        assert sent < 40 * MIB
+        await eventually(lambda: run.gateway.budget.held == 0)
+        assert (await run.post(RAW))[0] == 200
+
+
 async def test_a_client_that_reads_no_answer_of_an_endpoint_is_cut_off() -> None:
     limits = {"client_idle_s": 0.3, "drain_timeout_s": 1}
     async with FakeReplica() as replica, running(replica, limits=limits) as run, dial(run) as (_, writer):

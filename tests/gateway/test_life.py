@@ -13,7 +13,7 @@ import pytest
 from gateway import engines
 from gateway.ask import MAX_MODELS
 from gateway.health import LOOKS
-from gateway.replica_state import ReplicaState
+from gateway.replica_state import NOT_PROBED, ReplicaState
 from tests.fakes import Behaviour, FakeReplica, FakeRequest, dies, http, models, says, status, streams
 from tests.gateway.conftest import BODY, Running, eventually, running
 
@@ -269,7 +269,7 @@ async def test_a_model_list_is_cut_at_a_bound() -> None:
 )
 async def test_a_model_list_without_measure_is_none(body: bytes) -> None:
     async with FakeReplica(listing=says(http(200, body))) as replica, running(replica) as run:
-        assert (only(run).up, dict(only(run).models)) == (False, {})
+        assert (only(run).up, only(run).down_by, dict(only(run).models)) == (False, "garbage", {})
 
 
 async def flood_of_interim_answers(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
@@ -288,8 +288,8 @@ async def endless_list(_request: FakeRequest, writer: asyncio.StreamWriter) -> N
 @pytest.mark.parametrize("hostile", [flood_of_interim_answers, endless_list])
 async def test_a_flood_in_the_answer_to_a_probe_ends(hostile: Behaviour) -> None:
     async with FakeReplica(listing=hostile) as replica, running(replica) as run:
-        assert not only(run).up
-        assert "down" not in only(run).error
+        await eventually(lambda: only(run).error != NOT_PROBED)
+        assert (only(run).up, only(run).down_by in ("garbage", "timeout")) == (False, True)
 
 
 async def test_a_flood_of_interim_answers_to_a_request_ends() -> None:

@@ -257,7 +257,7 @@ def test_whatever_writing_does_every_line_is_whole_or_counted(
 
 
 @given(st.lists(st.integers(1, 3000), max_size=30))
-def test_what_several_processes_write_to_one_pipe_is_never_torn(sizes: list[int]) -> None:
+def test_writes_to_a_shared_pipe_are_whole_lines_of_at_most_pipe_buf(sizes: list[int]) -> None:
     writes: list[bytes] = []
 
     def sink(data: memoryview) -> int:
