@@ -47,7 +47,7 @@ class Answers:
             headers += b"X-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % routed
         record.status = attempt.status
         exchange.reply = reply = Reply(exchange.request, keep_alive=not self.drain.draining, patience_s=self.patience_s)
-        if attempt.content_type == EVENT_STREAM:
+        if attempt.content_type == EVENT_STREAM and not exchange.body:
             await self._stream(exchange, attempt, reply, headers)
         elif exchange.body:
             exchange.require_room()

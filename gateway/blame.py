@@ -19,7 +19,7 @@ from gateway.errors import ReplicaFailure
 from gateway.exchange import Request
 from gateway.health import REST_MOST_S
 from gateway.health import Attempt as Watched
-from gateway.outgoing import client_of
+from gateway.outgoing import address_of
 from gateway.relay import Attempt
 from gateway.replica_state import ReplicaState
 from gateway.replicas import Fleet
@@ -56,7 +56,7 @@ class Doubts:
         if status == _OVERLOADED:
             watched.success()
             if seconds := _retry_after(attempt):
-                self._fleet.refused(state, client_of(request), seconds, now)
+                self._fleet.refused(state, hash(address_of(request)), seconds, now)
         elif status < 500:
             watched.success()
             if state.refusals:

@@ -273,6 +273,7 @@ TGI = Engine(
 
 UNKNOWN: Engine = Engine(
     name="unknown",
+    salts=True,  # rather in vain than not at all, where tenants are isolated
     owner="",
     running="",
     waiting="",

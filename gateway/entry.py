@@ -46,7 +46,8 @@ class Entry:
             api = self.parsing.at_once(kind, raw)
             if api is None:
                 with parsing(lease_of(request), len(raw)):
-                    api = await self.parsing.parse(kind, raw, self.proxy.scope(request.headers))
+                    scope, client = self.proxy.scope(request.headers), lease_of(request).account.client
+                    api = await self.parsing.parse(kind, raw, scope, client)
             del raw  # from here on the request decides how long its body is held
             record.stream = api.stream
             return await self.proxy.forward(request, api, record)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from hashlib import blake2b
-from typing import Protocol
+from typing import Final, Protocol
 
 from aiohttp import web
 
@@ -18,6 +19,8 @@ from gateway.replica_state import ReplicaState
 from gateway.replicas import Target
 from gateway.reply import Reply
 from router import Booking
+
+_OBJECT: Final = re.compile(rb"[ \t\r\n]*+\{")
 
 Request = web.Request | PlainRequest
 
@@ -62,9 +65,9 @@ class Exchange:
 
     def call_to(self, replica: ReplicaState, call: Call) -> Call:
         """The call as it goes to this replica: with the salt, if its engine knows what to do with it."""
-        if not self.salt or not replica.facts.engine.salts or not self.api.has_prompt:
+        if not self.salt or not replica.facts.engine.salts or (body := salted(call.body, self.salt)) is None:
             return call
-        return Call(call.method, call.path, call.headers, salted(call.body, self.salt), repeatable=call.repeatable)
+        return Call(call.method, call.path, call.headers, body, repeatable=call.repeatable)
 
     def drop_body(self) -> None:
         """The request will not be sent again: nobody needs its body any more."""
@@ -97,7 +100,13 @@ def tenant_salt(tenant: str, salt: str) -> bytes:
     return blake2b(len(name).to_bytes(8, "little") + name + own, digest_size=16).hexdigest().encode("ascii")
 
 
-def salted(body: bytes, salt: bytes) -> bytes:
-    """A JSON object with this `cache_salt`: as its last member, which wins over one that the client has sent."""
-    last = body.rindex(b"}")
-    return b"".join((memoryview(body)[:last], b',"cache_salt":"', salt, b'"}'))
+def salted(body: bytes, salt: bytes) -> bytes | None:
+    """A JSON object with this `cache_salt`: as its last member, which wins over one that the client has sent.
+
+    None: it is no JSON object. Whether its prompt was understood does not matter: an engine may understand it.
+    """
+    begin, last = _OBJECT.match(body), body.rfind(b"}")
+    if begin is None or last < begin.end() or body[last + 1 :].strip():
+        return None
+    comma = b"," if body[begin.end() : last].strip() else b""
+    return b"".join((memoryview(body)[:last], comma, b'"cache_salt":"', salt, b'"}'))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
@@ -35,6 +36,9 @@ from router import Candidate
 
 MAX_REACHED: Final = 3
 MAX_RESUMPTIONS: Final = 3
+MAX_PARSED_ANSWER: Final = 256 << 10  # bytes; what a larger one holds could stop the event loop
+_TAIL: Final = 64 << 10  # of a larger one, where its usage is looked for
+_USAGE: Final = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})')
 MAX_PLAIN_ANSWER: Final = 256 << 20  # bytes; a plain answer is read whole before it goes on
 
 EVENT_STREAM: Final = "text/event-stream"
@@ -197,8 +201,9 @@ class Failover:
         if attempt.content_type == EVENT_STREAM and api.stream:
             await _first_data(attempt)
             return
-        exchange.body = await attempt.read(MAX_PLAIN_ANSWER, exchange.charge)
-        exchange.record.usage = _usage_of(exchange.body)
+        body = await attempt.read(MAX_PLAIN_ANSWER, exchange.charge)
+        exchange.record.usage = _usage_of(body)
+        exchange.body = body
 
 
 async def _first_data(attempt: Attempt) -> None:
@@ -227,6 +232,8 @@ async def _first_data(attempt: Attempt) -> None:
 
 def _usage_of(body: bytes) -> Usage | None:
     """The usage of a plain answer. Raises ReplicaFailure if the answer is no JSON object: no engine says such a thing."""
+    if len(body) > MAX_PARSED_ANSWER:
+        return _usage_at_the_end(body)
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -234,3 +241,17 @@ def _usage_of(body: bytes) -> Usage | None:
     if not isinstance(answer, dict):
         raise ReplicaFailure("garbage", "the answer is no JSON object")
     return parse_usage(answer)
+
+
+def _usage_at_the_end(body: bytes) -> Usage | None:
+    """The usage of a large plain answer, which is not parsed: engines write it behind the choices.
+
+    Raises ReplicaFailure if the answer cannot be a JSON object.
+    """
+    if not (body[:64].lstrip().startswith(b"{") and body[-64:].rstrip().endswith(b"}")):
+        raise ReplicaFailure("garbage", "the answer is no JSON object")
+    found = _USAGE.findall(body[-_TAIL:])
+    try:
+        return parse_usage({"usage": orjson.loads(found[-1])}) if found else None
+    except orjson.JSONDecodeError:
+        return None

@@ -21,6 +21,11 @@ def call_of(exchange: Exchange, body: bytes) -> Call:
     return Call(request.method, _path(request), headers, body, repeatable=_is_repeatable(exchange))
 
 
+def address_of(request: Request) -> str:
+    """What tells clients apart that may lie about everything else: their address, of IPv6 the /64 network."""
+    return lease_of(request).account.client
+
+
 def client_of(request: Request) -> int:
     """A number that tells clients apart, the same in all workers: of its key and tenant, without either of its address.
 

@@ -16,7 +16,7 @@ Pure: bytes in, bytes out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -121,28 +121,48 @@ class Told:
 
 def told(kind: str, data: bytes) -> Told | None:
     """What these events tell; None if it is more than one text. O(data)."""
-    so_far, texts = Told(), list[str]()
-    for event in events_of(data):
-        content = data_of(event).strip()
+    reading = Reading(kind)
+    return reading.result() if reading.take(events_of(data)) else None
+
+
+class Reading:
+    """What the events of a stream tell, read some at a time: `take` them in order, then ask for the `result`."""
+
+    __slots__ = ("_kind", "_so_far", "_texts")
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._so_far = Told()
+        self._texts: list[str] = []
+
+    def take(self, events: Sequence[bytes]) -> bool:
+        """False: they are more than one text, and nothing more is to be asked. O(their length)."""
+        return all(self._event(event) for event in events)
+
+    def _event(self, event: bytes) -> bool:
+        so_far, content = self._so_far, data_of(event).strip()
         if not content:
-            continue  # a comment
+            return True  # a comment
         if content == b"[DONE]":
             so_far.done = True
-            continue
+            return True
         answer = object_of(event)
-        text = _text(kind, answer)
+        text = _text(self._kind, answer)
         if text is None:
-            return None
+            return False
         if text:
-            texts.append(text)
+            self._texts.append(text)
         so_far.head = so_far.head or {name: answer[name] for name in _HEAD if name in answer}
         choices: list[Any] = answer["choices"]
         if choices and choices[0].get("finish_reason"):
             so_far.finished = True
         if usage := parse_usage(answer):
             so_far.usage, so_far.counted = usage, not choices
-    so_far.text, so_far.pieces = "".join(texts), len(texts)
-    return so_far
+        return True
+
+    def result(self) -> Told:
+        self._so_far.text, self._so_far.pieces = "".join(self._texts), len(self._texts)
+        return self._so_far
 
 
 def _text(kind: str, answer: Mapping[str, Any]) -> str | None:

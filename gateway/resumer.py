@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.exchange import Exchange
@@ -22,7 +23,10 @@ from gateway.metrics import Metrics
 from gateway.parser.parsing import Parsing
 from gateway.relay import Attempt
 from gateway.reply import Reply
-from gateway.resume import Kept, Splice, Told, ending, told
+from gateway.resume import Kept, Reading, Splice, Told, ending
+from gateway.tap import events_of
+
+EVENTS_AT_ONCE: Final = 512  # read without giving the event loop back
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -59,7 +63,7 @@ class Resumer:
         api = exchange.api
         while True:
             data = kept.whole()
-            so_far = None if data is None else told(api.kind, data)
+            so_far = None if data is None else await _told(api.kind, data)
             if so_far is None:
                 return error
             complete = so_far.finished or so_far.done
@@ -119,3 +123,13 @@ class Resumer:
         finally:
             if splice.usage:
                 record.usage = splice.usage
+
+
+async def _told(kind: str, data: bytes) -> Told | None:
+    """`resume.told`, with turns for everybody else: a dead replica breaks all its streams off at once."""
+    events, reading = events_of(data), Reading(kind)
+    for at in range(0, len(events), EVENTS_AT_ONCE):
+        if not reading.take(events[at : at + EVENTS_AT_ONCE]):
+            return None
+        await asyncio.sleep(0)
+    return reading.result()

@@ -23,6 +23,7 @@ from gateway.metering import Usage, parse_usage
 
 # An event beyond this is passed on unread, so that memory stays bounded. Not Final: a test makes it smaller.
 MAX_EVENT_BYTES = 1 << 20
+MAX_PARSED_EVENT: Final = 64 << 10  # one with usage has a few hundred bytes; what a longer one holds could stop the event loop
 MAX_ERROR_BYTES: Final = 64 << 10  # nobody waits for the end of a longer one
 MAX_COMMENT_BYTES: Final = 16 << 10  # before a stream's first data: a keep-alive each second is 3 kB in five minutes
 
@@ -124,7 +125,9 @@ def data_of(event: bytes) -> bytes:
 
 
 def object_of(event: bytes) -> dict[str, Any]:
-    """The JSON object of an event's data lines, {} if there is none."""
+    """The JSON object of an event's data lines, {} if there is none, or if it is too long to be read."""
+    if len(event) > MAX_PARSED_EVENT:
+        return {}
     try:
         data = orjson.loads(data_of(event))
     except orjson.JSONDecodeError:

@@ -46,13 +46,14 @@ class Parsing:
         except NeedsHelper:
             return None
 
-    async def parse(self, kind: str, raw: bytes, scope: tuple[str, ...] = ()) -> ApiRequest:
+    async def parse(self, kind: str, raw: bytes, scope: tuple[str, ...] = (), client: str = "") -> ApiRequest:
         """The request, parsed by the other process. scope: names that its block keys are seeded with, beside model and salt.
+        client: those of different clients take turns.
 
         Raises GatewayError: what is wrong with the body, or that it could not be parsed.
         """
         arguments = wire.PARSE, kind, self._block_bytes, self._block_tokens, scope
-        parsed = wire.Parsed(*await self.process.ask(arguments, raw))
+        parsed = wire.Parsed(*await self.process.ask(arguments, raw, client))
         api = ApiRequest(
             parsed.kind,
             parsed.model,

@@ -1,8 +1,11 @@
 """The parent's side of the parser process: starts it when there is a job, gives it one after the other, replaces it.
 
-    waiting ── the smallest body first ──► written ──► its result read ──► done
-       │                                     └───────────────┴──► the process ended, or took too long: it is killed, the job
+    waiting ── clients take turns ──► written ──► its result read ──► done
+       │                                  └───────────────┴─────► the process ended, or took too long: it is killed, the job
        └─ the client left: dropped                                fails, and the next job starts another process
+
+Clients take turns, and a client's bodies are parsed in the order in which they came, so that nobody's large bodies can keep
+others from being parsed. A client may have as many waiting as there is room for more.
 
 Whoever waits for a result may be cancelled at any time: the job goes on, so that the two ends never disagree about whose result
 comes next. The body is written by a non-blocking socket, so that the event loop turns meanwhile. The process is kept until
@@ -12,14 +15,13 @@ comes next. The body is written by a non-blocking socket, so that the event loop
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import json
 import logging
 import marshal
 import socket
 import subprocess
 import sys
+from collections import deque
 from typing import Any, Final
 
 from gateway.errors import GatewayError, internal_error, out_of_resources, shutting_down
@@ -39,18 +41,52 @@ BOOT: Final = (
 
 
 class _Job:
-    """One body, what to do with it, and the future of its result. Those with the smallest bodies are done first."""
+    """One body, what to do with it, and the future of its result."""
 
-    __slots__ = ("arguments", "body", "done", "order")
+    __slots__ = ("arguments", "body", "done")
 
-    def __init__(self, arguments: tuple[Any, ...], body: bytes, number: int, done: asyncio.Future[tuple[Any, ...]]) -> None:
+    def __init__(self, arguments: tuple[Any, ...], body: bytes, done: asyncio.Future[tuple[Any, ...]]) -> None:
         self.arguments = arguments
         self.body = body
-        self.order = len(body), number
         self.done = done
 
-    def __lt__(self, other: _Job) -> bool:
-        return self.order < other.order
+
+class _Turns:
+    """Waiting jobs. `take` gives each client's oldest, one client after the other. All operations are O(1) but `drop`."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[_Job]] = {}  # the client whose turn it is first; none is empty
+        self._size = 0
+
+    def has_room(self, client: str) -> bool:
+        """Whether the client has no more jobs here than there is room for."""
+        return len(self._queues.get(client, ())) < MAX_WAITING - self._size
+
+    def add(self, client: str, job: _Job) -> None:
+        self._queues.setdefault(client, deque()).append(job)
+        self._size += 1
+
+    def take(self) -> _Job:
+        """There has to be one."""
+        client, queue = next(iter(self._queues.items()))
+        job = queue.popleft()
+        self._size -= 1
+        del self._queues[client]
+        if queue:
+            self._queues[client] = queue  # after all others
+        return job
+
+    def drop(self, client: str, job: _Job) -> None:
+        """Nobody waits for it any more. O(the client's jobs)."""
+        queue = self._queues.get(client)
+        if queue and job in queue:
+            queue.remove(job)
+            self._size -= 1
+            if not queue:
+                del self._queues[client]
+
+    def __len__(self) -> int:
+        return self._size
 
 
 class ParserProcess:
@@ -64,8 +100,7 @@ class ParserProcess:
         self._wait_s = wait_s
         self._memory_mb = memory_mb
         self._boot = boot
-        self._waiting: list[_Job] = []
-        self._numbers = itertools.count()
+        self._waiting = _Turns()
         self._task: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._killed: list[subprocess.Popen[bytes]] = []  # and not yet seen to be gone
@@ -77,14 +112,17 @@ class ParserProcess:
         """Of the process that runs now, if one does."""
         return self._process.pid if self._process else None
 
-    async def ask(self, arguments: tuple[Any, ...], body: bytes) -> tuple[Any, ...]:
-        """The result of a job. Raises GatewayError: what is wrong with the body, or 503 or 500 where it could not be parsed."""
+    async def ask(self, arguments: tuple[Any, ...], body: bytes, client: str = "") -> tuple[Any, ...]:
+        """The result of a job of this client.
+
+        Raises GatewayError: what is wrong with the body, or 503 or 500 where it could not be parsed.
+        """
         if self._closed:
             raise shutting_down()
-        if len(self._waiting) >= MAX_WAITING:
+        if not self._waiting.has_room(client):
             raise out_of_resources("too many large bodies wait to be parsed")
-        job = _Job(arguments, body, next(self._numbers), asyncio.get_running_loop().create_future())
-        heapq.heappush(self._waiting, job)
+        job = _Job(arguments, body, asyncio.get_running_loop().create_future())
+        self._waiting.add(client, job)
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name="parser")
         try:
@@ -93,9 +131,7 @@ class ParserProcess:
         except TimeoutError as late:
             raise out_of_resources("a large body waited too long to be parsed") from late
         finally:
-            if job in self._waiting:  # nobody waits for it any more
-                self._waiting.remove(job)
-                heapq.heapify(self._waiting)
+            self._waiting.drop(client, job)
         if status == wire.REFUSED:
             code, name, message, param = values
             raise GatewayError(code, name, message, param=param)
@@ -110,9 +146,8 @@ class ParserProcess:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        waiting, self._waiting = self._waiting, []
-        for job in waiting:
-            _fail(job, shutting_down())
+        while self._waiting:
+            _fail(self._waiting.take(), shutting_down())
         self._kill()
         for process in self._killed:
             await asyncio.to_thread(process.wait)
@@ -122,7 +157,7 @@ class ParserProcess:
         """Do the jobs, until none waits."""
         try:
             while self._waiting:
-                job = heapq.heappop(self._waiting)
+                job = self._waiting.take()
                 if not job.done.done():
                     await self._do(job)
         finally:

@@ -76,17 +76,18 @@ async def test_who_leaves_does_not_put_the_others_out_of_step() -> None:
         assert process.started == 1
 
 
-async def test_small_bodies_do_not_wait_for_large_ones() -> None:
+async def test_clients_take_turns_whatever_the_size_of_their_bodies() -> None:
+    """Neither many jobs of one client nor small ones keep another client from being served."""
     async with parser() as (parsing, process):
-        order = list[int]()
+        order = list[str]()
 
-        async def parse(size: int) -> None:
-            await parsing.parse(openai.CHAT, body(size))
-            order.append(size)
+        async def parse(client: str, size: int) -> None:
+            await parsing.parse(openai.CHAT, body(size), client=client)
+            order.append(client)
 
-        sizes = [3_000_000, 5_000_000, 4_000_000, 300_000]  # the first one begins at once
-        await asyncio.gather(*map(parse, sizes))
-        assert order in ([300_000, 3_000_000, 4_000_000, 5_000_000], [3_000_000, 300_000, 4_000_000, 5_000_000])
+        jobs = [("a", 300_000)] * 8 + [("b", 3_000_000)] * 2
+        await asyncio.gather(*(parse(*job) for job in jobs))
+        assert "".join(order) in ("ababaaaaaa", "aababaaaaa"), "the first one begins at once"
         assert process.started == 1
 
 
@@ -138,11 +139,16 @@ async def test_the_line_is_bounded_and_those_who_left_are_not_in_it() -> None:
     async with parser(boot=ODD + "time.sleep(1000)") as (parsing, process):
         waiting = [asyncio.create_task(parsing.parse(openai.CHAT, body()))]
         await eventually(lambda: process.started)
-        waiting += [asyncio.create_task(parsing.parse(openai.CHAT, body())) for _ in range(parser_process.MAX_WAITING)]
-        await eventually(lambda: f"{parser_process.MAX_WAITING} waiting" in repr(process))
+        half = parser_process.MAX_WAITING // 2
+        waiting += [asyncio.create_task(parsing.parse(openai.CHAT, body())) for _ in range(half)]
+        await eventually(lambda: f"{half} waiting" in repr(process))
         with pytest.raises(GatewayError) as caught:
             await parsing.parse(openai.CHAT, body())
         assert caught.value.status == 503
+        other = asyncio.create_task(parsing.parse(openai.CHAT, body(), client="other"))
+        await eventually(lambda: f"{half + 1} waiting" in repr(process))
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
         for task in waiting[100:]:
             task.cancel()
         await asyncio.gather(*waiting[100:], return_exceptions=True)
