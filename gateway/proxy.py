@@ -48,7 +48,7 @@ class Proxy:
     def prompt(self, api: openai.ApiRequest, headers: Headers, label: str, client: int = 0) -> Prompt:
         """A request's prompt for the router, seeded so that models and cache salts never match each other.
 
-        label: the model's bounded name. client: who asks (`_client_of`).
+        label: the model's bounded name. client: who asks (`client_of`).
         """
         routing, name, session = self.routing, seed(api.model, api.salt), _session(headers)
         if api.prompt is None:
@@ -98,7 +98,7 @@ class Proxy:
 
     def _choose(self, request: Request, api: openai.ApiRequest, target: Target, record: Record) -> Booking:
         begun = self.clock()
-        prompt = self.prompt(api, request.headers, target.label, _client_of(request, record.tenant))
+        prompt = self.prompt(api, request.headers, target.label, client_of(request, record.tenant))
         live = self.fleet.candidates(target, begun)
         if not live:
             raise self.fleet.all_rest(target, begun)
@@ -129,7 +129,7 @@ class Proxy:
             self.metrics.unmetered.add((record.label,))
 
 
-def _client_of(request: Request, tenant: str) -> int:
+def client_of(request: Request, tenant: str) -> int:
     """Who asks, as far as that shows: by its key and tenant, without a key by its address too.
 
     Where nobody checks keys, a client may pass for several.
@@ -138,7 +138,7 @@ def _client_of(request: Request, tenant: str) -> int:
     if not who and request.transport:
         peer = request.transport.get_extra_info("peername")
         who = str(peer[0]) if isinstance(peer, tuple) else ""
-    return xxhash.xxh3_64_intdigest(f"{tenant} {who}".encode("utf-8", "surrogatepass"))
+    return xxhash.xxh3_64_intdigest(f"{tenant}\0{who}".encode("utf-8", "surrogatepass"))
 
 
 def _session(headers: Headers) -> str:
