@@ -42,7 +42,7 @@ def client_of(request: Request) -> int:
 def _number_of(headers: Headers) -> int:
     """0: they name nobody."""
     key, tenant = headers.get("Authorization"), headers.get(TENANT_HEADER)
-    return xxh3_64_intdigest(f"{key} {tenant}".encode("utf-8", "surrogatepass")) if key or tenant else 0
+    return xxh3_64_intdigest(f"{key}\0{tenant}".encode("utf-8", "surrogatepass")) if key or tenant else 0
 
 
 def _is_repeatable(exchange: Exchange) -> bool:

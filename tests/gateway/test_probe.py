@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from gateway.ask import MAX_MODELS
 from gateway.errors import ReplicaFailure
 from gateway.overlap import ENOUGH_REQUESTS
 from gateway.probe import RARELY
+from router import Replica
 from tests.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, http, models, says, status
 from tests.gateway.conftest import Running, running
 
@@ -102,6 +104,45 @@ async def test_the_configuration_knows_better(caplog: pytest.LogCaptureFixture) 
             told = await row(run)
             assert (told["capacity_tokens"], told["engine_kv_tokens"]) == (1000, 128)
             assert (await run.metrics())[f'warmroute_replica_capacity_tokens{{replica="{replica.name}"}}'] == 1000
+
+
+@pytest.mark.parametrize(("block_bytes", "blocks"), [(256, 100), (1024, 25)])
+async def test_a_capacity_in_tokens_is_a_number_of_blocks_of_text(block_bytes: int, blocks: int) -> None:
+    prompts = [{**LONG, "messages": [{"role": "user", "content": f"{n} {'word ' * 1000}"}]} for n in range(8)]
+    async with engine(metrics=vllm(kv=6400)) as replica, running(replica, routing={"block_bytes": block_bytes}) as run:
+        for prompt in prompts:
+            await run.post(prompt)
+        assert held(run, replica) == blocks
+
+
+def listing(**lengths: object) -> Behaviour:
+    """Models with these fields `max_model_len`."""
+    entries = [{"id": name, "object": "model", "owned_by": "vllm", "max_model_len": length} for name, length in lengths.items()]
+    return says(http(200, json.dumps({"object": "list", "data": entries}).encode()))
+
+
+async def test_the_longest_context_of_a_replicas_models_is_its_longest_prompt() -> None:
+    async with engine(metrics=vllm(kv=6400)) as replica:
+        replica.listing = listing(m=1000, long=4000, adapter=None, odd="9000")
+        async with running(replica) as run:
+            assert run.gateway.router.replicas[replica.name] == Replica(replica.name, 6400, 4000)
+            await run.post()
+            before = held(run, replica)
+            replica.listing = models("m")
+            await look(run)
+            assert run.gateway.router.replicas[replica.name] == Replica(replica.name, 6400, None)
+            assert held(run, replica) == before > 0, "nothing is forgotten for it"
+
+
+async def test_of_a_model_list_no_more_is_kept_than_so_many_names_that_a_request_may_have() -> None:
+    async with engine() as replica, running(replica) as run:
+        replica.listing = models("x" * 257, *(f"m{number}" for number in range(MAX_MODELS + 50)))
+        await look(run)
+        (state,) = run.gateway.fleet.replicas
+        assert list(state.models) == [f"m{number}" for number in range(MAX_MODELS)]
+        replica.listing = says(http(200, b'{"data": [{"id": "m", "x": [' + b"[]," * 200_000 + b"[]]}]}"))
+        await look(run, 3)
+        assert (state.up, state.down_by) == (False, "garbage")
 
 
 async def test_sglang_is_asked_further_and_llamacpps_slots_bound_nothing() -> None:

@@ -738,3 +738,18 @@ def test_only_a_want_of_room_teaches_a_lifetime() -> None:
     trie.purge("r1")
     assert min(trie.evicted[reason] for reason in ("ttl", "memory", "purge")) > 0
     assert trie.lifetime is None
+
+
+def test_what_expired_and_came_back_by_a_longer_ttl_is_confirmed_as_far_as_its_head_is() -> None:
+    trie = trie_with("r1", "r2")
+    trie.insert("r1", keys_of(b"aabb"), 0.0)
+    trie.insert("r2", keys_of(b"aacc"), 0.0)
+    trie.insert("r1", keys_of(b"aa"), 20.0, confirmed=False)
+    assert trie.pending_of("r1") == 2, "the head had expired"
+    trie.ttl_s = 1e9
+    trie.insert("r1", keys_of(b"aabb"), 21.0, confirmed=False)
+    trie.remove_replica("r2")
+    trie.sweep(21.0)
+    trie.check()
+    assert repr(trie).startswith("<RadixTrie 1 nodes, 4 blocks")
+    assert trie.pending_of("r1") == 4

@@ -1,0 +1,131 @@
+"""What one client sends, or its engine's answers to it, must not cost the others what is known of their prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway.budget import Budget
+from gateway.outgoing import client_of
+from tests.fakes import Behaviour, FakeReplica, FakeRequest, http, status, usage
+from tests.gateway.conftest import Running, eventually, running
+
+MANY = 12
+
+
+def body(name: str, words: int = 300) -> dict[str, Any]:
+    text = " ".join(f"{name}{number}" for number in range(words))
+    return {"model": "m", "messages": [{"role": "user", "content": text}]}
+
+
+def held(run: Running, replica: FakeReplica) -> int:
+    return run.gateway.router.trie.held()[replica.name]
+
+
+async def warm(run: Running) -> None:
+    for number in range(MANY):
+        assert (await run.post(body(f"tenant{number}-"), headers={"X-Tenant-Id": "victim"}))[0] == 200
+
+
+async def predicted(run: Running) -> list[int]:
+    """Cached tokens, as predicted for the prompts of others."""
+    prompts = [body(f"tenant{number}-") for number in range(MANY)]
+    headers = [(await run.post(prompt, headers={"X-Tenant-Id": "victim"}))[1] for prompt in prompts]
+    return [int(found["X-Warmroute-Cached-Tokens"]) for found in headers]
+
+
+def reports(trick: str) -> Behaviour:
+    """An engine that reads a prompt with this field in another way than the gateway: nothing of it is cached."""
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        tokens = len(request.body) // 4
+        counts = usage(tokens, 1, 0 if trick in request.json else tokens * 9 // 10)
+        writer.write(http(200, json.dumps({"id": "x", "choices": [], "usage": counts}).encode()))
+
+    return behave
+
+
+@pytest.mark.parametrize("refusal", [400, 413, 500, 429])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_that_the_engine_refuses_costs_nobody_his_credit(refusal: int, stream: bool) -> None:
+    async with FakeReplica(script=[reports("trick")]) as replica:
+        pool = {"replicas": [{"url": replica.url, "capacity_tokens": 20_000}]}
+        async with running(pools=[pool]) as run:
+            await warm(run)
+            before, known = await predicted(run), held(run, replica)
+            replica.script = (status(refusal),)
+            replica.requests.clear()
+            for number in range(3):
+                attack = body(f"attack{number}-", 12_000) | {"stream": stream}
+                assert (await run.post(attack))[0] != 200
+            replica.script = (reports("trick"),)
+            replica.requests.clear()
+            assert held(run, replica) == known
+            assert await predicted(run) == pytest.approx(before, abs=5)
+            assert min(before) > 500
+            assert run.gateway.router.trie.evicted["capacity"] == 0
+
+
+async def test_one_clients_misses_neither_purge_a_replica_nor_trim_what_others_share_with_it() -> None:
+    async with FakeReplica(script=[reports("trick")]) as replica:
+        pool = {"replicas": [{"url": replica.url, "capacity_tokens": 1_000_000}]}
+        async with running(pools=[pool]) as run:
+            await warm(run)
+            before, known = await predicted(run), held(run, replica)
+            attacker = {"X-Tenant-Id": "attacker"}
+            for number in range(6):
+                shared = body(f"tenant{number}-")  # as a shared system prompt is
+                await run.post(shared | {"trick": True}, headers=attacker)
+            assert held(run, replica) == known
+            assert await predicted(run) == pytest.approx(before, abs=5)
+            assert run.gateway.router.trie.evicted["purge"] == 0
+
+
+async def test_misses_of_two_clients_are_a_restart() -> None:
+    async with FakeReplica(script=[reports("trick")]) as replica:
+        pool = {"replicas": [{"url": replica.url, "capacity_tokens": 1_000_000}]}
+        async with running(pools=[pool]) as run:
+            await warm(run)
+            await predicted(run)
+            for number in range(3):
+                await run.post(body(f"tenant{number}-") | {"trick": True}, headers={"X-Tenant-Id": f"t{number % 2}"})
+            assert run.gateway.router.trie.evicted["purge"] > 0
+
+
+class Asked:
+    """A request, as far as it shows who sends it."""
+
+    def __init__(self, address: str = "192.0.2.1", **headers: str) -> None:
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.protocol = self
+        self.lease = Budget(1).lease(address)
+
+
+def test_clients_differ_by_key_tenant_and_address() -> None:
+    one = client_of(Asked())  # type: ignore[arg-type]
+    assert client_of(Asked()) == one  # type: ignore[arg-type]
+    differ = [
+        Asked("192.0.2.2"),
+        Asked(X_Tenant_Id="tenant"),
+        Asked(Authorization="Bearer a"),
+        Asked(Authorization="Bearer b"),
+        Asked(Authorization="Bearer a", X_Tenant_Id="tenant"),
+    ]
+    others = [client_of(asked) for asked in differ]  # type: ignore[arg-type]
+    assert len({one, *others}) == 6
+    assert client_of(Asked("192.0.2.2", Authorization="Bearer a")) == others[2], "a key is the same from anywhere"  # type: ignore[arg-type]
+
+
+async def test_a_long_sweep_lets_requests_go_first() -> None:
+    async with FakeReplica() as replica, running(replica) as run:
+        trie = run.gateway.router.trie
+        for number in range(4000):
+            trie.insert(replica.name, number.to_bytes(8, "big"), run.gateway.clock())
+        run.gateway.router.restarted(replica.name)
+        assert trie.held_by(replica.name) == 0 < trie.size_bytes
+        assert (await run.post())[0] == 200
+        await eventually(lambda: trie.size_bytes < 10_000)
+        run.gateway.router.check()
