@@ -188,13 +188,12 @@ class UseList:
             last.fresher = ring.staler = hold
 
     def shorten(self, hold: Hold, keep: int) -> None:
-        """Only the first `keep` of the hold's blocks are left."""
-        pending, gone = hold.blocks - hold.confirmed, hold.blocks - keep
+        """Only the first `keep` of the hold's blocks are left; they are confirmed."""
+        gone = hold.blocks - keep
+        self.pending -= hold.blocks - hold.confirmed
         self.blocks -= gone
-        hold.blocks = keep
+        hold.blocks = hold.confirmed = keep
         hold.doomed = max(0, hold.doomed - gone)
-        hold.confirmed = min(hold.confirmed, keep)
-        self.pending += keep - hold.confirmed - pending
 
     def take_over(self, other: UseList) -> None:
         """Move all holds of `other` (not empty) to the fresh end of this list."""

@@ -53,7 +53,6 @@ MUTANTS = (
     Mutant("router/tree.py", "uses.pending += hold.confirmed\n", "pass\n"),
     Mutant("router/tree.py", "grandchild.parent = node", "pass"),
     Mutant("router/tree.py", "        self._merge(parent)\n", "        pass\n"),
-    Mutant("router/tree.py", "if keys is self._walked:", "if keys == self._walked:"),
     Mutant("router/tree.py", "        self._walked, self._path, self._before, self._shared = b\"\", self._no_path, 0, 0", "        pass"),
     # trie: TTL
     Mutant("router/trie.py", "if held and hold.used > alive and", "if held and hold.used >= alive and"),
@@ -92,7 +91,7 @@ MUTANTS = (
     Mutant("router/trie.py", "held = hold.blocks - hold.doomed", "held = hold.blocks"),
     Mutant("router/holds.py", "            hold.doomed = 0\n        hold.used", "        hold.used"),
     Mutant("router/holds.py", "hold.doomed = max(0, hold.doomed - gone)", "pass"),
-    Mutant("router/holds.py", "self.pending += keep - hold.confirmed - pending", "self.pending -= pending"),
+    Mutant("router/holds.py", "        self.pending -= hold.blocks - hold.confirmed\n", ""),
     # trie: capacity, memory
     Mutant("router/trie.py", "keys = keys[: uses.capacity * KEY_BYTES]", "pass"),
     Mutant("router/trie.py", "        self._enforce_capacity(replica, uses, left)\n        self._enforce_memory()", "        self._enforce_memory()"),

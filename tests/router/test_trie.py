@@ -741,7 +741,9 @@ def test_only_a_want_of_room_teaches_a_lifetime() -> None:
 
 
 def test_what_expired_and_came_back_by_a_longer_ttl_is_confirmed_as_far_as_its_head_is() -> None:
-    trie = trie_with("r1", "r2")
+    trie = RadixTrie(TTL, PLENTY, insert_holds=0)
+    trie.add_replica("r1")
+    trie.add_replica("r2")
     trie.insert("r1", keys_of(b"aabb"), 0.0)
     trie.insert("r2", keys_of(b"aacc"), 0.0)
     trie.insert("r1", keys_of(b"aa"), 20.0, confirmed=False)
@@ -753,3 +755,26 @@ def test_what_expired_and_came_back_by_a_longer_ttl_is_confirmed_as_far_as_its_h
     trie.check()
     assert repr(trie).startswith("<RadixTrie 1 nodes, 4 blocks")
     assert trie.pending_of("r1") == 4
+
+
+def test_what_has_expired_makes_no_room_for_what_is_pending() -> None:
+    trie = trie_with("r1", capacity=4)
+    trie.insert("r1", keys_of(b"aa"), 0.0)
+    trie.insert("r1", keys_of(b"bb"), 5.0)
+    trie.insert("r1", keys_of(b"cccc"), 11.0, confirmed=False)
+    assert trie.match(keys_of(b"bb"), 11.0) == {}, "not counted on: it will have to go"
+    trie.take_back("r1", keys_of(b"cccc"))
+    assert trie.match(keys_of(b"bb"), 11.0) == {"r1": 2}
+
+
+def test_the_end_of_a_prompt_is_not_confused_with_what_took_its_place() -> None:
+    trie = trie_with("r1")
+    trie.insert("r1", keys_of(b"ab"), 0.0)
+    trie.insert("r1", keys_of(b"abc"), 0.0, confirmed=False)
+    tail = trie.tail
+    trie.take_back("r1", keys_of(b"abc"))  # another request with the same prompt has failed
+    trie.insert("r1", keys_of(b"abx"), 0.0, confirmed=False)
+    trie.confirm("r1", keys_of(b"abc"), 0.0, tail)
+    assert trie.match(keys_of(b"abc"), 0.0) == trie.match(keys_of(b"abx"), 0.0) == {"r1": 3}
+    assert trie.pending_of("r1") == 1, "the x"
+    trie.check()
