@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from gateway.budget import SHARE, Budget, Lease, client_of
-from tests.machines import CountedMachine, steps_of
+from tests.machines import STEPS, CountedMachine, steps_of
 
 clients = st.sampled_from(["a", "b", "c"])
 sizes = st.integers(0, 400) | st.sampled_from([1, 800, 801, 1000])
@@ -86,7 +86,7 @@ class Machine(CountedMachine):
 
 
 def test_the_budget_agrees_with_its_oracle() -> None:
-    assert steps_of(Machine, examples=100, steps=40) > 1000
+    assert steps_of(Machine, examples=280, steps=50) >= STEPS
 
 
 @given(st.lists(st.tuples(clients, st.integers(1, 300)), max_size=60))

@@ -285,10 +285,14 @@ async def test_operators_are_answered_by_any_worker_for_all(where: str, tmp_path
             connector = aiohttp.UnixConnector(str(path)) if where == "unix" else None
             base = "http://localhost" if where == "unix" else admin
             first = await asyncio.to_thread(process.wait_for, worker_pid)
+            second = await asyncio.to_thread(process.wait_for, lambda line: worker_pid(line) not in (0, first))
             os.kill(first, signal.SIGKILL)  # its successor accepts on the same sockets
-            await asyncio.to_thread(process.wait_for, lambda line: worker_pid(line) not in (0, first))
+            await asyncio.to_thread(process.wait_for, lambda line: worker_pid(line) not in (0, first, second))
             alone = {"headers": {"Connection": "close"}}
             async with aiohttp.ClientSession(connector=connector) as operator, aiohttp.ClientSession() as session:
+                async with asyncio.timeout(40):  # the successor has started, which is before it serves
+                    while "warmroute_workers 2.0" not in await (await session.get(f"{metrics}/metrics", **alone)).text():
+                        await asyncio.sleep(0.002)
                 answer = await operator.post(f"{base}/warmroute/drain", json={"name": one.name}, **alone)
                 assert answer.status == 200
                 for _ in range(20):
