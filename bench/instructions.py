@@ -30,19 +30,21 @@ from bench.systems import free_ports, mocks
 
 START_S = 300.0  # valgrind is some 50 times slower, and all modules are imported under it
 PROBES_S = 600  # apart: they do not belong to a request
+INTERVAL_S = 0.02  # between chunks: each has to be read by itself, also under valgrind
 _TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """size: of the body, bytes. chunks: of each streamed answer; 0: not streamed."""
+    """size: of the body, bytes. chunks: of each streamed answer; 0: not streamed. share: of the requests of a window."""
 
     name: str
     size: int
     chunks: int = 0
+    share: float = 1.0
 
 
-WORKS = (Work("plain-2k", 2_000), Work("plain-32k", 32_000), Work("stream-1", 2_000, 1), Work("stream-101", 2_000, 101))
+WORKS = (Work("plain-2k", 2_000), Work("plain-32k", 32_000), Work("stream-1", 2_000, 1), Work("stream-101", 2_000, 101, 0.1))
 
 
 class CountFailed(Exception):
@@ -51,6 +53,7 @@ class CountFailed(Exception):
 
 def per_request(tree: Path, work: Work, requests: int, windows: int, url: str) -> float:
     """Instructions of one request. Raises CountFailed."""
+    requests = max(1, round(requests * work.share))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (port,) = free_ports(1)
@@ -91,7 +94,7 @@ def _await_start(process: subprocess.Popen[bytes], port: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S)
         try:
             connection.request("GET", "/ready")
-            if connection.getresponse().status == 200:
+            if connection.getresponse().status == 200 and process.poll() is None:  # no other program that took the port
                 return
         except OSError:
             """It does not listen yet."""
@@ -171,7 +174,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     rows = []
-    with mocks(1, 0.001, os.sched_getaffinity(0)) as (url,):
+    with mocks(1, INTERVAL_S, os.sched_getaffinity(0)) as (url,):
         for work in WORKS:
             if not options.only or work.name in options.only:
                 counts = [per_request(tree, work, options.requests, options.windows, url) for tree in options.tree]
