@@ -16,12 +16,13 @@ from bench.mock import many_files
 from bench.soak import law, report
 from bench.soak.attacks import Target, attacks
 from bench.soak.clients import Attackers, Crowd
-from bench.soak.fleet import BYSTANDERS, MODEL, ROOT, Fleet, fleet
+from bench.soak.fleet import BYSTANDERS, MODEL, ROOT, Fleet, Setup, fleet
 from bench.soak.law import FAILING, Limits, Outcome, State, at_rest, requests_total, violations
 from bench.soak.watch import Watch
 from tests.chaos.wire import port_of
 
 WARM_S = 3.0
+BESIDE_MB = 100  # of memory for each worker, beside the budget
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -32,6 +33,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--attackers", type=int, default=4, help="hostile connections at once (default: %(default)s)")
     parser.add_argument("--only", default="", help=f"kinds of attacks, of: {', '.join(name for name, _ in attacks())}")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two events (default: %(default)s)")
+    parser.add_argument("--calm", action="store_true", help="no events: nothing but the clients is hostile")
+    parser.add_argument("--budget-mb", type=int, default=256, help="`limits.inflight_mb` (default: %(default)s)")
     parser.add_argument("--bomb-mb", type=int, default=32, help="MiB of decompressed JSON bombs (default: %(default)s)")
     parser.add_argument("--health-ms", type=float, default=1000.0, help="the longest of /health (default: %(default)s)")
     parser.add_argument("--grow-mb", type=float, default=100.0, help="of memory, of each process (default: %(default)s)")
@@ -55,7 +58,7 @@ async def load(running: Fleet, options: argparse.Namespace, watch: Watch, target
     attackers = Attackers(target, options.attackers, options.seed, [name for name in options.only.split(",") if name])
     beside = [asyncio.create_task(each) for each in (watch.health_checks(), watch.resources())]
     over = asyncio.Event()
-    trouble = asyncio.create_task(running.trouble(options.every, over))
+    trouble = asyncio.create_task(over.wait() if options.calm else running.trouble(options.every, over))
     await asyncio.wait([trouble, *beside], timeout=options.minutes * 60, return_when=asyncio.FIRST_EXCEPTION)
     over.set()
     await trouble  # raises what went wrong there
@@ -71,8 +74,10 @@ async def load(running: Fleet, options: argparse.Namespace, watch: Watch, target
 
 async def soak(options: argparse.Namespace, folder: Path) -> tuple[str, list[str]]:
     """The report, and what breaks the law."""
-    limits = Limits(options.health_ms / 1000, options.grow_mb, options.answered)
-    async with fleet(folder, options.program.resolve(), options.workers, options.seed) as running:
+    peak_mb = options.budget_mb + BESIDE_MB * options.workers
+    limits = Limits(options.health_ms / 1000, options.grow_mb, peak_mb, options.answered)
+    gateway = Setup(options.program.resolve(), options.workers, options.budget_mb)
+    async with fleet(folder, gateway, options.seed) as running:
         stage = running.stage
         await running.heal()
         target = Target(port_of(stage.url), (MODEL, BYSTANDERS), options.bomb_mb)
@@ -93,7 +98,8 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[str, list[str
         start=start,
         end=end,
         longest_health_s=watch.longest_health_s,
-        processes=options.workers + (options.workers > 1),
+        peak_mb=watch.peak_mb,
+        workers=options.workers,
         clients=options.clients,
         attackers=options.attackers,
         workers_killed=running.done["worker killed"],

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.cpu import cores, pinned
 from gateway.demo.processes import listening_url
 from tests.chaos.hostile import FAULTS, MODEL
 from tests.chaos.stage import Child, Replica, Stage, a_replica, until
@@ -33,6 +34,15 @@ SETTINGS: Mapping[str, Any] = {
     "health": {"interval_s": 1, "timeout_s": 2},
     "routing": {"memory_mb": 32},
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Of the gateway. program: the folder that it is run from, the checkout or its compiled copy."""
+
+    program: Path
+    workers: int
+    budget_mb: int
 
 
 class Gateway(Child):
@@ -78,12 +88,12 @@ class Fleet:
     folder: Path
     gateway: Gateway
     chance: random.Random
-    workers: int
+    setup: Setup
     done: Counter[str] = field(default_factory=Counter)
     prices: int = 0
 
     def events(self) -> Sequence[Callable[[], Awaitable[None]]]:
-        workers = (self.kill_worker,) if self.workers > 1 else ()
+        workers = (self.kill_worker,) if self.setup.workers > 1 else ()
         return (self.kill_replica, self.freeze_replica, self.change_failure, self.change_failure, self.reload, *workers)
 
     async def trouble(self, every_s: float, over: asyncio.Event) -> None:
@@ -132,13 +142,13 @@ class Fleet:
     async def kill_worker(self) -> None:
         """Another one takes its place."""
         _supervisor, *workers = self.stage.pids
-        if len(workers) == self.workers:
+        if len(workers) == self.setup.workers:
             os.kill(self.chance.choice(workers), signal.SIGKILL)
             self.done["worker killed"] += 1
 
     async def reload(self) -> None:
         self.prices += 1
-        write(self.stage.config, self.stage.replicas, self.workers, self.prices)
+        write(self.stage.config, self.stage.replicas, self.setup, self.prices)
         self.gateway.signal(signal.SIGHUP)
         self.done["configuration reloaded"] += 1
 
@@ -151,28 +161,29 @@ class Fleet:
             )
 
         async def complete() -> bool:
-            return len(self.stage.pids) == self.workers + (self.workers > 1)
+            return len(self.stage.pids) == self.setup.workers + 1
 
-        if self.workers > 1:
+        if self.setup.workers > 1:
             await until(complete, lambda: "all workers run")
 
 
-def write(file: Path, replicas: Sequence[Replica], workers: int, prices: int = 0) -> None:
+def write(file: Path, replicas: Sequence[Replica], setup: Setup, prices: int = 0) -> None:
     urls = [replica.url for replica in replicas]
     pools = [
         {"models": [MODEL], "replicas": urls[: SIMULATED + 1], "resume_streams": True},
         {"models": [BYSTANDERS], "replicas": urls[SIMULATED + 1 :]},
     ]
     table = {model: {"input": 1 + prices, "output": 2 + prices} for model in (MODEL, BYSTANDERS)}
-    file.write_text(
-        json.dumps({"listen": "127.0.0.1:0", "workers": workers, "pools": pools, "prices": table, **SETTINGS}), "utf-8"
-    )
+    limits = {**SETTINGS["limits"], "inflight_mb": setup.budget_mb}
+    whole = {"listen": "127.0.0.1:0", "workers": setup.workers, "pools": pools, "prices": table, **SETTINGS, "limits": limits}
+    file.write_text(json.dumps(whole), "utf-8")
 
 
 @contextlib.asynccontextmanager
-async def fleet(folder: Path, program: Path, workers: int, seed: int) -> AsyncIterator[Fleet]:
-    """program: the folder that the gateway is run from, the checkout or its compiled copy."""
+async def fleet(folder: Path, setup: Setup, seed: int) -> AsyncIterator[Fleet]:
     with contextlib.ExitStack() as ends:
+        if setup.workers == 1:  # it has a core of its own, so that what is seen of it is due to it
+            ends.enter_context(pinned(cores()[1]))
         replicas = list(
             await asyncio.gather(
                 *(a_replica(folder / f"simulated{number}.log", ends, simulated=True) for number in range(SIMULATED)),
@@ -181,7 +192,8 @@ async def fleet(folder: Path, program: Path, workers: int, seed: int) -> AsyncIt
             )
         )
         config = folder / "config.yaml"
-        write(config, replicas, workers)
-        gateway = Gateway(folder / "gateway.log", ends, program, config)
+        write(config, replicas, setup)
+        with pinned(cores()[0]) if setup.workers == 1 else contextlib.nullcontext():
+            gateway = Gateway(folder / "gateway.log", ends, setup.program, config)
         made = Stage(gateway, await gateway.says(listening_url), replicas, config, ends)
-        yield Fleet(made, folder, gateway, random.Random(seed), workers)
+        yield Fleet(made, folder, gateway, random.Random(seed), setup)

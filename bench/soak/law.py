@@ -16,6 +16,7 @@ from tests.chaos.stage import Stage
 
 BOOKINGS = ("replica_inflight", "replica_booked_tokens", "pool_inflight", "pool_waiting")
 SETTLE_S = 60.0
+LATER = {"files": 3, "other sockets": 2}  # of a worker: its parser process and its epoll for half-closed clients
 VALID = ("half closed", "random model", "random names")  # kinds whose requests are whole and small: each gets a status
 FAILING, BYSTANDERS = "clients of the pool that fails", "bystanders"  # the names of the two groups
 
@@ -24,11 +25,12 @@ FAILING, BYSTANDERS = "clients of the pool that fails", "bystanders"  # the name
 class Limits:
     """health_s: the longest that /health may take. grow_mb: of memory, from the start to the end, for each process.
 
-    answered: the share of the bystanders' requests that has to be answered.
+    peak_mb: of memory at any time, of all processes. answered: the share of the bystanders' requests that has to be answered.
     """
 
     health_s: float
     grow_mb: float
+    peak_mb: float
     answered: float
 
 
@@ -53,13 +55,19 @@ class Outcome:
     start: State
     end: State
     longest_health_s: float
-    processes: int
+    peak_mb: float
+    workers: int
     clients: int
     attackers: int
     workers_killed: int
     requests_counted: float
     exit_status: int
     log: Mapping[str, Any]
+
+    @property
+    def processes(self) -> int:
+        """The workers, and if there are several, their supervisor."""
+        return self.workers + (self.workers > 1)
 
     @property
     def most_at_once(self) -> int:
@@ -96,6 +104,8 @@ def violations(seen: Outcome, limits: Limits) -> Iterator[str]:
         if kind in VALID and outcomes["closed"] > seen.workers_killed * seen.attackers:
             yield f"{outcomes['closed']} valid requests ({kind}) got no answer: the gateway hung up"
     yield from of_the_end(seen, limits)
+    if seen.peak_mb > limits.peak_mb:
+        yield f"peak memory was {seen.peak_mb:.0f} MB, {limits.peak_mb:g} MB at most"
     if seen.longest_health_s > limits.health_s:
         yield f"/health took {seen.longest_health_s:.2f} s, {limits.health_s:g} s at most"
     counted = sum(tally.sent for tally in seen.tallies.values())
@@ -132,8 +142,7 @@ def of_the_end(seen: Outcome, limits: Limits) -> Iterator[str]:
     for kind in sorted(seen.start.sockets | seen.end.sockets):
         # Connections to replicas stay open, idle: no more than were needed at once.
         before = seen.most_at_once if kind == "replicas" else seen.start.sockets[kind]
-        if kind in ("other sockets", "files"):
-            before += seen.processes  # each has started its parser process by then, and its epoll for half-closed clients
+        before += seen.workers * LATER.get(kind, 0)
         if (after := seen.end.sockets[kind]) > before:
             yield f"open {kind}: {after} at the end, {before} may be"
     if seen.end.rss_mb > seen.start.rss_mb + limits.grow_mb * seen.processes:

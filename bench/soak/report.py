@@ -42,8 +42,9 @@ def verdict(broken: Sequence[str], limits: Limits) -> Iterator[str]:
         yield (
             "**The law holds:** every request of a well-behaved client was answered, cut with an error, or refused with one; "
             "every hostile client that waited for an answer got one or was hung up on; no booking is open; no more sockets or "
-            f"files are open than at the start; memory grew by less than {limits.grow_mb:g} MB a process; `/health` took less "
-            f"than {limits.health_s:g} s; {limits.answered:.0%} of the bystanders' requests were answered."
+            f"files are open than at the start; memory grew by less than {limits.grow_mb:g} MB a process and was "
+            f"{limits.peak_mb:g} MB at most; `/health` took less than {limits.health_s:g} s; {limits.answered:.0%} of "
+            "the bystanders' requests were answered."
         )
 
 
@@ -70,7 +71,16 @@ def hostile(attacks: Mapping[str, Counter[str]]) -> Iterator[str]:
 
 
 def over_time(watch: Watch) -> Iterator[str]:
-    yield f"`/health` was asked {watch.health:,} times; the longest answer took {watch.longest_health_s * 1000:.0f} ms."
+    times = ", ".join(f"{name} {watch.health_percentile(share) * 1000:.1f}" for name, share in (("p50", 0.5), ("p99", 0.99)))
+    longest = f"the longest {watch.longest_health_s * 1000:.0f} ms"
+    yield f"`/health` was asked {len(watch.health):,} times: {times}, {longest}. The slowest answers:"
+    yield ""
+    yield "| took | meanwhile the gateway's main thread ran | was ready and did not run |"
+    yield "|---|---|---|"
+    for one in watch.slowest:
+        yield f"| {one.took_s * 1000:.0f} ms | {one.ran_s * 1000:.0f} ms | {one.ready_s * 1000:.0f} ms |"
+    yield ""
+    yield f"Peak memory of the gateway's processes, each at its own time: {watch.peak_mb:.0f} MB."
     if watch.failed:
         yield f"Not answered 200: {', '.join(f'{why}: {count}' for why, count in watch.failed.items())}."
     yield ""

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import asyncio.subprocess
+import heapq
+import sys
 import time
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
-from bench.cpu import rss_bytes
+from bench.cpu import peak_bytes, rss_bytes
+from bench.soak.health import OK, Answer
 from tests.chaos.stage import Stage
-from tests.chaos.wire import fetch
+from tests.chaos.wire import port_of
 
-HEALTH_S = 0.1
+ROOT = Path(__file__).parents[2]
+SILENT_S = 1.0  # so long after its last line the watcher is taken to wait for an answer
 ROWS = 20
+SLOWEST = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +37,43 @@ class Sample:
 
 @dataclass(slots=True)
 class Watch:
-    """failed: health requests that were not answered 200, by why."""
+    """health: seconds that each answer of /health took. slowest: the slowest of them, at most `SLOWEST`, the slowest first.
+
+    failed: health requests that were not answered 200, by why. peak_mb: the most resident memory that the gateway's processes
+    had, each at its own time.
+    """
 
     stage: Stage
     samples: list[Sample] = field(default_factory=list)
-    health: int = 0
+    health: array[float] = field(default_factory=lambda: array("d"))
+    slowest: list[Answer] = field(default_factory=list)
     failed: Counter[str] = field(default_factory=Counter)
+    peak_mb: float = 0.0
     _begun: float = field(default_factory=time.monotonic)
     _longest: float = 0.0
-    _asked: float | None = None
+    _heard: float = field(default_factory=time.monotonic)
 
     async def health_checks(self) -> None:
-        """On connections of their own, until it is cancelled."""
-        while True:
-            self._asked = time.monotonic()
-            try:
-                answer = await fetch(self.stage.url, "/health")
-                if answer.status != 200:
-                    self.failed[str(answer.status)] += 1
-            except (OSError, EOFError) as error:  # with several workers: the one that was killed had it
-                self.failed[type(error).__name__] += 1
-            self._longest = max(self._longest, time.monotonic() - self._asked)
-            self._asked, self.health = None, self.health + 1
-            await asyncio.sleep(HEALTH_S)
+        """Until it is cancelled. Raises EOFError if the watcher ends."""
+        command = (sys.executable, "-m", "bench.soak.health", str(port_of(self.stage.url)), str(self.stage.gateway.process.pid))
+        watcher = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
+        assert watcher.stdout
+        try:
+            async for line in watcher.stdout:
+                self._hear(Answer.of(line.decode()))
+            raise EOFError("bench.soak.health ended")
+        finally:
+            if watcher.returncode is None:
+                watcher.kill()
+                await watcher.wait()
+
+    def _hear(self, answer: Answer) -> None:
+        self._heard = time.monotonic()
+        self.health.append(answer.took_s)
+        self.slowest = heapq.nlargest(SLOWEST, [*self.slowest, answer], key=attrgetter("took_s"))
+        self._longest = max(self._longest, answer.took_s)
+        if answer.what != OK:  # with several workers: the one that was killed had it
+            self.failed[answer.what] += 1
 
     async def resources(self, every_s: float = 1.0) -> None:
         """Until it is cancelled."""
@@ -60,13 +82,14 @@ class Watch:
             await asyncio.sleep(every_s)
 
     def take(self) -> Sample:
-        now = time.monotonic()
-        waiting = now - self._asked if self._asked is not None else 0.0
+        now, pid = time.monotonic(), self.stage.gateway.process.pid
+        self.peak_mb = max(self.peak_mb, peak_bytes(pid) / 2**20)
+        waiting = now - self._heard
         sample = Sample(
             now - self._begun,
-            rss_bytes(self.stage.gateway.process.pid) / 2**20,
+            rss_bytes(pid) / 2**20,
             sum(map(open_count, self.stage.pids)),
-            max(self._longest, waiting),
+            max(self._longest, waiting if waiting > SILENT_S else 0.0),
         )
         self._longest = 0.0
         self.samples.append(sample)
@@ -76,9 +99,10 @@ class Watch:
     def longest_health_s(self) -> float:
         return max((sample.health_s for sample in self.samples), default=0.0)
 
-    @property
-    def peak_mb(self) -> float:
-        return max((sample.rss_mb for sample in self.samples), default=0.0)
+    def health_percentile(self, share: float) -> float:
+        """Seconds; 0 of nothing."""
+        ordered = sorted(self.health)
+        return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
 
     def rows(self) -> list[Sample]:
         """At most `ROWS` samples: each the worst of its part of the time."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import re
+import socket
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +19,13 @@ from bench.soak import report
 from bench.soak.__main__ import main
 from bench.soak.attacks import attacks, chat, post, repeated
 from bench.soak.clients import MOST_WHYS, Tally
+from bench.soak.health import OK, Answer, ask, schedule
 from bench.soak.law import BOOKINGS, BYSTANDERS, FAILING, Limits, Outcome, State, violations
 from bench.soak.log import MOST, counted
 from bench.soak.watch import ROWS, Sample, Watch
 from tests.chaos.hostile import FAULTS, POISONS, poison_of
 
-LIMITS = Limits(health_s=1.0, grow_mb=100.0, answered=0.99)
+LIMITS = Limits(health_s=1.0, grow_mb=100.0, peak_mb=356.0, answered=0.99)
 SOCKETS = Counter({"listening": 1, "files": 11, "replicas": 2})
 REST = State(dict.fromkeys(BOOKINGS, 0.0), SOCKETS, 60.0)
 
@@ -36,7 +40,8 @@ GOOD = Outcome(
     start=REST,
     end=replace(REST, rss_mb=159.0, sockets=SOCKETS + Counter(replicas=10)),
     longest_health_s=0.2,
-    processes=1,
+    peak_mb=300.0,
+    workers=1,
     clients=20,
     attackers=4,
     workers_killed=0,
@@ -66,11 +71,12 @@ def test_a_good_soak_breaks_nothing() -> None:
         ({"attacks": {"json bomb": Counter(silent=1)}}, r"1 hostile requests \(json bomb\) were never answered"),
         ({"attacks": {"half closed": Counter(closed=1)}}, r"1 valid requests \(half closed\) got no answer"),
         ({"end": replace(REST, bookings={**REST.bookings, "pool_waiting": 1.0})}, "pool_waiting is 1 at the end"),
-        ({"end": replace(REST, sockets=SOCKETS + Counter(files=2))}, "open files: 13 at the end, 12 may be"),
+        ({"end": replace(REST, sockets=SOCKETS + Counter(files=4))}, "open files: 15 at the end, 14 may be"),
         ({"end": replace(REST, sockets=SOCKETS + Counter(clients=1))}, "open clients: 1 at the end, 0 may be"),
         ({"end": replace(REST, sockets=SOCKETS + Counter(replicas=103))}, "open replicas: 105 at the end, 104 may be"),
         ({"end": replace(REST, rss_mb=161.0)}, "memory is 161 MB at the end, 60 MB at the start"),
         ({"longest_health_s": 1.5}, "/health took 1.50 s, 1 s at most"),
+        ({"peak_mb": 357.0}, "peak memory was 357 MB, 356 MB at most"),
         ({"requests_counted": 199}, "counted 199 requests, well-behaved clients alone sent 200"),
         ({"exit_status": -9}, "exit status is -9"),
         ({"log": {"tracebacks": 2}}, "2 tracebacks in the log"),
@@ -127,9 +133,27 @@ def test_rows_are_the_worst_of_their_time() -> None:
     watch.samples = [Sample(float(at), chance.random(), at % 7, chance.random()) for at in range(107)]
     rows = watch.rows()
     assert len(rows) <= ROWS
-    assert max(row.rss_mb for row in rows) == watch.peak_mb
+    assert max(row.rss_mb for row in rows) == max(sample.rss_mb for sample in watch.samples)
     assert max(row.health_s for row in rows) == watch.longest_health_s
     assert rows[-1].second == 106
+
+
+def test_health_is_asked_from_a_process_of_its_own() -> None:
+    assert Answer.of(Answer(0.25, 0.001, 0.2, "503").line()) == Answer(0.25, 0.001, 0.2, "503")
+    ran, ready = schedule(os.getpid())
+    assert ran >= 0 <= ready
+    assert schedule(2**22 + 1) == (0.0, 0.0), "there is no such process"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with ThreadPoolExecutor() as pool:
+            for reply, what in ((b"HTTP/1.1 200 OK\r\n\r\n", OK), (b"HTTP/1.1 503 No\r\n\r\n", "503"), (b"", "NoAnswer")):
+                asked = pool.submit(ask, port)
+                client, _ = listener.accept()
+                with client:
+                    assert client.recv(4096).startswith(b"GET /health HTTP/1.1\r\n")
+                    client.sendall(reply)
+                assert asked.result() == what
+    assert ask(port) == "ConnectionRefusedError"
 
 
 def test_the_page_says_what_is_broken() -> None:
