@@ -13,5 +13,8 @@ The law, in `law.py`: every request of a well-behaved client was answered in ful
 with an error in OpenAI's shape; no hostile client was left without an answer; at the end no booking is open, and the gateway's
 sockets, files and memory are what they were at the start. The exit status is 1 if it is broken.
 
+With --calm there are no events, so that what clients alone do to the gateway is seen. `health.py` asks for /health
+meanwhile, from a process of its own; a gateway of one worker has a core to itself.
+
 Everything is bounded in number, size and time, listens on loopback only, and is stopped by its own process id.
 """
