@@ -291,7 +291,7 @@ async def test_operators_are_answered_by_any_worker_for_all(where: str, tmp_path
             alone = {"headers": {"Connection": "close"}}
             async with aiohttp.ClientSession(connector=connector) as operator, aiohttp.ClientSession() as session:
                 async with asyncio.timeout(40):  # the successor has started, which is before it serves
-                    while "warmroute_workers 2.0" not in await (await session.get(f"{metrics}/metrics", **alone)).text():
+                    while "warmroute_workers 2.0" not in await (await session.get(f"{metrics}/metrics", **alone)).text():  # noqa: ASYNC110
                         await asyncio.sleep(0.002)
                 answer = await operator.post(f"{base}/warmroute/drain", json={"name": one.name}, **alone)
                 assert answer.status == 200
