@@ -41,10 +41,11 @@ class Answers:
         """The whole answer to the client; returns when it is complete, or cannot be."""
         record = exchange.record
         chosen = exchange.booking.chosen
-        headers = b"%bX-Request-Id: %b\r\n" % (back(attempt.head), record.id.encode("ascii"))
+        routed = b""
         if self.audience.sees_headers(exchange.request):
-            routed = (chosen.replica.encode("ascii"), chosen.matched_tokens)
-            headers += b"X-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % routed
+            replica = chosen.replica.encode("ascii")
+            routed = b"X-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % (replica, chosen.matched_tokens)
+        headers = b"%bX-Request-Id: %b\r\n%b" % (back(attempt.head), record.id.encode("ascii"), routed)
         record.status = attempt.status
         exchange.reply = reply = Reply(exchange.request, keep_alive=not self.drain.draining, patience_s=self.patience_s)
         if attempt.content_type == EVENT_STREAM and not exchange.body:

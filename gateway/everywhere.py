@@ -95,7 +95,7 @@ class Local:
         self.metrics.read(self.router)
         self.metrics.read_budget(self.budget)
         self.fleet.show(self.metrics, self.clock())
-        self.metrics.log_lines_dropped.values[()] = self.requests.dropped
+        self.metrics.log_lines_dropped.set((), self.requests.dropped)
         return self.metrics.page.told()
 
 

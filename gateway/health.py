@@ -291,7 +291,8 @@ class Breaker:
 
     def _count(self, failed: int) -> None:
         window = self._rules.window
-        self._outcomes = (self._outcomes << 1 | failed) & ((1 << window) - 1)
+        if failed or self._outcomes:  # mostly there are no failures to be moved along
+            self._outcomes = (self._outcomes << 1 | failed) & ((1 << window) - 1)
         if self._seen < window:
             self._seen += 1
 

@@ -181,9 +181,9 @@ class Metrics:
         self.trie_blocks.set((), router.trie.blocks)
         self.trie_bytes.set((), router.trie.size_bytes)
         for reason, blocks in router.trie.evicted.items():
-            self.trie_evicted.values[(reason,)] = blocks
+            self.trie_evicted.set((reason,), blocks)
 
     def read_budget(self, budget: Budget) -> None:
         """The same for the bytes that requests hold."""
         self.inflight_bytes.set((), budget.held)
-        self.inflight_refused.values[()] = budget.refused
+        self.inflight_refused.set((), budget.refused)

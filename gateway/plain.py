@@ -33,6 +33,7 @@ _HEAD: Final = re.compile(
 _FIELD: Final = re.compile(rb"([^:]++): ?([^\r]++)\r\n")
 # A client's heads differ in little else; all others that are seen again need not be read again.
 _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,12})(?=\r\n)")
+_NOT_ASKED: Final = ""  # no value of a plain head is empty
 _KNOWN: Final = 256
 _KNOWN_BYTES: Final = 2048
 _UNUSUAL: Final = frozenset(
@@ -104,16 +105,26 @@ _known: Final = lru_cache(maxsize=_KNOWN)(_parse)
 
 
 class Fields:
-    """A plain head's headers, by names in any case. raw: by names in lower case."""
+    """A plain head's headers, by names in any case. raw: by names in lower case.
 
-    __slots__ = ("raw",)
+    What was asked for is kept as text, for the next request with the same head: only the gateway's own code asks, so that is
+    a handful of names.
+    """
+
+    __slots__ = ("_asked", "raw")
 
     def __init__(self, fields: dict[bytes, bytes]) -> None:
         self.raw = fields
+        self._asked: dict[str, str | None] = {}
 
     def get(self, name: str, /) -> str | None:
+        asked = self._asked.get(name, _NOT_ASKED)
+        return asked if asked is not _NOT_ASKED else self._find(name)
+
+    def _find(self, name: str) -> str | None:
         value = self.raw.get(name.lower().encode("ascii"))
-        return None if value is None else value.decode("ascii")
+        self._asked[name] = found = None if value is None else value.decode("ascii")
+        return found
 
     def __repr__(self) -> str:
         return f"<Fields {list(self.raw)}>"

@@ -30,7 +30,7 @@ def request_id(offered: str | None) -> str:
     """The client's x-request-id if it can stand in a log and a header, else a new one."""
     if offered and _SAFE_ID.fullmatch(offered):
         return offered
-    return "wr-%s%08x" % (_BEGIN, next(_numbers))  # noqa: UP031  (compiled, an f-string with a format takes five times as long)
+    return f"wr-{_BEGIN}-{next(_numbers)}"
 
 
 def tenant(header: str | None) -> str:

@@ -314,7 +314,7 @@ class Fleet:
             metrics.pool_inflight.set(name, pool.admission.inflight)
             metrics.pool_waiting.set(name, pool.admission.waiting)
             for reason, count in pool.admission.refused.items():
-                metrics.refused.values[*name, reason] = count
+                metrics.refused.set((*name, reason), count)
             for state in pool.replicas:
                 metrics.replica_cut_off.set((state.name,), now < state.rests_until or state.breaker.state(now) != CLOSED)
 

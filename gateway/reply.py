@@ -93,12 +93,11 @@ class Reply:
             first = b"%x\r\n%b\r\n" % (len(first), first)
         self.begun = True
         self._request.protocol.reply = self  # type: ignore[attr-defined]  # client.ClientConnection
-        parts = (start, headers, framing, _dates.line(time.time()), b"Server: warmroute\r\n\r\n")
-        if len(first) > MAX_JOINED:
-            self._write(b"".join(parts))
-            self._write(first)  # without a copy of it
-        else:
-            self._write(b"".join((*parts, first)))
+        apart = len(first) > MAX_JOINED  # written without a copy of it
+        server = b"Server: warmroute\r\n\r\n"
+        self._write(b"".join((start, headers, framing, _dates.line(time.time()), server, b"" if apart else first)))
+        if apart:
+            self._write(first)
 
     def write(self, data: bytes) -> None:
         """Bytes of the body."""

@@ -6,11 +6,13 @@ import datetime
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from gateway.log_output import NOTHING, Output
+
+_MILLISECONDS: Final = [b"%03d" % number for number in range(1000)]
 
 
 class RequestLog:
@@ -44,12 +46,12 @@ class RequestLog:
 
     def _now(self) -> bytes:
         """As `JsonFormatter` writes it; what changes once a second is kept."""
-        milliseconds = int(time.time() * 1000)
-        second = milliseconds // 1000
+        now = time.time()
+        second = int(now)
         if second != self._second:
             self._second = second
             self._time = datetime.datetime.fromtimestamp(second, datetime.UTC).isoformat(timespec="seconds")[:-6].encode()
-        return b"%b.%03d+00:00" % (self._time, milliseconds - second * 1000)
+        return b"%b.%b+00:00" % (self._time, _MILLISECONDS[int((now - second) * 1000)])
 
 
 def fragment(value: Any) -> orjson.Fragment:

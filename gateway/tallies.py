@@ -37,24 +37,51 @@ def least(one: float, other: float) -> float:
     return min(one, other)
 
 
+class Cell:
+    """One number of a counter. Compiled, it is neither boxed nor put back into a dictionary when it grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"<Cell {self.value:g}>"
+
+
 class Counter:
     """A number that grows, for each label set. Without labels it is there from the beginning, as zero."""
 
-    __slots__ = ("across", "labels", "name", "text", "values")
+    __slots__ = ("_cells", "across", "labels", "name", "text")
 
     def __init__(self, name: str, text: str, labels: Labels, across: Across) -> None:
         self.name = name
         self.text = text
         self.labels = labels
         self.across = across
-        self.values: dict[Labels, float] = {} if labels else {(): 0.0}
+        self._cells: dict[Labels, Cell] = {} if labels else {(): Cell(0.0)}
+
+    @property
+    def values(self) -> dict[Labels, float]:
+        """The numbers as they are now. A copy. O(label sets)."""
+        return {labels: cell.value for labels, cell in self._cells.items()}
 
     def add(self, labels: Labels = (), amount: float = 1.0) -> None:
-        self.values[labels] = self.values.get(labels, 0.0) + amount
+        cell = self._cells.get(labels)
+        if cell is None:
+            self._cells[labels] = Cell(amount)
+        else:
+            cell.value += amount
+
+    def set(self, labels: Labels, value: float) -> None:
+        """For a number that is counted elsewhere."""
+        self._cells[labels] = Cell(value)
 
     def take_in(self, told: Mapping[Labels, float]) -> None:
         """What another process has counted."""
-        _take_in(self.values, told, self.across)
+        for labels, value in told.items():
+            cell = self._cells.get(labels)
+            self._cells[labels] = Cell(value if cell is None else self.across(cell.value, value))
 
     def family(self) -> Metric:
         family = CounterMetricFamily(self.name.removesuffix("_total"), self.text, labels=self.labels)
@@ -84,7 +111,8 @@ class Gauge:
 
     def take_in(self, told: Mapping[Labels, float]) -> None:
         """What another process sees now."""
-        _take_in(self.values, told, self.across)
+        for labels, value in told.items():
+            self.values[labels] = self.across(self.values[labels], value) if labels in self.values else value
 
     def family(self) -> Metric:
         family = GaugeMetricFamily(self.name, self.text, labels=self.labels)
@@ -133,11 +161,6 @@ class Histogram:
     def _row(self, labels: Labels) -> list[float]:
         row = self.values[labels] = [0.0] * (len(self.bounds) + 2)
         return row
-
-
-def _take_in(values: dict[Labels, float], told: Mapping[Labels, float], across: Across) -> None:
-    for labels, value in told.items():
-        values[labels] = across(values[labels], value) if labels in values else value
 
 
 Tally = Counter | Gauge | Histogram

@@ -118,6 +118,9 @@ async def test_request_ids_that_could_break_a_log_are_replaced() -> None:
     assert request_id("abc-1:2/3") == "abc-1:2/3"
     for bad in (None, "", "a b", "x\ny", "é", "x" * 200, '"'):
         assert request_id(bad).startswith("wr-")
+    made = {request_id(None) for _ in range(1000)}
+    assert len(made) == 1000
+    assert all(request_id(one) == one for one in made), "an id of ours can stand in a log, too"
     assert tenant("acme corp") == "acme corp"
     assert (tenant(None), tenant("")) == ("none", "none")
     assert tenant("\udcff\n" + "x" * 100) == "??" + "x" * 62

@@ -6,11 +6,12 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 
 from gateway.budget import Budget
 from gateway.outgoing import client_of
-from tests.fakes import Behaviour, FakeReplica, FakeRequest, http, status, usage
+from tests.fakes import Behaviour, FakeReplica, FakeRequest, http, says, status, usage
 from tests.gateway.conftest import Running, eventually, running
 
 MANY = 12
@@ -117,6 +118,55 @@ def test_clients_differ_by_key_tenant_and_address() -> None:
     others = [client_of(asked) for asked in differ]  # type: ignore[arg-type]
     assert len({one, *others}) == 6
     assert client_of(Asked("192.0.2.2", Authorization="Bearer a")) == others[2], "a key is the same from anywhere"  # type: ignore[arg-type]
+
+
+async def test_clients_at_different_addresses_differ_though_their_heads_are_the_same() -> None:
+    """What is known of a head is kept for the next request with the same head, who sends it is not."""
+    async with FakeReplica(script=[reports("trick")]) as replica:
+        pool = {"replicas": [{"url": replica.url, "capacity_tokens": 1_000_000}]}
+        async with running(pools=[pool]) as run:
+            await warm(run)
+            await predicted(run)
+            misses = iter(range(MANY))
+
+            async def miss(address: str) -> int:
+                """A client reports a miss on a warm prefix. Returns the blocks that were forgotten by then."""
+                connector = aiohttp.TCPConnector(local_addr=(address, 0))
+                request = body(f"tenant{next(misses)}-") | {"trick": True}
+                async with (
+                    aiohttp.ClientSession(connector=connector) as session,
+                    session.post(f"{run.url}/v1/chat/completions", json=request) as answer,
+                ):
+                    assert answer.status == 200
+                return run.gateway.router.trie.evicted["purge"]
+
+            assert [await miss("127.0.0.2") for _ in range(6)] == [0] * 6
+            assert [await miss(address) for address in ("127.0.0.2", "127.0.0.2", "127.0.0.3")][-1] > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_beyond_the_context_nothing_is_credited_before_the_engine_has_answered(stream: bool) -> None:
+    entry = {"id": "m", "object": "model", "owned_by": "vllm", "max_model_len": 4000}
+    listing = says(http(200, json.dumps({"object": "list", "data": [entry]}).encode()))
+    here, refuse = asyncio.Event(), asyncio.Event()
+
+    async def thinks(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        here.set()
+        await refuse.wait()
+        await status(400, "too long")(request, writer)
+
+    async with FakeReplica(listing=listing, script=[reports("trick")]) as replica, running(replica) as run:
+        await warm(run)
+        known = held(run, replica)
+        replica.script = (thinks,)
+        replica.requests.clear()
+        request = asyncio.create_task(run.post(body("long-", 12_000) | {"stream": stream}))
+        await here.wait()
+        scale = run.gateway.router.units_per_token("m")
+        assert known < held(run, replica) <= known + 4000 * scale / run.gateway.config.routing.block_bytes
+        refuse.set()
+        assert (await request)[0] == 400
+        assert held(run, replica) == known
 
 
 async def test_a_long_sweep_lets_requests_go_first() -> None:

@@ -172,7 +172,8 @@ def test_a_plain_head() -> None:
         assert begun
         assert (begun.length, data[begun.end :], begun.head.method, begun.head.target) == (5, b"hello", "POST", CHAT)
         assert begun.head.headers[1:3] == [(b"Authorization", b"Bearer a b"), (b"X-Request-Id", b"7")]
-        assert (begun.head.fields.get("x-request-ID"), begun.head.fields.get("X-Other")) == ("7", None)
+        for _ in range(2):  # the second time it is known
+            assert (begun.head.fields.get("x-request-ID"), begun.head.fields.get("X-Other")) == ("7", None)
 
 
 async def test_the_client_leaves() -> None:

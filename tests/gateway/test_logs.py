@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import logging
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -127,6 +129,22 @@ def test_any_record_is_one_line_of_json(message: str, extra: dict[str, Any]) -> 
     line = formatted(message, extra=extra)
     assert line["level"] == "info"
     assert set(line) >= {name for name in extra if name.isprintable()}
+
+
+def test_a_requests_line_has_the_time_to_the_millisecond() -> None:
+    stream = io.BytesIO()
+    output = Output(stream.write, shared=True)
+    requests = RequestLog(output, logging.INFO)
+    before = time.time()
+    for _ in range(100):
+        requests.write(logging.INFO, {"id": "wr-1"})
+    after = time.time()
+    assert output.flush()
+    times = [json.loads(line)["time"] for line in stream.getvalue().splitlines()]
+    assert {len(one) for one in times} == {len("2026-01-01T00:00:00.000+00:00")}
+    seconds = [datetime.datetime.fromisoformat(one).timestamp() for one in times]
+    assert before - 0.001 <= seconds[0] <= seconds[-1] <= after
+    assert seconds == sorted(seconds)
 
 
 def test_lines_say_which_worker_wrote_them() -> None:

@@ -106,10 +106,15 @@ async def test_the_configuration_knows_better(caplog: pytest.LogCaptureFixture) 
             assert (await run.metrics())[f'warmroute_replica_capacity_tokens{{replica="{replica.name}"}}'] == 1000
 
 
+IN_ENGINE_BLOCKS = 'vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="400"} 1.0\n'
+
+
+@pytest.mark.parametrize("metrics", [vllm(kv=6400), page(IN_ENGINE_BLOCKS)], ids=["in tokens", "in engine blocks"])
 @pytest.mark.parametrize(("block_bytes", "blocks"), [(256, 100), (1024, 25)])
-async def test_a_capacity_in_tokens_is_a_number_of_blocks_of_text(block_bytes: int, blocks: int) -> None:
+async def test_a_capacity_is_a_number_of_our_own_blocks_of_text(block_bytes: int, blocks: int, metrics: Behaviour) -> None:
     prompts = [{**LONG, "messages": [{"role": "user", "content": f"{n} {'word ' * 1000}"}]} for n in range(8)]
-    async with engine(metrics=vllm(kv=6400)) as replica, running(replica, routing={"block_bytes": block_bytes}) as run:
+    async with engine(metrics=metrics) as replica, running(replica, routing={"block_bytes": block_bytes}) as run:
+        assert capacity(run, replica) == 6400
         for prompt in prompts:
             await run.post(prompt)
         assert held(run, replica) == blocks

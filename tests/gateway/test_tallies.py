@@ -64,6 +64,17 @@ def test_what_has_no_labels_is_there_from_the_beginning() -> None:
     assert 'y_seconds_bucket{le="+Inf"} 0.0' in text
 
 
+def test_a_counter_can_show_what_is_counted_elsewhere() -> None:
+    page = Page()
+    counter = page.counter("x_total", "X.", "kind")
+    counter.set(("a",), 3)
+    counter.set(("a",), 5)
+    before = counter.values
+    counter.add(("a",), 0.5)
+    assert (before, counter.values) == ({("a",): 5.0}, {("a",): 5.5})
+    assert b'x_total{kind="a"} 5.5' in page_of(page)
+
+
 def test_a_gauge_without_a_value_has_no_series() -> None:
     page = Page()
     gauge = page.gauge("x", "X.", "kind")
