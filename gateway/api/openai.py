@@ -174,7 +174,7 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not valid JSON: {error}.", code="invalid_json") from error
+        raise bad_request(f"The body is not valid JSON in UTF-8: {error}.", code="invalid_json") from error
     if not isinstance(body, dict):
         raise bad_request("The body must be a JSON object.", code="invalid_json")
     return body
