@@ -68,7 +68,8 @@ class Answers:
         kept = None
         if exchange.api.metered and attempt.status == 200:
             record.first_byte = record.last_byte
-            exchange.booking.first_token(record.last_byte)
+            if exchange.api.countable:  # else the router would take the prefill of several prompts for that of one
+                exchange.booking.first_token(record.last_byte)
             kept = Kept(lease_of(exchange.request)) if exchange.target.resume_streams else None
         try:
             failure = await self._pump(exchange, attempt, reply, headers, kept)

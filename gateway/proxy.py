@@ -112,7 +112,7 @@ class Proxy:
         begun = self.clock()
         prompt = self.prompt(api, request.headers, target.label, client_of(request))
         live = self.fleet.candidates(target, begun)
-        booking = self.router.choose(prompt, live, begun, silent=not (api.metered and api.stream))
+        booking = self.router.choose(prompt, live, begun, silent=not (api.metered and api.stream and api.countable))
         decision = booking.decision
         self.metrics.routing_seconds.observe((), self.clock() - begun)
         self.metrics.routing.add((self.router.policy_name, decision.reason))
@@ -122,7 +122,8 @@ class Proxy:
 
     def _close(self, exchange: Exchange, ok: bool) -> None:
         usage, booking, record = exchange.record.usage, exchange.booking, exchange.record
-        outcome = Outcome(ok, usage.prompt if usage else None, usage.cached if usage else None)
+        counted = usage if exchange.api.countable else None
+        outcome = Outcome(ok, counted.prompt if counted else None, counted.cached if counted else None)
         replica, predicted = booking.chosen.replica, booking.chosen.matched_tokens
         if booking.close(outcome, self.clock()):
             self.fleet.zero_hits(replica)

@@ -87,7 +87,8 @@ def _parse(body: bytes, kind: str, block_bytes: int, block_tokens: int, scope: t
         del fields
     made = None if api.prompt is None else openai.router_prompt(api, (block_bytes, block_tokens), scope=scope)
     prompt = (made.keys, made.units, made.block_units, made.scale) if made else None
-    return wire.Parsed(api.kind, api.model, api.salt, api.stream, api.stores, api.strip_usage, edits, prompt)
+    read = api.kind, api.model, api.salt, api.stream, api.stores, api.strip_usage, api.countable
+    return wire.Parsed(*read, edits, prompt)
 
 
 def _continue(body: bytes, kind: str, text: str, tokens: int) -> tuple[str, list[Edit]]:

@@ -63,7 +63,7 @@ class Parsing:
             strip_usage=parsed.strip_usage,
             body=await _edited(raw, parsed.edits),
         )
-        api.stores = parsed.stores
+        api.stores, api.countable = parsed.stores, parsed.countable
         if parsed.prompt:
             api.made = Prompt(*parsed.prompt)
         return api

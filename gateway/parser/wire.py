@@ -36,6 +36,7 @@ class Parsed(NamedTuple):
     stream: bool
     stores: bool | None
     strip_usage: bool
+    countable: bool
     edits: list[Edit]
     prompt: tuple[bytes, int, int, str] | None
 

@@ -46,6 +46,8 @@ bodies = st.fixed_dictionaries(
         "cache_salt": values,
         "tools": values,
         "echo": st.booleans(),
+        "n": st.none() | st.integers(0, 3),
+        "truncation": st.sampled_from(["auto", "disabled"]),
     },
 )
 
@@ -63,8 +65,9 @@ def test_it_is_the_same_as_parsing_at_once(body: dict[str, Any], kind: str, tail
     assert status == wire.DONE
     api = openai.parse_other(raw) if kind == openai.OTHER else openai.parse(kind, raw)
     there = wire.Parsed(*fields)
-    here = (api.kind, api.model, api.salt, api.stream, api.strip_usage, api.body)
-    assert (there.kind, there.model, there.salt, there.stream, there.strip_usage, apply(raw, there.edits)) == here
+    here = (api.kind, api.model, api.salt, api.stream, api.strip_usage, api.countable, api.body)
+    read = (there.kind, there.model, there.salt, there.stream, there.strip_usage, there.countable, apply(raw, there.edits))
+    assert read == here
     known, prompt = api.has_prompt, openai.router_prompt(api, BLOCKS)
     assert there.prompt == ((prompt.keys, prompt.units, prompt.block_units, prompt.scale) if known else None)
 
