@@ -381,7 +381,7 @@ def test_one_observation_moves_a_scale_by_a_factor_of_two_at_most() -> None:
     for _ in range(20):
         honest = answered(4000, 1000)
     assert honest == pytest.approx(4.0)
-    for units, tokens in ((340_000, 1000), (9_000_000, 100_000), (400, 9000)):
+    for units, tokens in ((340_000, 1000), (320_000, 20_000), (20_000, 20_000), (400, 9000)):
         assert honest / 2 <= answered(units, tokens) <= honest * 2
         for _ in range(60):
             answered(4000, 1000)
