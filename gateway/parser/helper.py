@@ -1,7 +1,8 @@
 """The parser process: reads a job, does it, writes its result, until its parent is gone.
 
-It runs `openai.read` and `resume.continue_body`, the same functions that parse small bodies in the event loop, and makes the
-prompt's block keys. What a body may cost here is bounded: its structure before it is parsed, the address space, the time.
+It runs `openai.read` and `resume_request.continue_body`, the same functions that parse small bodies in the event loop, and
+makes the prompt's block keys. What a body may cost here is bounded: its structure before it is parsed, the address space, the
+time.
 
 A process and not a thread, for the parser holds Python's global lock. Signals of a terminal or a service manager are not for
 it: while a gateway lets its last requests finish it still needs its parser. It ends when its socket does.
@@ -24,7 +25,7 @@ from gateway.api.splice import Edit
 from gateway.api.structure import MAX_STRUCTURE, exceeds
 from gateway.errors import GatewayError
 from gateway.parser import wire
-from gateway.resume import continue_body
+from gateway.resume_request import continue_body
 
 # Of address space, for each byte of a job's body. A body costs most as one text with an emoji in it: four bytes for each
 # character, beside the body itself, the JSON parser's own tree and the canonical prompt.

@@ -16,7 +16,7 @@ from gateway.api.splice import apply
 from gateway.api.structure import MAX_STRUCTURE
 from gateway.errors import GatewayError
 from gateway.parser import helper, wire
-from gateway.resume import ASK, Told, continuation
+from gateway.resume_request import ASK, continuation
 
 BLOCKS = (16, 4)
 
@@ -112,7 +112,7 @@ def test_a_continuation_is_the_same_as_in_the_loop() -> None:
     raw = b'{"model":"m" ,"max_tokens":9,"messages":[{"role":"user","content":"Hi"}]}'
     status, verdict, edits = result((wire.CONTINUE, openai.CHAT, "Well", 2), raw)
     assert (status, verdict) == (wire.DONE, ASK)
-    assert apply(raw, edits) == continuation(openai.CHAT, raw, Told(text="Well", pieces=2))
+    assert apply(raw, edits) == continuation(openai.CHAT, raw, "Well", 2)
 
 
 def test_a_bug_is_told_to_the_parent() -> None:
