@@ -41,7 +41,7 @@ class Answers:
         """The whole answer to the client; returns when it is complete, or cannot be."""
         record = exchange.record
         chosen = exchange.booking.chosen
-        headers = b"%bX-Request-Id: %b\r\n" % (back(attempt.head), record.id.encode("ascii"))
+        headers = b"%bX-Request-Id: %b\r\n" % (back(attempt.head, attempt.address), record.id.encode("ascii"))
         if self.audience.sees_headers(exchange.request):
             routed = (chosen.replica.encode("ascii"), chosen.matched_tokens)
             headers += b"X-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % routed
