@@ -137,8 +137,13 @@ class Reading:
 
 def _head_of(content: bytes) -> dict[str, bytes]:
     """What an event has in common with all others of its stream, as JSON on one line."""
+    head = dict[str, bytes]()
     spans = read_object(content).spans
-    return {name: content[slice(*spans[name])].replace(b"\n", b" ") for name in _HEAD if name in spans}
+    for name in _HEAD:
+        if name in spans:
+            start, end = spans[name]
+            head[name] = content[start:end].replace(b"\n", b" ")
+    return head
 
 
 def _text(kind: str, answer: Mapping[str, Any]) -> str | None:
