@@ -45,7 +45,7 @@ class Answers:
         if self.audience.sees_headers(exchange.request):
             replica = chosen.replica.encode("ascii")
             routed = b"X-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % (replica, chosen.matched_tokens)
-        headers = b"%bX-Request-Id: %b\r\n%b" % (back(attempt.head), record.id.encode("ascii"), routed)
+        headers = b"%bX-Request-Id: %b\r\n%b" % (back(attempt.head, attempt.address), record.id.encode("ascii"), routed)
         record.status = attempt.status
         exchange.reply = reply = Reply(exchange.request, keep_alive=not self.drain.draining, patience_s=self.patience_s)
         if attempt.content_type == EVENT_STREAM and not exchange.body:
@@ -69,7 +69,8 @@ class Answers:
         kept = None
         if exchange.api.metered and attempt.status == 200:
             record.first_byte = record.last_byte
-            exchange.booking.first_token(record.last_byte)
+            if exchange.api.countable:  # else the router would take the prefill of several prompts for that of one
+                exchange.booking.first_token(record.last_byte)
             kept = Kept(lease_of(exchange.request)) if exchange.target.resume_streams else None
         try:
             failure = await self._pump(exchange, attempt, reply, headers, kept)

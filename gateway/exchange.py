@@ -11,7 +11,7 @@ from aiohttp import web
 from gateway.api import openai
 from gateway.body import lease_of
 from gateway.budget import LARGE_BODY
-from gateway.errors import over_budget
+from gateway.errors import bad_request, over_budget
 from gateway.plain import PlainRequest
 from gateway.record import Record
 from gateway.relay import Call
@@ -21,6 +21,8 @@ from gateway.reply import Reply
 from router import Booking
 
 _OBJECT: Final = re.compile(rb"[ \t\r\n]*+\{")
+# The same in UTF-8, UTF-16 or UTF-32, of either byte order, with or without byte order marks.
+_ENCODED_OBJECT: Final = re.compile(rb"(?:[\0 \t\r\n]|\xef\xbb\xbf|\xff\xfe|\xfe\xff)*+\{")
 
 Request = web.Request | PlainRequest
 
@@ -103,10 +105,34 @@ def tenant_salt(tenant: str, salt: str) -> bytes:
 def salted(body: bytes, salt: bytes) -> bytes | None:
     """A JSON object with this `cache_salt`: as its last member, which wins over one that the client has sent.
 
-    None: it is no JSON object. Whether its prompt was understood does not matter: an engine may understand it.
+    None: it is no JSON object in UTF-8. Whether its prompt was understood does not matter: an engine may understand it.
     """
+    span = _members_of(body)
+    if span is None:
+        return None
+    first, last = span
+    comma = b"," if body[first:last].strip() else b""
+    return b"".join((memoryview(body)[:last], comma, b'"cache_salt":"', salt, b'"}'))
+
+
+def require_saltable(body: bytes, content_type: str) -> None:
+    """Raises GatewayError 400 for a body that an engine may read as JSON although `salted` cannot give it a salt.
+
+    Engines in Python read JSON in UTF-16 and UTF-32, too, and behind a byte order mark. RFC 8259 allows neither.
+    """
+    if not body or _members_of(body):
+        return
+    if _ENCODED_OBJECT.match(body) or "json" in content_type.lower():
+        text = (
+            "The body must be a JSON object in UTF-8, without a byte order mark, because this gateway isolates tenants "
+            "(routing.isolation)."
+        )
+        raise bad_request(text, code="invalid_json")
+
+
+def _members_of(body: bytes) -> tuple[int, int] | None:
+    """Where the members of a JSON object begin, and where its closing brace is; None for anything else. Nothing is parsed."""
     begin, last = _OBJECT.match(body), body.rfind(b"}")
     if begin is None or last < begin.end() or body[last + 1 :].strip():
         return None
-    comma = b"," if body[begin.end() : last].strip() else b""
-    return b"".join((memoryview(body)[:last], comma, b'"cache_salt":"', salt, b'"}'))
+    return begin.end(), last

@@ -42,10 +42,21 @@ class FramingError(Exception):
 class Fields:
     """What a head says, before its framing is judged. headers: names in lower case, values without the space around them, in
     order. persistent: the connection may be used again, if the body has an end. onward: the lines for the client, once they
-    are made (`relay.py`).
+    are made (`relay.py`); locations: the headers that are not among them, because they depend on the replica.
     """
 
-    __slots__ = ("codings", "content_type", "headers", "lengths", "modern", "onward", "persistent", "reason", "status")
+    __slots__ = (
+        "codings",
+        "content_type",
+        "headers",
+        "lengths",
+        "locations",
+        "modern",
+        "onward",
+        "persistent",
+        "reason",
+        "status",
+    )
 
     def __init__(self, status: int, reason: bytes, modern: bool, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
@@ -59,6 +70,7 @@ class Fields:
         kinds = [value for name, value in headers if name == b"content-type"]
         self.content_type = kinds[0].partition(b";")[0].strip().lower().decode("latin-1") if kinds else ""
         self.onward: bytes | None = None
+        self.locations: list[tuple[bytes, bytes]] = []
 
 
 class Head:

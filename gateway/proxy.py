@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from gateway.answers import Answers
 from gateway.api import openai
 from gateway.config import TENANT, RoutingConfig
-from gateway.exchange import Exchange, Headers, Request, tenant_salt
+from gateway.exchange import Exchange, Headers, Request, require_saltable, tenant_salt
 from gateway.failover import Failover
 from gateway.metering import Meter
 from gateway.metrics import Metrics
@@ -72,12 +72,18 @@ class Proxy:
             if waits:  # meanwhile replicas may have come and gone, and the model with them
                 target = self.fleet.target(api.model)
                 target.require()
+            salt = self._salt(request, api) if self.routing.isolation == TENANT else b""
             exchange = Exchange(request, api, target, self._choose(request, api, target, record), record)
-            if self.routing.isolation == TENANT:
-                exchange.salt = tenant_salt(request.headers.get(TENANT_HEADER) or "", api.salt)
+            exchange.salt = salt
             return await self._forward(exchange)
         finally:
             permit.release()
+
+    def _salt(self, request: Request, api: openai.ApiRequest) -> bytes:
+        """The cache salt of this request's tenant. Raises GatewayError 400 if the body cannot get one, but may need it."""
+        if not api.metered:  # else it was parsed as a JSON object
+            require_saltable(api.body, request.headers.get("Content-Type") or "")
+        return tenant_salt(request.headers.get(TENANT_HEADER) or "", api.salt)
 
     async def _forward(self, exchange: Exchange) -> Reply:
         ok, record = False, exchange.record
@@ -106,7 +112,7 @@ class Proxy:
         begun = self.clock()
         prompt = self.prompt(api, request.headers, target.label, client_of(request))
         live = self.fleet.candidates(target, begun)
-        booking = self.router.choose(prompt, live, begun, silent=not (api.metered and api.stream))
+        booking = self.router.choose(prompt, live, begun, silent=not (api.metered and api.stream and api.countable))
         decision = booking.decision
         self.metrics.routing_seconds.observe((), self.clock() - begun)
         self.metrics.routing.add((self.router.policy_name, decision.reason))
@@ -116,7 +122,8 @@ class Proxy:
 
     def _close(self, exchange: Exchange, ok: bool) -> None:
         usage, booking, record = exchange.record.usage, exchange.booking, exchange.record
-        outcome = Outcome(ok, usage.prompt if usage else None, usage.cached if usage else None)
+        counted = usage if exchange.api.countable else None
+        outcome = Outcome(ok, counted.prompt if counted else None, counted.cached if counted else None)
         replica, predicted = booking.chosen.replica, booking.chosen.matched_tokens
         if booking.close(outcome, self.clock()):
             self.fleet.zero_hits(replica)

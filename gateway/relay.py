@@ -23,6 +23,7 @@ from gateway.dialer import Dialer
 from gateway.errors import ReplicaFailure
 from gateway.http1 import Head, lines
 from gateway.idle import Pool
+from gateway.locations import relative
 from gateway.resolver import Resolver
 from gateway.upstream import Connection, Limits, Sink
 
@@ -37,6 +38,7 @@ _REQUEST_OWN: Final = _HOP_BY_HOP.union(
 )
 _ENCODED_OWN: Final = _REQUEST_OWN - {b"content-encoding"}
 _ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length", b"x-request-id"}
+_LOCATIONS: Final = frozenset([b"location", b"content-location"])
 _ANSWER_PREFIX: Final = b"x-warmroute-"  # the gateway's own headers: a replica's would be doubled, or believed
 
 _REQUEST_TIMEOUT: Final = 408
@@ -82,14 +84,15 @@ class Address(NamedTuple):
 class Attempt:
     """A replica's answer that has begun. `close` it exactly once, in a `finally`; more is harmless.
 
-    sends: how often the request was sent for it.
+    address: of the replica. sends: how often the request was sent for it.
     """
 
-    __slots__ = ("_connection", "_pool", "content_type", "head", "sends")
+    __slots__ = ("_connection", "_pool", "address", "content_type", "head", "sends")
 
-    def __init__(self, connection: Connection, pool: Pool, head: Head) -> None:
+    def __init__(self, connection: Connection, road: Road, head: Head) -> None:
         self._connection: Connection | None = connection
-        self._pool = pool
+        self._pool = road.pool
+        self.address = road.address
         self.sends = 1
         self.head = head
         self.content_type = head.fields.content_type
@@ -228,9 +231,9 @@ class Relay:
         pool, head = road.pool, _head(road.address, call)
         reused = None if fresh else pool.idle()
         if reused is None:
-            return await _answer(pool, await pool.connect(limits.connect_s), head, call, limits)
+            return await _answer(road, await pool.connect(limits.connect_s), head, call, limits)
         try:
-            attempt = await _answer(pool, reused, head, call, limits)
+            attempt = await _answer(road, reused, head, call, limits)
         except ReplicaFailure as failure:
             if failure.reason != "reset" or reused.started or not call.repeatable:
                 raise
@@ -241,7 +244,7 @@ class Relay:
             if not call.repeatable:
                 raise ReplicaFailure("reset", "the replica closed an idle connection with a 408")
         try:
-            attempt = await _answer(pool, await pool.connect(limits.connect_s), head, call, limits)
+            attempt = await _answer(road, await pool.connect(limits.connect_s), head, call, limits)
         except ReplicaFailure as second:
             # The first connection did take the call: if the replica is gone now, the call may be why.
             raise ReplicaFailure(second.reason, second.message, reached=1 + second.reached) from second
@@ -269,18 +272,18 @@ def _limits_of(timeouts: TimeoutConfig) -> Limits:
     return Limits(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s, timeouts.total_s or None)
 
 
-async def _answer(pool: Pool, connection: Connection, head: bytes, call: Call, limits: Limits) -> Attempt:
+async def _answer(road: Road, connection: Connection, head: bytes, call: Call, limits: Limits) -> Attempt:
     if not call.probe:
-        pool.carries_request(connection)
+        road.pool.carries_request(connection)
     try:
         connection.send(head, call.body, to_head=call.method == "HEAD", limits=limits)
         await connection.wait()
     except BaseException:
-        pool.give_back(connection)
+        road.pool.give_back(connection)
         raise
     assert connection.answer is not None
     assert connection.answer.head is not None
-    return Attempt(connection, pool, connection.answer.head)
+    return Attempt(connection, road, connection.answer.head)
 
 
 def _is_stale(attempt: Attempt) -> bool:
@@ -310,13 +313,22 @@ def onward(headers: Iterable[tuple[bytes, bytes]], *, encoded: bool = False) -> 
     return lines(_without(headers, _ENCODED_OWN if encoded else _REQUEST_OWN)) + b"Accept-Encoding: identity\r\n"
 
 
-def back(head: Head) -> bytes:
-    """A replica's headers as they go to the client. The body's framing and the gateway's own headers are made anew."""
+def back(head: Head, address: Address) -> bytes:
+    """A replica's headers as they go to the client. The body's framing and the gateway's own headers are made anew.
+
+    address: of the replica. The same head may have come from another one, too: only what depends on neither is kept with it.
+    """
     fields = head.fields
     if fields.onward is None:
-        kept = _without(fields.headers, _ANSWER_OWN)
-        fields.onward = lines([pair for pair in kept if not pair[0].startswith(_ANSWER_PREFIX)])
-    return fields.onward
+        kept = [pair for pair in _without(fields.headers, _ANSWER_OWN) if not pair[0].startswith(_ANSWER_PREFIX)]
+        fields.locations = [pair for pair in kept if pair[0] in _LOCATIONS]
+        fields.onward = lines([pair for pair in kept if pair[0] not in _LOCATIONS])
+    if not fields.locations:
+        return fields.onward
+    _, _, tls, netloc, path = address
+    return fields.onward + lines(
+        [(name, relative(value, tls=tls, netloc=netloc, path=path)) for name, value in fields.locations]
+    )
 
 
 def _without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> Headers:

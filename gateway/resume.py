@@ -1,15 +1,13 @@
-"""A stream that broke off: what its client knows, what to ask another replica for, and that one's events as part of the first.
+"""A stream that broke off: what its client knows, and the events of its continuation as part of the first stream.
 
-    what went to the client ── told ──► text so far ── continue_body ──► another replica ── Splice ──► one stream for the client
+    what went to the client ── told ──► text so far ── continuation ──► another replica ── Splice ──► one stream for the client
 
 The tap passes whole events only, so what the client has is known exactly. The other replica gets the same request with the text
-so far as the beginning of the answer: an open assistant message (`continue_final_message`), or the end of the prompt. Its
-events take the first part's id, model and time; its usage becomes that of the whole. In the body only the values that have to
-be different are changed; every other byte is the client's.
+so far as the beginning of the answer (`resume_request.py`). Its events take the first part's id, model and time; its usage
+becomes that of the whole. In each event only these values are changed; every other byte is the replica's.
 
-What is not plain text (tool calls, reasoning, log probabilities, several choices) is not resumed, nor what would come out
-otherwise (penalties for what was generated, an output format). The tokens so far are those that the stream's own usage tells
-(`continuous_usage_stats`), else one for each event with text: engines that put several into one are asked for some too many.
+Only plain text is resumed. The tokens so far are those that the stream's own usage tells (`continuous_usage_stats`), else one
+for each event with text: engines that put several into one are asked for some too many.
 
 Pure: bytes in, bytes out.
 """
@@ -18,48 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
 from gateway.api.openai import CHAT
-from gateway.api.splice import Edit, Members, append_element, append_text, apply, read_list, read_object
+from gateway.api.splice import Edit, Members, read_object
 from gateway.budget import Lease
 from gateway.metering import Usage, parse_usage
-from gateway.tap import StreamTap, data_of, events_of, object_of
-
-IMPOSSIBLE: Final = "impossible"  # the rest cannot be asked for
-COMPLETE: Final = "complete"  # nothing is left of what may be generated
-ASK: Final = "ask"
+from gateway.tap import EventData, StreamTap, data_of, events_of, object_of
 
 MAX_KEPT_BYTES = 4 << 20  # of one stream; a longer one is not resumed
 KEPT_STEP = 1 << 16
 
 _HEAD = ("id", "object", "created", "model")
-_LIMITS = ("max_tokens", "max_completion_tokens")
-# What makes an answer more than a text, or makes it depend on where the prompt ends and the answer begins.
-_NEVER = (
-    "tools",
-    "tool_choice",
-    "functions",
-    "function_call",
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "audio",
-    "logprobs",
-    "top_logprobs",
-    "prompt_logprobs",
-    "return_token_ids",
-    "echo",
-    "suffix",
-    "use_beam_search",
-    "presence_penalty",
-    "frequency_penalty",
-)
 
 
 class Kept:
@@ -101,11 +71,11 @@ class Kept:
 class Told:
     """What a client knows of an answer.
 
-    head: what all its events have in common, {} before the first; pieces: events with text; usage: the last that any event
-    told; finished: it knows why the text ends; counted: it has the event that is only usage; done: it has [DONE].
+    head: what all its events have in common, as JSON, {} before the first; pieces: events with text; usage: the last that any
+    event told; finished: it knows why the text ends; counted: it has the event that is only usage; done: it has [DONE].
     """
 
-    head: Mapping[str, Any] = field(default_factory=dict)
+    head: Mapping[str, bytes] = field(default_factory=dict)
     text: str = ""
     pieces: int = 0
     usage: Usage | None = None
@@ -152,7 +122,7 @@ class Reading:
             return False
         if text:
             self._texts.append(text)
-        so_far.head = so_far.head or {name: answer[name] for name in _HEAD if name in answer}
+        so_far.head = so_far.head or _head_of(content)
         choices: list[Any] = answer["choices"]
         if choices and choices[0].get("finish_reason"):
             so_far.finished = True
@@ -163,6 +133,17 @@ class Reading:
     def result(self) -> Told:
         self._so_far.text, self._so_far.pieces = "".join(self._texts), len(self._texts)
         return self._so_far
+
+
+def _head_of(content: bytes) -> dict[str, bytes]:
+    """What an event has in common with all others of its stream, as JSON on one line."""
+    head = dict[str, bytes]()
+    spans = read_object(content).spans
+    for name in _HEAD:
+        if name in spans:
+            start, end = spans[name]
+            head[name] = content[start:end].replace(b"\n", b" ")
+    return head
 
 
 def _text(kind: str, answer: Mapping[str, Any]) -> str | None:
@@ -183,60 +164,6 @@ def _text(kind: str, answer: Mapping[str, Any]) -> str | None:
             return None
         text = delta.get("content") or ""
     return text if isinstance(text, str) else None
-
-
-def continuation(kind: str, body: bytes, so_far: Told) -> bytes | None:
-    """The request for the rest of an answer; None if it cannot be asked for. b"": nothing is left of what may be generated."""
-    verdict, edits = continue_body(kind, body, so_far.text, so_far.tokens)
-    if verdict == IMPOSSIBLE:
-        return None
-    return b"" if verdict == COMPLETE else apply(body, edits)
-
-
-def continue_body(kind: str, body: bytes, text: str, tokens: int) -> tuple[str, list[Edit]]:
-    """What to change in a request so that it asks for the rest of its answer: (IMPOSSIBLE, COMPLETE or ASK, the edits).
-
-    text, tokens: the answer so far.
-    """
-    request = orjson.loads(body)
-    if any(request.get(name) for name in _NEVER) or any(request.get(name) not in (None, 1) for name in ("n", "best_of")):
-        return IMPOSSIBLE, []
-    if not text:
-        return ASK, []
-    members = read_object(body)
-    edits = _open_message(request, members, text) if kind == CHAT else _longer_prompt(request, members, text)
-    if edits is None:
-        return IMPOSSIBLE, []
-    for name in _LIMITS:
-        if isinstance(limit := request.get(name), int):
-            if limit <= tokens:
-                return COMPLETE, []
-            edits.append(members.put(name, b"%d" % (limit - tokens)))
-    if isinstance(least := request.get("min_tokens"), int):
-        edits.append(members.put("min_tokens", b"%d" % max(0, least - tokens)))
-    return ASK, edits
-
-
-def _open_message(request: Mapping[str, Any], members: Members, text: str) -> list[Edit] | None:
-    """A chat, with the text as an assistant's message that is still open."""
-    raw, start = members.raw, members.spans["messages"][0]
-    no_new_message = members.put("add_generation_prompt", b"false")
-    if not (goes_on := request.get("continue_final_message")):
-        if request.get("add_generation_prompt") is False:
-            return None  # the text is then no message
-        message = orjson.dumps({"role": "assistant", "content": text})
-        return [append_element(raw, start, message), no_new_message, members.put("continue_final_message", b"true")]
-    if goes_on in (True, "content") and isinstance(request["messages"][-1].get("content"), str):
-        last = read_object(raw, read_list(raw, start)[0][-1][0])
-        return [append_text(raw, last.spans["content"][1], text), no_new_message]
-    return None
-
-
-def _longer_prompt(request: Mapping[str, Any], members: Members, text: str) -> list[Edit] | None:
-    """A completion, with the text as the end of its prompt. Without a limit, how much is left is the engine's secret."""
-    if not isinstance(request["prompt"], str) or not isinstance(request.get("max_tokens"), int):
-        return None
-    return [append_text(members.raw, members.spans["prompt"][1], text)]
 
 
 class Splice:
@@ -260,17 +187,21 @@ class Splice:
         answer = object_of(event)
         if not answer:
             return event  # a comment, or [DONE]
-        choices = answer.get("choices")
+        choices, usage = answer.get("choices"), None
         if part := parse_usage(answer):
             self.usage = usage = self._whole(part)
-            answer["usage"] = _counts(answer["usage"], usage)
             if self._strip_usage and choices == []:
                 return b""
-        if self._so_far.head and isinstance(choices, list) and any(map(_only_role, choices)):
+        head = self._so_far.head
+        if head and isinstance(choices, list) and any(map(_only_role, choices)):
             return b""
-        for name in self._so_far.head:
-            answer[name] = self._so_far.head[name]
-        return b"data: " + orjson.dumps(answer) + b"\n\n"
+        data = EventData(event)
+        members = read_object(data.text)
+        complete = isinstance(choices, list)  # else it is an event of another kind, which need not have a head
+        edits = [members.put(name, value) for name, value in head.items() if complete or name in members.spans]
+        if usage:
+            edits += _usage_edits(members, answer["usage"], usage)
+        return data.edited(edits)
 
     def _whole(self, part: Usage) -> Usage:
         """Both parts' usage; the text so far was part of the continuation's prompt."""
@@ -286,20 +217,26 @@ def _only_role(choice: Any) -> bool:
     return isinstance(delta, dict) and "role" in delta and not any(value for name, value in delta.items() if name != "role")
 
 
-def _counts(counts: Mapping[str, Any], usage: Usage) -> dict[str, Any]:
-    """A usage object of an engine, with the numbers of the whole."""
-    ours: dict[str, Any] = {
-        **counts,
+def _usage_edits(members: Members, counts: Mapping[str, Any], usage: Usage) -> list[Edit]:
+    """What to change in the usage of an event, so that it is that of the whole answer. counts: as the engine has it."""
+    inner = read_object(members.raw, members.spans["usage"][0])
+    edits = [inner.put(name, b"%d" % value) for name, value in _totals(usage).items()]
+    if usage.cached is None:
+        return edits
+    cached, details = b"%d" % usage.cached, counts.get("prompt_tokens_details")
+    if isinstance(details, dict) and "cached_tokens" in details:
+        edits.append(read_object(members.raw, inner.spans["prompt_tokens_details"][0]).put("cached_tokens", cached))
+    if "prompt_cache_hit_tokens" in counts:
+        edits.append(inner.put("prompt_cache_hit_tokens", cached))
+    return edits
+
+
+def _totals(usage: Usage) -> dict[str, int]:
+    return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
     }
-    if usage.cached is not None:
-        if isinstance(details := counts.get("prompt_tokens_details"), dict) and "cached_tokens" in details:
-            ours["prompt_tokens_details"] = {**details, "cached_tokens": usage.cached}
-        if "prompt_cache_hit_tokens" in counts:
-            ours["prompt_cache_hit_tokens"] = usage.cached
-    return ours
 
 
 def ending(kind: str, so_far: Told, usage: Usage | None) -> bytes:
@@ -307,12 +244,13 @@ def ending(kind: str, so_far: Told, usage: Usage | None) -> bytes:
     if so_far.done:
         return b""
     events = list[bytes]()
+    head = {name: orjson.Fragment(value) for name, value in so_far.head.items()}
     if not so_far.finished:
         nothing: dict[str, Any] = {"delta": {}} if kind == CHAT else {"text": ""}
-        events.append(_made({**so_far.head, "choices": [{"index": 0, **nothing, "logprobs": None, "finish_reason": "length"}]}))
+        events.append(_made({**head, "choices": [{"index": 0, **nothing, "logprobs": None, "finish_reason": "length"}]}))
     if usage and not so_far.counted:
         details = {} if usage.cached is None else {"prompt_tokens_details": {"cached_tokens": usage.cached}}
-        events.append(_made({**so_far.head, "choices": [], "usage": _counts(details, usage)}))
+        events.append(_made({**head, "choices": [], "usage": {**_totals(usage), **details}}))
     return b"".join((*events, b"data: [DONE]\n\n"))
 
 

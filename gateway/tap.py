@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
 
+from gateway.api.splice import Edit, apply
 from gateway.errors import ReplicaFailure
 from gateway.metering import Usage, parse_usage
 
@@ -29,6 +31,7 @@ MAX_COMMENT_BYTES: Final = 16 << 10  # before a stream's first data: a keep-aliv
 
 _EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_END: Final = 4
+_DATA: Final = b"data:"
 _ERROR: Final = b'data:{"error"'  # how the first event of an engine that failed before its first token begins, less its spaces
 # Comments (keep-alives of an engine that is still in prefill), reconnection times and blank lines carry no data.
 _NO_DATA: Final = re.compile(rb"(?:(?::|retry:)[^\r\n]*+[\r\n]|[\r\n])*+")
@@ -121,7 +124,42 @@ def data_of(event: bytes) -> bytes:
     """An event's data lines."""
     if event.startswith(b"data: ") and event.endswith(b"\n\n") and event.count(b"\n") == 2 and b"\r" not in event:
         return event[6:-2]  # nearly all events
-    return b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
+    return b"\n".join(line[len(_DATA) :] for line in event.splitlines() if line.startswith(_DATA))
+
+
+class EventData:
+    """The data of an event, and a way to change it. text: its data lines, without their field name, joined by line feeds."""
+
+    __slots__ = ("_event", "_lines", "text")
+
+    def __init__(self, event: bytes) -> None:
+        self._event = event
+        self._lines = list[tuple[int, int]]()  # where in the event the data of each line begins, and its length
+        parts, at = list[bytes](), 0
+        for line in event.splitlines(keepends=True):
+            if line.startswith(_DATA):
+                content = line[len(_DATA) :].rstrip(b"\r\n")
+                self._lines.append((at + len(_DATA), len(content)))
+                parts.append(content)
+            at += len(line)
+        self.text = b"\n".join(parts)
+
+    def edited(self, edits: Sequence[Edit]) -> bytes:
+        """The event after these edits of `text`. No other byte of it changes."""
+        return apply(self._event, [self._placed(edit) for edit in edits])
+
+    def _placed(self, edit: Edit) -> Edit:
+        start, end, new = edit
+        first = self._place(start)
+        return first, first if start == end else self._place(end - 1) + 1, new
+
+    def _place(self, at: int) -> int:
+        """Where the byte of `text` at this index is in the event. O(lines)."""
+        for begin, length in self._lines:
+            if at < length:
+                return begin + at
+            at -= length + 1
+        raise IndexError("beyond the data")
 
 
 def object_of(event: bytes) -> dict[str, Any]:

@@ -1,4 +1,9 @@
-"""How many units of a prompt (bytes of canonical text) an engine counts as a token: learned, for each model."""
+"""How many units of a prompt (bytes of canonical text) an engine counts as a token: learned, for each model.
+
+A tokenizer makes a token of a part of a character up to a long word: text has LEAST_UNITS to MOST_UNITS bytes a token, and
+nothing outside of that is believed, whatever a replica reports. What is far outside is not about text (an image is a thousand
+tokens in a few bytes), or wrong, and teaches nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,8 @@ from router.learned import Ratio
 DEFAULT_UNITS_PER_TOKEN: Final = 4.0  # bytes of canonical text, believed until an engine has counted
 SCALE_PRIOR_TOKENS: Final = 200.0
 SCALE_HALF_LIFE_TOKENS: Final = 20_000.0
+LEAST_UNITS: Final = 1.0
+MOST_UNITS: Final = 16.0
 MOST_SCALES: Final = 1024
 
 
@@ -27,13 +34,13 @@ class Scales:
         return known.value if known else DEFAULT_UNITS_PER_TOKEN
 
     def learn(self, name: str, units: int, tokens: int | None) -> None:
-        """A prompt of so many units was counted as so many tokens.
+        """An engine has counted `tokens` tokens in a prompt of `units` units.
 
-        One observation counts as at most twice or half of what is believed: an image is many tokens in few bytes, and an engine
+        One observation counts as at most twice or half of what is believed: a prompt may have an image in it, and an engine
         that cuts a prompt counts few tokens of many bytes.
         """
-        if not name or not tokens or not 0.01 < units / tokens < 1000:
-            return  # nothing to learn, or nonsense, or a prompt that is mostly an image
+        if not name or not tokens or not LEAST_UNITS / 2 <= units / tokens <= MOST_UNITS * 2:
+            return
         scale = self._known.get(name)
         if scale is None:
             scale = self._known[name] = Ratio(DEFAULT_UNITS_PER_TOKEN, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
@@ -42,7 +49,8 @@ class Scales:
         elif len(self._known) > MOST_SCALES // 2:
             self._known.move_to_end(name)
         weight = min(float(tokens), SCALE_HALF_LIFE_TOKENS)
-        scale.learn(scale.near(units / tokens) * weight, weight, weight)
+        plausible = min(max(units / tokens, LEAST_UNITS), MOST_UNITS)
+        scale.learn(scale.near(plausible) * weight, weight, weight)
 
     def __len__(self) -> int:
         return len(self._known)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.api.prompt import NeedsHelper, chat_prompt, completion_prompt, head_digest, short_digest
+from gateway.api.prompt import NeedsHelper, chat_prompt, completion_prompt, head_digest, is_batch, short_digest
 from gateway.api.splice import Edit, apply, read_object
 from gateway.errors import GatewayError, bad_request
 from router import Prompt, seed, text_keys, token_keys
@@ -30,6 +30,16 @@ _OPTIONS: Final = "stream_options"
 _WANTED: Final = "include_usage"
 _OTHERS: Final = ("model", "stream", "store", "background")  # what is read of a body on another path, beside its prompt
 _ASK_USAGE: Final = b',"stream_options":{"include_usage":true}'
+# Fields that make an engine count other prompt tokens than those of the one prompt that we read, unless they have these values.
+_COUNTED_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "truncate_prompt_tokens": (None,),
+    "truncation": (None, "disabled"),
+    "input_ids": (None,),
+    "prompt_embeds": (None,),
+}
+_UNCOUNTED: Final = frozenset(_COUNTED_VALUES)
 MAX_MODEL_CHARS: Final = 256
 MAX_SALT_CHARS: Final = 64  # a longer one is known by its digest
 _MAX_SCANNED: Final = 1 << 20  # strings and brackets, in a body with too many values to be parsed
@@ -45,9 +55,11 @@ class ApiRequest:
     salt: of fixed length at most; what keeps this prompt apart from others that read the same.
     body: what goes to the replica. strip_usage: the usage event of the stream is ours, not the client's.
     stores: whether the answer is to be kept by the server, where a body on another path says so.
+    countable: the engine's count of prompt tokens is about this one prompt, so that the router may learn from it. Not so for
+    a batch of prompts, several answers, or a prompt that the engine cuts or replaces.
     """
 
-    __slots__ = ("body", "kind", "made", "model", "prompt", "salt", "stores", "stream", "strip_usage")
+    __slots__ = ("body", "countable", "kind", "made", "model", "prompt", "salt", "stores", "stream", "strip_usage")
 
     def __init__(
         self,
@@ -69,6 +81,7 @@ class ApiRequest:
         self.body = body
         self.made: Prompt | None = None
         self.stores: bool | None = None
+        self.countable = True
 
     @property
     def metered(self) -> bool:
@@ -128,7 +141,9 @@ def read(kind: str, raw: bytes, most: int = 0) -> tuple[ApiRequest, dict[str, An
     else:
         prompt, salt = completion_prompt(body, "prompt"), _headed_salt(body)
     strip = bool(stream) and not _asks_usage(body)
-    return ApiRequest(kind, model, prompt, salt, stream=bool(stream), strip_usage=strip, body=raw), body
+    api = ApiRequest(kind, model, prompt, salt, stream=bool(stream), strip_usage=strip, body=raw)
+    api.countable = not is_batch(body.get("prompt")) and (_UNCOUNTED.isdisjoint(body) or _counts_prompt(body))
+    return api, body
 
 
 def parse_other(raw: bytes, most: int = 0) -> ApiRequest:
@@ -174,7 +189,7 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not valid JSON: {error}.", code="invalid_json") from error
+        raise bad_request(f"The body is not valid JSON in UTF-8: {error}.", code="invalid_json") from error
     if not isinstance(body, dict):
         raise bad_request("The body must be a JSON object.", code="invalid_json")
     return body
@@ -196,6 +211,11 @@ def _stores(body: Mapping[str, Any]) -> bool | None:
         return True
     store = body.get("store")
     return store if isinstance(store, bool) else None
+
+
+def _counts_prompt(body: Mapping[str, Any]) -> bool:
+    """Whether the engine's count of prompt tokens is about the prompt that we read, by the fields in _UNCOUNTED."""
+    return all(body.get(name) in usual for name, usual in _COUNTED_VALUES.items())
 
 
 def _salt(body: Mapping[str, Any]) -> str:

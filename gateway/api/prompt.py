@@ -203,5 +203,10 @@ def completion_prompt(body: Mapping[str, Any], key: str) -> bytes | list[int]:
     raise _bad_prompt(key)
 
 
+def is_batch(prompt: Any) -> bool:
+    """Whether the prompt of a completion is a list of several prompts."""
+    return isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list)
+
+
 def _bad_prompt(key: str) -> GatewayError:
     return bad_request(f"'{key}' must be a string, a list of strings, a list of token ids, or a list of such lists.", key)

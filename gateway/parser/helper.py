@@ -1,7 +1,8 @@
 """The parser process: reads a job, does it, writes its result, until its parent is gone.
 
-It runs `openai.read` and `resume.continue_body`, the same functions that parse small bodies in the event loop, and makes the
-prompt's block keys. What a body may cost here is bounded: its structure before it is parsed, the address space, the time.
+It runs `openai.read` and `resume_request.continue_body`, the same functions that parse small bodies in the event loop, and
+makes the prompt's block keys. What a body may cost here is bounded: its structure before it is parsed, the address space, the
+time.
 
 A process and not a thread, for the parser holds Python's global lock. Signals of a terminal or a service manager are not for
 it: while a gateway lets its last requests finish it still needs its parser. It ends when its socket does.
@@ -24,7 +25,7 @@ from gateway.api.splice import Edit
 from gateway.api.structure import MAX_STRUCTURE, exceeds
 from gateway.errors import GatewayError
 from gateway.parser import wire
-from gateway.resume import continue_body
+from gateway.resume_request import continue_body
 
 # Of address space, for each byte of a job's body. A body costs most as one text with an emoji in it: four bytes for each
 # character, beside the body itself, the JSON parser's own tree and the canonical prompt.
@@ -87,7 +88,8 @@ def _parse(body: bytes, kind: str, block_bytes: int, block_tokens: int, scope: t
         del fields
     made = None if api.prompt is None else openai.router_prompt(api, (block_bytes, block_tokens), scope=scope)
     prompt = (made.keys, made.units, made.block_units, made.scale) if made else None
-    return wire.Parsed(api.kind, api.model, api.salt, api.stream, api.stores, api.strip_usage, edits, prompt)
+    read = api.kind, api.model, api.salt, api.stream, api.stores, api.strip_usage, api.countable
+    return wire.Parsed(*read, edits, prompt)
 
 
 def _continue(body: bytes, kind: str, text: str, tokens: int) -> tuple[str, list[Edit]]:

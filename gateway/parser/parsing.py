@@ -20,7 +20,8 @@ from gateway.api.prompt import NeedsHelper
 from gateway.api.splice import Edit, apply, pieces
 from gateway.parser import wire
 from gateway.parser.process import ParserProcess
-from gateway.resume import COMPLETE, IMPOSSIBLE, Told, continuation
+from gateway.resume import Told
+from gateway.resume_request import COMPLETE, IMPOSSIBLE, continuation
 from router import Prompt
 
 INLINE_BYTES: Final = 256 << 10
@@ -63,15 +64,15 @@ class Parsing:
             strip_usage=parsed.strip_usage,
             body=await _edited(raw, parsed.edits),
         )
-        api.stores = parsed.stores
+        api.stores, api.countable = parsed.stores, parsed.countable
         if parsed.prompt:
             api.made = Prompt(*parsed.prompt)
         return api
 
     async def continuation(self, kind: str, body: bytes, so_far: Told) -> bytes | None:
-        """`resume.continuation` of a body of any size. Raises GatewayError if it could not be parsed."""
+        """`resume_request.continuation` of a body of any size. Raises GatewayError if it could not be parsed."""
         if len(body) <= openai.SCANNED_AT_ONCE:
-            return continuation(kind, body, so_far)
+            return continuation(kind, body, so_far.text, so_far.tokens)
         verdict, edits = await self.process.ask((wire.CONTINUE, kind, so_far.text, so_far.tokens), body)
         if verdict == IMPOSSIBLE:
             return None

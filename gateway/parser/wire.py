@@ -20,7 +20,7 @@ JOB: Final = struct.Struct("<IQ")
 RESULT: Final = struct.Struct("<I")
 
 PARSE: Final = "parse"  # kind, block_bytes, block_tokens, scope -> the fields of `Parsed`
-CONTINUE: Final = "continue"  # kind, text, tokens -> verdict, edits (resume.continue_body)
+CONTINUE: Final = "continue"  # kind, text, tokens -> verdict, edits (resume_request.continue_body)
 
 DONE: Final = "done"
 REFUSED: Final = "refused"  # a GatewayError for the client
@@ -36,6 +36,7 @@ class Parsed(NamedTuple):
     stream: bool
     stores: bool | None
     strip_usage: bool
+    countable: bool
     edits: list[Edit]
     prompt: tuple[bytes, int, int, str] | None
 

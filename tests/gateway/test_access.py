@@ -263,6 +263,30 @@ async def test_engines_that_know_salts_keep_tenants_apart_too() -> None:
             assert await sent(run, other, "a") is None
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/chat/completions"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32-le"])
+async def test_isolated_tenants_cannot_send_json_that_gets_no_salt(path: str, encoding: str) -> None:
+    raw = json.dumps({**BODY, "input": "é"}).encode(encoding)
+    vllm = FakeReplica(listing=models("m", owner="vllm"))
+    async with vllm, running(vllm, routing={"isolation": "tenant"}) as run:
+        for headers in ({"Content-Type": "application/json"}, {"Content-Type": "text/plain", "X-Tenant-Id": "a"}):
+            async with run.session.post(run.url + path, data=raw, headers=headers) as answer:
+                error = (await answer.json())["error"]
+            assert (answer.status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_json")
+            assert "UTF-8" in error["message"]
+        assert not vllm.requests
+
+
+async def test_a_form_and_a_get_need_no_salt() -> None:
+    vllm = FakeReplica(listing=models("m", owner="vllm"))
+    form = {"Content-Type": "multipart/form-data; boundary=b"}
+    async with vllm, running(vllm, routing={"isolation": "tenant"}) as run:
+        for method, data in (("POST", b"--b\r\n\r\n{}\r\n--b--"), ("GET", None)):
+            async with run.session.request(method, f"{run.url}/v1/files", data=data, headers=form) as answer:
+                assert answer.status == 200
+            assert vllm.requests[-1].body == (data or b"")
+
+
 @given(
     st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.integers()), min_size=1),
     st.sampled_from(["", " ", "\r\n\t"]),

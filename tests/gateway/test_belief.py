@@ -11,7 +11,7 @@ import pytest
 
 from gateway.budget import Budget
 from gateway.outgoing import client_of
-from tests.fakes import Behaviour, FakeReplica, FakeRequest, http, says, status, usage
+from tests.fakes import DONE, Behaviour, FakeReplica, FakeRequest, http, says, status, usage
 from tests.gateway.conftest import Running, eventually, running
 
 MANY = 12
@@ -94,6 +94,43 @@ async def test_misses_of_two_clients_are_a_restart() -> None:
             for number in range(3):
                 await run.post(body(f"tenant{number}-") | {"trick": True}, headers={"X-Tenant-Id": f"t{number % 2}"})
             assert run.gateway.router.trie.evicted["purge"] > 0
+
+
+def counts_all(request: FakeRequest) -> dict[str, Any]:
+    """The usage of a completion as engines report it: the prompt tokens of all prompts together, four bytes each."""
+    prompts = request.json["prompt"]
+    return usage(sum(len(prompt) // 4 for prompt in (prompts if isinstance(prompts, list) else [prompts])), 1, 0)
+
+
+async def completes(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    """Answers a completion, plain or as a stream."""
+    answer = {"id": "x", "choices": [{"index": 0, "text": "y"}], "usage": counts_all(request)}
+    if request.json.get("stream"):
+        writer.write(http(200, b"data: %b\n\n%b" % (json.dumps(answer).encode(), DONE), "text/event-stream"))
+    else:
+        writer.write(http(200, json.dumps(answer).encode()))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_batch_does_not_change_what_is_learned(stream: bool) -> None:
+    """Its count of tokens is that of all its prompts, and so is its prefill; the router knows the first one."""
+    path, honest = "/v1/completions", {"model": "m", "prompt": "a b c " * 500}
+    batches = [{"prompt": [honest["prompt"]] * 3}, {"prompt": ["x" * 400, "y" * 2000], "n": 2}, {"n": 3}, {"best_of": 2}]
+    async with FakeReplica(script=[completes]) as replica, running(replica) as run:
+        for _ in range(10):
+            assert (await run.post(honest, path=path))[0] == 200
+        router = run.gateway.router
+        scale, rate = router.units_per_token("m"), router.ledger.of(replica.name).rate.value
+        assert scale == pytest.approx(4.0)
+        for _ in range(10):
+            for batch in batches:
+                async with run.session.post(run.url + path, json={**honest, **batch, "stream": stream}) as answer:
+                    assert answer.status == 200
+                    await answer.read()
+        assert router.units_per_token("m") == scale
+        assert router.ledger.of(replica.name).rate.value == rate
+        assert router.ledger.open_leases == 0
+        router.check()
 
 
 class Asked:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.exchange import salted
+from gateway.errors import GatewayError
+from gateway.exchange import require_saltable, salted
 from gateway.failover import MAX_PARSED_ANSWER
 from gateway.tap import MAX_PARSED_EVENT, object_of
 from tests.fakes import FakeReplica, answers, http, says, usage
@@ -36,6 +41,44 @@ def test_a_salt_is_the_last_member_of_any_object(body: bytes) -> None:
 )
 def test_what_is_no_object_gets_no_salt(body: bytes) -> None:
     assert salted(body, b"ours") is None
+
+
+ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"]
+
+
+@given(
+    st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.text()), min_size=1),
+    st.sampled_from(ENCODINGS),
+    st.sampled_from(["", codecs.BOM_UTF8.decode()]),
+    st.text(" \t\r\n", max_size=3),
+    st.booleans(),
+)
+def test_a_body_that_an_engine_in_python_reads_as_json_is_salted_or_refused(
+    body: dict[str, Any], encoding: str, mark: str, space: str, ascii_only: bool
+) -> None:
+    raw = (mark + space + json.dumps(body, ensure_ascii=ascii_only) + space).encode(encoding)
+    out = salted(raw, b"ours")
+    if encoding != "utf-8" or mark:
+        assert out is None
+        with pytest.raises(GatewayError, match="JSON object in UTF-8"):
+            require_saltable(raw, "")
+        return
+    require_saltable(raw, "")
+    assert out is not None
+    assert json.loads(out) == {**body, "cache_salt": "ours"}, "`json.loads` guesses the encoding of bytes"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"no JSON", b"--boundary\r\n{}\r\n--", b"[1]", b"\x89PNG{}", b'{"a": "\xff\xed\xa0\x80"}']
+)
+def test_what_no_engine_reads_as_an_object_needs_no_salt(body: bytes) -> None:
+    require_saltable(body, "application/octet-stream")
+
+
+@pytest.mark.parametrize("body", [b"[1]", "{}".encode("cp037"), b"\x28\xb5\x2f\xfd", b'{"a": 1} x'])
+def test_what_is_declared_as_json_has_to_be_an_object(body: bytes) -> None:
+    with pytest.raises(GatewayError, match="JSON object in UTF-8"):
+        require_saltable(body, "Application/JSON; charset=cp037")
 
 
 async def test_a_large_answer_is_metered_without_being_parsed() -> None:

@@ -128,6 +128,31 @@ def test_what_shapes_a_prompt_without_a_head_is_in_its_salt() -> None:
     assert responses[0] != responses[1]
 
 
+@pytest.mark.parametrize(
+    ("fields", "countable"),
+    [
+        ({}, True),
+        ({"n": 1, "best_of": None, "truncation": "disabled", "truncate_prompt_tokens": None}, True),
+        ({"prompt": ["text"]}, True),
+        ({"prompt": [1, 2, 3]}, True),
+        ({"prompt": [[1, 2, 3]]}, True),
+        ({"prompt": ["text", "another"]}, False),
+        ({"prompt": [[1, 2, 3], [4]]}, False),
+        ({"n": 2}, False),
+        ({"n": "2"}, False),
+        ({"best_of": 3}, False),
+        ({"truncate_prompt_tokens": 100}, False),
+        ({"truncation": "auto"}, False),
+        ({"input_ids": [1]}, False),
+        ({"prompt_embeds": "AAAA"}, False),
+    ],
+)
+def test_a_count_of_other_prompt_tokens_is_not_about_the_prompt(fields: dict[str, Any], countable: bool) -> None:
+    assert parse({"model": "m", "prompt": "text", **fields}, openai.COMPLETION).countable is countable
+    if "prompt" not in fields:
+        assert parse({**CHAT, **fields}).countable is countable
+
+
 def test_too_much_for_the_loop_is_said_so() -> None:
     body = {**CHAT, "stream": True, "stream_options": {}}
     raw = orjson.dumps({**body, "x": "x" * openai.SCANNED_AT_ONCE})

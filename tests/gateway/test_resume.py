@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import resume
-from gateway.api.openai import CHAT, COMPLETION
+from gateway.api.openai import CHAT
 from gateway.metering import Usage
-from gateway.resume import Kept, Splice, Told, continuation, ending, told
+from gateway.resume import Kept, Splice, Told, ending, told
+from gateway.resume_request import continuation
 from gateway.tap import StreamTap
 from tests.fakes import DONE
+from tests.gateway.test_resume_request import kind_of
+from tests.gateway.test_splice import json_text, names
 from tests.gateway.test_tap import cut
 from tests.teller import CACHED_TOKENS, ENGINE_ERROR, PROMPT_TOKENS, STORY, TEXT, Style, chat, completion, events, line
 
@@ -23,10 +26,6 @@ USAGE = {"stream_options": {"include_usage": True}}
 EACH = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 styles = st.builds(Style, st.booleans(), st.booleans())
 places = st.lists(st.integers(0, 5000), max_size=8)
-
-
-def kind_of(body: dict[str, Any]) -> str:
-    return CHAT if "messages" in body else COMPLETION
 
 
 def read(data: bytes) -> tuple[str, list[str], list[Any], list[Any], int]:
@@ -55,7 +54,7 @@ def resumed(body: dict[str, Any], cuts: list[int], style: Style, where: list[int
     for stop in [*cuts, None]:
         so_far = told(kind, sent)
         assert so_far is not None
-        rest = b"" if so_far.finished or so_far.done else continuation(kind, orjson.dumps(asked), so_far)
+        rest = b"" if so_far.finished or so_far.done else continuation(kind, orjson.dumps(asked), so_far.text, so_far.tokens)
         assert rest is not None
         if not rest:
             return sent + ending(kind, so_far, None if strip else usage or so_far.usage), usage or so_far.usage
@@ -152,97 +151,6 @@ def test_comments_and_empty_fields_do_no_harm() -> None:
     assert (so_far.text, so_far.pieces, so_far.finished, so_far.done) == ("a", 1, True, False)
 
 
-def rest_of(body: dict[str, Any], text: str = "So far", pieces: int = 2) -> Any:
-    rest = continuation(kind_of(body), orjson.dumps(body), Told(text=text, pieces=pieces))
-    return rest if rest is None or rest == b"" else orjson.loads(rest)
-
-
-def test_a_chat_goes_on_with_an_open_message() -> None:
-    body = chat(max_tokens=10, max_completion_tokens=8, min_tokens=1, seed=3, stop=["x"], vendor=[1])
-    assert rest_of(body) == {
-        **body,
-        "messages": [*body["messages"], {"role": "assistant", "content": "So far"}],
-        "add_generation_prompt": False,
-        "continue_final_message": True,
-        "max_tokens": 8,
-        "max_completion_tokens": 6,
-        "min_tokens": 0,
-    }
-
-
-def test_a_message_that_the_client_has_begun_is_extended() -> None:
-    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well", "name": "n"}]
-    for goes_on in (True, "content"):
-        body = chat(messages=messages, continue_final_message=goes_on, add_generation_prompt=False)
-        assert rest_of(body) == {**body, "messages": [messages[0], {**messages[1], "content": "WellSo far"}]}
-    assert rest_of(chat(messages=messages))["messages"] == [*messages, {"role": "assistant", "content": "So far"}]
-
-
-ODD = b'{"seed" : 12345678901234567890123, "z":{"b":1, "a":2}, %b "model":"m" } \n'
-
-
-def test_a_continuation_changes_nothing_else() -> None:
-    """Numbers beyond 64 bits, the order of keys, white space: every other byte is the client's."""
-    begun = ODD % b'"messages" : [ {"role":"user","content":"\\u00e9"} ] , "max_tokens" : 9,'
-    assert continuation(CHAT, begun, Told(text='a"b', pieces=2)) == ODD.replace(
-        b" } \n", b' ,"add_generation_prompt":false,"continue_final_message":true} \n'
-    ) % (b'"messages" : [ {"role":"user","content":"\\u00e9"} ,{"role":"assistant","content":"a\\"b"}] , "max_tokens" : 7,')
-    begun = ODD % b'"messages":[{"content" : "W\\u00e9" , "role":"assistant"}], "continue_final_message":true,'
-    assert continuation(CHAT, begun, Told(text="é\n", pieces=1)) == begun.replace(
-        b'W\\u00e9"', 'W\\u00e9é\\n"'.encode()
-    ).replace(b" } \n", b' ,"add_generation_prompt":false} \n')
-    begun = ODD % b'"prompt":"a\\tb","prompt":"c\\td", "max_tokens":9,'
-    assert continuation(COMPLETION, begun, Told(text="e", pieces=1)) == begun.replace(b'\\td"', b'\\tde"').replace(b"9,", b"8,")
-
-
-def test_a_completion_goes_on_with_its_prompt() -> None:
-    assert rest_of(completion(max_tokens=5)) == completion(max_tokens=3, prompt="A story: So far")
-
-
-def test_without_text_the_request_is_repeated_as_it_was() -> None:
-    raw = b'{ "messages": [ {"role":"user"} ], "max_tokens":1 }'
-    assert continuation(CHAT, raw, Told(pieces=0)) is raw
-
-
-def test_nothing_is_left_when_all_tokens_are_there() -> None:
-    assert rest_of(chat(max_tokens=2)) == b""
-    assert rest_of(completion(max_tokens=1)) == b""
-    told_by_usage = Told(text="a b c", pieces=1, usage=Usage(10, 3))
-    assert continuation(CHAT, orjson.dumps(chat(max_tokens=3)), told_by_usage) == b""
-    assert json.loads(continuation(CHAT, orjson.dumps(chat(max_tokens=5)), told_by_usage) or b"")["max_tokens"] == 2
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        chat(n=2),
-        chat(tools=[{"type": "function"}]),
-        chat(tool_choice="auto"),
-        chat(response_format={"type": "json_object"}),
-        chat(logprobs=True),
-        chat(audio={"voice": "x"}),
-        chat(frequency_penalty=0.5),
-        chat(add_generation_prompt=False),
-        chat(continue_final_message="reasoning_content"),
-        chat(messages=[{"role": "assistant", "content": [{"type": "text", "text": "a"}]}], continue_final_message=True),
-        completion(best_of=2),
-        completion(echo=True),
-        completion(logprobs=1),
-        completion(suffix="end"),
-        completion(prompt=[1, 2, 3]),
-        completion(prompt=["a"]),
-        completion(max_tokens=None),
-    ],
-)
-def test_what_would_come_out_otherwise_is_not_asked_for(body: dict[str, Any]) -> None:
-    assert rest_of(body) is None
-
-
-def test_what_says_nothing_does_not_hinder() -> None:
-    body = chat(n=1, tools=[], tool_choice=None, logprobs=False, presence_penalty=0, response_format=None)
-    assert rest_of(body)["messages"][-1]["content"] == "So far"
-
-
 def test_streams_beyond_a_bound_are_not_kept() -> None:
     original, resume.MAX_KEPT_BYTES = resume.MAX_KEPT_BYTES, 10
     try:
@@ -259,7 +167,7 @@ def test_streams_beyond_a_bound_are_not_kept() -> None:
 
 
 def test_each_event_of_a_continuation_passes_at_once() -> None:
-    splice = Splice(Told(head={"id": "first"}, text="a", pieces=1), strip_usage=True)
+    splice = Splice(Told(head={"id": b'"first"'}, text="a", pieces=1), strip_usage=True)
     role, *rest = events(chat())
     assert splice.feed(role) == b"", "the client knows the role already"
     assert orjson.loads(splice.feed(rest[0])[6:])["id"] == "first"
@@ -271,7 +179,7 @@ def test_each_event_of_a_continuation_passes_at_once() -> None:
 
 
 def test_cached_tokens_are_at_most_the_prompt() -> None:
-    splice = Splice(Told(head={"id": "first"}, text="a b", pieces=2), strip_usage=False)
+    splice = Splice(Told(head={"id": b'"first"'}, text="a b", pieces=2), strip_usage=False)
     usage = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_cache_hit_tokens": 12, "vendor": 1}
     out = orjson.loads(splice.feed(line({"choices": [], "usage": usage}))[6:])
     assert out["usage"] == {
@@ -282,6 +190,73 @@ def test_cached_tokens_are_at_most_the_prompt() -> None:
         "vendor": 1,
     }
     assert splice.usage == Usage(10, 5, 10)
+
+
+# What the first replica began with, and each value of the other replica's events with what it has to become.
+FIRST = {"id": b'"c-1"', "created": b"98765432109876543210", "model": b'"m"'}
+HEAD = {
+    "id": ('"c-2"', '"c-1"'),
+    "created": ("12345678901234567890123", "98765432109876543210"),
+    "model": ('"\\u006d2"', '"m"'),
+}
+COUNTS = {"prompt_tokens": ("30", "28"), "completion_tokens": ("3", "5"), "total_tokens": ("33", "33")}
+DETAILS = {"cached_tokens": ("29", "28")}
+Pair = tuple[str, str]
+"""A text before and after."""
+
+
+@st.composite
+def objects(draw: st.DrawFn, members: dict[str, Pair], added: str = "") -> Pair:
+    """A JSON object with these members and others, in any order. added: what has to be its last members afterwards."""
+    vendor = draw(st.dictionaries(names.filter(lambda name: name not in {*FIRST, *COUNTS, "usage"}), json_text(1), max_size=3))
+    others = {name: (value.translate({10: " ", 13: " "}),) * 2 for name, value in vendor.items()}
+    gaps = st.sampled_from(["", " ", "\t", "\n"])  # a line feed: here a further data line begins
+    before, after = "{", "{"
+    for number, (name, values) in enumerate(draw(st.permutations([*{**others, **members}.items()]))):
+        begin = ("," if number else "") + draw(gaps) + json.dumps(name) + draw(gaps) + ":" + draw(gaps)
+        end = draw(gaps)
+        before, after = before + begin + values[0] + end, after + begin + values[1] + end
+    return before + "}", after + added + "}"
+
+
+@st.composite
+def other_events(draw: st.DrawFn) -> Pair:
+    """An event of the other replica, and what the client has to get."""
+    present = draw(st.sets(st.sampled_from(sorted(HEAD))))
+    choices = draw(st.sampled_from(['[{"index":0,"delta":{"content":"é"},"n":1E2}]', "[ ]"]))
+    members = {"choices": (choices, choices), **{name: HEAD[name] for name in present}}
+    if draw(st.booleans()):
+        details = {"prompt_tokens_details": draw(objects(DETAILS))} if draw(st.booleans()) else {}
+        members["usage"] = draw(objects({**COUNTS, **details}))
+    missing = "".join(f',"{name}":{value.decode()}' for name, value in FIRST.items() if name not in present)
+    data = draw(objects(members, missing))
+    lines = st.lists(st.sampled_from([": ping", "event: message", "id: 7", "retry: 5", "event"]), max_size=2)
+    head, tail, end = draw(lines), draw(lines), draw(st.sampled_from(["\n", "\r\n", "\r"]))
+    space = draw(st.sampled_from(["", " "]))
+    texts = [end.join([*head, *(f"data:{space}{part}" for part in text.split("\n")), *tail]) + end + end for text in data]
+    return texts[0], texts[1]
+
+
+@given(st.lists(other_events(), max_size=3), places)
+def test_of_the_other_replicas_events_no_byte_changes_but_what_has_to(pairs: list[Pair], where: list[int]) -> None:
+    splice = Splice(Told(head=FIRST, text="a b", pieces=2), strip_usage=False)
+    sent = "".join(before for before, _ in pairs).encode()
+    out = b"".join([splice.feed(chunk) for chunk in cut(sent, where)]) + splice.finish()
+    assert out.decode() == "".join(after for _, after in pairs)
+
+
+def test_an_event_of_another_kind_gets_no_head() -> None:
+    splice = Splice(Told(head=FIRST, text="a b", pieces=2), strip_usage=False)
+    refusal = line({"error": {"message": "too long", "code": 400}})
+    assert splice.feed(refusal) == refusal
+
+
+def test_a_head_is_kept_as_it_was_written() -> None:
+    event = b'event: x\ndata: {"created": 12345678901234567890123, "id":\ndata:{"a":\ndata: 1.50}, "choices":[]}\n\n'
+    so_far = told(CHAT, event)
+    assert so_far is not None
+    assert so_far.head == {"id": b'{"a":  1.50}', "created": b"12345678901234567890123"}
+    assert b'"created":12345678901234567890123' in ending(CHAT, so_far, None)
 
 
 @given(st.integers(0, 20), places, st.booleans())

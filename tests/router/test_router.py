@@ -381,11 +381,29 @@ def test_one_observation_moves_a_scale_by_a_factor_of_two_at_most() -> None:
     for _ in range(20):
         honest = answered(4000, 1000)
     assert honest == pytest.approx(4.0)
-    for units, tokens in ((340_000, 1000), (9_000_000, 100_000), (400, 9000)):
+    for units, tokens in ((340_000, 1000), (320_000, 20_000), (20_000, 20_000), (400, 9000)):
         assert honest / 2 <= answered(units, tokens) <= honest * 2
         for _ in range(60):
             answered(4000, 1000)
         assert answered(4000, 1000) == pytest.approx(4.0, rel=0.15), "and is made good"
+
+
+@pytest.mark.parametrize(
+    ("units", "tokens", "least", "most"),
+    [
+        (1000, 100, 9.5, 10.0),  # plausible
+        (1000, 50, 15.5, 16.0),  # a little beyond what is
+        (1000, 1200, 1.0, 1.05),
+        (1000, 20, 4.0, 4.0),  # far beyond: nothing is learned
+        (1000, 10_000, 4.0, 4.0),
+        (10**9, 1, 4.0, 4.0),
+    ],
+)
+def test_a_replica_that_lies_cannot_make_a_scale_implausible(units: int, tokens: int, least: float, most: float) -> None:
+    router = router_with("r1")
+    for _ in range(2000):
+        router.choose(Prompt(keys_of(b"x"), units, 256, "m"), ["r1"], 0.0).close(Outcome(True, tokens, 0), 0.0)
+    assert least <= router.units_per_token("m") <= most
 
 
 def test_scales_are_learned_for_a_bounded_number_of_names() -> None:

@@ -16,7 +16,7 @@ from gateway.api.splice import apply
 from gateway.api.structure import MAX_STRUCTURE
 from gateway.errors import GatewayError
 from gateway.parser import helper, wire
-from gateway.resume import ASK, Told, continuation
+from gateway.resume_request import ASK, continuation
 
 BLOCKS = (16, 4)
 
@@ -46,6 +46,8 @@ bodies = st.fixed_dictionaries(
         "cache_salt": values,
         "tools": values,
         "echo": st.booleans(),
+        "n": st.none() | st.integers(0, 3),
+        "truncation": st.sampled_from(["auto", "disabled"]),
     },
 )
 
@@ -63,8 +65,9 @@ def test_it_is_the_same_as_parsing_at_once(body: dict[str, Any], kind: str, tail
     assert status == wire.DONE
     api = openai.parse_other(raw) if kind == openai.OTHER else openai.parse(kind, raw)
     there = wire.Parsed(*fields)
-    here = (api.kind, api.model, api.salt, api.stream, api.strip_usage, api.body)
-    assert (there.kind, there.model, there.salt, there.stream, there.strip_usage, apply(raw, there.edits)) == here
+    here = (api.kind, api.model, api.salt, api.stream, api.strip_usage, api.countable, api.body)
+    read = (there.kind, there.model, there.salt, there.stream, there.strip_usage, there.countable, apply(raw, there.edits))
+    assert read == here
     known, prompt = api.has_prompt, openai.router_prompt(api, BLOCKS)
     assert there.prompt == ((prompt.keys, prompt.units, prompt.block_units, prompt.scale) if known else None)
 
@@ -109,7 +112,7 @@ def test_a_continuation_is_the_same_as_in_the_loop() -> None:
     raw = b'{"model":"m" ,"max_tokens":9,"messages":[{"role":"user","content":"Hi"}]}'
     status, verdict, edits = result((wire.CONTINUE, openai.CHAT, "Well", 2), raw)
     assert (status, verdict) == (wire.DONE, ASK)
-    assert apply(raw, edits) == continuation(openai.CHAT, raw, Told(text="Well", pieces=2))
+    assert apply(raw, edits) == continuation(openai.CHAT, raw, "Well", 2)
 
 
 def test_a_bug_is_told_to_the_parent() -> None:

@@ -21,7 +21,8 @@ from gateway.parser import process as parser_process
 from gateway.parser import wire
 from gateway.parser.parsing import INLINE_BYTES, Parsing
 from gateway.parser.process import ParserProcess
-from gateway.resume import Told, continuation
+from gateway.resume import Told
+from gateway.resume_request import continuation
 from tests.gateway.conftest import eventually
 
 # A stand-in for the program: it reads one byte of a job, and then does this.
@@ -185,7 +186,9 @@ async def test_a_long_continuation_is_made_there_too() -> None:
         so_far = Told(text="Well", pieces=2)
         for size in (10, 100_000, 9_000_000):
             raw = body(size, max_tokens=10)
-            assert await parsing.continuation(openai.CHAT, raw, so_far) == continuation(openai.CHAT, raw, so_far)
+            assert await parsing.continuation(openai.CHAT, raw, so_far) == continuation(
+                openai.CHAT, raw, so_far.text, so_far.tokens
+            )
         raw = body(100_000, max_tokens=2)
         assert await parsing.continuation(openai.CHAT, raw, so_far) == b""
         assert await parsing.continuation(openai.CHAT, body(100_000, n=2), so_far) is None
