@@ -11,7 +11,7 @@ from aiohttp import web
 from gateway.api import openai
 from gateway.body import lease_of
 from gateway.budget import LARGE_BODY
-from gateway.errors import over_budget
+from gateway.errors import bad_request, over_budget
 from gateway.plain import PlainRequest
 from gateway.record import Record
 from gateway.relay import Call
@@ -20,7 +20,9 @@ from gateway.replicas import Target
 from gateway.reply import Reply
 from router import Booking
 
-_OBJECT: Final = re.compile(rb"[ \t\r\n]*+\{")
+_OBJECT: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[ \t\r\n]*+\{")  # in UTF-8, with a byte order mark or without
+_MAYBE_OBJECT: Final = re.compile(rb"[\xef\xbb\xbf\xfe\xff\0 \t\r\n]{0,1024}+(?:\{|(?<=[\0 \t\r\n]{1000}))")  # in UTF-16 or -32
+_SPACE: Final = re.compile(rb"[ \t\r\n]*+")
 
 Request = web.Request | PlainRequest
 
@@ -64,8 +66,17 @@ class Exchange:
         self.salt = b""
 
     def call_to(self, replica: ReplicaState, call: Call) -> Call:
-        """The call as it goes to this replica: with the salt, if its engine knows what to do with it."""
-        if not self.salt or not replica.facts.engine.salts or (body := salted(call.body, self.salt)) is None:
+        """The call as it goes to this replica: with the salt, if its engine knows what to do with it.
+
+        Raises GatewayError 400 for a body that some engines read as a JSON object (Python's `json` detects UTF-16), but that
+        cannot be given a salt: it could have one of the client's choice.
+        """
+        if not self.salt or not replica.facts.engine.salts:
+            return call
+        body = salted(call.body, self.salt)
+        if body is None:
+            if _MAYBE_OBJECT.match(call.body):
+                raise bad_request("The body must be a JSON object in UTF-8.", code="invalid_json")
             return call
         return Call(call.method, call.path, call.headers, body, repeatable=call.repeatable)
 
@@ -106,7 +117,13 @@ def salted(body: bytes, salt: bytes) -> bytes | None:
     None: it is no JSON object. Whether its prompt was understood does not matter: an engine may understand it.
     """
     begin, last = _OBJECT.match(body), body.rfind(b"}")
-    if begin is None or last < begin.end() or body[last + 1 :].strip():
+    if begin is None or last < begin.end() or _end_of_space(body, last + 1) < len(body):
         return None
-    comma = b"," if body[begin.end() : last].strip() else b""
+    comma = b"," if _end_of_space(body, begin.end()) < last else b""
     return b"".join((memoryview(body)[:last], comma, b'"cache_salt":"', salt, b'"}'))
+
+
+def _end_of_space(body: bytes, at: int) -> int:
+    found = _SPACE.match(body, at)
+    assert found is not None  # it matches nothing, too
+    return found.end()
