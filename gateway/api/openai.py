@@ -10,7 +10,6 @@ is raised, and the same functions run in another process (gateway/parser/).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from hashlib import blake2b
 from typing import Any, Final
 
 import orjson
@@ -33,8 +32,7 @@ _OTHERS: Final = ("model", "stream", "store", "background", "cache_salt")  # rea
 _ASK_USAGE: Final = b',"stream_options":{"include_usage":true}'
 MAX_MODEL_CHARS: Final = 256
 MAX_SALT_CHARS: Final = 64  # a longer one is replaced by its digest
-_DIGESTED: Final = "digest:"  # and 64 characters: longer than any salt that stays as it is
-_HEAD_FOLLOWS: Final = "\x1c"  # between a salt and the digest of a prompt's head
+_SEPARATOR: Final = "\x1c"  # before the digest of a salt, and between a salt and the digest of a prompt's head
 _MAX_SCANNED: Final = 1 << 20  # strings and brackets, in a body with too many values to be parsed
 SCANNED_AT_ONCE: Final = 1 << 15  # bytes that may be scanned in the event loop
 
@@ -214,17 +212,18 @@ def _salt(body: Mapping[str, Any]) -> str:
     salt = body.get("cache_salt")
     if not isinstance(salt, str):
         return ""
-    return salt if len(salt) <= MAX_SALT_CHARS and _HEAD_FOLLOWS not in salt else _digested(salt.encode())
+    return salt if len(salt) <= MAX_SALT_CHARS and _SEPARATOR not in salt else _digested(salt.encode())
 
 
 def _digested(data: bytes) -> str:
-    return _DIGESTED + blake2b(data, digest_size=32).hexdigest()
+    """The digest of a salt, in a form that no salt can have by itself."""
+    return f"{_SEPARATOR}digest:{short_digest(data)}"
 
 
 def _headed_salt(body: Mapping[str, Any]) -> str:
     """The salt of a prompt that has no head of its own: the fields that belong into one are in it."""
     head = head_digest(body)
-    return f"{_salt(body)}{_HEAD_FOLLOWS}{head}" if head else _salt(body)
+    return f"{_salt(body)}{_SEPARATOR}{head}" if head else _salt(body)
 
 
 def _asks_usage(body: Mapping[str, Any]) -> bool:

@@ -27,7 +27,7 @@ Recipe = Mapping[str, Any]
 
 ANSWER_S = 120.0  # an answer that takes longer than this, on the slowest machine, does not come
 _ERROR_FIELDS = {"message", "type", "param", "code"}
-_MOST_ERROR = 4096  # bytes of an error
+_MOST_ERROR = 16 << 10  # bytes of an error: a dozen models' names are in it
 
 
 class Stage(Protocol):

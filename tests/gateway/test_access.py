@@ -15,6 +15,7 @@ from yarl import URL
 from gateway.access import KEY_HEADER, fields_are_direct
 from gateway.config import load
 from gateway.exchange import salted
+from gateway.parser.parsing import INLINE_BYTES
 from tests.fakes import FakeReplica, answers, dies, models, status, streams
 from tests.gateway.conftest import BODY, Running, running
 
@@ -261,6 +262,31 @@ async def test_engines_that_know_salts_keep_tenants_apart_too() -> None:
         other = FakeReplica(listing=models("m", owner=owner))
         async with other, running(other, routing={"isolation": isolation}) as run:
             assert await sent(run, other, "a") is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+@pytest.mark.parametrize("space", ["", " " * 3000])
+async def test_a_body_in_another_encoding_brings_no_salt_of_its_own(encoding: str, space: str) -> None:
+    """Engines in Python detect UTF-16 and UTF-32; such a body would have the salt that its client chose, another tenant's too."""
+    body = (space + json.dumps({"model": "m", "input": "x", "cache_salt": "another tenant's"})).encode(encoding)
+    assert json.loads(body)
+    async with FakeReplica() as one, running(one, routing={"isolation": "tenant"}) as run:
+        status, _, answer = await run.post(body, path="/v1/responses")
+        assert (status, answer["error"]["code"]) == (400, "invalid_json")
+        assert not one.requests
+        assert (await run.post(b"\0\1\2{", path="/v1/files"))[0] == 200, "what is no text is passed on"
+    async with FakeReplica() as one, running(one) as run:
+        assert (await run.post(body, path="/v1/responses"))[0] == 200
+        assert one.requests[-1].body == body
+
+
+@pytest.mark.parametrize("begin", [b"\xef\xbb\xbf{", b" " * 3000 + b"{"])
+async def test_own_salts_of_large_bodies_count_wherever_they_begin(begin: bytes) -> None:
+    async with FakeReplica() as one, running(one, routing={"isolation": "tenant"}) as run:
+        for own in (b"a", b"b"):
+            raw = begin + b'"model":"m","cache_salt":"%b","x":"%b"}' % (own, b"x" * INLINE_BYTES)
+            assert (await run.post(raw, path="/v1/responses"))[0] == 200
+        assert len({request.json["cache_salt"] for request in one.requests}) == 2
 
 
 @given(

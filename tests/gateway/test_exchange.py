@@ -22,6 +22,7 @@ from tests.gateway.conftest import running
         b"{ }",
         b'{"cache_salt": "mine", "a": 1}',
         b" " * 5000 + b'{"a":1}',
+        b'\xef\xbb\xbf {"a":1}',
     ],
 )
 def test_a_salt_is_the_last_member_of_any_object(body: bytes) -> None:
