@@ -131,8 +131,9 @@ def _own(recipe: Recipe, salt: str | None) -> object:
 
 def _is_plain(recipe: Recipe) -> bool:
     """Whether its body is JSON to every parser."""
-    own = _own(recipe, recipe["salt"])
-    return recipe["encoding"] == "utf-8" and (recipe["salt"] is None or (isinstance(own, str) and "\ud800" not in own))
+    own, salt = _own(recipe, recipe["salt"]), recipe["salt"]
+    strict = salt is None or (isinstance(own, str) and "\ud800" not in own and "NaN" not in salt)
+    return strict and recipe["encoding"] in ("utf-8", "latin-1")
 
 
 # -- the gateways

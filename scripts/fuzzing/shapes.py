@@ -387,11 +387,17 @@ def _kind(recipe: Recipe, sent: Sent, answer: Outcome, taken: Taken | None) -> s
         assert sent.verdict != SERVED, told
         assert 400 <= answer.status < 500, told
         assert taken is None, told
-        return f"{recipe['shape']}: {answer.status} {code}"
+        return f"{_family(recipe, sent)}: {answer.status} {code}"
     assert sent.verdict != REFUSED, told
     assert taken is not None, told
     _same(recipe, sent.body.raw, taken, told)
-    return f"{recipe['shape']}: 200{', edited' if len(taken.body) != len(sent.body.raw) else ''}"
+    return f"{_family(recipe, sent)}: 200{', edited' if len(taken.body) != len(sent.body.raw) else ''}"
+
+
+def _family(recipe: Recipe, sent: Sent) -> str:
+    families = {"values": VALUES, "contents": CONTENTS, "whole": WHOLE, "broken": BROKEN}
+    size = "large" if len(sent.body.raw) > INLINE_BYTES else "small"
+    return f"{next(name for name, shapes in families.items() if recipe['shape'] in shapes)}, {size}"
 
 
 def _same(recipe: Recipe, raw: bytes, taken: Taken, told: object) -> None:

@@ -136,7 +136,7 @@ def test_what_shapes_a_prompt_without_a_head_is_in_its_salt() -> None:
         ]
         requests = [parse({**body, **more}, openai.COMPLETION) for more in fields]
         assert len({request.salt for request in requests}) == len(fields)
-        assert {len(request.salt) for request in requests} <= {39, 39 + 33}
+        assert {len(request.salt) for request in requests} <= {40, 40 + 33}
         assert [request.prompt for request in requests] == [requests[0].prompt] * len(fields)
     assert parse({"model": "m", "prompt": "x", "echo": False}, openai.COMPLETION).salt == ""
     responses = [openai.parse_other(orjson.dumps({"input": "x", **more})).salt for more in ({}, {"instructions": "Be nice."})]
