@@ -10,9 +10,10 @@
     python -m scripts.fuzz diff --out FILE    # answers that http1, aiohttp and nginx read differently, as a table
     python -m scripts.fuzz all --out FILE     # all of them one after the other, as a page
 
-Inputs are made from the corpus in `tests/corpus/http`, which `tests/gateway/test_fuzz.py` replays; those of shapes, salts and models are recipes. Options: --seconds N,
---seed N (what failed can be run again), --keep (add what led to something new to the corpus). Where `atheris` is installed,
-`answers` and `tap` let it choose the inputs by the lines that they reach; `--plain` does without.
+Inputs are made from the corpus in `tests/corpus/http`, which `tests/gateway/test_fuzz.py` replays; those of shapes, salts and
+models are recipes, of which bodies are made. Options: --seconds N, --seed N (what failed can be run again), --keep (add what
+led to something new to the corpus). Where `atheris` is installed, `answers` and `tap` let it choose the inputs by the lines that
+they reach; `--plain` does without.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ One = Callable[[bytes, Random], tuple[bytes, str]]
 
 @dataclass(slots=True)
 class Run:
-    """What was tried, and what came of it. corpus: the first input of every kind of outcome, and those known before; notes: what
-    was measured on the way.
+    """What was tried, and what came of it. corpus: the first input of every kind of outcome, and those known before. notes:
+    what was measured on the way.
     """
 
     mode: str

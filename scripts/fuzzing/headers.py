@@ -1,7 +1,7 @@
 """Headers at random: what reaches the replica, who counts as an operator, and what the gateway keeps of them.
 
-An input is a request's line and headers, without the framing, which is added. What must hold, by the rules of docs/operations.md
-("Headers on their way", "Who sees what"), which are written down here once more, as simply as possible: every head is
+An input is a request's line and headers, without the framing, which is added. What must hold, by the rules of
+docs/operations.md ("Headers", "Who sees what"), which are written down here once more, as simply as possible: every head is
 answered; one that is plain HTTP within the bounds is served; the replica gets the headers that are not about one connection,
 byte for byte and in their order, and ours; only a client that is directly connected learns which replica answered; and what
 the gateway keeps does not grow beyond a bound, nor do the labels of its metrics.
@@ -41,7 +41,8 @@ _MOST_BYTES: Final = 60_000
 _TOO_MANY_BYTES: Final = 66_000
 _LINE_BYTES: Final = 8_000
 _HOP_BY_HOP: Final = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding upgrade".split()
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection"
+    b" te trailer transfer-encoding upgrade".split()
 )
 _OURS: Final = frozenset(
     b"host content-length content-encoding accept-encoding expect x-request-id x-warmroute-admin-key x-number".split()
@@ -63,8 +64,31 @@ _NAMES: Final = [
     *(b"!#$%&'*+-.^_`|~", b"0", b"Content_Length", b"Transfer_Encoding", b"Content-Lengthy"),
 ]
 _VALUES: Final = [
-    *(b"", b" ", b"a", b"a b", b"a\tb", b"  a  ", b"\xe9", "é😀".encode(), b"\x7f", b"\x01", b'"a', b"a,b", b"a;b=c", b"%00%0d%0a"),
-    *(b"127.0.0.1", b"for=127.0.0.1;host=localhost", b"for=[::1]", b"10.0.0.1, 127.0.0.1", b"unknown", b"localhost", b"[::1]:80"),
+    *(
+        b"",
+        b" ",
+        b"a",
+        b"a b",
+        b"a\tb",
+        b"  a  ",
+        b"\xe9",
+        "é😀".encode(),
+        b"\x7f",
+        b"\x01",
+        b'"a',
+        b"a,b",
+        b"a;b=c",
+        b"%00%0d%0a",
+    ),
+    *(
+        b"127.0.0.1",
+        b"for=127.0.0.1;host=localhost",
+        b"for=[::1]",
+        b"10.0.0.1, 127.0.0.1",
+        b"unknown",
+        b"localhost",
+        b"[::1]:80",
+    ),
     *(b"evil.example", b"127.0.0.1.evil.example", b"127.0.0.1:99999999", b"localhost@evil", b"2130706433"),
     *(b"close", b"keep-alive", b"Keep-Alive, X-A", b"X-Tenant-Id, authorization", b"X-Forwarded-For", b"Host, X-Request-Id"),
     *(b"x-number", b"Content-Length", b"upgrade", b"Accept-Encoding, ,,close", b"X-A\t, x_a", b"TE, trailers"),
@@ -205,7 +229,9 @@ class Watched:
 
     def notes(self) -> list[str]:
         entries, size = self.grown
-        return [f"After {self.number:,} requests the gateway kept {entries:,} entries and {size / 1e6:.1f} MB more than before."]
+        return [
+            f"After {self.number:,} requests the gateway kept {entries:,} entries and {size / 1e6:.1f} MB more than before."
+        ]
 
     async def _batch(self, inputs: list[bytes], _chance: Random) -> list[str]:
         begun, self.number = self.number, self.number + len(inputs)

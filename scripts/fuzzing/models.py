@@ -5,8 +5,8 @@
     pool 2  no prefixes   one replica
 
 What must hold: a request reaches a replica only if that one lists the model, or if nobody in its pool does and the pool's
-prefixes fit; what GET /v1/models lists is served; everything else is refused in the API's own shape, shortly; the metrics can be
-read, and have no more than a bound of models' names; the loop does not stand still while replicas list thousands of models.
+prefixes fit; what GET /v1/models lists is served; everything else is refused in the API's own shape, shortly; the metrics can
+be read, and have no more than a bound of models' names; the loop does not stand still while replicas list thousands of models.
 
 An input is a recipe. lists: the names that each of the five replicas lists; asked: what clients ask for (any JSON); path; many:
 how many further names the last replica lists.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import time
 import unicodedata
 from collections.abc import AsyncIterator, Sequence
@@ -44,18 +43,48 @@ _FURTHER_LABELS: Final = {"other", "none", "unlisted", "unknown", *PREFIXES}
 
 _STEMS: Final = [
     *("m", "llama-3", "llama-", "llama", "Llama-3", "org/x", "org/a/x", "org", "org//x", "/", "../m", "m:latest", "m@v1", "*"),
-    *("e\u0301x", "\xe9x", "\xe9", "😀", "ﬁ", "\u202em", "m\u200b", "\x00", "m\n", "m\r\nX: y", 'm"', "m\\", "m ", " m", "", "%6d"),
-    *("none", "other", "unknown", "unlisted", "a" * MAX_MODEL_CHARS, "a" * (MAX_MODEL_CHARS + 1), "b" * 5000, "{m}", "m,n", "-1"),
+    *(
+        "e\u0301x",
+        "\xe9x",
+        "\xe9",
+        "😀",
+        "ﬁ",
+        "\u202em",
+        "m\u200b",
+        "\x00",
+        "m\n",
+        "m\r\nX: y",
+        'm"',
+        "m\\",
+        "m ",
+        " m",
+        "",
+        "%6d",
+    ),
+    *(
+        "none",
+        "other",
+        "unknown",
+        "unlisted",
+        "a" * MAX_MODEL_CHARS,
+        "a" * (MAX_MODEL_CHARS + 1),
+        "b" * 5000,
+        "{m}",
+        "m,n",
+        "-1",
+    ),
 ]
 _ODD: Final = [None, 0, 1.5, True, [], ["m"], {}, {"id": "m"}]
 
 
 def invent(chance: Random) -> dict[str, Any]:
     names = [_name(chance) for _ in range(chance.choice([1, 3, 8]))]
-    lists = [[chance.choice(names) for _ in range(chance.choice([0, 1, 1, 2, 4]))] for _ in range(5)]
+    lists: list[list[Any]] = [[chance.choice(names) for _ in range(chance.choice([0, 1, 1, 2, 4]))] for _ in range(5)]
     if chance.random() < 0.2:
         lists[chance.randrange(5)].append(chance.choice(_ODD))
-    asked = [chance.choice(names) if chance.random() < 0.5 else _near(chance.choice(names), chance) for _ in range(6)]
+    asked: list[Any] = [
+        chance.choice(names) if chance.random() < 0.5 else _near(chance.choice(names), chance) for _ in range(6)
+    ]
     if chance.random() < 0.3:
         asked.append(chance.choice(_ODD))
     return {
@@ -180,8 +209,8 @@ class Watched:
         return f"{answer.status} {error_code(answer)}"
 
     async def _timed(self, recipe: Recipe, data: bytes) -> Outcome:
-        """An answer, whose time is of interest where there are many models. The shortest of three counts: once it is the time of
-        a garbage collection.
+        """An answer, whose time is of interest where there are many models. The shortest of three counts, for the longest may
+        be that of a garbage collection.
         """
         times = []
         for _ in range(3 if recipe["many"] else 1):

@@ -58,8 +58,8 @@ def fuzz(mode: str, how: str, seconds: int, seed: int) -> Fuzzed:
 def page(made_by: str, runs: list[Fuzzed], table: str) -> Iterator[str]:
     yield "# What the fuzzers tried\n"
     yield f"{made_by}\n"
-    yield "Inputs are mutated from the corpus in `tests/corpus/http`, which every test run replays, or made up. Bytes are cut in"
-    yield "several ways, which must give the same; inputs of shapes, salts and models are recipes, of which a few requests are made."
+    yield "Inputs are mutated from the corpus in `tests/corpus/http`, which every test run replays, or made up. Bytes are cut"
+    yield "in several ways, which must give the same; inputs of shapes, salts and models are recipes of one or more requests."
     yield "*outcomes*: what came of them, refusals by their reason.\n"
     yield "| | chosen | seed | inputs | outcomes | corpus | bugs |"
     yield "|---|---|---:|---:|---:|---:|---:|"

@@ -3,8 +3,8 @@
 What must hold with isolation: what one tenant sends is never believed to be cached for another one, whatever salt that one
 sends, the first one's salt at the engine included; no two tenants have the same salt there, nor have two salts of one tenant;
 the same tenant with the same salt has its prompt cached. Without isolation: the body goes on as it came, the same salts share a
-prompt whoever sends them, and different ones do not. All of this for small bodies, large ones (another process parses those) and
-compressed ones alike.
+prompt whoever sends them, and different ones do not. All of this for small bodies, large ones (another process parses them)
+and compressed ones alike.
 
 An input is a recipe. a, b: tenants, null: no header; salt, other: what stands for `cache_salt` in the body (JSON, or nearly),
 null: nothing does; name: how the member is written; first: it stands at the body's beginning; path; pad: bytes of an image that
@@ -39,7 +39,16 @@ _TENANTS: Final = [
 ]
 _SALTS: Final = [
     *(None, '""', '"a"', '"b"', '"ab"', '"A"', '"\\u0061"', '"\\u0000"', '"\\u001c"', '"a\\u001cb"', '"\\u00e9"', '"e\\u0301"'),
-    *('"😀"', '"\\ud83d\\ude00"', '"\\ud800"', '"digest:"', '"none"', '"null"', '"a","cache_salt":"b"', '"b","cache_salt":null'),
+    *(
+        '"😀"',
+        '"\\ud83d\\ude00"',
+        '"\\ud800"',
+        '"digest:"',
+        '"none"',
+        '"null"',
+        '"a","cache_salt":"b"',
+        '"b","cache_salt":null',
+    ),
     *("null", "true", "false", "0", "1", "-0.0", "1e999", "9" * 400, "[]", "{}", '["a"]', '{"cache_salt":"a"}', "NaN", '"', ""),
     *(f'"{"s" * length}"' for length in (16, 31, 63, 64, 65, 71, 1024, 5000, 100_000)),
     *(f'"{"s" * 64}{end}"' for end in "ab"),
@@ -84,7 +93,9 @@ class Seen(NamedTuple):
     cached: int
 
     def __repr__(self) -> str:
-        return f"<{self.status} {self.code}, {self.body[:60]!r}...{self.body[-120:]!r}, salt {self.salt!r}, cached {self.cached}>"
+        return (
+            f"<{self.status} {self.code}, {self.body[:60]!r}...{self.body[-120:]!r}, salt {self.salt!r}, cached {self.cached}>"
+        )
 
 
 _NO_SALT: Final = object()
@@ -141,7 +152,7 @@ def _is_plain(recipe: Recipe) -> bool:
 
 @dataclass(slots=True)
 class Watched:
-    """Two gateways, one of which isolates tenants, and their replicas. owners: by salts at the isolated replica, who has them."""
+    """Two gateways, one of which isolates tenants, and their replicas. owners: who has a salt, by salts at the isolated one."""
 
     open: Running
     isolated: Running
@@ -253,6 +264,10 @@ def _cached(answer: Outcome) -> int:
 @contextlib.asynccontextmanager
 async def watched() -> AsyncIterator[Watched]:
     with stage.errors_logged() as errors:
-        async with Doubter(keep=True) as one, Doubter(keep=True) as two:
-            async with running(one.url) as open_, running(two.url, routing={"isolation": "tenant"}) as isolated:
-                yield Watched(open_, isolated, one, two, errors)
+        async with (
+            Doubter(keep=True) as one,
+            Doubter(keep=True) as two,
+            running(one.url) as open_,
+            running(two.url, routing={"isolation": "tenant"}) as isolated,
+        ):
+            yield Watched(open_, isolated, one, two, errors)

@@ -40,9 +40,7 @@ class Stage(Protocol):
         """What was measured on the way."""
 
 
-async def blame(
-    batch: Callable[[list[bytes], Random], Awaitable[list[str]]], inputs: list[bytes], chance: Random
-) -> list[str]:
+async def blame(batch: Callable[[list[bytes], Random], Awaitable[list[str]]], inputs: list[bytes], chance: Random) -> list[str]:
     """`batch` of the inputs; what fails is then tried alone, so that the message is about one input only."""
     try:
         return await batch(inputs, chance)

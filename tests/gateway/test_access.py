@@ -267,7 +267,7 @@ async def test_engines_that_know_salts_keep_tenants_apart_too() -> None:
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
 @pytest.mark.parametrize("space", ["", " " * 3000])
 async def test_a_body_in_another_encoding_brings_no_salt_of_its_own(encoding: str, space: str) -> None:
-    """Engines in Python detect UTF-16 and UTF-32; such a body would have the salt that its client chose, another tenant's too."""
+    """Engines in Python detect UTF-16 and UTF-32; the engine would take the salt that the client chose."""
     body = (space + json.dumps({"model": "m", "input": "x", "cache_salt": "another tenant's"})).encode(encoding)
     assert json.loads(body)
     async with FakeReplica() as one, running(one, routing={"isolation": "tenant"}) as run:
