@@ -12,8 +12,8 @@
 
 Inputs are made from the corpus in `tests/corpus/http`, which `tests/gateway/test_fuzz.py` replays; those of shapes, salts and
 models are recipes, of which bodies are made. Options: --seconds N, --seed N (what failed can be run again), --keep (add what
-led to something new to the corpus). Where `atheris` is installed, `answers` and `tap` let it choose the inputs by the lines that
-they reach; `--plain` does without.
+led to something new to the corpus). Where `atheris` is installed, `answers` and `tap` let it choose the inputs by the lines
+that they reach; `--plain` does without.
 """
 
 from __future__ import annotations
