@@ -98,7 +98,7 @@ async def batches(run: Run, until: Callable[[], bool]) -> None:
             ]
             for data, kind in zip(inputs, await gateway.blame(inputs, run.chance), strict=True):
                 run.count(data, kind)
-        run.notes = gateway.notes()
+    run.notes = gateway.notes()  # what is measured at the end is in it
 
 
 def guided(module: str, mode: str, seconds: int) -> None:

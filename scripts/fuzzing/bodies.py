@@ -177,6 +177,10 @@ OPTIONS: Final[Mapping[str, bytes]] = {
 }
 
 
+# What reads differently when it is parsed and written again.
+_AWKWARD: Final = b', "z" : 12345678901234567890123 ,"a":{"z":1.0e2,"a":-0.0},"\\u0061\\/":"\\u00e9"'
+
+
 def body_of(recipe: Recipe) -> Body:
     """The JSON of a recipe, as long as it says where its shape can be of any length."""
     shape, chance = recipe["shape"], random.Random(recipe["seed"])
@@ -193,6 +197,7 @@ def body_of(recipe: Recipe) -> Body:
         raw = _HEAD + _MESSAGE + b'],"x":' + VALUES[shape](size, alphabet, chance) + b"}"
     extra = b',"prompt":"hello","input":"hello"' if shape != "tokens" else b',"input":"hello"'
     if recipe["stream"]:
+        extra += _AWKWARD
         extra += b',"stream":true' + OPTIONS[recipe["options"]]
     raw = raw[:-1] + extra + b" " * recipe["pad"] + b"}"
     verdict = SERVED

@@ -39,6 +39,8 @@ POOLS: Final = ((0, 1), (2, 3), (4,))  # numbers of the replicas
 PREFIXES: Final = ("llama-", "org/", "org/a/", "\xe9")
 CHAT, COMPLETION, OTHER = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 LONGEST_S: Final = 0.1
+_CHECKED_EVERY: Final = 50  # inputs: reading the metrics of a thousand models takes a second
+_FURTHER_NAMES: Final = 400  # that are asked for, where a replica lists thousands
 _FURTHER_LABELS: Final = {"other", "none", "unlisted", "unknown", *PREFIXES}
 
 _STEMS: Final = [
@@ -150,9 +152,10 @@ class Watched:
     errors: Errors
     labels: set[str] = field(default_factory=set)
     longest_s: float = 0.0
+    _tried: int = 0
 
     async def blame(self, inputs: list[bytes], chance: Random) -> list[str]:
-        return [await self._one(read_recipe(data)) for data in inputs]
+        return [await self._one(read_recipe(data), chance) for data in inputs]
 
     def notes(self) -> list[str]:
         return [
@@ -160,27 +163,31 @@ class Watched:
             f"{self.longest_s * 1e3:.0f} ms of CPU time at most."
         ]
 
-    async def _one(self, recipe: Recipe) -> str:
+    async def _one(self, recipe: Recipe, chance: Random) -> str:
         self.errors.seen.clear()
         lists = [_listed(names, recipe["many"] if at == 4 else 0) for at, names in enumerate(recipe["lists"])]
         for at, (replica, names) in enumerate(zip(self.replicas, recipe["lists"], strict=True)):
             replica.forget()
             replica.names = [*names, *_many(recipe["many"])] if at == 4 else names
         await self.run.gateway.fleet.probe_all(self.run.gateway.relay)
-        shown = await self._shown(recipe, lists)
+        shown = await self._shown(recipe, lists, chance)
         kinds = set()
         for model in [*recipe["asked"], *shown[:3]]:
             kinds.add(await self._asked(recipe, lists, model, must=model in shown))
         assert not self.errors.seen, (self.errors.seen, recipe)
         assert not any(replica.wrong for replica in self.replicas), recipe
-        await self._check_labels()
+        self._tried += 1
+        if self._tried % _CHECKED_EVERY == 0:
+            await self.check_labels()
         return ", ".join(sorted(kinds))
 
-    async def _shown(self, recipe: Recipe, lists: Sequence[Sequence[str]]) -> list[str]:
+    async def _shown(self, recipe: Recipe, lists: Sequence[Sequence[str]], chance: Random) -> list[str]:
         """GET /v1/models."""
         answer = await self._timed(recipe, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
         if recipe["many"]:
             await self._timed(recipe, _request(recipe, "nobody's"))
+            for name in chance.sample(_many(MAX_MODELS - 1), _FURTHER_NAMES):
+                await stage.ask(self.run.url, _request(recipe, name))
         assert answer.status == 200, (recipe, answer)
         shown = [entry["id"] for entry in json.loads(answer.body)["data"]]
         assert len(set(shown)) == len(shown), (recipe, shown)
@@ -222,7 +229,8 @@ class Watched:
         assert min(times) < LONGEST_S, (times, recipe, data[:300])
         return answer
 
-    async def _check_labels(self) -> None:
+    async def check_labels(self) -> None:
+        """Raises AssertionError if the metrics cannot be read, or have too many models."""
         page = (await self.run.get("/metrics"))[2].decode()
         samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
         self.labels = {sample.labels["model"] for sample in samples if "model" in sample.labels}
@@ -238,4 +246,6 @@ async def watched() -> AsyncIterator[Watched]:
             pools: list[dict[str, Any]] = [{"replicas": [replicas[at].url for at in pool]} for pool in POOLS]
             pools[0]["models"] = list(PREFIXES)
             run = await stack.enter_async_context(running(pools=pools, prices={"*": {"input": 1.0, "output": 1.0}}))
-            yield Watched(run, replicas, errors)
+            made = Watched(run, replicas, errors)
+            yield made
+            await made.check_labels()
