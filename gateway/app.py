@@ -241,7 +241,7 @@ async def models(request: web.Request) -> web.Response:
 async def model_entry(request: web.Request) -> web.Response:
     known, name = request.app[GATEWAY].fleet.models, request.match_info["model"]
     if name not in known:
-        raise unknown_model(name, list(known))
+        raise unknown_model(name, known)
     return web.json_response(dict(known[name]))
 
 

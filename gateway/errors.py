@@ -6,7 +6,13 @@ attempt on one replica that failed before any byte went to the client, so that a
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import islice
+from typing import Final
+
 from router.native import mypyc_attr
+
+_NAMED: Final = 12  # models in an error
 
 
 class GatewayError(Exception):
@@ -50,8 +56,11 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_req
     return GatewayError(400, code, message, param=param)
 
 
-def unknown_model(model: str, known: list[str]) -> GatewayError:
-    have = f"this gateway serves: {', '.join(known)}" if known else "no replica lists any model"
+def unknown_model(model: str, known: Collection[str]) -> GatewayError:
+    """known: the models that there are; the first ones are named."""
+    have = f"this gateway serves: {', '.join(islice(known, _NAMED))}" if known else "no replica lists any model"
+    if len(known) > _NAMED:
+        have += f" and {len(known) - _NAMED} others that GET /v1/models lists"
     return GatewayError(404, "model_not_found", f"The model {model[:100]!r} does not exist here; {have}.", param="model")
 
 

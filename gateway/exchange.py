@@ -23,6 +23,7 @@ from router import Booking
 _OBJECT: Final = re.compile(rb"[ \t\r\n]*+\{")
 # The same in UTF-8, UTF-16 or UTF-32, of either byte order, with or without byte order marks.
 _ENCODED_OBJECT: Final = re.compile(rb"(?:[\0 \t\r\n]|\xef\xbb\xbf|\xff\xfe|\xfe\xff)*+\{")
+_SPACE: Final = re.compile(rb"[ \t\r\n]*+")
 
 Request = web.Request | PlainRequest
 
@@ -67,7 +68,10 @@ class Exchange:
 
     def call_to(self, replica: ReplicaState, call: Call) -> Call:
         """The call as it goes to this replica: with the salt, if its engine knows what to do with it."""
-        if not self.salt or not replica.facts.engine.salts or (body := salted(call.body, self.salt)) is None:
+        if not self.salt or not replica.facts.engine.salts:
+            return call
+        body = salted(call.body, self.salt)
+        if body is None:
             return call
         return Call(call.method, call.path, call.headers, body, repeatable=call.repeatable)
 
@@ -111,7 +115,7 @@ def salted(body: bytes, salt: bytes) -> bytes | None:
     if span is None:
         return None
     first, last = span
-    comma = b"," if body[first:last].strip() else b""
+    comma = b"," if _end_of_space(body, first) < last else b""
     return b"".join((memoryview(body)[:last], comma, b'"cache_salt":"', salt, b'"}'))
 
 
@@ -133,6 +137,12 @@ def require_saltable(body: bytes, content_type: str) -> None:
 def _members_of(body: bytes) -> tuple[int, int] | None:
     """Where the members of a JSON object begin, and where its closing brace is; None for anything else. Nothing is parsed."""
     begin, last = _OBJECT.match(body), body.rfind(b"}")
-    if begin is None or last < begin.end() or body[last + 1 :].strip():
+    if begin is None or last < begin.end() or _end_of_space(body, last + 1) < len(body):
         return None
     return begin.end(), last
+
+
+def _end_of_space(body: bytes, at: int) -> int:
+    found = _SPACE.match(body, at)
+    assert found is not None  # it matches nothing, too
+    return found.end()

@@ -69,7 +69,9 @@ class Fleet:
     def __init__(
         self, config: Config, router: Router, metrics: Metrics, chance: random.Random, clock: Callable[[], float]
     ) -> None:
-        self._targets: dict[str, Target] = {}  # by model, until a replica comes, goes or changes its models
+        # Both until a replica comes, goes or changes its models.
+        self._targets: dict[str, Target] = {}  # by model
+        self._models: Mapping[str, Mapping[str, Any]] | None = None
         self._router = router
         self._clock = clock
         self._prober = Prober(config.health, config.routing.block_bytes, router, metrics, self._changed, clock)
@@ -92,8 +94,15 @@ class Fleet:
         return [state for state in self._by_name.values() if state.leaving]
 
     @property
-    def models(self) -> dict[str, Mapping[str, Any]]:
-        """The union of the models of all live replicas; where two list the same id, the first one's entry."""
+    def models(self) -> Mapping[str, Mapping[str, Any]]:
+        """The union of the models of all live replicas; where two list the same id, the first one's entry. O(1), and O(all
+        models) after a replica has come, gone or changed its models: replicas list thousands, and clients ask often.
+        """
+        if self._models is None:
+            self._models = self._union()
+        return self._models
+
+    def _union(self) -> dict[str, Mapping[str, Any]]:
         union: dict[str, Mapping[str, Any]] = {}
         for pool in self.pools:
             for state in pool.replicas:
@@ -157,13 +166,15 @@ class Fleet:
         raise self._unknown(model)
 
     def _home(self, model: str) -> tuple[str, Pool] | None:
-        """(the model's bounded name, its pool): by the longest prefix, by who lists it, by whose models are unknown."""
-        listing = next((pool for pool in self.pools if any(model in state.models for state in pool.replicas)), None)
+        """(the model's bounded name, its pool): by the longest prefix, else by whose replicas list it, else by whose models are
+        unknown. A pool with prefixes serves nothing else, whatever its replicas list.
+        """
         if match := self._prefixes.longest_prefix(model):
             prefix, pool = match.value
-            return (model if listing else prefix), pool
-        if listing and not listing.models:
-            return model, listing
+            return (model if _lists(pool, model) else prefix), pool
+        for pool in self.pools:
+            if not pool.models and _lists(pool, model):
+                return model, pool
         keyed = (pool for pool in self.pools if not pool.models and any(state.keyed for state in pool.replicas))
         if blind := next(keyed, None):
             return "unlisted", blind
@@ -177,7 +188,7 @@ class Fleet:
             public = f"The model {model[:100]!r} is not known yet: not all replicas have answered so far. Retry."
             text = f"The model {model[:100]!r} is not known yet: {', '.join(blind)} did not answer so far. Retry."
             return no_replica(text, public=public)
-        return unknown_model(model, list(self.models))
+        return unknown_model(model, self.models)
 
     # -- what requests tell
 
@@ -272,6 +283,7 @@ class Fleet:
             for prefix in made.models:
                 self._prefixes["" if prefix == MATCH_ALL else prefix] = (prefix, made)
         self._targets.clear()
+        self._models = None
 
     def _same(self, replica: ReplicaConfig) -> ReplicaState | None:
         """The replica that is this one already."""
@@ -321,6 +333,7 @@ class Fleet:
     def _changed(self, state: ReplicaState) -> None:
         """A replica came, went, or serves other models than before."""
         self._targets.clear()
+        self._models = None
         self._troubled.add(state)
 
     # -- probing
@@ -332,3 +345,8 @@ class Fleet:
     async def probe_all(self, relay: Relay) -> None:
         """One round, so that the first requests find their replicas."""
         await asyncio.gather(*(self._prober.probe(state, relay) for state in self.replicas))
+
+
+def _lists(pool: Pool, model: str) -> bool:
+    """Whether a replica of the pool lists the model."""
+    return any(model in state.models for state in pool.replicas)

@@ -1,14 +1,19 @@
-"""Bytes that nobody in their right mind would send, at random, until time is up; an exit status other than 0 is a bug.
+"""Inputs that nobody in their right mind would send, at random, until time is up; an exit status other than 0 is a bug.
 
     python -m scripts.fuzz answers            # replicas' answers: http1.Answer against a simple reader, any cutting
     python -m scripts.fuzz tap                # streams: the tap, any cutting
     python -m scripts.fuzz requests           # clients' bytes: a real gateway, a replica that believes nothing
+    python -m scripts.fuzz shapes             # JSON by shape and size, compressed too: a gateway whose event loop is watched
+    python -m scripts.fuzz headers            # headers: what reaches the replica, who counts as an operator, what is kept
+    python -m scripts.fuzz salts              # cache salts: what keeps tenants apart
+    python -m scripts.fuzz models             # model names: who serves them, and the labels of metrics
     python -m scripts.fuzz diff --out FILE    # answers that http1, aiohttp and nginx read differently, as a table
     python -m scripts.fuzz all --out FILE     # all of them one after the other, as a page
 
-Inputs are made from the corpus in `tests/corpus/http`, which `tests/gateway/test_fuzz.py` replays. Options: --seconds N,
---seed N (what failed can be run again), --keep (add what led to something new to the corpus). Where `atheris` is installed,
-`answers` and `tap` let it choose the inputs by the lines that they reach; `--plain` does without.
+Inputs are made from the corpus in `tests/corpus/http`, which `tests/gateway/test_fuzz.py` replays; those of shapes, salts and
+models are recipes, of which bodies are made. Options: --seconds N, --seed N (what failed can be run again), --keep (add what
+led to something new to the corpus). Where `atheris` is installed, `answers` and `tap` let it choose the inputs by the lines
+that they reach; `--plain` does without.
 """
 
 from __future__ import annotations
@@ -28,13 +33,18 @@ from random import Random
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus" / "http"
 LARGEST = 3000  # bytes of an input that is worth keeping
+PLAIN = {"answers": "scripts.fuzzing.answers", "tap": "scripts.fuzzing.streams"}  # parts of a gateway, one input at a time
+WHOLE = ("requests", "shapes", "headers", "salts", "models")  # a whole gateway
+NOTE = "  note: "
 
 One = Callable[[bytes, Random], tuple[bytes, str]]
 
 
 @dataclass(slots=True)
 class Run:
-    """What was tried, and what came of it. corpus: the first input of every kind of outcome, and those known before."""
+    """What was tried, and what came of it. corpus: the first input of every kind of outcome, and those known before. notes:
+    what was measured on the way.
+    """
 
     mode: str
     chance: Random
@@ -42,6 +52,7 @@ class Run:
     tried: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     fresh: list[bytes] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def some(self) -> bytes:
         return self.chance.choice(self.corpus) if self.corpus else b""
@@ -55,6 +66,7 @@ class Run:
 
     def report(self, seconds: float) -> str:
         rows = [f"{self.mode}: {self.tried} inputs in {seconds:.0f} s, {len(self.kinds)} outcomes, corpus {len(self.corpus)}"]
+        rows += [f"{NOTE}{note}" for note in self.notes]
         rows += [f"  {count:>8}  {kind[:100]}" for kind, count in self.kinds.most_common(25)]
         return "\n".join(rows)
 
@@ -72,10 +84,9 @@ def loop(run: Run, one: One, until: Callable[[], bool]) -> None:
         run.count(*one(run.some(), run.chance))
 
 
-async def requests(run: Run, until: Callable[[], bool]) -> None:
-    """The same for whole batches of clients."""
-    from scripts.fuzzing import requests as clients
-
+async def batches(run: Run, until: Callable[[], bool]) -> None:
+    """The same for inputs that go to a whole gateway, several at once."""
+    clients = importlib.import_module(f"scripts.fuzzing.{run.mode}")
     async with clients.watched() as gateway:
         known = list(run.corpus)
         for at in range(0, len(known), clients.CLIENTS):
@@ -87,6 +98,7 @@ async def requests(run: Run, until: Callable[[], bool]) -> None:
             ]
             for data, kind in zip(inputs, await gateway.blame(inputs, run.chance), strict=True):
                 run.count(data, kind)
+    run.notes = gateway.notes()  # what is measured at the end is in it
 
 
 def guided(module: str, mode: str, seconds: int) -> None:
@@ -113,7 +125,7 @@ def keep(run: Run) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=["answers", "tap", "requests", "diff", "all"])
+    parser.add_argument("mode", choices=[*PLAIN, *WHOLE, "diff", "all"])
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--keep", action="store_true")
@@ -130,19 +142,18 @@ def main() -> int:
         from scripts.fuzzing import report
 
         return report.main(options.out, options.seconds, seed)
-    modules = {"answers": "scripts.fuzzing.answers", "tap": "scripts.fuzzing.streams"}
-    if options.mode in modules and not options.plain and importlib.util.find_spec("atheris"):
-        guided(modules[options.mode], options.mode, options.seconds)
+    if options.mode in PLAIN and not options.plain and importlib.util.find_spec("atheris"):
+        guided(PLAIN[options.mode], options.mode, options.seconds)
     run = Run(options.mode, Random(seed), seeds(options.mode))
     begun = time.monotonic()
 
     def until() -> bool:
         return time.monotonic() - begun > options.seconds
 
-    if options.mode == "requests":
-        asyncio.run(requests(run, until))
+    if options.mode in WHOLE:
+        asyncio.run(batches(run, until))
     else:
-        loop(run, importlib.import_module(modules[options.mode]).one, until)
+        loop(run, importlib.import_module(PLAIN[options.mode]).one, until)
     print(run.report(time.monotonic() - begun))
     if options.keep:
         keep(run)

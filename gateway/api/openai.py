@@ -28,7 +28,7 @@ GUESS: Final = "guess"  # a chat if it has messages, else a completion: for a dr
 _KINDS: Final[Mapping[str, str]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
 _OPTIONS: Final = "stream_options"
 _WANTED: Final = "include_usage"
-_OTHERS: Final = ("model", "stream", "store", "background")  # what is read of a body on another path, beside its prompt
+_OTHERS: Final = ("model", "stream", "store", "background", "cache_salt")  # read of a body on another path, beside its prompt
 _ASK_USAGE: Final = b',"stream_options":{"include_usage":true}'
 # Fields that make an engine count other prompt tokens than those of the one prompt that we read, unless they have these values.
 _COUNTED_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -41,7 +41,8 @@ _COUNTED_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 _UNCOUNTED: Final = frozenset(_COUNTED_VALUES)
 MAX_MODEL_CHARS: Final = 256
-MAX_SALT_CHARS: Final = 64  # a longer one is known by its digest
+MAX_SALT_CHARS: Final = 64  # a longer one is replaced by its digest
+_SEPARATOR: Final = "\x1c"  # before the digest of a salt, and between a salt and the digest of a prompt's head
 _MAX_SCANNED: Final = 1 << 20  # strings and brackets, in a body with too many values to be parsed
 SCANNED_AT_ONCE: Final = 1 << 15  # bytes that may be scanned in the event loop
 
@@ -153,7 +154,7 @@ def parse_other(raw: bytes, most: int = 0) -> ApiRequest:
     except orjson.JSONDecodeError:
         body = None
     if not isinstance(body, dict):
-        return unread(raw)
+        return _unreadable(raw)
     prompt, salt = _lenient_prompt(body, most)
     return _other(raw, body, prompt, salt)
 
@@ -168,13 +169,22 @@ def scan_other(raw: bytes) -> ApiRequest:
                 start, end = spans[name]
                 body[name] = orjson.loads(raw[start:end])
     except (ValueError, IndexError):
-        return unread(raw)
-    return _other(raw, body, None, "")
+        return _unreadable(raw)
+    return _other(raw, body, None, _salt(body))
 
 
 def unread(raw: bytes) -> ApiRequest:
     """A body that is passed on as it is."""
     return ApiRequest(OTHER, "", None, "", stream=False, strip_usage=False, body=raw)
+
+
+def _unreadable(raw: bytes) -> ApiRequest:
+    """A body that is not JSON here, but may be for an engine (NaN, half a surrogate pair). It may have a cache salt, so it is
+    kept apart from all other bodies. O(length), about 1 ms a MiB.
+    """
+    api = unread(raw)
+    api.salt = _digested(raw)
+    return api
 
 
 def _other(raw: bytes, body: Mapping[str, Any], prompt: bytes | list[int] | None, salt: str) -> ApiRequest:
@@ -222,13 +232,18 @@ def _salt(body: Mapping[str, Any]) -> str:
     salt = body.get("cache_salt")
     if not isinstance(salt, str):
         return ""
-    return salt if len(salt) <= MAX_SALT_CHARS else "digest:" + short_digest(salt.encode())
+    return salt if len(salt) <= MAX_SALT_CHARS and _SEPARATOR not in salt else _digested(salt.encode())
+
+
+def _digested(data: bytes) -> str:
+    """The digest of a salt, in a form that no salt can have by itself."""
+    return f"{_SEPARATOR}digest:{short_digest(data)}"
 
 
 def _headed_salt(body: Mapping[str, Any]) -> str:
     """The salt of a prompt that has no head of its own: the fields that belong into one are in it."""
     head = head_digest(body)
-    return f"{_salt(body)}\x1c{head}" if head else _salt(body)
+    return f"{_salt(body)}{_SEPARATOR}{head}" if head else _salt(body)
 
 
 def _asks_usage(body: Mapping[str, Any]) -> bool:

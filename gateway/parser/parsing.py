@@ -27,7 +27,7 @@ from router import Prompt
 INLINE_BYTES: Final = 256 << 10
 MAX_PARTS: Final = 8192  # of a prompt that is put together in the loop: messages, and the parts of their contents
 _COPIED_AT_ONCE: Final = 1 << 20
-_OBJECT: Final = re.compile(rb"[ \t\r\n]{0,1024}\{")
+_NO_OBJECT: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[ \t\r\n]{0,1024}+[^ \t\r\n{]")  # to any parser
 
 
 class Parsing:
@@ -41,7 +41,7 @@ class Parsing:
     def at_once(self, kind: str, raw: bytes) -> ApiRequest | None:
         """The request, if it can be parsed here and now; None: `parse` has to be awaited. Raises GatewayError."""
         if len(raw) > INLINE_BYTES:
-            return None if kind != openai.OTHER or _OBJECT.match(raw) else openai.unread(raw)
+            return openai.unread(raw) if kind == openai.OTHER and _NO_OBJECT.match(raw) else None
         try:
             return openai.parse_other(raw, MAX_PARTS) if kind == openai.OTHER else openai.parse(kind, raw, MAX_PARTS)
         except NeedsHelper:

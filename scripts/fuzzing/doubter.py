@@ -1,4 +1,4 @@
-"""A replica that believes nothing: it takes plain requests only, and remembers each."""
+"""A replica that takes plain requests only, and keeps what reached it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import contextlib
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tests.fakes import FACTS, http, usage
 
@@ -15,21 +17,43 @@ _LINE = re.compile(rb"([A-Z-]+) (/[!-~]*) HTTP/1\.1")
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+): ?([^\x00-\x08\x0a-\x1f\x7f]*)")
 _CHOICE = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}
 _ANSWER = http(200, json.dumps({"id": "c", "model": "m", "choices": [_CHOICE], "usage": usage()}).encode())
-_MODELS = http(200, b'{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"fake"}]}')
+
+
+class Taken(NamedTuple):
+    """One request as it reached the replica. fields: names as they were written, in their order."""
+
+    method: str
+    path: str
+    fields: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+    def get(self, name: bytes) -> list[bytes]:
+        """The values of a header; its name in lower case."""
+        return [value for known, value in self.fields if known.lower() == name]
+
+
+def entry(name: object) -> dict[str, object]:
+    """One model of a model list."""
+    return {"id": name, "object": "model", "created": 1, "owned_by": "fake"}
 
 
 @dataclass(slots=True)
 class Doubter:
-    """A replica that takes nothing but plain requests. paths: of what it was asked to do; wrong: what it would not read."""
+    """A replica that takes nothing but plain requests. names: of the models that it lists; paths: how often each was asked for;
+    wrong: heads of what is no plain request; taken: the requests themselves, where `keep` is set.
+    """
 
     url: str = ""
+    names: Sequence[object] = ("m",)
+    keep: bool = False
     paths: Counter[str] = field(default_factory=Counter)
     wrong: list[bytes] = field(default_factory=list)
+    taken: list[Taken] = field(default_factory=list)
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def __aenter__(self) -> Doubter:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
@@ -41,6 +65,12 @@ class Doubter:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
 
+    def forget(self) -> None:
+        """Drop what was kept so far."""
+        self.paths.clear()
+        self.wrong.clear()
+        self.taken.clear()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task
@@ -49,33 +79,42 @@ class Doubter:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while True:
                     head = await reader.readuntil(b"\r\n\r\n")
-                    length = self._length(head)
-                    if length is None:
+                    fields = _fields_of(head)
+                    if fields is None:
                         self.wrong.append(head)
                         return
-                    await reader.readexactly(length)
+                    length = next((int(value) for name, value in fields if name.lower() == b"content-length"), 0)
+                    body = await reader.readexactly(length)
                     method, path, _ = head.split(b"\r\n")[0].decode().split(" ")
-                    if path != "/v1/models" and path not in FACTS:
-                        self.paths[path] += 1
+                    self._note(Taken(method, path, fields, body))
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n" if method == "HEAD" else self._answer(path))
                     await writer.drain()
         finally:
             self._tasks.discard(task)
             writer.transport.abort()
 
-    @staticmethod
-    def _answer(path: str) -> bytes:
-        return _MODELS if path == "/v1/models" else http(404, b"{}") if path in FACTS else _ANSWER
+    def _note(self, request: Taken) -> None:
+        if request.path == "/v1/models" or request.path in FACTS:
+            return
+        self.paths[request.path] += 1
+        if self.keep:
+            self.taken.append(request)
 
-    @staticmethod
-    def _length(head: bytes) -> int | None:
-        """The body's length; None: it is no plain request."""
-        line, *lines = head[:-4].split(b"\r\n")
-        fields = [_FIELD.fullmatch(item) for item in lines]
-        if not _LINE.fullmatch(line) or not all(fields):
-            return None
-        names = Counter(found[1].lower() for found in fields if found)
-        lengths = [found[2] for found in fields if found and found[1].lower() == b"content-length"]
-        if names[b"host"] != 1 or names[b"x-request-id"] > 1 or names[b"transfer-encoding"] or len(lengths) > 1:
-            return None
-        return int(lengths[0]) if lengths and lengths[0].isdigit() else None if lengths else 0
+    def _answer(self, path: str) -> bytes:
+        if path == "/v1/models":
+            return http(200, json.dumps({"object": "list", "data": [entry(name) for name in self.names]}).encode())
+        return http(404, b"{}") if path in FACTS else _ANSWER
+
+
+def _fields_of(head: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
+    """The headers; None: it is no plain request."""
+    line, *lines = head[:-4].split(b"\r\n")
+    found = [_FIELD.fullmatch(item) for item in lines]
+    if not _LINE.fullmatch(line) or not all(found):
+        return None
+    fields = tuple((match[1], match[2]) for match in found if match)
+    names = Counter(name.lower() for name, _ in fields)
+    lengths = [value for name, value in fields if name.lower() == b"content-length"]
+    if names[b"host"] != 1 or names[b"x-request-id"] > 1 or names[b"transfer-encoding"] or len(lengths) > 1:
+        return None
+    return fields if all(length.isdigit() for length in lengths) else None

@@ -17,15 +17,20 @@ MODES = {
     "answers": "replicas' answers: `http1.Answer` against a simple reader, any cutting",
     "tap": "streams of events: the usage tap, any cutting",
     "requests": "clients' bytes: a real gateway over real sockets, with a replica behind it that believes nothing",
+    "shapes": "JSON by shape and size, compressed too: a gateway whose event loop is watched",
+    "headers": "headers: what reaches the replica, who counts as an operator, what is kept",
+    "salts": "cache salts of several tenants, isolated and not",
+    "models": "model names, listed by replicas and asked for by clients",
 }
 GUIDED = ("answers", "tap")  # by the lines that they reach, where atheris is installed
 FIRST_LINE = r"^\w+: (?P<tried>\d+) inputs in \d+ s, (?P<outcomes>\d+) outcomes, corpus (?P<corpus>\d+)$"
+NOTE = r"^  note: (.+)$"
 LAST_LINE = r"^stat::number_of_executed_units: (?P<tried>\d+)$"
 
 
 @dataclass(frozen=True, slots=True)
 class Fuzzed:
-    """What one fuzzer did. found: it ended with an error, which is what it printed last."""
+    """What one fuzzer did. found: it ended with an error, which is what it printed last; notes: what it measured."""
 
     mode: str
     how: str
@@ -34,6 +39,7 @@ class Fuzzed:
     outcomes: str
     corpus: str
     found: str
+    notes: tuple[str, ...] = ()
 
 
 def fuzz(mode: str, how: str, seconds: int, seed: int) -> Fuzzed:
@@ -45,19 +51,24 @@ def fuzz(mode: str, how: str, seconds: int, seed: int) -> Fuzzed:
     match = re.search(FIRST_LINE if plain else LAST_LINE, said, re.MULTILINE)
     told = match.groupdict() if match else {}
     wrong = "" if done.returncode == 0 and match else said[-1000:]
-    return Fuzzed(mode, how, seed, int(told.get("tried", 0)), told.get("outcomes", ""), told.get("corpus", ""), wrong)
+    notes = tuple(re.findall(NOTE, said, re.MULTILINE))
+    return Fuzzed(mode, how, seed, int(told.get("tried", 0)), told.get("outcomes", ""), told.get("corpus", ""), wrong, notes)
 
 
 def page(made_by: str, runs: list[Fuzzed], table: str) -> Iterator[str]:
     yield "# What the fuzzers tried\n"
     yield f"{made_by}\n"
-    yield "Inputs are mutated from the corpus in `tests/corpus/http`, which every test run replays, or made up; each is cut in"
-    yield "several ways, which must give the same. *outcomes*: what came of them, refusals by their reason.\n"
+    yield "Inputs are mutated from the corpus in `tests/corpus/http`, which every test run replays, or made up. Bytes are cut"
+    yield "in several ways, which must give the same; inputs of shapes, salts and models are recipes of one or more requests."
+    yield "*outcomes*: what came of them, refusals by their reason.\n"
     yield "| | chosen | seed | inputs | outcomes | corpus | bugs |"
     yield "|---|---|---:|---:|---:|---:|---:|"
     for run in runs:
         bugs = "**1**" if run.found else "0"
         yield f"| {MODES[run.mode]} | {run.how} | {run.seed} | {run.tried:,} | {run.outcomes} | {run.corpus} | {bugs} |"
+    yield ""
+    for run in runs:
+        yield from (f"- {run.mode}: {note}" for note in run.notes)
     for run in runs:
         if run.found:
             yield f"\n**{run.mode}, seed {run.seed}, ended with:**\n\n```\n{run.found}\n```"

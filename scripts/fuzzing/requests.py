@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import re
 import socket
 from collections import Counter
@@ -19,9 +18,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from scripts.fuzzing import stage
 from scripts.fuzzing.answers import Outcome, read
 from scripts.fuzzing.doubter import Doubter
 from scripts.fuzzing.mutate import cut, mutate
+from scripts.fuzzing.stage import Errors
 from tests.gateway.conftest import OUTPUT, STREAM, Running, eventually, running
 
 try:
@@ -158,30 +159,19 @@ def make(known: bytes, chance: Random) -> bytes:
 # -- a gateway that is watched
 
 
-class _Errors(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.seen: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.ERROR or record.exc_info:
-            self.seen.append(logging.Formatter().format(record))
-
-
 @dataclass(slots=True)
 class Watched:
     """A running gateway, its replica, and whatever it logged as an error."""
 
     run: Running
     replica: Doubter
-    errors: _Errors
+    errors: Errors
 
     async def batch(self, inputs: list[bytes], chance: Random) -> list[str]:
         """Send these at once, each on its own connection; returns what kind of thing became of each. AssertionError: a bug."""
         OUTPUT.flush()
         begun = STREAM.tell()
-        self.replica.paths.clear()
-        self.replica.wrong.clear()
+        self.replica.forget()
         self.errors.seen.clear()
         kinds = await asyncio.gather(*(self.one(data, chance) for data in inputs))
         status, _, _ = await self.run.get("/health")
@@ -201,13 +191,10 @@ class Watched:
         return kinds
 
     async def blame(self, inputs: list[bytes], chance: Random) -> list[str]:
-        """The same; what fails is then tried alone, so that the message is about one input only."""
-        try:
-            return await self.batch(inputs, chance)
-        except AssertionError as error:
-            for data in inputs:
-                await self.batch([data], chance)
-            raise error
+        return await stage.blame(self.batch, inputs, chance)
+
+    def notes(self) -> list[str]:
+        return []
 
     async def one(self, data: bytes, chance: Random) -> str:
         received, ended = await self._talk(data, chance)
@@ -241,13 +228,9 @@ class Watched:
 
 @contextlib.asynccontextmanager
 async def watched() -> AsyncIterator[Watched]:
-    errors = _Errors()
-    logging.getLogger().addHandler(errors)
-    try:
+    with stage.errors_logged() as errors:
         async with Doubter() as replica, running(replica.url, limits={"body_mb": 1}) as run:
             yield Watched(run, replica, errors)
-    finally:
-        logging.getLogger().removeHandler(errors)
 
 
 # -- reading what came back

@@ -15,6 +15,7 @@ from yarl import URL
 from gateway.access import KEY_HEADER, fields_are_direct
 from gateway.config import load
 from gateway.exchange import salted
+from gateway.parser.parsing import INLINE_BYTES
 from tests.fakes import FakeReplica, answers, dies, models, status, streams
 from tests.gateway.conftest import BODY, Running, running
 
@@ -285,6 +286,14 @@ async def test_a_form_and_a_get_need_no_salt() -> None:
             async with run.session.request(method, f"{run.url}/v1/files", data=data, headers=form) as answer:
                 assert answer.status == 200
             assert vllm.requests[-1].body == (data or b"")
+
+
+async def test_own_salts_of_large_bodies_count_wherever_they_begin() -> None:
+    async with FakeReplica() as one, running(one, routing={"isolation": "tenant"}) as run:
+        for own in (b"a", b"b"):
+            raw = b" " * 3000 + b'{"model":"m","cache_salt":"%b","x":"%b"}' % (own, b"x" * INLINE_BYTES)
+            assert (await run.post(raw, path="/v1/responses"))[0] == 200
+        assert len({request.json["cache_salt"] for request in one.requests}) == 2
 
 
 @given(

@@ -7,10 +7,12 @@ from types import ModuleType
 
 import pytest
 
-from scripts.fuzz import Run, loop, requests, seeds
+from scripts.fuzz import WHOLE, Run, batches, loop, seeds
 from scripts.fuzzing import answers, streams
 
 PLAIN = {"answers": answers, "tap": streams}
+# Of each fuzzer of a whole gateway: inputs, and kinds of outcomes that these and the corpus lead to at least.
+MADE = {"requests": (240, 10), "shapes": (30, 20), "headers": (240, 20), "salts": (40, 20), "models": (6, 3)}
 
 
 def turns(run: Run, most: int) -> bool:
@@ -26,12 +28,14 @@ def test_bytes_at_random(mode: str) -> None:
     assert len(run.kinds) > 5, run.report(0)
 
 
-async def test_clients_at_random() -> None:
-    run = Run("requests", Random(1), seeds("requests"))
+@pytest.mark.parametrize("mode", WHOLE)
+async def test_clients_at_random(mode: str) -> None:
+    run = Run(mode, Random(1), seeds(mode))
     assert run.corpus
-    await requests(run, lambda: turns(run, 240))
-    assert len(run.kinds) > 10, run.report(0)
+    inputs, kinds = MADE[mode]
+    await batches(run, lambda: turns(run, inputs))
+    assert len(run.kinds) > kinds, run.report(0)
 
 
 def test_the_corpus_is_small() -> None:
-    assert sum(len(data) for mode in (*PLAIN, "requests") for data in seeds(mode)) < 200_000
+    assert sum(len(data) for mode in (*PLAIN, *WHOLE) for data in seeds(mode)) < 200_000

@@ -16,6 +16,11 @@ def test_a_fuzzer_is_run_and_its_inputs_are_counted() -> None:
     assert found.seed == 5
 
 
+def test_what_was_measured_is_on_the_page() -> None:
+    run = Fuzzed("shapes", "at random", 5, 7, "3", "2", "", ("It took 5 ms.",))
+    assert "- shapes: It took 5 ms." in list(page("Made here.", [run], ""))
+
+
 def test_a_fuzzer_that_ends_badly_is_a_bug_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report.subprocess, "run", lambda *_args, **_options: Done())
     found = fuzz("tap", "at random", seconds=1, seed=5)

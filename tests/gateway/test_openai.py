@@ -108,6 +108,21 @@ def test_a_long_salt_is_known_by_its_digest() -> None:
     assert parse({**CHAT, "cache_salt": "a" * 64}).salt == "a" * 64
 
 
+def test_no_salt_reads_as_the_digest_of_another_one() -> None:
+    for long in ("a" * 65, "a\x1cb"):
+        digest = parse({**CHAT, "cache_salt": long}).salt
+        assert parse({**CHAT, "cache_salt": digest}).salt != digest
+    headed = parse({"model": "m", "prompt": "x", "cache_salt": "s", "tools": [1]}, openai.COMPLETION).salt
+    assert parse({"model": "m", "prompt": "x", "cache_salt": headed}, openai.COMPLETION).salt != headed
+
+
+def test_salts_on_other_paths_count_whether_the_body_can_be_parsed_or_not() -> None:
+    """With tenants isolated the engine gets a salt of ours, which has to keep the client's own salts apart."""
+    for raw in (b'{"cache_salt":"%b"}', b'{"cache_salt":"%b","x":NaN}', b'{"cache_salt":"%b","x":"\\ud800"}'):
+        assert openai.parse_other(raw % b"a").salt != openai.parse_other(raw % b"b").salt
+        assert openai.scan_other(raw % b"a").salt != openai.scan_other(raw % b"b").salt
+
+
 def test_what_shapes_a_prompt_without_a_head_is_in_its_salt() -> None:
     """A completion's text or token ids have no head: there the fields keep requests apart as salts do."""
     for prompt in ("text", [1, 2, 3]):
@@ -121,7 +136,7 @@ def test_what_shapes_a_prompt_without_a_head_is_in_its_salt() -> None:
         ]
         requests = [parse({**body, **more}, openai.COMPLETION) for more in fields]
         assert len({request.salt for request in requests}) == len(fields)
-        assert {len(request.salt) for request in requests} <= {39, 39 + 33}
+        assert {len(request.salt) for request in requests} <= {40, 40 + 33}
         assert [request.prompt for request in requests] == [requests[0].prompt] * len(fields)
     assert parse({"model": "m", "prompt": "x", "echo": False}, openai.COMPLETION).salt == ""
     responses = [openai.parse_other(orjson.dumps({"input": "x", **more})).salt for more in ({}, {"instructions": "Be nice."})]

@@ -198,11 +198,12 @@ async def test_a_long_continuation_is_made_there_too() -> None:
 async def test_what_is_no_json_object_on_another_path_needs_no_parser() -> None:
     """A file that is uploaded, say."""
     async with parser() as (parsing, process):
-        for raw in (b"--boundary\r\n" + b"{" * 1_000_000, b" " * 1_000_000, b"\x00" * 1_000_000):
+        for raw in (b"--boundary\r\n" + b"{" * 1_000_000, b" " * 999 + b"x" * 1_000_000, b"\x00" * 1_000_000):
             api = parsing.at_once(openai.OTHER, raw)
             assert api is not None
             assert (api.model, api.body) == ("", raw)
-        assert parsing.at_once(openai.OTHER, b' {"model":"m","x":"%b"}' % (b"x" * 1_000_000)) is None
+        for begin in (b" ", b"\xef\xbb\xbf", b" " * 5000):
+            assert parsing.at_once(openai.OTHER, begin + b'{"model":"m","x":"%b"}' % (b"x" * 1_000_000)) is None
         assert process.started == 0
 
 
