@@ -68,7 +68,7 @@ async def facts_of(
     facts = Facts(known.engine, known.kv_tokens)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            page = engines.parse_page(await _get(relay, url, "/metrics"))
+            page = await _page_of(await _get(relay, url, "/metrics"))
             engine = engines.recognise((entry.get("owned_by") for entry in models.values()), page)
             facts = engines.read(engine, page)
             if facts.kv_tokens is None:
@@ -77,6 +77,15 @@ async def facts_of(
                 if facts.kv_tokens is None:
                     facts = replace(facts, kv_tokens=engines.kv_of(engine, _json(await _get(relay, url, path))))
     return facts, bool(page)
+
+
+async def _page_of(text: bytes) -> Page:
+    """A page of metrics, read while the event loop turns."""
+    reader = engines.PageReader()
+    for lines in engines.slices(text):
+        reader.feed(lines)
+        await asyncio.sleep(0)
+    return reader.page
 
 
 def _call(path: str) -> Call:

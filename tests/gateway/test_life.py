@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from gateway import engines
-from gateway.ask import MAX_MODELS
+from gateway.ask import MAX_MODELS, facts_of
+from gateway.config import TimeoutConfig
 from gateway.health import LOOKS
+from gateway.relay import Relay
 from gateway.replica_state import NOT_PROBED, ReplicaState
 from tests.fakes import Behaviour, FakeReplica, FakeRequest, dies, http, models, says, status, streams
 from tests.gateway.conftest import BODY, Running, eventually, running
@@ -304,6 +306,8 @@ async def test_a_flood_of_interim_answers_to_a_request_ends() -> None:
         b"vllm:num_requests_running{" + b'a="b",' * 300_000 + b"} 1\n",
         (b"vllm:cache_config_info{" + b'a="b",' * 700 + b"} 1\n") * 500,
         b"vllm:num_requests_running 1\n" * 75_000,
+        (b"vllm:num_requests_running{" + b"a" * 60_000 + b"} 1\n") * 35,
+        (b"vllm:num_requests_running{" + b'a="' * 20_000 + b"} 1\n") * 35,
     ],
 )
 def test_a_page_of_metrics_without_measure_is_read_up_to_a_bound(page: bytes) -> None:
@@ -312,3 +316,25 @@ def test_a_page_of_metrics_without_measure_is_read_up_to_a_bound(page: bytes) ->
     assert sum(map(len, parsed.values())) <= 2048
     assert sum(len(sample.labels) for samples in parsed.values() for sample in samples) <= 70_000
     assert time.process_time() - begun < 1.0
+
+
+async def test_the_event_loop_turns_while_a_large_page_of_metrics_is_read() -> None:
+    """At once it would take 40 to 80 ms of CPU time."""
+    page = http(200, b"\n" * engines.MAX_PAGE_BYTES, "text/plain")
+    async with FakeReplica(pages={"/metrics": says(page)}) as replica:
+        relay = Relay(TimeoutConfig())
+        longest, last, loop = 0.0, time.thread_time(), asyncio.get_running_loop()
+
+        def turn() -> None:
+            nonlocal longest, last, again
+            now = time.thread_time()
+            longest, last = max(longest, now - last), now
+            again = loop.call_soon(turn)
+
+        again = loop.call_soon(turn)
+        assert (await facts_of(relay, replica.url, 30.0, {}, engines.Facts(), inquire=False))[1] is False
+        longest = max(longest, time.thread_time() - last)
+        again.cancel()
+        relay.close()
+    assert replica.asked == ["/metrics"]
+    assert longest < 0.025
