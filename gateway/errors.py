@@ -6,7 +6,12 @@ attempt on one replica that failed before any byte went to the client, so that a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from router.native import mypyc_attr
+
+NAMED_MODELS: Final = 20  # of those that are served, in the error about one that is not
 
 
 class GatewayError(Exception):
@@ -50,8 +55,10 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_req
     return GatewayError(400, code, message, param=param)
 
 
-def unknown_model(model: str, known: list[str]) -> GatewayError:
-    have = f"this gateway serves: {', '.join(known)}" if known else "no replica lists any model"
+def unknown_model(model: str, known: Sequence[str]) -> GatewayError:
+    """known: the names of models that are served, sorted. O(1): there may be thousands."""
+    more = f" and {len(known) - NAMED_MODELS} more (GET /v1/models)" if len(known) > NAMED_MODELS else ""
+    have = f"this gateway serves: {', '.join(known[:NAMED_MODELS])}{more}" if known else "no replica lists any model"
     return GatewayError(404, "model_not_found", f"The model {model[:100]!r} does not exist here; {have}.", param="model")
 
 

@@ -249,7 +249,9 @@ def test_no_page_raises_or_tells_what_cannot_be(page: bytes, some: list[str | No
         sane(read(engine, parse_page(page)))
 
 
-@given(st.lists(st.sampled_from([b"\n", b"x" * 1000, b"x" * 70_000, b'vllm:num_requests_running{engine="0"} 3\n']), max_size=25))
+@given(
+    st.lists(st.sampled_from([b"\n", b"x" * 1000, b"x" * 70_000, b'vllm:num_requests_running{engine="0"} 3\n']), max_size=25)
+)
 def test_a_page_is_read_in_slices_of_whole_lines(parts: list[bytes]) -> None:
     page = b"".join(parts)
     made = list(slices(page))

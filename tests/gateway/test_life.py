@@ -131,7 +131,7 @@ async def test_replicas_that_are_down_by_probes_alone_are_tried() -> None:
             listing.stuck = True
         await eventually(lambda: not any(state.up for state in fleet))
         assert (await run.get("/ready"))[0] == 200, "a balancer in front must not keep the requests away that may be answered"
-        assert "m" in run.gateway.fleet.models
+        assert "m" in run.gateway.fleet.catalog.names
         async with asyncio.timeout(10):
             while not any(state.up for state in fleet):  # until its answers are noticed
                 assert (await run.post())[0] == 200
@@ -272,6 +272,37 @@ async def test_a_model_list_is_cut_at_a_bound() -> None:
 async def test_a_model_list_without_measure_is_none(body: bytes) -> None:
     async with FakeReplica(listing=says(http(200, body))) as replica, running(replica) as run:
         assert (only(run).up, only(run).down_by, dict(only(run).models)) == (False, "garbage", {})
+
+
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("extra", [nested(300), nested(900), "x" * 100_000, {f"k{number}": 0 for number in range(10_000)}])
+async def test_an_entry_that_cannot_be_shown_whole_is_cut_to_openais_fields(extra: Any, caplog: Any) -> None:
+    bad = {"id": "bad", "object": "model", "created": 7, "owned_by": "o", "max_model_len": 100, "extra": extra}
+    async with FakeReplica(listing=listed([bad, {"id": "good", "owned_by": "o"}])) as replica, running(replica) as run:
+        status, _, body = await run.get("/v1/models")
+        cut = {"id": "bad", "object": "model", "created": 7, "owned_by": "o"}
+        assert (status, json.loads(body)["data"]) == (200, [cut, {"id": "good", "owned_by": "o"}])
+        status, _, body = await run.get("/v1/models/bad")
+        assert (status, json.loads(body)) == (200, cut)
+        assert (await run.post({**BODY, "model": "bad"}))[0] == 200
+        assert only(run).context_tokens == 100
+    (warning,) = [record for record in caplog.records if "too large or too deep" in record.message]
+    assert (warning.models, warning.first) == (1, "bad")
+
+
+@pytest.mark.parametrize("field", ["owned_by", "created", "max_model_len"])
+@pytest.mark.parametrize("value", [nested(300), "x" * 100_000, [], None, True, -1, 1e300, 2**70])
+async def test_no_field_of_a_model_list_makes_it_unreadable(field: str, value: Any) -> None:
+    async with FakeReplica(listing=listed([{"id": "m", field: value}])) as replica, running(replica) as run:
+        status, _, body = await run.get("/v1/models")
+        assert (status, [entry["id"] for entry in json.loads(body)["data"]], len(body) < 20_000) == (200, ["m"], True)
+        assert (await run.post())[0] == 200
 
 
 async def flood_of_interim_answers(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
