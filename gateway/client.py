@@ -53,6 +53,7 @@ class ClientConnection(web.RequestHandler):
 
     __slots__ = (
         "_bounded",
+        "_client",
         "_fd",
         "_front",
         "_gone",
@@ -76,6 +77,7 @@ class ClientConnection(web.RequestHandler):
         self._lost_track = False  # it was given bytes of which we do not know where their message ends
         self._half_closed = False  # the client sends no more
         self._gone: asyncio.Future[None] | None = None  # while the connection lingers
+        self._client = ""  # what fairness goes by; "" before it is admitted and after its end
         self._fd = -1
         self._unread: Lease | None = None  # of answers that wait in the transport, while the client does not keep up
         self.lease: Lease | None = None
@@ -84,14 +86,16 @@ class ClientConnection(web.RequestHandler):
         self.source: Attempt | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self._front.full:
+        peer = transport.get_extra_info("peername")
+        client = client_of(peer)
+        if not self._front.places.admit(client):
             refused = cast(asyncio.Transport, transport)  # uvloop's is no subclass
             refused.write(self._front.busy)
             refused.close()
             return
-        peer = transport.get_extra_info("peername")
+        self._client = client
         self.local = _is_local(peer)
-        lease = self._front.budget.lease(client_of(peer))
+        lease = self._front.budget.lease(client)
         self._short.account = lease.account
         self._bounded = BoundedParser(self._parser, lease)
         self._parser = self._bounded  # type: ignore[assignment]  # as far as it is used, it is one
@@ -101,6 +105,9 @@ class ClientConnection(web.RequestHandler):
         if self._fd >= 0:
             self._front.half_closed.forget(self._fd)
         super().connection_lost(exc)
+        if self._client:
+            self._front.places.release(self._client)
+            self._client = ""
         self._short.lost()
         if self._bounded:
             self._bounded.lost()

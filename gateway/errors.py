@@ -86,8 +86,8 @@ def internal_error() -> GatewayError:
 
 
 def too_many_connections(limit: int) -> GatewayError:
-    text = f"The gateway has {limit} open connections (limits.connections). Retry, or reuse connections."
-    return GatewayError(503, "too_many_connections", text, retry_after_s=1)
+    text = f"All {limit} connections of the gateway are in use, or this address's share of them (limits.connections)."
+    return GatewayError(503, "too_many_connections", f"{text} Retry, or reuse connections.", retry_after_s=1)
 
 
 def shutting_down() -> GatewayError:
