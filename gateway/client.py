@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import HttpVersion11, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.acceptable import invalid_http
 from gateway.addresses import is_loopback
@@ -40,6 +41,7 @@ log = logging.getLogger("warmroute.gateway")
 
 SHORT: Final = frozenset(["/v1/chat/completions", "/v1/completions"])
 LINGER_S: Final = 10.0
+MAX_UNCHARGED: Final = 8 << 10  # bytes of answers that may wait for a client without being charged
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -93,6 +95,7 @@ class ClientConnection(web.RequestHandler):
             refused.write(self._front.busy)
             refused.close()
             return
+        cast(asyncio.Transport, transport).set_write_buffer_limits(MAX_UNCHARGED)
         self._client = client
         self.local = _is_local(peer)
         lease = self._front.budget.lease(client)
@@ -187,6 +190,12 @@ class ClientConnection(web.RequestHandler):
         try:
             async with asyncio.timeout(None if isinstance(answer, Reply) else self._keepalive_timeout):  # a Reply has its own
                 finished = await super().finish_response(request, answer, begun)
+            self.reply = None
+            if self.lease:
+                self.lease.drop_body()  # its head stays in memory while the connection lingers
+            if not self._messages:
+                await self._end_if_last()
+            return finished
         except TimeoutError:
             self._abort()
             return answer, True
@@ -194,13 +203,14 @@ class ClientConnection(web.RequestHandler):
             if self.lease:
                 self.lease.close()
             self.lease = self.reply = None
-        if not self._messages:
-            if self._bounded and self._bounded.closed:
-                await self.linger()
-                self.close()
-            elif self._half_closed:
-                self.close()
-        return finished
+
+    async def _end_if_last(self) -> None:
+        """Close the connection, if no other request can come."""
+        if self._bounded and self._bounded.closed:
+            await self.linger()
+            self.close()
+        elif self._half_closed:
+            self.close()
 
     # -- the end of a connection
 
@@ -307,6 +317,8 @@ class ClientConnection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What is not HTTP is answered once, in our shape, and without a traceback: it is the client's fault."""
+        if isinstance(exc, HttpProcessingError):
+            exc.__traceback__ = None  # its frames hold what the client has sent, and the connection may linger
         if isinstance(exc, Refused):
             return self._front.refuse(exc.error)
         if status < 500:
