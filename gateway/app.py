@@ -19,7 +19,6 @@ from aiohttp import web
 from gateway.accept import Site
 from gateway.access import Access
 from gateway.answers import Answers
-from gateway.api import openai
 from gateway.budget import Budget
 from gateway.config import ALL, Config
 from gateway.drain import Drain, last_in
@@ -234,15 +233,18 @@ async def _finish_headers(request: web.Request, response: web.StreamResponse) ->
 
 async def models(request: web.Request) -> web.Response:
     """The union of the models that the live replicas list."""
-    body = openai.model_list(request.app[GATEWAY].fleet.models)
-    return web.Response(body=body, content_type="application/json")
+    return _json_response(request.app[GATEWAY].fleet.catalog.answer)
 
 
 async def model_entry(request: web.Request) -> web.Response:
-    known, name = request.app[GATEWAY].fleet.models, request.match_info["model"]
-    if name not in known:
-        raise unknown_model(name, known)
-    return web.json_response(dict(known[name]))
+    catalog, name = request.app[GATEWAY].fleet.catalog, request.match_info["model"]
+    if (entry := catalog.entries.get(name)) is None:
+        raise unknown_model(name, catalog.names)
+    return _json_response(entry)
+
+
+def _json_response(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
 
 
 @web.middleware

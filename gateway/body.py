@@ -20,7 +20,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.budget import PARSE_COPIES, Lease, peak_of
 from gateway.errors import GatewayError, bad_request, over_budget
-from gateway.inflate import CODINGS, Inflater
+from gateway.inflate import CODINGS, INFLATER_BYTES, Inflater
 from gateway.plain import PlainRequest
 
 UNKNOWN: Final = "unknown"
@@ -43,7 +43,9 @@ def body_here(request: web.Request | PlainRequest) -> TypeGuard[PlainRequest]:
 
 def complete(request: web.Request | PlainRequest) -> bool:
     """Whether the whole request has arrived; if not, what is still to come of it has to be dropped before the next one."""
-    return request.complete if isinstance(request, PlainRequest) else request.content.is_eof()
+    if isinstance(request, PlainRequest):
+        return request.complete
+    return request.content.is_eof() and not lease_of(request).refused
 
 
 def coding_of(request: web.Request | PlainRequest) -> str:
@@ -90,7 +92,8 @@ async def _read(request: web.Request, *, opaque: bool) -> bytes:
         raise over_budget(peak_of(declared), lease.account.largest)
     if coding in ("", UNKNOWN):
         return await _collect(request, lease, limit)
-    return await _inflate(request, lease, Inflater(coding, limit))
+    with holding(lease, INFLATER_BYTES):
+        return await _inflate(request, lease, Inflater(coding, limit))
 
 
 async def _collect(request: web.Request, lease: Lease, limit: int) -> bytes:
@@ -123,7 +126,7 @@ async def _next(request: web.Request, lease: Lease) -> bytes:
     """What has come of the body, b"" at its end."""
     chunk = b"" if lease.refused else await request.content.readany()
     if lease.refused:  # what came was not granted, and what would still come is dropped
-        raise over_budget(lease.held + len(chunk), lease.account.largest)
+        raise over_budget(lease.refused, lease.account.largest)
     return chunk
 
 
@@ -133,11 +136,16 @@ def too_large(limit: int) -> GatewayError:
 
 
 @contextlib.contextmanager
-def parsing(lease: Lease, size: int) -> Iterator[None]:
-    """Charge what it takes to parse a large body, as long as that takes. Raises GatewayError 503 or 413 if there is no room."""
-    if not lease.grow(PARSE_COPIES * size):
-        raise over_budget(lease.held + PARSE_COPIES * size, lease.account.largest)
+def holding(lease: Lease, size: int) -> Iterator[None]:
+    """Charge memory that something takes, as long as that takes. Raises GatewayError 503 or 413 if there is no room."""
+    if not lease.grow(size):
+        raise over_budget(lease.held + size, lease.account.largest)
     try:
         yield
     finally:
-        lease.shrink(PARSE_COPIES * size)
+        lease.shrink(size)
+
+
+def parsing(lease: Lease, size: int) -> contextlib.AbstractContextManager[None]:
+    """Charge what it takes to parse a large body, as long as that takes. Raises GatewayError 503 or 413 if there is no room."""
+    return holding(lease, PARSE_COPIES * size)

@@ -6,7 +6,8 @@ limits allow on each of ten thousand connections. So all bytes go to its parser 
 - an unfinished head, and bytes that the parser holds while it is paused, to the connection's lease;
 - each request's head and the bytes of its body, as they come, to a lease of its own, which `next_request` hands to its handler.
 
-What may not be held ends the connection: from then on its bytes are dropped (`closed`). An unfinished head is answered at once,
+What may not be held ends the connection: from then on its bytes are dropped (`closed`), as is the parser with all that it
+holds, for the connection may linger for a while after its last answer. An unfinished head is answered at once,
 by the error that is raised here; a request by `front.py`, which finds its lease refused, when its turn has come.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from aiohttp.http_exceptions import HttpProcessingError
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.budget import Lease
 from gateway.errors import GatewayError, head_too_large, over_budget
@@ -24,6 +26,7 @@ from gateway.errors import GatewayError, head_too_large, over_budget
 MAX_HEAD_BYTES: Final = 64 << 10  # request line and headers
 HEAD_COPIES: Final = 3  # what aiohttp makes of a head: the raw headers, the decoded ones, and what is around them
 NOTHING: Final = ((), False, b"")
+NO_HEADERS: Final = CIMultiDictProxy[str](CIMultiDict())
 
 
 class Refused(HttpProcessingError):
@@ -38,7 +41,7 @@ class BoundedParser:
     """See the top of this file. It stands in for `parser`, whose methods that are not here are handed through.
 
     Used of aiohttp: that its connection gives all bytes to `_parser.feed_data`, which returns (messages, upgraded, tail); a
-    message's `raw_headers` and `path`; a payload's `total_bytes` and `is_eof`.
+    message's `raw_headers`, `path` and `_replace`; a payload's `total_bytes`, `is_eof`, `read_nowait`, `feed_eof`.
     """
 
     def __init__(self, parser: Any, lease: Lease) -> None:
@@ -50,10 +53,21 @@ class BoundedParser:
         self._leases: deque[Lease] = deque()  # of the requests that were not handed out
         self._last: Lease | None = None  # of the last request
         self.closed = False
-        self.pause_reading = parser.pause_reading
-        self.message_consumed = parser.message_consumed
-        self.set_upgraded = parser.set_upgraded
-        self.feed_eof = parser.feed_eof
+
+    def pause_reading(self) -> None:
+        if not self.closed:
+            self._parser.pause_reading()
+
+    def message_consumed(self) -> None:
+        if not self.closed:
+            self._parser.message_consumed()
+
+    def set_upgraded(self, upgraded: bool) -> None:
+        if not self.closed:
+            self._parser.set_upgraded(upgraded)
+
+    def feed_eof(self) -> Any:
+        return None if self.closed else self._parser.feed_eof()
 
     def feed_data(self, data: bytes) -> tuple[Sequence[Any], bool, bytes]:
         """Raises HttpProcessingError, once."""
@@ -67,11 +81,11 @@ class BoundedParser:
             self.close()
             raise
         if payload is not None:
-            self._charge(payload.total_bytes - before)
+            self._charge(payload.total_bytes - before, payload)
             if payload.is_eof():
                 self._payload = None
-        for message, its_payload in messages:
-            self._begin(message, its_payload)
+        if messages:
+            messages = [(self._begin(message, its_payload), its_payload) for message, its_payload in messages]
         if messages or payload is not None:
             self._head = 0  # less than one read of a next head may be here; the next read counts
         else:
@@ -91,31 +105,38 @@ class BoundedParser:
     def close(self) -> None:
         """Take nothing more."""
         self.closed = True
+        self._parser = None
         self._head = 0
         self._lease.resize(0)
 
     def lost(self) -> None:
         """The connection is gone, and all requests whose turn had not come with it."""
         self.closed = True
+        self._parser = None
         for lease in self._leases:
             lease.close()
         self._lease.close()
 
-    def _begin(self, message: Any, payload: Any) -> None:
+    def _begin(self, message: Any, payload: Any) -> Any:
+        """Charge a request. Returns its message, without its headers if there is no room for them."""
         size = len(message.path) + sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
         self._last = lease = self._lease.account.lease()
         self._leases.append(lease)
         lease.head = size * HEAD_COPIES
         if size > MAX_HEAD_BYTES:
-            lease.refused = True
+            lease.refused = lease.head
             self.close()
-        self._charge(lease.head + payload.total_bytes)
+        self._charge(lease.head + payload.total_bytes, payload)
         self._payload = None if payload.is_eof() else payload
+        return message._replace(headers=NO_HEADERS, raw_headers=()) if lease.refused else message
 
-    def _charge(self, size: int) -> None:
+    def _charge(self, size: int, payload: Any) -> None:
+        """Charge bytes to the last request. If they may not be held, what is here of its body is dropped, and no more comes."""
         assert self._last is not None
-        if not self._last.grow(size):
+        if size and not self._last.grow(size):
             self.close()
+            payload.read_nowait()
+            payload.feed_eof()  # wakes its reader, which finds the lease refused
 
     def _check_head(self) -> None:
         """Raises Refused if the head that is on its way is too large, by itself or for the budget."""
@@ -135,4 +156,4 @@ def refusal_of(lease: Lease) -> GatewayError | None:
         return None
     if lease.head > MAX_HEAD_BYTES * HEAD_COPIES:
         return head_too_large(MAX_HEAD_BYTES)
-    return over_budget(lease.held, lease.account.largest)
+    return over_budget(lease.refused, lease.account.largest)

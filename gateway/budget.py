@@ -124,7 +124,8 @@ class Account:
 class Lease:
     """Bytes that something of a client holds. Closed once; whatever is called after that does nothing.
 
-    head: how many of them are the request's head; they stay when its body is dropped. refused: something was not granted.
+    head: how many of them are the request's head; they stay when its body is dropped. refused: how many it would have held
+    with the first that were not granted, 0: all were.
     """
 
     __slots__ = ("account", "head", "held", "open", "refused")
@@ -134,7 +135,7 @@ class Lease:
         self.held = 0
         self.head = 0
         self.open = True
-        self.refused = False
+        self.refused = 0
 
     def grow(self, size: int) -> bool:
         """Charge `size` bytes more. False, and nothing is charged, if the client may not hold them."""
@@ -151,7 +152,7 @@ class Lease:
         if self.account.grants(size):
             return True
         if not self.refused:
-            self.refused = True
+            self.refused = self.held + size
             self.account.count_refusal()
         return False
 

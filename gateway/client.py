@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import HttpVersion11, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.acceptable import invalid_http
 from gateway.addresses import is_loopback
@@ -40,6 +41,7 @@ log = logging.getLogger("warmroute.gateway")
 
 SHORT: Final = frozenset(["/v1/chat/completions", "/v1/completions"])
 LINGER_S: Final = 10.0
+MAX_UNCHARGED: Final = 8 << 10  # bytes of answers that may wait for a client without being charged
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -53,6 +55,7 @@ class ClientConnection(web.RequestHandler):
 
     __slots__ = (
         "_bounded",
+        "_client",
         "_fd",
         "_front",
         "_gone",
@@ -76,6 +79,7 @@ class ClientConnection(web.RequestHandler):
         self._lost_track = False  # it was given bytes of which we do not know where their message ends
         self._half_closed = False  # the client sends no more
         self._gone: asyncio.Future[None] | None = None  # while the connection lingers
+        self._client = ""  # what fairness goes by; "" before it is admitted and after its end
         self._fd = -1
         self._unread: Lease | None = None  # of answers that wait in the transport, while the client does not keep up
         self.lease: Lease | None = None
@@ -84,14 +88,17 @@ class ClientConnection(web.RequestHandler):
         self.source: Attempt | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self._front.full:
+        peer = transport.get_extra_info("peername")
+        client = client_of(peer)
+        if not self._front.places.admit(client):
             refused = cast(asyncio.Transport, transport)  # uvloop's is no subclass
             refused.write(self._front.busy)
             refused.close()
             return
-        peer = transport.get_extra_info("peername")
+        cast(asyncio.Transport, transport).set_write_buffer_limits(MAX_UNCHARGED)
+        self._client = client
         self.local = _is_local(peer)
-        lease = self._front.budget.lease(client_of(peer))
+        lease = self._front.budget.lease(client)
         self._short.account = lease.account
         self._bounded = BoundedParser(self._parser, lease)
         self._parser = self._bounded  # type: ignore[assignment]  # as far as it is used, it is one
@@ -101,6 +108,9 @@ class ClientConnection(web.RequestHandler):
         if self._fd >= 0:
             self._front.half_closed.forget(self._fd)
         super().connection_lost(exc)
+        if self._client:
+            self._front.places.release(self._client)
+            self._client = ""
         self._short.lost()
         if self._bounded:
             self._bounded.lost()
@@ -180,6 +190,12 @@ class ClientConnection(web.RequestHandler):
         try:
             async with asyncio.timeout(None if isinstance(answer, Reply) else self._keepalive_timeout):  # a Reply has its own
                 finished = await super().finish_response(request, answer, begun)
+            self.reply = None
+            if self.lease:
+                self.lease.drop_body()  # its head stays in memory while the connection lingers
+            if not self._messages:
+                await self._end_if_last()
+            return finished
         except TimeoutError:
             self._abort()
             return answer, True
@@ -187,13 +203,14 @@ class ClientConnection(web.RequestHandler):
             if self.lease:
                 self.lease.close()
             self.lease = self.reply = None
-        if not self._messages:
-            if self._bounded and self._bounded.closed:
-                await self.linger()
-                self.close()
-            elif self._half_closed:
-                self.close()
-        return finished
+
+    async def _end_if_last(self) -> None:
+        """Close the connection, if no other request can come."""
+        if self._bounded and self._bounded.closed:
+            await self.linger()
+            self.close()
+        elif self._half_closed:
+            self.close()
 
     # -- the end of a connection
 
@@ -300,6 +317,8 @@ class ClientConnection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What is not HTTP is answered once, in our shape, and without a traceback: it is the client's fault."""
+        if isinstance(exc, HttpProcessingError):
+            exc.__traceback__ = None  # its frames hold what the client has sent, and the connection may linger
         if isinstance(exc, Refused):
             return self._front.refuse(exc.error)
         if status < 500:

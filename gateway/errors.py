@@ -6,13 +6,12 @@ attempt on one replica that failed before any byte went to the client, so that a
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from itertools import islice
+from collections.abc import Sequence
 from typing import Final
 
 from router.native import mypyc_attr
 
-_NAMED: Final = 12  # models in an error
+NAMED_MODELS: Final = 20  # of those that are served, in the error about one that is not
 
 
 class GatewayError(Exception):
@@ -56,11 +55,10 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_req
     return GatewayError(400, code, message, param=param)
 
 
-def unknown_model(model: str, known: Collection[str]) -> GatewayError:
-    """known: the models that there are; the first ones are named."""
-    have = f"this gateway serves: {', '.join(islice(known, _NAMED))}" if known else "no replica lists any model"
-    if len(known) > _NAMED:
-        have += f" and {len(known) - _NAMED} others that GET /v1/models lists"
+def unknown_model(model: str, known: Sequence[str]) -> GatewayError:
+    """known: the names of models that are served, sorted. O(1): there may be thousands."""
+    more = f" and {len(known) - NAMED_MODELS} more (GET /v1/models)" if len(known) > NAMED_MODELS else ""
+    have = f"this gateway serves: {', '.join(known[:NAMED_MODELS])}{more}" if known else "no replica lists any model"
     return GatewayError(404, "model_not_found", f"The model {model[:100]!r} does not exist here; {have}.", param="model")
 
 
@@ -88,8 +86,8 @@ def internal_error() -> GatewayError:
 
 
 def too_many_connections(limit: int) -> GatewayError:
-    text = f"The gateway has {limit} open connections (limits.connections). Retry, or reuse connections."
-    return GatewayError(503, "too_many_connections", text, retry_after_s=1)
+    text = f"All {limit} connections of the gateway are in use, or this address's share of them (limits.connections)."
+    return GatewayError(503, "too_many_connections", f"{text} Retry, or reuse connections.", retry_after_s=1)
 
 
 def shutting_down() -> GatewayError:

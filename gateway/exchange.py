@@ -14,7 +14,7 @@ from gateway.budget import LARGE_BODY
 from gateway.errors import bad_request, over_budget
 from gateway.plain import PlainRequest
 from gateway.record import Record
-from gateway.relay import Call
+from gateway.relay import Attempt, Call
 from gateway.replica_state import ReplicaState
 from gateway.replicas import Target
 from gateway.reply import Reply
@@ -47,12 +47,13 @@ class Audience(Protocol):
 class Exchange:
     """A request: its parsed form, where it may go, its booking, the answer to its client, the record of what happened.
 
+    copied: a copy of the body with the salt is charged.
     salt: for engines, where tenants are isolated (`routing.isolation`), else empty.
     body: of a plain answer, read whole. complete: the answer was good and went out whole. resumptions: attempts to go on with
     a broken stream that may have reached a replica.
     """
 
-    __slots__ = ("api", "body", "booking", "complete", "record", "reply", "request", "resumptions", "salt", "target")
+    __slots__ = ("api", "body", "booking", "complete", "copied", "record", "reply", "request", "resumptions", "salt", "target")
 
     def __init__(self, request: Request, api: openai.ApiRequest, target: Target, booking: Booking, record: Record) -> None:
         self.request = request
@@ -65,23 +66,29 @@ class Exchange:
         self.complete = False
         self.resumptions = 0
         self.salt = b""
+        self.copied = False
 
     def call_to(self, replica: ReplicaState, call: Call) -> Call:
-        """The call as it goes to this replica: with the salt, if its engine knows what to do with it."""
+        """The call as it goes to this replica: with the salt, if its engine knows what to do with it.
+
+        Raises GatewayError if there is no room for the copy of a large body.
+        """
         if not self.salt or not replica.facts.engine.salts:
             return call
-        body = salted(call.body, self.salt)
-        if body is None:
+        if len(call.body) >= LARGE_BODY and not self.copied:
+            self.charge(len(call.body))
+            self.copied = True
+        if (body := salted(call.body, self.salt)) is None:
             return call
         return Call(call.method, call.path, call.headers, body, repeatable=call.repeatable)
 
-    def drop_body(self) -> None:
-        """The request will not be sent again: nobody needs its body any more."""
+    def drop_body(self, attempt: Attempt) -> None:
+        """The request will not be sent again: nobody needs its body any more, when this attempt has sent it."""
         self.api.body = b""
-        lease_of(self.request).drop_body()
+        attempt.when_sent(lease_of(self.request).drop_body)
 
     def charge(self, size: int) -> None:
-        """Charge a piece of a plain answer while it is read whole. Raises GatewayError if there is no room for it."""
+        """Charge memory: a piece of a plain answer, a copy of the body. Raises GatewayError if there is no room for it."""
         lease = lease_of(self.request)
         if not lease.grow(size):
             raise over_budget(0, lease.account.largest)

@@ -18,6 +18,7 @@ from gateway.acceptable import SPOKEN, refusal_of
 from gateway.bounds import refusal_of as over_bounds
 from gateway.budget import Budget
 from gateway.client import SHORT, ClientConnection
+from gateway.connections import Connections
 from gateway.errors import GatewayError
 from gateway.half_closed import HalfClosed
 from gateway.reply import Reply
@@ -43,8 +44,8 @@ class Front(web.Server):
         idle_s: float,
     ) -> None:
         """handler: None: everything goes to the application. respond: makes the answer to what is not served. budget: of the
-        bytes that requests may hold. busy: the bytes for one connection too many. idle_s: for so long a connection may be idle,
-        or be sending one request's head.
+        bytes that requests may hold. busy: what a connection too many is answered. idle_s: for so long a connection may be
+        idle, or be sending one request's head.
         """
         super().__init__(
             self._dispatch,  # type: ignore[arg-type]  # requests are made by the application
@@ -54,7 +55,7 @@ class Front(web.Server):
         self._app = app
         self.short = SHORT if handler else _NOTHING
         self.handler = handler or app._handle
-        self._max_connections = max_connections
+        self.places = Connections(max_connections)
         self._idle_s = idle_s
         self._respond = respond
         self.budget = budget
@@ -63,7 +64,7 @@ class Front(web.Server):
 
     def bound(self, max_connections: int, busy: bytes, idle_s: float) -> None:
         """Other bounds; connections that are open stay, and keep theirs."""
-        self._max_connections = max_connections
+        self.places.limit = max_connections
         self._idle_s = idle_s
         self.busy = busy
 
@@ -71,10 +72,6 @@ class Front(web.Server):
     def max_body(self) -> int:
         """Bytes; a longer one is refused."""
         return self._app._client_max_size
-
-    @property
-    def full(self) -> bool:
-        return len(self._connections) >= self._max_connections
 
     def __call__(self) -> ClientConnection:
         return ClientConnection(

@@ -20,6 +20,7 @@ DEFLATE: Final = "deflate"
 CODINGS: Final[Mapping[str, str]] = MappingProxyType({"gzip": GZIP, "x-gzip": GZIP, "deflate": DEFLATE})  # RFC 9110, 8.4.1
 
 SLICE: Final = 1 << 18
+INFLATER_BYTES: Final = 48 << 10  # of memory that one takes beside its output: zlib's window and tables
 RATIO: Final = 100
 RATIO_FROM: Final = 1 << 20
 MAX_MEMBERS: Final = 64  # a gzip file may consist of several; each costs a decompressor

@@ -171,8 +171,9 @@ class PlainRequest:
         self._pieces: BytesIO | None = None
         self._refusal: GatewayError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        lease.head = begun.end
-        if not lease.grow(len(data)) or (self._left and not self._may_come(begun.length)):
+        extra = begun.end if begun.end > _KNOWN_BYTES else 0  # such a head is this request's alone, as bytes and as fields
+        lease.head = begun.end + extra
+        if not lease.grow(len(data) + extra) or (self._left and not self._may_come(begun.length)):
             self._refuse(peak_of(begun.length))  # what cannot be held need not be sent either
         elif self._left:
             self._pieces = BytesIO()
@@ -189,6 +190,11 @@ class PlainRequest:
     def complete(self) -> bool:
         """Whether the whole body has arrived, kept or not."""
         return not self._left
+
+    @property
+    def lingers(self) -> bool:
+        """Whether the connection may stay open for a while after the answer: only if there is room for the head so long."""
+        return self.lease.held >= self.lease.head
 
     def feed(self, data: bytes) -> bytes:
         """Take what is still missing of the body. Returns what came behind it."""
@@ -238,6 +244,7 @@ class PlainRequest:
         self._refusal = over_budget(size, self.lease.account.largest)
         self._pieces = None
         self.lease.drop_body()
+        self.lease.grow(self.lease.head - self.lease.held)  # if there is room for it: see `lingers`
         self._wake()
 
     def _wake(self) -> None:

@@ -211,8 +211,8 @@ class Prober:
         if keyed != state.keyed or (heard is not None and heard != state.models):
             self._changed(state)
             state.keyed = keyed
-            if heard is not None and len(heard) >= MAX_MODELS:
-                log.warning("model list is too long; the rest is ignored", extra={"replica": state.name, "models": len(heard)})
+            if heard is not None:
+                _warn_of_bounds(state.name, heard)
         if heard is not None and heard != state.models:
             state.models = heard
             self.bound(state)
@@ -309,3 +309,13 @@ def _zero_hint(facts: Facts) -> str:
     if facts.caching is False:
         return f"Its metrics say that prefix caching is off. {facts.engine.zero}"
     return f"{facts.engine.zero} Or does the chat template put something that changes, such as the time, before the messages?"
+
+
+def _warn_of_bounds(replica: str, models: Models) -> None:
+    """A replica's new model list may not be kept as it is."""
+    if len(models) >= MAX_MODELS:
+        log.warning("model list is too long; the rest is ignored", extra={"replica": replica, "models": len(models)})
+    cut = [name for name, entry in models.items() if not entry.whole]
+    if cut:
+        about = {"replica": replica, "models": len(cut), "first": cut[0]}
+        log.warning("entries of the model list are too large or too deep; only OpenAI's fields are shown", extra=about)

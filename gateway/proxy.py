@@ -90,7 +90,7 @@ class Proxy:
         try:
             attempt = await self.failover.first_answer(exchange)
             if not (exchange.target.resume_streams and exchange.api.stream):
-                exchange.drop_body()  # it is answered; only a stream that is resumed would be asked for again
+                exchange.drop_body(attempt)  # it is answered; only a stream that is resumed would be asked for again
             try:
                 answer = await self.answers.pass_on(exchange, attempt)
             finally:

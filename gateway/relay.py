@@ -15,6 +15,7 @@ import math
 import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -132,24 +133,29 @@ class Attempt:
 
         charge: called with the size of each piece that is kept until the rest is here; what it raises ends the reading.
         """
-        connection, size = self._open, self.head.length or 0
+        connection = self._open
         body = connection.take()
         if connection.complete and len(body) <= limit:
             return body
-        parts, taken = [body], len(body)
-        while max(size, taken) <= limit:
-            if connection.complete and not connection.unread:
-                return b"".join(parts)
-            await connection.wait()
-            parts.append(connection.take())
-            taken += len(parts[-1])
+        pieces = BytesIO()  # it grows in place: the pieces and the whole are never held at once
+        while max(self.head.length or 0, pieces.tell() + len(body)) <= limit:
             if charge:
-                charge(len(parts[-1]))
+                charge(len(body))
+            pieces.write(body)
+            if connection.complete and not connection.unread:
+                del body
+                return pieces.getvalue()
+            await connection.wait()
+            body = connection.take()
         raise ReplicaFailure("garbage", f"the answer is longer than {limit} bytes")
 
     async def pump(self, sink: Sink) -> None:
         """Give the rest of the body to `sink` as it comes. Raises ReplicaFailure if it ends too early, or ClientStalled."""
         await self._open.pump(sink)
+
+    def when_sent(self, call: Callable[[], None]) -> None:
+        """Call it when the request's body is not in memory for this attempt any more. Not called if that ends before."""
+        self._open.when_sent(call)
 
     def pause(self) -> None:
         """Read no more of this answer: the client does not keep up."""

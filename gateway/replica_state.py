@@ -19,7 +19,7 @@ SLOW_START_S = 10.0  # for so long a replica that came back gets less than its d
 
 @dataclass(slots=True, eq=False)
 class ReplicaState:
-    """Kept while the replica is down. models: id -> its entry in the replica's model list.
+    """Kept while the replica is down. models: what its model list shows, by id.
 
     down_by: the reason of the failure that showed it down last. rests_until: it asked for rest (Retry-After).
     started: the latest start of its process that was seen. warm: it was up since its cache was last taken for lost.
@@ -92,5 +92,5 @@ class ReplicaState:
     @property
     def context_tokens(self) -> int | None:
         """The longest prompt that any of its models takes, where its model list has it (vLLM, SGLang)."""
-        lengths = [entry.get("max_model_len") for entry in self.models.values()]
-        return max((length for length in lengths if isinstance(length, int) and length > 0), default=None)
+        lengths = [entry.context_tokens for entry in self.models.values()]
+        return max((length for length in lengths if length is not None), default=None)

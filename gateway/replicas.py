@@ -22,6 +22,7 @@ from typing import Any
 import pygtrie
 
 from gateway.admission import Admission, Permit, priority_of
+from gateway.api.openai import model_list
 from gateway.config import MATCH_ALL, Config, ReplicaConfig
 from gateway.eligible import eligible
 from gateway.errors import GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
@@ -37,6 +38,20 @@ log = logging.getLogger("warmroute.replicas")
 
 MAX_TARGETS = 1024
 MAX_LABELS = 1024
+
+
+class Catalog:
+    """What clients see of the models: entries by id, as JSON; names, sorted; answer: the one to GET /v1/models."""
+
+    __slots__ = ("answer", "entries", "names")
+
+    def __init__(self, entries: Mapping[str, bytes]) -> None:
+        self.entries = entries
+        self.names = sorted(entries)
+        self.answer = model_list(entries.values())
+
+    def __repr__(self) -> str:
+        return f"<Catalog of {len(self.names)} models>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +84,8 @@ class Fleet:
     def __init__(
         self, config: Config, router: Router, metrics: Metrics, chance: random.Random, clock: Callable[[], float]
     ) -> None:
-        # Both until a replica comes, goes or changes its models.
-        self._targets: dict[str, Target] = {}  # by model
-        self._models: Mapping[str, Mapping[str, Any]] | None = None
+        self._targets: dict[str, Target] = {}  # by model, until a replica comes, goes or changes its models
+        self._catalog: Catalog | None = None  # likewise
         self._router = router
         self._clock = clock
         self._prober = Prober(config.health, config.routing.block_bytes, router, metrics, self._changed, clock)
@@ -94,21 +108,21 @@ class Fleet:
         return [state for state in self._by_name.values() if state.leaving]
 
     @property
-    def models(self) -> Mapping[str, Mapping[str, Any]]:
-        """The union of the models of all live replicas; where two list the same id, the first one's entry. O(1), and O(all
-        models) after a replica has come, gone or changed its models: replicas list thousands, and clients ask often.
-        """
-        if self._models is None:
-            self._models = self._union()
-        return self._models
+    def catalog(self) -> Catalog:
+        """The union of the models of all live replicas. O(1) until a replica comes, goes or changes its models."""
+        if self._catalog is None:
+            self._catalog = Catalog(self._union())
+        return self._catalog
 
-    def _union(self) -> dict[str, Mapping[str, Any]]:
-        union: dict[str, Mapping[str, Any]] = {}
+    def _union(self) -> dict[str, bytes]:
+        """Where two replicas list the same id, the first one's entry."""
+        union: dict[str, bytes] = {}
         for pool in self.pools:
             for state in pool.replicas:
-                for name, entry in state.models.items() if state.live or (state.doubtful and not pool.live) else ():
-                    if (home := self._home(name)) and home[1] is pool:
-                        union.setdefault(name, entry)
+                if state.live or (state.doubtful and not pool.live):
+                    for name, entry in state.models.items():
+                        if name not in union and (home := self._home(name)) and home[1] is pool:
+                            union[name] = entry.shown
         return union
 
     # -- where a request may go
@@ -188,7 +202,7 @@ class Fleet:
             public = f"The model {model[:100]!r} is not known yet: not all replicas have answered so far. Retry."
             text = f"The model {model[:100]!r} is not known yet: {', '.join(blind)} did not answer so far. Retry."
             return no_replica(text, public=public)
-        return unknown_model(model, self.models)
+        return unknown_model(model, self.catalog.names)
 
     # -- what requests tell
 
@@ -282,8 +296,11 @@ class Fleet:
         for made in self.pools:
             for prefix in made.models:
                 self._prefixes["" if prefix == MATCH_ALL else prefix] = (prefix, made)
+        self._forget_lists()
+
+    def _forget_lists(self) -> None:
         self._targets.clear()
-        self._models = None
+        self._catalog = None
 
     def _same(self, replica: ReplicaConfig) -> ReplicaState | None:
         """The replica that is this one already."""
@@ -332,8 +349,7 @@ class Fleet:
 
     def _changed(self, state: ReplicaState) -> None:
         """A replica came, went, or serves other models than before."""
-        self._targets.clear()
-        self._models = None
+        self._forget_lists()
         self._troubled.add(state)
 
     # -- probing

@@ -108,7 +108,8 @@ class ShortWay:
             if not request.complete:
                 self._go_deaf()
                 self._unhold()
-                await self._connection.linger()
+                if request.lingers:
+                    await self._connection.linger()
         except ConnectionError:
             """The client left."""
         finally:

@@ -50,6 +50,7 @@ class Connection(asyncio.Protocol):
         "_parts",
         "_paused_by",
         "_poll",
+        "_sent",
         "_sink",
         "_timer",
         "_transport",
@@ -69,6 +70,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._sink: Sink | None = None
         self._parts: list[bytes] = []
+        self._sent: Callable[[], None] | None = None  # to be called when the whole request has left this process
         self._paused_by = 0  # by whom reading is held back: a sum of _OWNER and _UNREAD
         self._poll: select.poll | None = None
         self._limits = Limits(0, 0, 0)
@@ -95,6 +97,14 @@ class Connection(asyncio.Protocol):
             self._transport.writelines((head, body))
         else:
             self._transport.write(head + body)
+
+    def when_sent(self, call: Callable[[], None]) -> None:
+        """Call it when nothing of the request is in memory here any more: mostly at once, but a replica may answer early."""
+        if self._transport is None or not self._transport.get_write_buffer_size():
+            call()
+            return
+        self._sent = call
+        self._transport.set_write_buffer_limits(0)  # `resume_writing` is called when nothing is left
 
     @property
     def complete(self) -> bool:
@@ -157,7 +167,7 @@ class Connection(asyncio.Protocol):
     def release(self) -> bool:
         """The call is over for its owner. True if the connection can carry another; else it is closed."""
         transport, answer = self._transport, self.answer
-        self.answer = self._sink = None
+        self.answer = self._sink = self._sent = None
         self._parts = []
         good = (
             answer is not None
@@ -231,6 +241,11 @@ class Connection(asyncio.Protocol):
                     self._hold(_UNREAD, on=True)
         if answer.complete or (body and not self._sink):
             self._wake()
+
+    def resume_writing(self) -> None:
+        sent, self._sent = self._sent, None
+        if sent:
+            sent()
 
     def eof_received(self) -> None:
         """No half-open connections: a replica that stops sending is gone. asyncio closes the transport."""

@@ -16,15 +16,18 @@ from gateway.engines import (
     MAX_PAGE_BYTES,
     OURS,
     SGLANG,
+    SLICE_BYTES,
     TGI,
     UNKNOWN,
     VLLM,
     Engine,
     Facts,
+    PageReader,
     kv_of,
     parse_page,
     read,
     recognise,
+    slices,
 )
 from replica.metrics import Metrics as ReplicaMetrics
 from replica.sim import SimEngine
@@ -244,6 +247,20 @@ def test_no_page_raises_or_tells_what_cannot_be(page: bytes, some: list[str | No
     sane(facts(page, *some))
     for engine in ENGINES:
         sane(read(engine, parse_page(page)))
+
+
+@given(
+    st.lists(st.sampled_from([b"\n", b"x" * 1000, b"x" * 70_000, b'vllm:num_requests_running{engine="0"} 3\n']), max_size=25)
+)
+def test_a_page_is_read_in_slices_of_whole_lines(parts: list[bytes]) -> None:
+    page = b"".join(parts)
+    made = list(slices(page))
+    lines = [line for line in page.splitlines(keepends=True) if len(line) <= SLICE_BYTES]
+    assert [line for each in made for line in each.splitlines(keepends=True)] == lines
+    assert all(len(each) <= SLICE_BYTES for each in made)
+    at_once = PageReader()
+    at_once.feed(b"".join(lines))
+    assert parse_page(page) == at_once.page
 
 
 def sane(told: Facts) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from gateway import engines
-from gateway.ask import MAX_MODELS
+from gateway.ask import MAX_MODELS, facts_of
+from gateway.config import TimeoutConfig
 from gateway.health import LOOKS
+from gateway.relay import Relay
 from gateway.replica_state import NOT_PROBED, ReplicaState
 from tests.fakes import Behaviour, FakeReplica, FakeRequest, dies, http, models, says, status, streams
 from tests.gateway.conftest import BODY, Running, eventually, running
@@ -129,7 +131,7 @@ async def test_replicas_that_are_down_by_probes_alone_are_tried() -> None:
             listing.stuck = True
         await eventually(lambda: not any(state.up for state in fleet))
         assert (await run.get("/ready"))[0] == 200, "a balancer in front must not keep the requests away that may be answered"
-        assert "m" in run.gateway.fleet.models
+        assert "m" in run.gateway.fleet.catalog.names
         async with asyncio.timeout(10):
             while not any(state.up for state in fleet):  # until its answers are noticed
                 assert (await run.post())[0] == 200
@@ -272,6 +274,37 @@ async def test_a_model_list_without_measure_is_none(body: bytes) -> None:
         assert (only(run).up, only(run).down_by, dict(only(run).models)) == (False, "garbage", {})
 
 
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("extra", [nested(300), nested(900), "x" * 100_000, {f"k{number}": 0 for number in range(10_000)}])
+async def test_an_entry_that_cannot_be_shown_whole_is_cut_to_openais_fields(extra: Any, caplog: Any) -> None:
+    bad = {"id": "bad", "object": "model", "created": 7, "owned_by": "o", "max_model_len": 100, "extra": extra}
+    async with FakeReplica(listing=listed([bad, {"id": "good", "owned_by": "o"}])) as replica, running(replica) as run:
+        status, _, body = await run.get("/v1/models")
+        cut = {"id": "bad", "object": "model", "created": 7, "owned_by": "o"}
+        assert (status, json.loads(body)["data"]) == (200, [cut, {"id": "good", "owned_by": "o"}])
+        status, _, body = await run.get("/v1/models/bad")
+        assert (status, json.loads(body)) == (200, cut)
+        assert (await run.post({**BODY, "model": "bad"}))[0] == 200
+        assert only(run).context_tokens == 100
+    (warning,) = [record for record in caplog.records if "too large or too deep" in record.message]
+    assert (warning.models, warning.first) == (1, "bad")
+
+
+@pytest.mark.parametrize("field", ["owned_by", "created", "max_model_len"])
+@pytest.mark.parametrize("value", [nested(300), "x" * 100_000, [], None, True, -1, 1e300, 2**70])
+async def test_no_field_of_a_model_list_makes_it_unreadable(field: str, value: Any) -> None:
+    async with FakeReplica(listing=listed([{"id": "m", field: value}])) as replica, running(replica) as run:
+        status, _, body = await run.get("/v1/models")
+        assert (status, [entry["id"] for entry in json.loads(body)["data"]], len(body) < 20_000) == (200, ["m"], True)
+        assert (await run.post())[0] == 200
+
+
 async def flood_of_interim_answers(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
     while True:
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
@@ -304,6 +337,8 @@ async def test_a_flood_of_interim_answers_to_a_request_ends() -> None:
         b"vllm:num_requests_running{" + b'a="b",' * 300_000 + b"} 1\n",
         (b"vllm:cache_config_info{" + b'a="b",' * 700 + b"} 1\n") * 500,
         b"vllm:num_requests_running 1\n" * 75_000,
+        (b"vllm:num_requests_running{" + b"a" * 60_000 + b"} 1\n") * 35,
+        (b"vllm:num_requests_running{" + b'a="' * 20_000 + b"} 1\n") * 35,
     ],
 )
 def test_a_page_of_metrics_without_measure_is_read_up_to_a_bound(page: bytes) -> None:
@@ -312,3 +347,25 @@ def test_a_page_of_metrics_without_measure_is_read_up_to_a_bound(page: bytes) ->
     assert sum(map(len, parsed.values())) <= 2048
     assert sum(len(sample.labels) for samples in parsed.values() for sample in samples) <= 70_000
     assert time.process_time() - begun < 1.0
+
+
+async def test_the_event_loop_turns_while_a_large_page_of_metrics_is_read() -> None:
+    """At once it would take 40 to 80 ms of CPU time."""
+    page = http(200, b"\n" * engines.MAX_PAGE_BYTES, "text/plain")
+    async with FakeReplica(pages={"/metrics": says(page)}) as replica:
+        relay = Relay(TimeoutConfig())
+        longest, last, loop = 0.0, time.thread_time(), asyncio.get_running_loop()
+
+        def turn() -> None:
+            nonlocal longest, last, again
+            now = time.thread_time()
+            longest, last = max(longest, now - last), now
+            again = loop.call_soon(turn)
+
+        again = loop.call_soon(turn)
+        assert (await facts_of(relay, replica.url, 30.0, {}, engines.Facts(), inquire=False))[1] is False
+        longest = max(longest, time.thread_time() - last)
+        again.cancel()
+        relay.close()
+    assert replica.asked == ["/metrics"]
+    assert longest < 0.025

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import GatewayError
 from tests.fakes import FakeReplica, dies, http, models, says, status
-from tests.gateway.conftest import Running, eventually, running
+from tests.gateway.conftest import BODY, Running, eventually, running
 
 
 def pool(*replicas: FakeReplica, models: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -49,7 +49,7 @@ async def test_a_pool_with_prefixes_does_not_keep_a_model_from_the_pool_that_ser
     async with one, two, running(pools=[pool(one, models=("llama",)), pool(two)]) as run:
         assert names(run, "llama") == {one.name}
         assert names(run, "qwen") == {two.name}
-        assert list(run.gateway.fleet.models) == ["llama", "qwen"]
+        assert list(run.gateway.fleet.catalog.names) == ["llama", "qwen"]
 
 
 async def test_an_error_names_a_dozen_of_many_models() -> None:
@@ -83,7 +83,7 @@ async def test_in_a_pool_the_replicas_that_list_the_model_are_the_candidates() -
 async def test_a_model_whose_only_replica_is_down_is_unavailable_not_unknown() -> None:
     async with FakeReplica(listing=models("a")) as one, FakeReplica(listing=models("b")) as two, running(one, two) as run:
         await one.stop()
-        await eventually(lambda: "a" not in run.gateway.fleet.models)
+        await eventually(lambda: "a" not in run.gateway.fleet.catalog.names)
         assert (await run.post({"model": "a", "messages": [{"role": "user", "content": "x"}]}))[0] == 503
         assert not two.requests
 
@@ -162,3 +162,22 @@ async def test_one_failed_probe_is_forgiven_and_two_are_not(caplog: pytest.LogCa
         assert list(state.models) == ["m", "new"]
         assert [record.message for record in caplog.records] == ["replica up", "replica down", "replica up"]
         assert (await run.metrics())[f'warmroute_replica_up{{replica="{replica.name}"}}'] == 1
+
+
+async def test_an_unknown_model_is_told_a_few_names_of_many() -> None:
+    """Sorted, and from a list that is made once: a request for an unknown model costs nothing that grows with the lists."""
+    listed = [f"m{number:04}" for number in range(4000)]
+    async with FakeReplica(listing=models(*reversed(listed))) as replica, running(replica) as run:
+        fleet = run.gateway.fleet
+        catalog = fleet.catalog
+        status, _, body = await run.post({**BODY, "model": "nope"})
+        text = f"this gateway serves: {', '.join(listed[:20])} and 3980 more (GET /v1/models)."
+        assert (status, body["error"]["message"]) == (404, f"The model 'nope' does not exist here; {text}")
+        status, _, body = await run.get("/v1/models/nope")
+        assert (status, json.loads(body)["error"]["message"]) == (404, f"The model 'nope' does not exist here; {text}")
+        assert fleet.catalog is catalog
+        replica.listing = models("other")
+        await fleet.probe_all(run.gateway.relay)
+        assert fleet.catalog.names == ["other"]
+        fleet.drain(next(iter(fleet.replicas)), on=True)
+        assert fleet.catalog.names == []

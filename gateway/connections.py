@@ -1,0 +1,60 @@
+"""How many connections clients may have open, all together and each client. Pure.
+
+A client (`budget.client_of`: a remote address) may open a connection while it has fewer than SHARE times as many as are still
+free (a dynamic threshold, as in `budget.py`). So
+
+- a client that is alone gets SHARE / (1 + SHARE) of the limit: nine tenths, for behind a reverse proxy all clients are one;
+- n clients that take all they can get have SHARE / (1 + n * SHARE) of it each, and 1 / (1 + n * SHARE) stays free, so that the
+  next one can connect;
+- no connection is closed in favour of another, and nothing has to be configured for a client.
+
+Invariants: `open` is the sum of what the clients have, at most the limit that was in force; no client is kept without a
+connection. All operations O(1).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SHARE: Final = 9
+
+
+class Connections:
+    """See the top of this file. limit: may be changed at any time, open connections stay; open: how many there are."""
+
+    __slots__ = ("_by_client", "limit", "open")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.open = 0
+        self._by_client: dict[str, int] = {}
+
+    def admit(self, client: str) -> bool:
+        """Count one more connection of this client, if it may have it; `release` it once."""
+        count = self._by_client.get(client, 0)
+        if count >= SHARE * (self.limit - self.open):
+            return False
+        self._by_client[client] = count + 1
+        self.open += 1
+        return True
+
+    def release(self, client: str) -> None:
+        """One that was admitted has closed."""
+        count = self._by_client[client] - 1
+        if count:
+            self._by_client[client] = count
+        else:
+            del self._by_client[client]
+        self.open -= 1
+
+    def of(self, client: str) -> int:
+        """How many the client has."""
+        return self._by_client.get(client, 0)
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert self.open == sum(self._by_client.values())
+        assert all(count > 0 for count in self._by_client.values())
+
+    def __repr__(self) -> str:
+        return f"<Connections {self.open}/{self.limit}, {len(self._by_client)} clients>"
