@@ -57,6 +57,7 @@ class ClientConnection(web.RequestHandler):
         "_bounded",
         "_client",
         "_fd",
+        "_flush",
         "_front",
         "_gone",
         "_half_closed",
@@ -81,6 +82,7 @@ class ClientConnection(web.RequestHandler):
         self._gone: asyncio.Future[None] | None = None  # while the connection lingers
         self._client = ""  # what fairness goes by; "" before it is admitted and after its end
         self._fd = -1
+        self._flush: asyncio.TimerHandle | None = None  # ends a connection that is closed and whose client does not read
         self._unread: Lease | None = None  # of answers that wait in the transport, while the client does not keep up
         self.lease: Lease | None = None
         self.local = False
@@ -108,6 +110,8 @@ class ClientConnection(web.RequestHandler):
         if self._fd >= 0:
             self._front.half_closed.forget(self._fd)
         super().connection_lost(exc)
+        if self._flush:
+            self._flush.cancel()
         if self._client:
             self._front.places.release(self._client)
             self._client = ""
@@ -226,6 +230,23 @@ class ClientConnection(web.RequestHandler):
         if not self._short.request and not self._messages:
             self.close()  # after the answer
         return True
+
+    async def start(self) -> None:
+        """aiohttp's requests, one after the other; at its end the connection is closed."""
+        try:
+            await super().start()
+        finally:
+            self._bound_flush(self.transport)
+
+    def force_close(self) -> None:
+        transport = self.transport
+        super().force_close()
+        self._bound_flush(transport)
+
+    def _bound_flush(self, transport: asyncio.Transport | None) -> None:
+        """A transport that is closed waits until the client has taken everything: from now on for the idle time at most."""
+        if transport and self._flush is None and transport.is_closing() and transport.get_write_buffer_size():
+            self._flush = self._loop.call_later(self._keepalive_timeout, transport.abort)
 
     def _watch(self, ended: Callable[[], None] | None) -> bool:
         """Notice when the client resets the connection. ended: to be called when it sends no more."""

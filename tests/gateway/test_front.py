@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.body import read_body
 from gateway.budget import Budget
-from gateway.client import ClientConnection
+from gateway.client import MAX_UNCHARGED, ClientConnection
 from gateway.front import Front
 from gateway.http1 import Answer
 from gateway.plain import MAX_FIELDS, MAX_HEAD_BYTES, PlainRequest, read_head
@@ -230,6 +230,30 @@ async def test_the_last_answer_closes_the_connection() -> None:
         writer.close()
 
 
+@pytest.mark.parametrize("keep_alive", [True, False])
+async def test_a_closed_connection_whose_client_does_not_read_ends(keep_alive: bool) -> None:
+    """Too little is left of the answer to wait for the client before the connection is closed."""
+    unsent = 0
+
+    async def handler(request: PlainRequest) -> Any:
+        nonlocal unsent
+        reply = Reply(request, keep_alive=keep_alive, patience_s=5)
+        reply.begin(200, b"", length=None)
+        while not (unsent := request.transport.get_write_buffer_size()):
+            reply.write(b"x" * 1000)
+        reply.end()
+        return reply
+
+    async with serving(handler, idle_s=0.2) as (front, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.transport.pause_reading()
+        writer.write(post(b"a"))
+        await eventually(lambda: unsent)
+        assert unsent < MAX_UNCHARGED
+        await eventually(lambda: not front.connections and not front.places.open)
+        writer.close()
+
+
 async def test_a_body_that_is_too_large_is_refused_by_aiohttp() -> None:
     async def handler(request: web.Request | PlainRequest) -> Any:
         assert isinstance(request, web.Request)
@@ -263,6 +287,8 @@ async def test_aiohttp_has_what_the_seam_needs() -> None:
         await reader.readuntil(b"\r\n\r\n")
         connection = front.connections[0]
         assert isinstance(connection, ClientConnection)
+        assert connection.transport
+        assert connection.transport.get_write_buffer_limits()[1] == MAX_UNCHARGED
         await eventually(lambda: connection._waiter and not connection._waiter.done())
         assert not connection._messages
         assert (connection._close, connection._force_close) == (False, False)

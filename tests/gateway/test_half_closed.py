@@ -211,3 +211,25 @@ def test_a_request_that_ends_in_its_middle_is_none(frame: Callable[[bytes], byte
             await served(gateway)
 
     run(scenario())
+
+
+@on_both_loops
+@pytest.mark.parametrize("frame", [post, chunked])
+def test_a_client_that_leaves_silently_after_its_probe_is_noticed_when_its_answer_is_due(
+    frame: Callable[[bytes], bytes], run: Run
+) -> None:
+    """No byte of its kernel shows that it has left: what bounds its request is the time for the first byte."""
+
+    async def scenario() -> None:
+        never = asyncio.Event()
+        async with FakeReplica([hangs(never)]) as replica, running(replica, timeouts={"first_byte_s": 0.3}) as gateway:
+            async with dial(gateway) as (reader, writer):
+                writer.write(frame(RAW))
+                await eventually(lambda: replica.requests)
+                writer.write_eof()
+                assert await reader.readexactly(len(CONTINUE)) == CONTINUE
+            assert gateway.gateway.router.ledger.open_leases == 1
+            await eventually(lambda: gateway.gateway.router.ledger.open_leases == 0)
+            await eventually(lambda: gateway.gateway.budget.clients == 0)
+
+    run(scenario())

@@ -19,6 +19,7 @@ import pytest
 from gateway.bounds import HEAD_COPIES, MAX_HEAD_BYTES
 from gateway.budget import Budget
 from gateway.config import load
+from gateway.inflate import INFLATER_BYTES
 from gateway.process import budget_bytes, memory_bytes
 from tests.fakes import (
     STREAM_HEAD,
@@ -30,6 +31,7 @@ from tests.fakes import (
     dies,
     dies_now,
     event,
+    hangs,
     http,
     says,
     streams,
@@ -414,6 +416,70 @@ async def test_an_answer_that_is_not_read_is_counted(size: int) -> None:
                 writer.transport.resume_reading()  # type: ignore[attr-defined]
                 assert (await read_answer(reader))[0] == 200
                 await eventually(lambda: run.gateway.budget.held == 0)
+        await released(run)
+
+
+async def test_a_body_that_a_replica_answers_before_it_has_read_it_is_counted_until_it_is_sent() -> None:
+    size, read, end = 30 * MIB, asyncio.Event(), asyncio.Event()
+
+    async def early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET "):
+            writer.write(http(200, b'{"data": [{"id": "m"}]}', "application/json", "Connection: close"))
+        else:
+            writer.write(STREAM_HEAD + chunk(event("a")))
+            await read.wait()
+            await reader.readexactly(size)
+            await end.wait()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(early, "127.0.0.1", 0)
+    async with server, running(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", limits={"inflight_mb": 400}) as run:
+        async with dial(run) as (reader, writer):
+            writer.write(post(filled(size, stream=True)))
+            assert b" 200 " in await reader.readuntil(b"data: ")
+            assert run.gateway.budget.held > size
+            read.set()
+            await eventually(lambda: run.gateway.budget.held < MIB)
+            end.set()
+        await released(run)
+
+
+async def test_the_copy_of_a_large_body_with_its_tenants_salt_is_counted() -> None:
+    go = asyncio.Event()
+    limits, routing = {"inflight_mb": 40, "drain_timeout_s": 1}, {"isolation": "tenant"}
+    async with FakeReplica([hangs(go), answers()]) as replica, running(replica, limits=limits, routing=routing) as run:
+        async with dial(run) as (reader, writer):
+            writer.write(post(filled(2 * MIB)))
+            await eventually(lambda: replica.requests)
+            assert len(replica.requests[0].body) > 2 * MIB
+            assert run.gateway.budget.held > 4 * MIB
+            go.set()
+            assert (await read_answer(reader))[0] == 200, "another attempt was made"
+        await released(run)
+
+
+async def test_what_decompression_takes_beside_its_output_is_counted() -> None:
+    async with FakeReplica() as replica, running(replica) as run, dial(run) as (_, writer):
+        body = gzip.compress(filled(1000))
+        writer.write(post(body, b"Content-Encoding: gzip")[:-10])
+        await eventually(lambda: run.gateway.budget.held > INFLATER_BYTES)
+
+
+async def test_all_of_a_plain_answer_is_counted_while_it_is_read() -> None:
+    size, end = 1 << 16, asyncio.Event()
+
+    async def slow(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n{" % (size + 2))
+        writer.write(b" " * size)
+        await end.wait()
+        writer.write(b"}")
+
+    async with FakeReplica([slow]) as replica, running(replica) as run, dial(run) as (reader, writer):
+        writer.write(post())
+        await eventually(lambda: run.gateway.budget.held > size)
+        end.set()
+        assert (await read_answer(reader))[0] == 200
         await released(run)
 
 
