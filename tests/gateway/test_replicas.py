@@ -52,28 +52,6 @@ async def test_a_pool_with_prefixes_does_not_keep_a_model_from_the_pool_that_ser
         assert list(run.gateway.fleet.catalog.names) == ["llama", "qwen"]
 
 
-async def test_an_error_names_a_dozen_of_many_models() -> None:
-    async with FakeReplica(listing=models(*(f"m{number}" for number in range(4000)))) as one, running(one) as run:
-        status, _, answer = await run.post({"model": "x", "messages": [{"role": "user", "content": "x"}]})
-        assert status == 404
-        assert answer["error"]["message"].endswith("m10, m11 and 3988 others that GET /v1/models lists.")
-
-
-async def test_the_union_of_models_is_made_once_for_each_change() -> None:
-    one, two = FakeReplica(listing=models("a")), FakeReplica(listing=models("b"))
-    async with one, two, running(one, two) as run:
-        fleet = run.gateway.fleet
-        assert fleet.models is fleet.models
-        assert set(fleet.models) == {"a", "b"}
-        two.listing = models("b", "c")
-        await fleet.probe_all(run.gateway.relay)
-        assert set(fleet.models) == {"a", "b", "c"}
-        state = fleet.named(one.name)
-        assert state
-        fleet.drain(state, on=True)
-        assert set(fleet.models) == {"b", "c"}
-
-
 async def test_in_a_pool_the_replicas_that_list_the_model_are_the_candidates() -> None:
     async with FakeReplica(listing=models("a")) as one, FakeReplica(listing=models("a", "b")) as two, running(one, two) as run:
         assert names(run, "a") == {one.name, two.name}
