@@ -87,7 +87,7 @@ async def _read(request: web.Request, *, opaque: bool) -> bytes:
         raise too_large(limit)
     missing = lease.head + declared - lease.held
     if peak_of(declared) > lease.account.largest or (missing > 0 and not lease.fits(missing)):
-        raise over_budget(peak_of(declared), lease.account.largest)
+        raise over_budget(peak_of(declared), lease.account.largest, declared)
     if coding in ("", UNKNOWN):
         return await _collect(request, lease, limit)
     return await _inflate(request, lease, Inflater(coding, limit))
@@ -136,7 +136,7 @@ def too_large(limit: int) -> GatewayError:
 def parsing(lease: Lease, size: int) -> Iterator[None]:
     """Charge what it takes to parse a large body, as long as that takes. Raises GatewayError 503 or 413 if there is no room."""
     if not lease.grow(PARSE_COPIES * size):
-        raise over_budget(lease.held + PARSE_COPIES * size, lease.account.largest)
+        raise over_budget(lease.held + PARSE_COPIES * size, lease.account.largest, size)
     try:
         yield
     finally:

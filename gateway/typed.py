@@ -166,7 +166,6 @@ class _Reader:
             self.problems += [replace(problem, key=(*key, *problem.key)) for problem in error.problems]
         return _Bad(_partial(kind, parts))
 
-
     def _field(self, field: dataclasses.Field[Any], kind: Any, value: Any, key: Key) -> Any:
         """A dataclass field's value, by its metadata (see the top of this file)."""
         if value is False and FALSE in field.metadata:

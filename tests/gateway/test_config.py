@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import math
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -538,6 +539,29 @@ def test_prices_are_not_doubted_where_any_model_may_be_served(tmp_path: Path) ->
     for models in ("", "models: ['*']"):
         text = f"pools:\n  - {models or 'queue_s: 1'}\n    replicas: [{URL}]\nprices: {{gpt-: {{input: 1, output: 1}}}}"
         assert warnings_of(read(written(tmp_path, text), {}, env={})) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "workers", "enough"),
+    [("inflight_mb: 20, body_mb: 64", 2, 480), ("inflight_mb: 239", 1, 240), ("inflight_mb: 40, body_mb: 11", 1, 42)],
+)
+def test_a_body_limit_that_the_memory_budget_refuses_is_a_warning(
+    limits: str, workers: int, enough: int, tmp_path: Path
+) -> None:
+    text = f"pools: [{{replicas: [{URL}]}}]\nworkers: {workers}\nlimits:\n  {{{limits}}}\n"
+    path = written(tmp_path, text)
+    (warning,) = map(str, warnings_of(read(path, {}, env={})))
+    assert warning.startswith(f"{path}:4: limits.inflight_mb: bodies of")
+    assert f"Set inflight_mb to {enough} or more" in warning
+    raised = re.sub("inflight_mb: [0-9]+", f"inflight_mb: {enough}", text)
+    assert warnings_of(read(written(tmp_path, raised), {}, env={})) == []
+    lowered = re.sub("inflight_mb: [0-9]+", f"inflight_mb: {enough - 1}", text)
+    assert len(warnings_of(read(written(tmp_path, lowered), {}, env={}))) == 1
+
+
+def test_a_body_limit_is_not_doubted_where_the_budget_is_not_configured(tmp_path: Path) -> None:
+    text = f"pools: [{{replicas: [{URL}]}}]\nlimits: {{body_mb: 100000}}\n"
+    assert warnings_of(read(written(tmp_path, text), {}, env={})) == []
 
 
 def test_lines_are_found_through_aliases_and_merges(tmp_path: Path) -> None:
