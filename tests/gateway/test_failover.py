@@ -140,6 +140,21 @@ async def test_a_500_of_several_replicas_is_the_requests_fault() -> None:
         assert set(served.values()) == {2}, "and all have their share"
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat/completions"])
+async def test_an_endpoint_that_the_engine_does_not_have_is_no_failure_of_its_replica(path: str) -> None:
+    """501, as llama.cpp answers /v1/embeddings: tried once, passed on, and no breaker counts it."""
+    missing = status(501, "not supported")
+    async with FakeReplica([missing]) as one, FakeReplica([missing]) as two, running(one, two, **TURNS) as run:
+        for _ in range(12):
+            code, _, body = await run.post(BODY, path)
+            assert (code, body["error"]["message"]) == (501, "not supported")
+        assert (len(one.requests) + len(two.requests), await cut_off(run)) == (12, 0)
+    async with FakeReplica([missing]) as one, running(one) as run:
+        for _ in range(8):
+            assert (await run.post(BODY, path))[0] == 501
+        assert await cut_off(run) == 0
+
+
 async def test_the_log_has_the_engines_words_of_an_error(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
     script = [status(400, "too\nlong " + "x" * 300), status(500, "CUDA\x1b error"), says(http(404, b"<p>nothing"))]
     async with FakeReplica(script) as one, running(one) as run:
