@@ -3,7 +3,7 @@
 With an admin key (WARMROUTE_ADMIN_KEY) that is whoever shows it, and nobody else. Without one it is a client on this machine
 that is connected directly. A proxy on this machine connects from the loopback address, too, so a request does not count as
 direct if it carries a header that proxies add, asks for a host that is not this machine (a proxy that keeps its client's Host;
-a web page whose name was rebound to 127.0.0.1), speaks HTTP/1.0 (nginx's default towards its upstreams), or comes from a web
+a web page whose name was rebound to 127.0.0.1), speaks HTTP/1.0 (nginx before 1.29.7 to its upstreams), or comes from a web
 page of another origin. A proxy that hides all of this cannot be told from a local client: that is what the key is for.
 
 What a head says is worked out once per distinct head (`plain.Head` is cached), where the client is once per connection
