@@ -3,7 +3,7 @@
 With an admin key (WARMROUTE_ADMIN_KEY) that is whoever shows it, and nobody else. Without one it is a client on this machine
 that is connected directly. A proxy on this machine connects from the loopback address, too, so a request does not count as
 direct if it carries a header that proxies add, asks for a host that is not this machine (a proxy that keeps its client's Host;
-a web page whose name was rebound to 127.0.0.1), speaks HTTP/1.0 (nginx's default towards its upstreams), or comes from a web
+a web page whose name was rebound to 127.0.0.1), speaks HTTP/1.0 (nginx before 1.29.7 to its upstreams), or comes from a web
 page of another origin. A proxy that hides all of this cannot be told from a local client: that is what the key is for.
 
 What a head says is worked out once per distinct head (`plain.Head` is cached), where the client is once per connection
@@ -21,9 +21,11 @@ from typing import Any, Final
 from aiohttp import HttpVersion11, web
 
 from gateway.addresses import is_loopback
+from gateway.errors import GatewayError
 from gateway.plain import PlainRequest
 
 KEY_HEADER: Final = "X-Warmroute-Admin-Key"
+ON_ADMIN_LISTENER: Final = web.AppKey("on_admin_listener", bool)  # whether an application is served there
 
 _PROXY_HEADERS: Final = (
     b"forwarded via x-forwarded x-forwarded-for x-forwarded-host x-forwarded-proto x-forwarded-port x-forwarded-server"
@@ -76,6 +78,18 @@ class Access:
         if given is None or not self._key:
             return False
         return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._key)
+
+    def require_operator(self, request: web.Request) -> None:
+        """What operator endpoints ask for on the admin listener. Raises GatewayError 401 or 403."""
+        if self.guarded:
+            if not self.shows_key(request, bearer=True):
+                wanted = f"Send the admin key as 'Authorization: Bearer KEY' or '{KEY_HEADER}: KEY'."
+                raise GatewayError(401, "invalid_admin_key", wanted)
+        elif not self.is_operator(request):
+            text = (
+                "Without WARMROUTE_ADMIN_KEY operator endpoints answer direct clients on this machine only, and no web pages."
+            )
+            raise GatewayError(403, "forbidden", text)
 
     def sees_headers(self, request: web.Request | PlainRequest) -> bool:
         """Whether the answer may tell which replica gives it, and how much that was believed to have cached."""

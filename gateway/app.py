@@ -17,7 +17,7 @@ from functools import partial
 from aiohttp import web
 
 from gateway.accept import Site
-from gateway.access import Access
+from gateway.access import ON_ADMIN_LISTENER, Access
 from gateway.answers import Answers
 from gateway.budget import Budget
 from gateway.config import ALL, Config
@@ -29,7 +29,7 @@ from gateway.failover import Failover
 from gateway.front import Front, Runner
 from gateway.metering import Meter
 from gateway.metrics import Metrics
-from gateway.operator import ON_ADMIN_LISTENER, Operator
+from gateway.operator import Operator
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
 from gateway.process import budget_bytes
@@ -51,6 +51,12 @@ log = logging.getLogger("warmroute.gateway")
 _SWEEP_S = 1.0
 FIRST_PROBES_S = 2.0  # the start waits for them at most that long; later ones are made while requests are served
 ADMIN = "admin"
+_SERVES = web.AppKey("serves", str)  # what an application's listener serves, for whoever asks it for something else
+_API = "the API is under /v1/."
+_SIDE_PAGES = {
+    ADMIN: "the admin listener (admin_listen) serves /warmroute/..., /metrics, /health and /ready; the API is on `listen`.",
+    "metrics": "the metrics listener (metrics_listen) serves /metrics, /health and /ready; the API is on `listen`.",
+}
 SIDE_CONNECTIONS = 256  # at once, to the listener for operators, and to that for Prometheus
 _SLICE_S = 0.01  # from one slice of a longer sweep to the next: requests go first
 
@@ -166,7 +172,7 @@ def _retuning(router: Router, meter: Meter, relay: Relay, proxy: Proxy) -> Step:
 
 def make_app(gateway: Gateway) -> web.Application:
     """The clients' application around the parts. It probes the replicas from its startup to its cleanup."""
-    app = _application(gateway)
+    app = _application(gateway, _API)
     app.cleanup_ctx.append(_background)
     app.router.add_routes(
         [
@@ -182,7 +188,7 @@ def make_app(gateway: Gateway) -> web.Application:
 
 def make_side_app(gateway: Gateway, name: str) -> web.Application:
     """The application on the listener for operators ("admin") or for Prometheus ("metrics")."""
-    app = _application(gateway)
+    app = _application(gateway, _SIDE_PAGES[name])
     app[ON_ADMIN_LISTENER] = name == ADMIN
     app.router.add_routes(gateway.status.routes(for_all=name != ADMIN))
     if name == ADMIN:
@@ -190,9 +196,10 @@ def make_side_app(gateway: Gateway, name: str) -> web.Application:
     return app
 
 
-def _application(gateway: Gateway) -> web.Application:
+def _application(gateway: Gateway, serves: str) -> web.Application:
     app = web.Application(client_max_size=gateway.config.limits.body_mb << 20, middlewares=[_errors])
     app[GATEWAY] = gateway
+    app[_SERVES] = serves
     app.on_response_prepare.append(_finish_headers)
     return app
 
@@ -257,7 +264,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ConnectionError:
         raise  # the client left
     except web.HTTPNotFound:
-        return error_response(GatewayError(404, "not_found", f"There is nothing at {request.path}; the API is under /v1/."))
+        return error_response(GatewayError(404, "not_found", f"There is nothing at {request.path}; {request.app[_SERVES]}"))
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
         return error_response(GatewayError(405, "method_not_allowed", f"{request.path} takes {allowed}."))

@@ -8,7 +8,8 @@ A failed attempt is judged when the request's outcome is known:
     another one was not tried for lack of budget  not known                it does not count
 
 A connection that could not be had is no request's fault, and counts at once. 429 says nothing about the replica unless several
-clients hear it (`health.Refusals`); 503 with Retry-After means that the replica wants to rest, and is no failure.
+clients hear it (`health.Refusals`); 503 with Retry-After means that the replica wants to rest, and is no failure; 501 means
+that its engine does not have such an endpoint: an answer like 404, the same everywhere.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gateway.replica_state import ReplicaState
 from gateway.replicas import Fleet
 
 _OVERLOADED: Final = 429
+_NOT_IMPLEMENTED: Final = 501
 _UNAVAILABLE: Final = 503
 
 
@@ -57,7 +59,7 @@ class Doubts:
             watched.success()
             if seconds := _retry_after(attempt):
                 self._fleet.refused(state, hash(address_of(request)), seconds, now)
-        elif status < 500:
+        elif status < 500 or status == _NOT_IMPLEMENTED:
             watched.success()
             if state.refusals:
                 state.refusals.answered()
@@ -84,7 +86,8 @@ class Doubts:
 
 def is_answer(attempt: Attempt) -> bool:
     """Whether the client should get it even if another replica is left: it is no refusal."""
-    return attempt.status < 500 and attempt.status != _OVERLOADED
+    status = attempt.status
+    return (status < 500 and status != _OVERLOADED) or status == _NOT_IMPLEMENTED
 
 
 def _retry_after(attempt: Attempt) -> float:

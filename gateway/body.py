@@ -89,7 +89,7 @@ async def _read(request: web.Request, *, opaque: bool) -> bytes:
         raise too_large(limit)
     missing = lease.head + declared - lease.held
     if peak_of(declared) > lease.account.largest or (missing > 0 and not lease.fits(missing)):
-        raise over_budget(peak_of(declared), lease.account.largest)
+        raise over_budget(peak_of(declared), lease.account.largest, declared)
     if coding in ("", UNKNOWN):
         return await _collect(request, lease, limit)
     with holding(lease, INFLATER_BYTES):
@@ -136,10 +136,13 @@ def too_large(limit: int) -> GatewayError:
 
 
 @contextlib.contextmanager
-def holding(lease: Lease, size: int) -> Iterator[None]:
-    """Charge memory that something takes, as long as that takes. Raises GatewayError 503 or 413 if there is no room."""
+def holding(lease: Lease, size: int, body: int = 0) -> Iterator[None]:
+    """Charge memory that something takes, as long as that takes. Raises GatewayError 503 or 413 if there is no room.
+
+    body: the size of the body that it is needed for, if that is known.
+    """
     if not lease.grow(size):
-        raise over_budget(lease.held + size, lease.account.largest)
+        raise over_budget(lease.held + size, lease.account.largest, body)
     try:
         yield
     finally:
@@ -148,4 +151,4 @@ def holding(lease: Lease, size: int) -> Iterator[None]:
 
 def parsing(lease: Lease, size: int) -> contextlib.AbstractContextManager[None]:
     """Charge what it takes to parse a large body, as long as that takes. Raises GatewayError 503 or 413 if there is no room."""
-    return holding(lease, PARSE_COPIES * size)
+    return holding(lease, PARSE_COPIES * size, size)

@@ -49,7 +49,7 @@ class Budget:
     @property
     def largest(self) -> int:
         """Bytes that a client can hold if there is no other."""
-        return self.limit * SHARE // (1 + SHARE)
+        return largest_of(self.limit)
 
     @property
     def clients(self) -> int:
@@ -183,6 +183,16 @@ class Lease:
 
     def __repr__(self) -> str:
         return f"<Lease {self.held} bytes, {'open' if self.open else 'closed'}>"
+
+
+def largest_of(limit: int) -> int:
+    """Bytes that a client can hold, if there is no other, of a budget of `limit` bytes."""
+    return limit * SHARE // (1 + SHARE)
+
+
+def limit_for(size: int) -> int:
+    """The smallest limit with which a client can hold `size` bytes."""
+    return -(-size * (1 + SHARE) // SHARE)
 
 
 def peak_of(size: int) -> int:

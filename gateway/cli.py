@@ -175,7 +175,9 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
     with side_sockets(config) as sides:
 
         def started(url: str) -> None:
-            log.info("listening", extra={"url": url, **sides.urls, "replicas": replicas, "workers": config.workers})
+            budget = process.budget_bytes(config) * config.workers
+            about = {"replicas": replicas, "workers": config.workers, "inflight_limit_bytes": budget}
+            log.info("listening", extra={"url": url, **sides.urls, **about})
 
         if config.workers > 1:
             await Supervisor(config, source, sides=sides).run(stop, hurry, started)

@@ -17,7 +17,19 @@ from typing import Any, ClassVar
 
 from gateway.addresses import AddressError, host_and_port, is_link_local, parse_base_url, shown
 from gateway.endpoints import AUTO, OFF, WORDS, Endpoint, parse_listen, problems_of
-from gateway.typed import ConfigError, Key, Problem, convert, not_among, not_positive, refuse, repeated
+from gateway.typed import (
+    EXPECTED,
+    FALSE,
+    ConfigError,
+    Key,
+    Problem,
+    convert,
+    key_name,
+    not_among,
+    not_positive,
+    refuse,
+    repeated,
+)
 from gateway.yaml_file import YamlFile
 from router import POLICIES
 
@@ -29,6 +41,7 @@ MAX_WORKERS = 64  # each hears of all that the others do
 NONE, TENANT = "none", "tenant"  # of `routing.isolation`
 OPERATORS, ALL = "operators", "all"  # of `routing.expose_headers`
 
+_HOST_PORT = "host:port (such as 0.0.0.0:8000)"
 _NAME = re.compile(r"[!#-&(-~]{1,100}")  # printable ASCII but for the space and the two quotes
 
 
@@ -207,9 +220,9 @@ class Config:
     """
 
     pools: tuple[PoolConfig, ...]
-    listen: str = DEFAULT_LISTEN
-    admin_listen: str = AUTO
-    metrics_listen: str = OFF
+    listen: str = field(default=DEFAULT_LISTEN, metadata={EXPECTED: _HOST_PORT})
+    admin_listen: str = field(default=AUTO, metadata={EXPECTED: f"{_HOST_PORT}, unix:/path, auto or off", FALSE: OFF})
+    metrics_listen: str = field(default=OFF, metadata={EXPECTED: f"{_HOST_PORT}, or off", FALSE: OFF})
     allow_link_local: bool = False
     workers: int = DEFAULT_WORKERS
     routing: RoutingConfig = field(default_factory=RoutingConfig)
@@ -235,10 +248,13 @@ class Config:
             yield f'prices: a model prefix is not empty; write "{MATCH_ALL}" for any model'
         if not getattr(self, "pools", True):
             yield "pools: at least one pool with a replica is needed (or pass --replica URL)"
-        for name in repeated(replica.name for replica in replicas.values()):
-            yield f"pools: the replica {name!r} is listed twice"
-        for prefix in repeated(prefix for pool in getattr(self, "pools", ()) if pool for prefix in pool.models if prefix):
-            yield f"pools: the model prefix {prefix!r} is claimed twice"
+        for key, name, first in repeated((key, replica.name) for key, replica in replicas.items()):
+            if replicas[key].url == replicas[first].url:
+                yield Problem(key, f"the replica {name!r} is listed twice, first as {key_name(first)}")
+            else:
+                yield Problem(key, f"the name {name!r} is that of {key_name(first)} already; give each replica its own `name`")
+        for key, prefix, first in repeated(_prefixes(getattr(self, "pools", ()))):
+            yield Problem(key, f"the model prefix {prefix!r} is claimed twice, first by {key_name(first)}")
 
     @property
     def address(self) -> tuple[str, int]:
@@ -276,6 +292,14 @@ def _replicas(pools: Iterable[PoolConfig | None]) -> Iterator[tuple[Key, Replica
                 yield ("pools", number, "replicas", place), replica
 
 
+def _prefixes(pools: Iterable[PoolConfig | None]) -> Iterator[tuple[Key, str]]:
+    """(key, prefix) of each model prefix that has no problem of its own."""
+    for number, pool in enumerate(pools):
+        for place, prefix in enumerate(pool.models if pool else ()):
+            if prefix:
+                yield ("pools", number, "models", place), prefix
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A configuration, and the file that it comes from. replaced: keys whose values come from the environment or from flags."""
@@ -303,16 +327,27 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
         del raw["admin_key"]
         secret = Problem(("admin_key",), "a secret does not belong in the file; set WARMROUTE_ADMIN_KEY")
         problems.append(_located(secret, file, ()))
-    environment = {"listen": env.get("WARMROUTE_LISTEN"), "admin_key": env.get("WARMROUTE_ADMIN_KEY")}
-    replacing = {**{key: value for key, value in environment.items() if value}, **overrides}
+    environment = {key: value for key, name in _VARIABLES.items() if (value := env.get(name))}
+    replacing = {**environment, **overrides}
     try:
         config = convert(Config, {"pools": [], **raw, **replacing})
     except ConfigError as error:
-        problems += [_located(problem, file, replacing) for problem in error.problems]
+        found = (_attributed(problem, environment.keys() - overrides.keys()) for problem in error.problems)
+        problems += [_located(problem, file, replacing) for problem in found]
     if problems:
         raise ConfigError(*sorted(problems, key=lambda problem: problem.line))
     assert isinstance(config, Config)
     return Loaded(config, file, replacing.keys())
+
+
+_VARIABLES: Mapping[str, str] = {"listen": "WARMROUTE_LISTEN", "admin_key": "WARMROUTE_ADMIN_KEY"}
+
+
+def _attributed(problem: Problem, environment: Collection[str]) -> Problem:
+    """The problem; if its value comes from the environment, with the name of the variable. environment: the keys set there."""
+    if problem.key and problem.key[0] in environment:
+        return replace(problem, text=f"{problem.text} (from the environment variable {_VARIABLES[str(problem.key[0])]})")
+    return problem
 
 
 def _located(problem: Problem, file: YamlFile | None, replaced: Collection[str]) -> Problem:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+from gateway.budget import PARSE_COPIES, largest_of, limit_for, peak_of
 from gateway.config import MATCH_ALL, Config, Loaded
 from gateway.typed import Problem
 
@@ -11,7 +13,7 @@ from gateway.typed import Problem
 def warnings_of(loaded: Loaded) -> list[Problem]:
     """All of them, with file and line."""
     config = loaded.config
-    found = (*_patterns(config), *_repeated_urls(config), *_prices(config))
+    found = (*_patterns(config), *_repeated_urls(config), *_prices(config), *_limits(config))
     return sorted(map(loaded.at, found), key=lambda problem: problem.line)
 
 
@@ -53,3 +55,19 @@ def _prices(config: Config) -> Iterator[Problem]:
             continue
         if not any(model.startswith(name) or name.startswith(model) for name in served):
             yield Problem(("prices", model), f"no pool serves a model whose name begins with {model!r}")
+
+
+def _limits(config: Config) -> Iterator[Problem]:
+    """Bodies that the memory budget refuses though `body_mb` allows them. A budget that is not configured is not known here."""
+    limits, workers = config.limits, config.workers
+    largest = largest_of((limits.inflight_mb << 20) // workers)
+    if not limits.inflight_mb or peak_of(limits.body_mb << 20) <= largest:
+        return
+    copies = 1 + PARSE_COPIES
+    enough = math.ceil(limit_for(peak_of(limits.body_mb << 20)) * workers / 2**20)
+    text = (
+        f"bodies of {limits.body_mb} MiB cannot be received: a body needs {copies} times its size while it is parsed, and a"
+        f" client gets {largest / 2**20:.3g} MiB at most of inflight_mb ({limits.inflight_mb}) with workers: {workers}; bodies"
+        f" above {largest / copies / 2**20:.3g} MiB are refused. Set inflight_mb to {enough} or more, or a smaller body_mb"
+    )
+    yield Problem(("limits", "inflight_mb"), text)

@@ -72,13 +72,23 @@ def head_too_large(limit: int) -> GatewayError:
     return GatewayError(431, "head_too_large", f"The request's line and headers are larger than {limit >> 10} KiB together.")
 
 
-def over_budget(size: int, largest: int) -> GatewayError:
-    """A request of `size` bytes for which there is no room. largest: what one client can hold at all."""
+def over_budget(size: int, largest: int, body: int = 0) -> GatewayError:
+    """A request that needs `size` bytes, for which there is no room. largest: what one client can hold at all.
+
+    body: the bytes of its body, where `size` is what it needs while that is parsed.
+    """
     if size > largest:
-        text = f"The request is larger than one client's share of the gateway's memory, {largest / 2**20:.3g} MiB"
-        return GatewayError(413, "request_too_large", f"{text} (limits.inflight_mb). Send less, or raise the limit.")
+        parsed = f"The body has {_mib(body)} and needs {_mib(size)} while it is parsed"
+        need = parsed if 0 < body < size else f"The request needs {_mib(size)} of memory"
+        share = f"one client's share of this gateway process's memory for requests is {_mib(largest)}"
+        text = f"{need}; {share} (limits.inflight_mb, workers). Send less, or raise the limit."
+        return GatewayError(413, "request_too_large", text)
     text = "The gateway holds as many bytes of requests as it may (limits.inflight_mb). Retry the request."
     return GatewayError(503, "gateway_overloaded", text, retry_after_s=1)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.3g} MiB"
 
 
 def internal_error() -> GatewayError:

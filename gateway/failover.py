@@ -24,6 +24,7 @@ import orjson
 
 from gateway.blame import Doubts, is_answer
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
+from gateway.excerpt import excerpt
 from gateway.exchange import Exchange
 from gateway.health import RetryBudget, jitter
 from gateway.metering import Usage, parse_usage
@@ -77,10 +78,11 @@ class Failover:
                 else:
                     if is_answer(attempt):
                         doubts.answered = True
+                        exchange.record.error = _said(attempt) if attempt.status >= 400 else ""
                         return attempt
                     refusal = attempt
                     reached += attempt.sends
-                    exchange.record.attempt_failed(candidate.replica, "status", f"answered {attempt.status}")
+                    exchange.record.attempt_failed(candidate.replica, "status", _said(attempt))
                 doubts.refused = refusal is not None
                 if reached >= most or not await self._next(exchange, tries, doubts):
                     break
@@ -88,6 +90,7 @@ class Failover:
                     refusal.close()
             if refusal:  # and no other replica is left: the client gets its own words
                 attempt, refusal = refusal, None
+                exchange.record.error = exchange.record.failed_attempts[-1]["error"]
                 return attempt
         finally:
             if refusal:
@@ -134,8 +137,8 @@ class Failover:
             exchange.resumptions += 1
             if attempt.status == 200 and attempt.content_type == EVENT_STREAM:
                 return attempt
+            exchange.record.attempt_failed(candidate.replica, "status", f"asked for the rest of a stream, it {_said(attempt)}")
             attempt.close()
-            exchange.record.attempt_failed(candidate.replica, "status", f"answered {attempt.status} to the rest of a stream")
             if is_answer(attempt):
                 return None  # it does not take such a request, nor will the others
         return None
@@ -204,6 +207,12 @@ class Failover:
         body = await attempt.read(MAX_PLAIN_ANSWER, exchange.charge)
         exchange.record.usage = _usage_of(body)
         exchange.body = body
+
+
+def _said(attempt: Attempt) -> str:
+    """An answer's status, and of an error the engine's message, as far as its body is here."""
+    said = excerpt(attempt.peek()) if attempt.status >= 400 else ""
+    return f"answered {attempt.status}: {said}" if said else f"answered {attempt.status}"
 
 
 async def _first_data(attempt: Attempt) -> None:

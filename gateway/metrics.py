@@ -71,6 +71,9 @@ class Metrics:
         self.inflight_bytes = make.gauge(
             "inflight_bytes", "Bytes of the clients' requests that are held in memory.", across=total
         )
+        self.inflight_limit = make.gauge(
+            "inflight_limit_bytes", "What inflight_bytes may come to: limits.inflight_mb, or its default.", across=total
+        )
         self.inflight_refused = make.counter(
             "inflight_refused_total",
             "Requests and unfinished heads that were refused, for they would have held too many bytes.",
@@ -186,4 +189,5 @@ class Metrics:
     def read_budget(self, budget: Budget) -> None:
         """The same for the bytes that requests hold."""
         self.inflight_bytes.set((), budget.held)
+        self.inflight_limit.set((), budget.limit)
         self.inflight_refused.set((), budget.refused)

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.access import KEY_HEADER, Access
+from gateway.access import ON_ADMIN_LISTENER, Access
 from gateway.api import openai
 from gateway.body import read_body
 from gateway.config import Config, ReplicaConfig
@@ -31,8 +31,6 @@ from gateway.replica_state import ReplicaState
 from gateway.replicas import Fleet
 from gateway.typed import ConfigError, convert
 from router import Candidate
-
-ON_ADMIN_LISTENER = web.AppKey("on_admin_listener", bool)
 
 
 class Operator:
@@ -180,20 +178,12 @@ class Operator:
 
     def _allow(self, request: web.Request) -> None:
         """Raises GatewayError 401 or 403."""
-        if self._access.guarded:
-            if not self._access.shows_key(request, bearer=True):
-                wanted = f"Send the admin key as 'Authorization: Bearer KEY' or '{KEY_HEADER}: KEY'."
-                raise GatewayError(401, "invalid_admin_key", wanted)
-        elif not request.app.get(ON_ADMIN_LISTENER, False):
+        if not (self._access.guarded or request.app.get(ON_ADMIN_LISTENER, False)):
             text = (
                 "Operator endpoints are not on this port but on the admin listener (admin_listen), or need WARMROUTE_ADMIN_KEY."
             )
             raise GatewayError(403, "forbidden", text)
-        elif not self._access.is_operator(request):
-            text = (
-                "Without WARMROUTE_ADMIN_KEY operator endpoints answer direct clients on this machine only, and no web pages."
-            )
-            raise GatewayError(403, "forbidden", text)
+        self._access.require_operator(request)
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:

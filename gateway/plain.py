@@ -174,7 +174,7 @@ class PlainRequest:
         extra = begun.end if begun.end > _KNOWN_BYTES else 0  # such a head is this request's alone, as bytes and as fields
         lease.head = begun.end + extra
         if not lease.grow(len(data) + extra) or (self._left and not self._may_come(begun.length)):
-            self._refuse(peak_of(begun.length))  # what cannot be held need not be sent either
+            self._refuse(begun.length)  # what cannot be held need not be sent either
         elif self._left:
             self._pieces = BytesIO()
             self._pieces.write(data[begun.end :])
@@ -206,7 +206,7 @@ class PlainRequest:
             if self.lease.grow(len(piece)):
                 self._pieces.write(piece)
             else:
-                self._refuse(peak_of(self.lease.held + len(piece) + self._left))
+                self._refuse(self.lease.held - self.lease.head + len(piece) + self._left)
         if not self._left:
             self._finish()
         return data[len(piece) :]
@@ -239,9 +239,9 @@ class PlainRequest:
         lease = self.lease
         return peak_of(length) <= lease.account.largest and lease.fits(self._left)
 
-    def _refuse(self, size: int) -> None:
-        """size: what the whole request would need."""
-        self._refusal = over_budget(size, self.lease.account.largest)
+    def _refuse(self, body: int) -> None:
+        """body: the size of the whole body."""
+        self._refusal = over_budget(peak_of(body), self.lease.account.largest, body)
         self._pieces = None
         self.lease.drop_body()
         self.lease.grow(self.lease.head - self.lease.held)  # if there is room for it: see `lingers`

@@ -144,5 +144,5 @@ def _figure_kind() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlotError("matplotlib is not installed; pip install 'warmroute[plot]'") from error
+        raise PlotError("matplotlib is not installed; pip install '.[plot]' in the checkout") from error
     return Figure

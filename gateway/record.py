@@ -81,7 +81,8 @@ class Record:
             if self.usage and self.usage.completion > 1 and self.last_byte is not None:
                 gap = (self.last_byte - self.first_byte) / (self.usage.completion - 1)
                 metrics.inter_token_seconds.observe((self.label,), gap)
-        log.write(logging.INFO if self.status < 500 else logging.WARNING, self._line(now))
+        broken = self.status < 400 and self.error  # after the status had gone out
+        log.write(logging.WARNING if broken or self.status >= 500 else logging.INFO, self._line(now))
 
     def _line(self, now: float) -> dict[str, Any]:
         usage, bill = self.usage, self.bill

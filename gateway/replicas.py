@@ -57,7 +57,7 @@ class Catalog:
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where a model's requests may go. label: the model's bounded name for metrics; replicas: the live ones, or those in doubt
-    if there are none; down: who would serve it but is not live, and why.
+    if there are none; down: who would serve it but is not live, and why; draining: some of these are up, but drain.
     """
 
     model: str
@@ -66,6 +66,7 @@ class Target:
     down: str
     admission: Admission
     resume_streams: bool = False  # what its replicas break off is finished by others
+    draining: bool = False
 
     async def wait(self, tenant: str, priority: str | None) -> Permit:
         """For a place at the replicas. priority: the client's header. Raises GatewayError 400 or 429."""
@@ -74,8 +75,11 @@ class Target:
     def require(self) -> None:
         """Raises GatewayError 503 if there is no replica to try."""
         if not self.replicas:
-            text = f"No replica that serves this model is up: {self.down}. They are probed all the time; retry."
-            raise no_replica(text, public="No replica that serves this model is up. Retry.")
+            public = "No replica that serves this model is up"
+            if self.draining:
+                public = "No replica that serves this model takes new requests: those that are up are draining"
+            text = f"{public}: {self.down}. They are probed all the time; retry."
+            raise no_replica(text, public=f"{public}. Retry.")
 
 
 class Fleet:
@@ -144,7 +148,9 @@ class Fleet:
         members = [state for state in pool.replicas if model in state.models] or pool.replicas
         serving = [state for state in members if state.live] or [state for state in members if state.doubtful]
         down = ", ".join(f"{state.name} ({state.trouble})" for state in pool.replicas if not state.live)
-        return Target(model, label, {state.name: state for state in serving}, down, pool.admission, pool.resume_streams)
+        draining = any(state.up and not state.live for state in members)
+        by_name = {state.name: state for state in serving}
+        return Target(model, label, by_name, down, pool.admission, pool.resume_streams, draining)
 
     def renewed(self, target: Target) -> Target:
         """The target as it is now, for a request that has had it for a while. O(1) if nothing has changed."""

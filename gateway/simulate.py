@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hours", type=float, metavar="N", help=hours)
     number("--seed", 0, "of all chance in it")
     parser.add_argument("--json", action="store_true", help='print {"results": [...]} instead of a table')
-    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw TTFT and hits over time; needs warmroute[plot]")
+    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw TTFT and hits over time; needs the extra 'plot'")
 
 
 def run(options: argparse.Namespace) -> int:

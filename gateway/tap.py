@@ -21,6 +21,7 @@ import orjson
 
 from gateway.api.splice import Edit, apply
 from gateway.errors import ReplicaFailure
+from gateway.excerpt import one_line
 from gateway.metering import Usage, parse_usage
 
 # An event beyond this is passed on unread, so that memory stays bounded. Not Final: a test makes it smaller.
@@ -199,4 +200,4 @@ def failure_of(event: bytes) -> ReplicaFailure | None:
         return None
     code = error.get("code")  # the status as a number (vLLM, SGLang), a name (OpenAI), nothing
     own = 500 <= code < 600 if isinstance(code, int) else error.get("type") == "server_error"
-    return ReplicaFailure("status", f"it said: {str(error.get('message'))[:200]}") if own else None
+    return ReplicaFailure("status", f"it said: {one_line(str(error.get('message')))}") if own else None

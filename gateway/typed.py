@@ -5,6 +5,9 @@ A dataclass may have a method `problems`, which gives what is wrong with its val
 its `__post_init__` hands them to `refuse`. So that one bad value does not hide what else is wrong, `problems` is also asked of
 an instance whose bad values are replaced by their defaults, or are missing where there is no default, and in whose lists bad
 items are None: it reads required fields with `getattr`, and skips None.
+
+A text field may have metadata: FALSE, the text that `false` stands for (YAML reads `off` and `no` without quotes as false);
+EXPECTED, what an error calls the right kind of value instead of "a text".
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from typing import Any
 from gateway.addresses import shown
 
 _SCIENTIFIC = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
+
+FALSE, EXPECTED = "false", "expected"
 
 Key = tuple[str | int, ...]
 """Where a value stands: ("pools", 0, "replicas", 1, "url")."""
@@ -142,14 +147,16 @@ class _Reader:
         if not isinstance(value, dict):
             return self._bad(key, f"{'' if key else 'configuration: '}a mapping is expected, got {shown(value)}")
         before = len(self.problems)
-        hints = typing.get_type_hints(kind)
+        hints, fields = typing.get_type_hints(kind), {item.name: item for item in dataclasses.fields(kind)}
         for name in value:
             if name not in hints:
                 self._bad((*key, str(name)), f"unknown key{_suggestion(kind, str(name))}")
-        parts = {name: self.read(hints[name], item, (*key, name)) for name, item in value.items() if name in hints}
-        for item in dataclasses.fields(kind):
-            if item.name not in value and _required(item):
-                self._bad((*key, item.name), "missing")
+        parts = {
+            name: self._field(fields[name], hints[name], item, (*key, name)) for name, item in value.items() if name in hints
+        }
+        for name, item in fields.items():
+            if name not in value and _required(item):
+                self._bad((*key, name), "missing")
         try:
             if len(self.problems) == before:
                 return kind(**parts)
@@ -158,6 +165,14 @@ class _Reader:
         except ConfigError as error:
             self.problems += [replace(problem, key=(*key, *problem.key)) for problem in error.problems]
         return _Bad(_partial(kind, parts))
+
+    def _field(self, field: dataclasses.Field[Any], kind: Any, value: Any, key: Key) -> Any:
+        """A dataclass field's value, by its metadata (see the top of this file)."""
+        if value is False and FALSE in field.metadata:
+            return field.metadata[FALSE]
+        if EXPECTED in field.metadata and not isinstance(value, str):
+            return self._bad(key, f"{field.metadata[EXPECTED]} is expected, got {shown(value)}")
+        return self.read(kind, value, key)
 
 
 def _whole(parts: list[Any]) -> Any:
@@ -216,9 +231,9 @@ def not_among(obj: Any, name: str, choices: Collection[str]) -> Iterator[str]:
         yield f"{name}: {getattr(obj, name)!r} is not one of {', '.join(choices)}"
 
 
-def repeated(names: Iterator[str]) -> list[str]:
-    """Those that come more than once, each once."""
-    seen: dict[str, int] = {}
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-    return [name for name, count in seen.items() if count > 1]
+def repeated(values: Iterable[tuple[Key, str]]) -> Iterator[tuple[Key, str, Key]]:
+    """(key, value, the value's first key) of each value that came before."""
+    first: dict[str, Key] = {}
+    for key, value in values:
+        if first.setdefault(value, key) != key:
+            yield key, value, first[value]

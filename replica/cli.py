@@ -106,7 +106,9 @@ def _events(args: argparse.Namespace, index: int) -> "Iterator[KvEvents | None]"
         return
     missing = [name for name in NEEDED_FOR_EVENTS if importlib.util.find_spec(name) is None]
     if missing:
-        raise SetupError(f"{', '.join(missing)} not installed: pip install 'warmroute[events]' (or leave out --kv-events)")
+        raise SetupError(
+            f"{', '.join(missing)} not installed: pip install '.[events]' in the checkout (or leave out --kv-events)"
+        )
     from replica.kv_events import EventsConfig, KvEvents, endpoint_of
 
     replay = None if args.kv_events_replay is None else endpoint_of(args.kv_events_replay, index)
@@ -181,7 +183,7 @@ def _model(args: argparse.Namespace) -> "str | Path | RandomWeights":
         raise SetupError("the simulated engine has no model to prepare: leave out --prepare-only")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise SetupError(f"{', '.join(missing)} not installed: pip install 'warmroute[replica]' (or use --engine sim)")
+        raise SetupError(f"{', '.join(missing)} not installed: pip install '.[replica]' in the checkout (or use --engine sim)")
     from replica.model import cache_folder, prepared_smollm2
 
     if args.random_weights is not None:

@@ -234,7 +234,7 @@ def _fault_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _event_flags(command: argparse.ArgumentParser) -> None:
-    events = command.add_argument_group("KV events, as vLLM sends them (needs warmroute[events]; they contain prompts)")
+    events = command.add_argument_group("KV events, as vLLM sends them (needs the extra 'events'; they contain prompts)")
     events.add_argument(
         "--kv-events",
         metavar="ENDPOINT",

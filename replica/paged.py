@@ -181,5 +181,5 @@ def check_seam(owner: type, name: str, seam: Mapping[str, tuple[str, ...]]) -> N
         if found is None or tuple(inspect.signature(found).parameters)[1:] != expected:
             raise SetupError(
                 f"transformers {transformers.__version__} has another {name}.{method} than the one that this "
-                "replica was made for: pip install 'warmroute[replica]' for the release that has it"
+                "replica was made for: pip install '.[replica]' in the checkout for the release that has it"
             )

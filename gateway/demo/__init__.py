@@ -72,7 +72,7 @@ def _check_client() -> None:
     try:
         import openai  # noqa: F401
     except ImportError as error:
-        raise DemoError("the openai client is not installed; run: pip install 'warmroute[demo]'") from error
+        raise DemoError("the openai client is not installed; run: pip install '.[demo]' in the checkout") from error
 
 
 # -- the parts

@@ -433,18 +433,32 @@ def test_wrong_values_are_refused_by_name(helm: Helm, path: str, value: Any) -> 
     assert "schema" in refusal
 
 
-def test_notes_say_how_to_reach_the_gateway(tmp_path: Path) -> None:
+def notes_of(values: Mapping[str, Any], scratch: Path) -> str:
     """`helm install --dry-run=client` prints the notes without a cluster (helm 3 wants one even so)."""
-    helm = Helm(tool("helm"), tmp_path)
-    file = tmp_path / "values.json"
-    file.write_text(json.dumps(EVERYTHING), "utf-8")
+    helm = Helm(tool("helm"), scratch)
+    file = scratch / "values.json"
+    file.write_text(json.dumps(values), "utf-8")
     arguments = ("--dry-run=client", "--namespace", "llm", "--values", str(file))
     done = helm.run("install", "demo", str(CHART), *arguments)
     assert done.returncode == 0, done.stderr
-    notes = done.stdout.partition("NOTES:")[2]
+    return done.stdout.partition("NOTES:")[2]
+
+
+def test_notes_say_how_to_reach_the_gateway(tmp_path: Path) -> None:
+    notes = notes_of(EVERYTHING, tmp_path)
     assert "4 replica(s) in 2 pool(s)" in notes
     assert "kubectl --namespace llm port-forward service/demo-gw 8000:80" in notes
     assert "curl http://127.0.0.1:8000/v1/chat/completions" in notes
     assert "With 3 gateway pods" in notes
     assert "kubectl --namespace llm port-forward deployment/demo-gw 18000:18000" in notes
     assert "demo-gw-metrics.llm:8002/metrics" in notes
+
+
+def test_notes_ask_for_the_admin_key_where_there_is_one(tmp_path: Path) -> None:
+    curl, template = "curl {}http://127.0.0.1:18000/warmroute/replicas\n", """'{{ index .data "key" | base64decode }}'"""
+    guarded = notes_of(EVERYTHING, tmp_path)
+    assert f"KEY=$(kubectl --namespace llm get secret warmroute-admin -o go-template={template})\n" in guarded
+    assert curl.format('-H "Authorization: Bearer $KEY" ') in guarded
+    open_ = notes_of(ONE_REPLICA, tmp_path)
+    assert f"  {curl.format('')}" in open_
+    assert "KEY" not in open_

@@ -1,16 +1,20 @@
-"""The gateway behind the shortest configurations of a real nginx on the same machine: what clients from outside can reach.
+"""The gateway behind a real nginx and a real haproxy on the same machine.
 
-nginx speaks HTTP/1.0 to its upstreams unless told otherwise (newer releases may differ, so it is told here). A proxy that
-speaks HTTP/1.1, asks for the gateway's own address and adds no header is not among these: without an admin key nobody can tell
-it from a client on this machine (docs/operations.md).
+First nginx's shortest configurations: what clients from outside can reach. nginx spoke HTTP/1.0 to its upstreams by default
+before 1.29.7, and HTTP/1.1 since, so the version is given. Then the configurations of docs/proxies.md as they stand there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
+import re
+import shutil
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,8 @@ import pytest
 import yaml
 
 from scripts.fuzzing.diff import nginx_program
-from tests.deploy.processes import answers, free_port, running
-from tests.tools import missing
+from tests.deploy.processes import answers, free_port, running, until
+from tests.tools import ROOT, missing
 
 pytestmark = pytest.mark.tools
 
@@ -33,38 +37,49 @@ http {{
     listen 127.0.0.1:{keeps_host};
     location / {{ proxy_pass http://127.0.0.1:{gateway}; proxy_set_header Host $host; proxy_http_version 1.1; }}
   }}
+  server {{ listen 127.0.0.1:{hides}; proxy_http_version 1.1; location / {{ proxy_pass http://127.0.0.1:{gateway}; }} }}
 }}
 """
 
 
 class Site:
-    """The ports of a gateway and of the nginx before it."""
+    """The ports of a gateway and of the nginx before it. hides: nothing shows the gateway that this one is a proxy."""
 
     def __init__(self) -> None:
-        self.gateway, self.admin, self.shortest, self.keeps_host, self.replica = (free_port() for _ in range(5))
+        self.gateway, self.admin, self.shortest, self.keeps_host, self.hides, self.replica = (free_port() for _ in range(6))
+
+
+NO_NGINX = "nginx is missing: apt-get install nginx-light"
+
+
+@contextlib.contextmanager
+def gateway(port: int, admin: int, replica: int, folder: Path) -> Iterator[None]:
+    """A gateway on this port, in front of a replica (which need not be there)."""
+    settings = {
+        "listen": f"127.0.0.1:{port}",
+        "admin_listen": f"127.0.0.1:{admin}",
+        "pools": [{"replicas": [f"http://127.0.0.1:{replica}"]}],
+    }
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(settings), "utf-8")
+    serve = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)]
+    with running(serve, folder / "gateway.log", lambda: answers(f"http://127.0.0.1:{port}/health")):
+        yield
 
 
 @pytest.fixture(params=["", "k-1"], ids=["without a key", "with a key"])
 def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    nginx = nginx_program() or missing("nginx is missing: apt-get install nginx-light")
+    nginx = nginx_program() or missing(NO_NGINX)
     monkeypatch.setenv("WARMROUTE_ADMIN_KEY", request.param)
     made = Site()
-    settings = {
-        "listen": f"127.0.0.1:{made.gateway}",
-        "admin_listen": f"127.0.0.1:{made.admin}",
-        "pools": [{"replicas": [f"http://127.0.0.1:{made.replica}"]}],
-    }
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(settings), "utf-8")
-    serve = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)]
     conf = tmp_path / "nginx.conf"
     conf.write_text(NGINX.format(folder=tmp_path, **vars(made)))
     with (
-        running(serve, tmp_path / "gateway.log", lambda: answers(f"http://127.0.0.1:{made.gateway}/health")),
+        gateway(made.gateway, made.admin, made.replica, tmp_path),
         running(
             [str(nginx), "-c", str(conf)],
             tmp_path / "nginx.log",
-            lambda: all(answers(f"http://127.0.0.1:{port}/health") for port in (made.shortest, made.keeps_host)),
+            lambda: all(answers(f"http://127.0.0.1:{port}/health") for port in (made.shortest, made.keeps_host, made.hides)),
         ),
     ):
         yield made
@@ -101,3 +116,103 @@ def test_nothing_inside_is_shown_to_the_clients_of_a_proxy(site: Site) -> None:
         assert status == 503
         assert "request id" in error
         assert str(site.replica) not in body + error
+
+
+def test_a_proxy_that_hides_itself_makes_operators_of_its_clients_unless_there_is_a_key(site: Site) -> None:
+    """As docs/proxies.md says. The operator endpoints are out of its reach all the same."""
+    keyed = ask(site.shortest, "/warmroute/replicas", "localhost")[0] == 401
+    assert ask(site.hides, "/metrics", "api.example.com")[0] == (403 if keyed else 200)
+    for what in ({"path": "/warmroute/replicas"}, DRAIN):
+        assert ask(site.hides, host="api.example.com", **what)[0] in (401, 403)
+
+
+# -- the configurations of docs/proxies.md
+
+PAGE = ROOT / "docs" / "proxies.md"
+AROUND = """
+daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/error.log; events {{}}
+http {{
+  access_log off; client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
+  uwsgi_temp_path {folder}; scgi_temp_path {folder};
+  {block}
+}}
+"""
+MODEL = "sim"
+TOKENS = 40
+
+
+def block_of(program: str, port: int, upstream: int) -> str:
+    """The configuration on the page, with these ports."""
+    (block,) = re.findall(rf"^```{program}\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    for written, meant in (
+        ("listen 80;" if program == "nginx" else "bind :80", f"127.0.0.1:{port}"),
+        ("server 127.0.0.1:8000" if program == "nginx" else "server a 127.0.0.1:8000", f"127.0.0.1:{upstream}"),
+    ):
+        assert block.count(written) == 1
+        block = block.replace(written, re.sub(r"(127\.0\.0\.1:8000|:?80)(?=;?$)", meant, written))
+    return block
+
+
+def command_of(program: str, block: str, folder: Path) -> list[str]:
+    conf = folder / "proxy.conf"
+    if program == "nginx":
+        conf.write_text(AROUND.format(folder=folder, block=block))
+        return [nginx_program() or missing(NO_NGINX), "-c", str(conf)]
+    conf.write_text(block)
+    found = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
+    return [found or missing("haproxy is missing: apt-get install haproxy"), "-db", "-f", str(conf)]
+
+
+@pytest.fixture(params=["nginx", "haproxy"])
+def proxied(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """(the port of the proxy, that of the gateway behind it), over a simulated replica that streams slowly."""
+    monkeypatch.delenv("WARMROUTE_ADMIN_KEY", raising=False)
+    port, behind, admin, replica = (free_port() for _ in range(4))
+    command = command_of(request.param, block_of(request.param, port, behind), tmp_path)
+    sim = [sys.executable, "-m", "gateway.cli", "replica", "--engine", "sim", "--port", str(replica), "--decode-rate", "20"]
+    with (
+        running(sim, tmp_path / "replica.log", lambda: answers(f"http://127.0.0.1:{replica}/v1/models")),
+        gateway(behind, admin, replica, tmp_path),
+        running(command, tmp_path / "proxy.log", lambda: answers(f"http://127.0.0.1:{port}/ready")),
+    ):
+        yield port, behind
+
+
+def chat(model: str, text: str, **options: Any) -> bytes:
+    return json.dumps({"model": model, "messages": [{"role": "user", "content": text}], **options}).encode()
+
+
+def model_at(port: int) -> str:
+    name = json.loads(ask(port, "/v1/models", "localhost")[1])["data"][0]["id"]
+    assert isinstance(name, str)
+    return name
+
+
+def connected(port: int) -> int:
+    """TCP connections on loopback that a server on this port has accepted."""
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:])
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
+
+
+def test_what_goes_through_the_proxies_of_the_page(proxied: tuple[int, int]) -> None:
+    port, behind = proxied
+    model = model_at(port)
+    # larger than nginx's default for bodies; the answer is the engine's: the prompt is too long for it
+    status, body = ask(port, "/v1/chat/completions", "localhost", chat(model, "a " * (1 << 20), max_tokens=1))
+    assert (status, "context" in body or "too long" in body) == (400, True), body[:300]
+    # tokens as they come, not the whole answer at once
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    headers: Mapping[str, str] = {"Content-Type": "application/json", "Host": "localhost"}
+    connection.request("POST", "/v1/chat/completions", chat(model, "hi", max_tokens=TOKENS, stream=True), headers)
+    answer = connection.getresponse()
+    first = answer.read1()
+    assert b"data: " in first
+    assert b"[DONE]" not in first
+    assert answer.read().endswith(b"data: [DONE]\n\n")
+    connection.close()
+    # the proxy keeps its connections, and its clients are not operators
+    assert not [name for name in answer.headers if name.lower().startswith("x-warmroute")]
+    for path in ("/metrics", "/warmroute/replicas", "/health"):
+        assert ask(port, path, "localhost")[0] == 404
+    assert "pools_without_replica" not in ask(port, "/ready", "localhost")[1]
+    until(lambda: 1 <= connected(behind) <= 4, "few connections to the gateway, and kept ones")

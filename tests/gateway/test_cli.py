@@ -89,7 +89,8 @@ def test_serve_refuses_what_check_refuses_and_logs_what_check_warns_of(tmp_path:
             return str(log_line(line).get("warning", ""))
 
         assert gateway.wait_for(warned).startswith(f"{file}:2: pools[0].models[0]: 'llama-*' is a prefix, not a pattern")
-        gateway.wait_for(listening_url)
+        budget = gateway.wait_for(lambda line: log_line(line).get("inflight_limit_bytes") if listening_url(line) else None)
+        assert budget > 1 << 20, "a quarter of the memory"
         file.write_text(f"{good}\nprices: {{gpt-: {{input: 1, output: 1}}}}")
         os.kill(gateway.pid, signal.SIGHUP)
         assert gateway.wait_for(lambda line: "prices.gpt-" in warned(line))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import math
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,10 @@ prices:
         ({"prices": {"m": {"input": -1, "output": 1}}}, "prices.m.input: a price is not negative"),
         ({"prices": [1]}, "prices: a mapping is expected"),
         ({"listen": "8000"}, "listen: '8000' is not host:port"),
+        ({"listen": 8000}, "listen: host:port .such as 0.0.0.0:8000. is expected, got 8000"),
+        ({"listen": False}, "listen: host:port .such as 0.0.0.0:8000. is expected, got False"),
+        ({"admin_listen": True}, "admin_listen: host:port .such as 0.0.0.0:8000., unix:/path, auto or off is expected"),
+        ({"metrics_listen": 8002}, "metrics_listen: host:port .such as 0.0.0.0:8000., or off is expected, got 8002"),
         ({"listen": "h:70000"}, "listen: "),
         ({"listen": ":8000"}, "listen: "),
         ({"listen": "a b:8000"}, "listen: "),
@@ -234,7 +239,7 @@ def test_a_price_for_any_model_may_be_given() -> None:
 
 def test_any_model_is_claimed_once() -> None:
     pools = [{"models": ["*"], "replicas": [url]} for url in (URL, "http://a:1")]
-    assert refused(pools=pools) == "pools: the model prefix '*' is claimed twice"
+    assert refused(pools=pools) == "pools[1].models[0]: the model prefix '*' is claimed twice, first by pools[0].models[0]"
 
 
 def test_the_admin_key_is_not_offered_as_a_key() -> None:
@@ -402,14 +407,14 @@ pools:
         load(written(tmp_path, text), {}, env={})
     found = [str(problem).rpartition("written.yaml:")[2].partition(", got")[0] for problem in caught.value.problems]
     assert found == [
-        "2: pools: the replica 'b:1' is listed twice",
-        "2: pools: the model prefix 'a' is claimed twice",
         "3: pools[0].queue_s: must be greater than 0",
         "5: pools[0].replicas[0].url: 'http://h:1/v1/chat/completions' is the URL of an API path, not a base URL;"
         " write 'http://h:1'",
         "5: pools[0].replicas[3].capacity_tokens: a whole number is expected",
         "5: pools[0].replicas[1].url: 'http://localhost:9001' is this gateway itself (listen: 0.0.0.0:9001)",
+        "6: pools[1].models[0]: the model prefix 'a' is claimed twice, first by pools[0].models[0]",
         "7: pools[1].replicas[0]: a mapping is expected",
+        "7: pools[1].replicas[1]: the replica 'b:1' is listed twice, first as pools[0].replicas[2]",
     ]
 
 
@@ -419,7 +424,47 @@ def test_a_value_from_the_environment_is_not_blamed_on_the_file(tmp_path: Path) 
         load(path, {}, env={"WARMROUTE_LISTEN": "nowhere"})
     found = [str(problem) for problem in caught.value.problems]
     assert found[0].startswith("listen: 'nowhere' is not host:port")
+    assert found[0].endswith("(from the environment variable WARMROUTE_LISTEN)")
     assert found[1].startswith(f"{path}:3: log_level: 'loud'")
+
+
+def test_a_flag_is_not_blamed_on_the_environment() -> None:
+    with pytest.raises(ConfigError, match=r"listen: 'here' is not host:port[^(]*\Z"):
+        load(None, {**GOOD, "listen": "here"}, env={"WARMROUTE_LISTEN": "nowhere"})
+
+
+CLASHES = f"""\
+pools:
+  - models: [a, b, a]
+    replicas:
+      - {URL}
+      - {{url: {URL}, name: one}}
+      - {{url: http://b:1, name: one}}
+      - {URL}
+      - url: http://c:1
+        name: one
+"""
+
+
+def test_every_repeated_replica_name_and_prefix_is_named_with_its_own_line(tmp_path: Path) -> None:
+    path = written(tmp_path, CLASHES)
+    with pytest.raises(ConfigError) as caught:
+        load(path, {}, env={})
+    already = "the name 'one' is that of pools[0].replicas[1] already; give each replica its own `name`"
+    assert [str(problem).replace(f"{path}:", "") for problem in caught.value.problems] == [
+        "2: pools[0].models[2]: the model prefix 'a' is claimed twice, first by pools[0].models[0]",
+        f"6: pools[0].replicas[2]: {already}",
+        "7: pools[0].replicas[3]: the replica '127.0.0.1:9001' is listed twice, first as pools[0].replicas[0]",
+        f"8: pools[0].replicas[4]: {already}",
+    ]
+
+
+@pytest.mark.parametrize("word", ["off", "Off", "false", "'off'"])
+def test_a_listener_is_off_whether_or_not_off_is_quoted(word: str, tmp_path: Path) -> None:
+    """YAML reads `off` without quotes as false."""
+    text = f"pools: [{{replicas: [{URL}]}}]\nadmin_listen: {word}\nmetrics_listen: {word}\n"
+    loaded = load(written(tmp_path, text), {}, env={})
+    assert (loaded.admin, loaded.metrics) == (None, None)
 
 
 @given(st.dictionaries(keys, anything))
@@ -494,6 +539,29 @@ def test_prices_are_not_doubted_where_any_model_may_be_served(tmp_path: Path) ->
     for models in ("", "models: ['*']"):
         text = f"pools:\n  - {models or 'queue_s: 1'}\n    replicas: [{URL}]\nprices: {{gpt-: {{input: 1, output: 1}}}}"
         assert warnings_of(read(written(tmp_path, text), {}, env={})) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "workers", "enough"),
+    [("inflight_mb: 20, body_mb: 64", 2, 480), ("inflight_mb: 239", 1, 240), ("inflight_mb: 40, body_mb: 11", 1, 42)],
+)
+def test_a_body_limit_that_the_memory_budget_refuses_is_a_warning(
+    limits: str, workers: int, enough: int, tmp_path: Path
+) -> None:
+    text = f"pools: [{{replicas: [{URL}]}}]\nworkers: {workers}\nlimits:\n  {{{limits}}}\n"
+    path = written(tmp_path, text)
+    (warning,) = map(str, warnings_of(read(path, {}, env={})))
+    assert warning.startswith(f"{path}:4: limits.inflight_mb: bodies of")
+    assert f"Set inflight_mb to {enough} or more" in warning
+    raised = re.sub("inflight_mb: [0-9]+", f"inflight_mb: {enough}", text)
+    assert warnings_of(read(written(tmp_path, raised), {}, env={})) == []
+    lowered = re.sub("inflight_mb: [0-9]+", f"inflight_mb: {enough - 1}", text)
+    assert len(warnings_of(read(written(tmp_path, lowered), {}, env={}))) == 1
+
+
+def test_a_body_limit_is_not_doubted_where_the_budget_is_not_configured(tmp_path: Path) -> None:
+    text = f"pools: [{{replicas: [{URL}]}}]\nlimits: {{body_mb: 100000}}\n"
+    assert warnings_of(read(written(tmp_path, text), {}, env={})) == []
 
 
 def test_lines_are_found_through_aliases_and_merges(tmp_path: Path) -> None:

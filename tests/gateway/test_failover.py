@@ -140,6 +140,52 @@ async def test_a_500_of_several_replicas_is_the_requests_fault() -> None:
         assert set(served.values()) == {2}, "and all have their share"
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat/completions"])
+async def test_an_endpoint_that_the_engine_does_not_have_is_no_failure_of_its_replica(path: str) -> None:
+    """501, as llama.cpp answers /v1/embeddings: tried once, passed on, and no breaker counts it."""
+    missing = status(501, "not supported")
+    async with FakeReplica([missing]) as one, FakeReplica([missing]) as two, running(one, two, **TURNS) as run:
+        for _ in range(12):
+            code, _, body = await run.post(BODY, path)
+            assert (code, body["error"]["message"]) == (501, "not supported")
+        assert (len(one.requests) + len(two.requests), await cut_off(run)) == (12, 0)
+    async with FakeReplica([missing]) as one, running(one) as run:
+        for _ in range(8):
+            assert (await run.post(BODY, path))[0] == 501
+        assert await cut_off(run) == 0
+
+
+async def test_the_log_has_the_engines_words_of_an_error(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    script = [status(400, "too\nlong " + "x" * 300), status(500, "CUDA\x1b error"), says(http(404, b"<p>nothing"))]
+    async with FakeReplica(script) as one, running(one) as run:
+        for code in (400, 500, 404):
+            async with run.session.post(f"{run.url}/v1/chat/completions", json=BODY) as answer:
+                assert answer.status == code
+        await eventually(lambda: len(request_lines()) == 3)
+        bad, failed, unknown = request_lines()
+        assert (bad["error"][:25], len(bad["error"]), bad["level"]) == ("answered 400: too long xx", 214, "info")
+        assert failed["error"] == failed["failed_attempts"][0]["error"] == "answered 500: CUDA error"
+        assert unknown["error"] == "answered 404: <p>nothing"
+
+
+async def test_an_error_that_another_replica_made_good_is_not_the_requests(
+    request_lines: Callable[[], list[dict[str, Any]]],
+) -> None:
+    async with (
+        FakeReplica([status(500, "CUDA error"), answers()]) as one,
+        FakeReplica() as two,
+        running(one, two, **TURNS) as run,
+    ):
+        for _ in range(2):
+            assert (await run.post())[0] == 200
+        await eventually(lambda: len(request_lines()) == 2)
+        assert [attempt for line in request_lines() for attempt in line.get("failed_attempts", ())] == [
+            {"replica": one.name, "reason": "status", "error": "answered 500: CUDA error"}
+        ]
+        assert not any("error" in line for line in request_lines())
+        assert {line["level"] for line in request_lines()} == {"info"}
+
+
 @pytest.mark.parametrize("bad", [status(500), dies, says(http(200, b"[]"))])
 async def test_a_failure_that_only_one_replica_has_is_its_own(bad: Behaviour) -> None:
     async with FakeReplica([bad]) as broken, FakeReplica() as good, running(broken, good, **TURNS) as run:

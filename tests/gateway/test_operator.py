@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from gateway.app import make_side_runner
 from gateway.config import load
 from tests.fakes import FakeReplica, answers, models, streams
-from tests.gateway.conftest import BODY, Running, eventually, running
+from tests.gateway.conftest import BODY, Running, eventually, running, started
 
 FOREIGN = {"X-Forwarded-For": "203.0.113.5"}  # came through a proxy: not a local client, wherever the proxy runs
 
@@ -103,7 +104,51 @@ async def test_the_admin_listener_has_the_pages_of_state_and_not_the_api() -> No
         assert one.name in (await asked_for_text(run, "/metrics"))[1]
         assert await asked(run, run.admin_url, "POST", "/v1/chat/completions", BODY) == (404, "not_found")
         assert await asked(run, run.admin_url, "GET", "/v1/models", None) == (404, "not_found")
+        assert "admin listener (admin_listen) serves /warmroute/..., /m" in (await asked_for_text(run, "/v1/models"))[1]
         assert not one.requests
+
+
+async def test_the_listener_for_prometheus_says_what_it_serves() -> None:
+    async with FakeReplica() as one, running(one) as run:
+        runner = make_side_runner(run.gateway, "metrics")
+        await runner.setup()
+        try:
+            url = await started(runner)
+            async with run.session.get(f"{url}/warmroute/replicas") as answer:
+                error = (await answer.json())["error"]
+            assert (answer.status, error["code"]) == (404, "not_found")
+            assert "metrics listener (metrics_listen) serves /metrics, /health and /ready" in error["message"]
+            async with run.session.get(f"{url}/metrics") as answer:
+                assert answer.status == 200
+        finally:
+            await runner.cleanup()
+
+
+async def test_metrics_on_the_admin_listener_ask_for_the_key_as_operator_endpoints_do() -> None:
+    async with FakeReplica() as one, running(one, admin_key="k-1") as run:
+        for headers in ({}, {"Authorization": "Bearer k-2"}, {"X-Warmroute-Admin-Key": "k-2"}):
+            async with run.session.get(f"{run.admin_url}/metrics", headers=headers) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (401, "invalid_admin_key")
+        async with run.session.get(f"{run.admin_url}/metrics", headers={"Authorization": "Bearer k-1"}) as answer:
+            assert answer.status == 200
+        assert (await run.get("/metrics"))[0] == 403, "on the clients' port"
+    async with FakeReplica() as one, running(one) as run:
+        async with run.session.get(f"{run.admin_url}/metrics", headers={"X-Forwarded-For": "203.0.113.5"}) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, "direct clients on this machine" in error["message"]) == (403, True)
+
+
+async def test_a_model_whose_replicas_all_drain_is_not_called_down() -> None:
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two) as run:
+        for replica in (one, two):
+            assert (await run.post({"name": replica.name}, "/warmroute/drain"))[0] == 200
+        code, _, body = await run.post()
+        assert (code, body["error"]["code"]) == (503, "no_replica_available")
+        assert "takes new requests: those that are up are draining" in body["error"]["message"]
+        assert f"{one.name} (draining)" in body["error"]["message"]
+        _, _, body = await run.post(headers={"X-Forwarded-For": "203.0.113.5"})
+        assert "draining. Retry." in body["error"]["message"]
+        assert one.name not in body["error"]["message"]
 
 
 async def asked_for_text(run: Running, path: str) -> tuple[int, str]:

@@ -244,8 +244,12 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(request_lines: 
         with pytest.raises(openai.APIError, match="failed while it answered"):
             await anext(parts)
         await eventually(request_lines)
-        assert "failed while it answered" in request_lines()[0]["error"]
-        assert (await run.metrics())[f'warmroute_broken_answers_total{{model="m",replica="{one.name}"}}'] == 1
+        (line,) = request_lines()
+        assert "failed while it answered" in line["error"]
+        assert (line["level"], line["status"]) == ("warning", 200)
+        metrics = await run.metrics()
+        assert metrics[f'warmroute_broken_answers_total{{model="m",replica="{one.name}"}}'] == 1
+        assert metrics['warmroute_requests_total{code="200",model="m"}'] == 1
 
 
 HALF_AN_EVENT = says(STREAM_HEAD + chunk(event("a") + event("b")[:30]))

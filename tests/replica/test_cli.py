@@ -119,7 +119,7 @@ def test_without_torch_a_real_model_is_refused_with_advice(start: Start) -> None
     assert process.wait(60) == 1
     assert process.stderr is not None
     assert process.stderr.read() == (
-        "warmroute replica: torch, transformers not installed: pip install 'warmroute[replica]' (or use --engine sim)\n"
+        "warmroute replica: torch, transformers not installed: pip install '.[replica]' in the checkout (or use --engine sim)\n"
     )
 
 
@@ -127,7 +127,7 @@ def test_without_zmq_events_are_refused_with_advice(start: Start) -> None:
     process = start("--engine", "sim", "--port", "0", "--kv-events", "tcp://*:0", hide=("msgpack", "zmq"))
     assert process.wait(60) == 1
     assert process.stderr is not None
-    advice = "pip install 'warmroute[events]' (or leave out --kv-events)"
+    advice = "pip install '.[events]' in the checkout (or leave out --kv-events)"
     assert process.stderr.read() == f"warmroute replica: msgpack, zmq not installed: {advice}\n"
 
 

@@ -1,0 +1,44 @@
+"""An engine's error message as one short line for the log. Pure.
+
+The body is what any replica chose to send: at most MAX_READ bytes of it are looked at, and what comes out is at most
+MAX_EXCERPT printable characters.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+MAX_READ: Final = 8 << 10  # bytes of a body
+MAX_EXCERPT: Final = 200  # characters
+
+
+def excerpt(body: bytes) -> str:
+    """The message of an error body, or the begin of its text if it is not JSON or longer than MAX_READ. "": it says nothing."""
+    if len(body) > MAX_READ:
+        return one_line(body[:MAX_READ].decode("utf-8", "replace"))
+    try:
+        message = _message(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        message = ""
+    return one_line(message or body.decode("utf-8", "replace"))
+
+
+def one_line(text: str) -> str:
+    """At most MAX_EXCERPT characters of a text: what cannot be printed, line ends included, is a space."""
+    begin = text[: 4 * MAX_EXCERPT]  # some of it may be white space
+    line = " ".join("".join([char if char.isprintable() else " " for char in begin]).split())
+    return line if len(line) <= MAX_EXCERPT else f"{line[: MAX_EXCERPT - 3]}..."
+
+
+def _message(answer: Any) -> str:
+    """As OpenAI, vLLM, SGLang, TGI, llama.cpp and FastAPI write it; "" in any other form."""
+    if not isinstance(answer, dict):
+        return ""
+    error = answer.get("error")
+    holder = error if isinstance(error, dict) else answer
+    for found in (error, holder.get("message"), holder.get("detail")):
+        if isinstance(found, str) and found:
+            return found
+    return ""
