@@ -11,7 +11,7 @@ message that is complete says so exactly; bytes behind it are nobody's.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -26,7 +26,7 @@ _HEADER: Final = re.compile(rb"([^:]++):([^\r]*+)\r\n")
 _TRAILERS: Final = re.compile(rb"(?:%s:%s\r\n)*+\r\n" % (_TOKEN, _VALUE))
 _CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;%s)?\r\n" % _VALUE)
 # Nearly all chunks are small, and their size is written like this.
-_SIZES: Final[Mapping[bytes, int]] = {b"%x\r\n" % size: size for size in range(4096)}
+_SIZES: Final = {b"%x\r\n" % size: size for size in range(4096)}
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
 # A replica's heads differ in little else, and in the date once a second: those that are known need not be read again.
 _LENGTH_LINE: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})(?=\r\n)")
@@ -196,6 +196,8 @@ class Answer:
                 raise FramingError("a chunk is longer than it says")
             parts.append(data[begin:at])
             at += 2
+            if at == len(data):  # mostly a read is a chunk
+                return self._wait_for_line(b"", parts)
 
     def _wait_for_line(self, rest: bytes, parts: list[bytes]) -> bytes:
         if len(rest) >= MAX_CHUNK_LINE:

@@ -25,7 +25,7 @@ OTHER: Final = "other"
 TEXT: Final = "text"
 GUESS: Final = "guess"  # a chat if it has messages, else a completion: for a dry run, which has no path to tell
 
-_KINDS: Final[Mapping[str, str]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
+_KINDS: Final = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
 _OPTIONS: Final = "stream_options"
 _WANTED: Final = "include_usage"
 _OTHERS: Final = ("model", "stream", "store", "background", "cache_salt")  # read of a body on another path, beside its prompt
