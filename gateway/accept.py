@@ -90,6 +90,9 @@ class Acceptor:
             await self._loop.connect_accepted_socket(self._make_protocol, client)
         except OSError:  # it has left meanwhile
             client.close()
+        except BaseException:  # the gateway ends
+            client.close()
+            raise
 
     def _pause(self, error: OSError) -> None:
         log.error("cannot accept connections", extra={"error": str(error), "retry_s": self._retry_s})
