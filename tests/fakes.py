@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from gateway.accept import Acceptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,7 @@ class FakeReplica:
     port: int = 0
     gone: int = 0
     connections: int = 0
-    _server: asyncio.Server | None = None
+    _server: Acceptor | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
@@ -161,8 +164,10 @@ class FakeReplica:
         return f"127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> FakeReplica:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        # Not asyncio's server: that loses a connection which it has just accepted when it is closed.
+        listener = socket.create_server(("127.0.0.1", self.port), backlog=1024)
+        self._server = Acceptor(listener, lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._serve))
+        self.port = listener.getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -172,8 +177,11 @@ class FakeReplica:
         """Refuse new connections and reset the open ones."""
         if self._server:
             self.refuse()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._server.wait_closed()
+            await asyncio.sleep(0)  # the tasks of connections that were accepted last begin
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             self._server = None
 
     def refuse(self) -> None:
