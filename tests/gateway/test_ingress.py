@@ -366,7 +366,7 @@ async def test_pipelined_bytes_beyond_the_budget_end_the_connection() -> None:
 
 
 async def test_a_plain_answer_is_charged_while_it_is_read() -> None:
-    """It is read whole before it goes on, so what many replicas send at once must not fill the memory."""
+    """Its beginning is read before it goes on, so what many replicas send at once must not fill the memory."""
     piece = b" " * (1 << 16)
     sent = 0
 
@@ -378,7 +378,7 @@ async def test_a_plain_answer_is_charged_while_it_is_read() -> None:
             sent += len(piece)
             await writer.drain()
 
-    async with FakeReplica([endless, answers()]) as replica, running(replica, limits={"inflight_mb": 4}) as run:
+    async with FakeReplica([endless, answers()]) as replica, running(replica, limits={"inflight_mb": 1}) as run:
         status, headers, body = await run.post(RAW)
         assert (status, body["error"]["code"], headers["Retry-After"]) == (503, "gateway_overloaded", "1")
         assert sent < 40 * MIB
