@@ -50,7 +50,7 @@ class Answers:
         exchange.reply = reply = Reply(exchange.request, keep_alive=not self.drain.draining, patience_s=self.patience_s)
         if attempt.content_type == EVENT_STREAM and not exchange.body:
             await self._stream(exchange, attempt, reply, headers)
-        elif exchange.body:
+        elif exchange.body and exchange.tail is None:
             exchange.require_room()
             body, exchange.body = exchange.body, b""
             reply.begin(attempt.status, headers, length=len(body), first=body)
@@ -133,18 +133,29 @@ class Answers:
         return None
 
     async def _copy(self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: bytes) -> None:
-        """An answer that is neither a stream of events nor a plain one of a generation, as it comes."""
-        record = exchange.record
+        """Any other answer as it comes: a large plain one of a generation, whose beginning is in `exchange.body`, or one of
+        another endpoint.
+        """
+        record, tail = exchange.record, exchange.tail
+        exchange.require_room()
+        first, exchange.body = exchange.body or attempt.take(), b""
 
         def sink(data: bytes) -> None:
             reply.write(data)
             record.last_byte = self.clock()
 
+        def sink_with_tail(data: bytes) -> None:
+            sink(data)
+            if tail:
+                tail.feed(data)
+
         try:
-            reply.begin(attempt.status, headers, length=_length(attempt, exchange.request.method), first=attempt.take())
+            reply.begin(attempt.status, headers, length=_length(attempt, exchange.request.method), first=first)
+            del first
             reply.feed_from(attempt)
-            await attempt.pump(sink)
+            await attempt.pump(sink_with_tail if tail else sink)
             reply.end()
+            record.usage = tail.usage() if tail else None
         except ReplicaFailure as failure:
             self._cut(exchange, reply, self.failover.broke_off(exchange, failure), events=False)
         except ClientStalled:

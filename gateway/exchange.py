@@ -13,6 +13,7 @@ from gateway.body import lease_of
 from gateway.budget import LARGE_BODY
 from gateway.errors import bad_request, over_budget
 from gateway.plain import PlainRequest
+from gateway.plain_answer import UsageTail
 from gateway.record import Record
 from gateway.relay import Attempt, Call
 from gateway.replica_state import ReplicaState
@@ -49,11 +50,25 @@ class Exchange:
 
     copied: a copy of the body with the salt is charged.
     salt: for engines, where tenants are isolated (`routing.isolation`), else empty.
-    body: of a plain answer, read whole. complete: the answer was good and went out whole. resumptions: attempts to go on with
+    body: of a plain answer, read whole, or the beginning of a large one. tail: only for a large one: it reads the usage as the
+    answer passes. complete: the answer was good and went out whole. resumptions: attempts to go on with
     a broken stream that may have reached a replica.
     """
 
-    __slots__ = ("api", "body", "booking", "complete", "copied", "record", "reply", "request", "resumptions", "salt", "target")
+    __slots__ = (
+        "api",
+        "body",
+        "booking",
+        "complete",
+        "copied",
+        "record",
+        "reply",
+        "request",
+        "resumptions",
+        "salt",
+        "tail",
+        "target",
+    )
 
     def __init__(self, request: Request, api: openai.ApiRequest, target: Target, booking: Booking, record: Record) -> None:
         self.request = request
@@ -63,6 +78,7 @@ class Exchange:
         self.record = record
         self.reply: Reply | None = None
         self.body = b""
+        self.tail: UsageTail | None = None
         self.complete = False
         self.resumptions = 0
         self.salt = b""
@@ -94,7 +110,7 @@ class Exchange:
             raise over_budget(0, lease.account.largest)
 
     def require_room(self) -> None:
-        """Raises GatewayError if a large plain answer could not be held until the client has read it.
+        """Raises GatewayError if there is no room for a large `body` until the client has read it.
 
         It is charged as far as the client does not keep up (`client.py`).
         """

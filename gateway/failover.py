@@ -15,32 +15,25 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Final
-
-import orjson
+from typing import Final, Protocol
 
 from gateway.blame import Doubts, is_answer
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
 from gateway.excerpt import excerpt
 from gateway.exchange import Exchange
 from gateway.health import RetryBudget, jitter
-from gateway.metering import Usage, parse_usage
 from gateway.metrics import Metrics
 from gateway.outgoing import call_of
+from gateway.plain_answer import MAX_HELD_ANSWER, UsageTail, usage_of
 from gateway.relay import Attempt, Call, Relay
 from gateway.replicas import Fleet
-from gateway.tap import MAX_COMMENT_BYTES, failure_of, first_event, without_data
+from gateway.tap import MAX_COMMENT_BYTES, StreamBegin, failure_of, first_event
 from router import Candidate
 
 MAX_REACHED: Final = 3
 MAX_RESUMPTIONS: Final = 3
-MAX_PARSED_ANSWER: Final = 256 << 10  # bytes; what a larger one holds could stop the event loop
-_TAIL: Final = 64 << 10  # of a larger one, where its usage is looked for
-_USAGE: Final = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})')
-MAX_PLAIN_ANSWER: Final = 256 << 20  # bytes; a plain answer is read whole before it goes on
 
 EVENT_STREAM: Final = "text/event-stream"
 _LOST: Final = frozenset([REFUSED, UNREACHABLE, "reset"])
@@ -170,7 +163,8 @@ class Failover:
         return self.fleet.candidates(exchange.target, self.clock(), tried, resting=not doubts.refused)
 
     async def _try(self, exchange: Exchange, candidate: Candidate, call: Call, doubts: Doubts, *, fresh: bool) -> Attempt:
-        """One attempt on one replica, up to its first byte (its whole body, if it is a plain answer to a generation).
+        """One attempt on one replica, up to its first byte. Of a plain answer to a generation the whole body is read, of one
+        that is larger than MAX_HELD_ANSWER the beginning.
 
         fresh: on a connection of its own.
         """
@@ -202,10 +196,13 @@ class Failover:
         if not api.metered or attempt.status != 200:
             return
         if attempt.content_type == EVENT_STREAM and api.stream:
-            await _first_data(attempt)
+            await first_data(attempt)
             return
-        body = await attempt.read(MAX_PLAIN_ANSWER, exchange.charge)
-        exchange.record.usage = _usage_of(body)
+        body = await attempt.read_begin(MAX_HELD_ANSWER, exchange.charge)
+        if len(body) <= MAX_HELD_ANSWER:
+            exchange.record.usage = usage_of(body)
+        else:
+            exchange.tail = UsageTail(body)
         exchange.body = body
 
 
@@ -215,52 +212,40 @@ def _said(attempt: Attempt) -> str:
     return f"answered {attempt.status}: {said}" if said else f"answered {attempt.status}"
 
 
-async def _first_data(attempt: Attempt) -> None:
+class Opening(Protocol):
+    """What `first_data` uses of an Attempt."""
+
+    @property
+    def complete(self) -> bool: ...
+    def peek(self, start: int = 0) -> bytes: ...
+    def still_prefill(self) -> None: ...
+    async def more(self) -> None: ...
+
+
+async def first_data(attempt: Opening) -> None:
     """Wait for the first data of a stream, for a comment is no token: until then the request can go to another replica.
 
     Raises ReplicaFailure if there is none, or if it is the engine's failure, which comes with status 200 too. Of an error no
-    more is waited for than the tap holds back anyway.
+    more is waited for than the tap holds back anyway. O(bytes), however small the pieces are in which they come.
     """
+    data = attempt.peek()
+    if data.startswith(b"data:") and first_event(data) is None:
+        return  # nearly all streams
+    begin, seen = StreamBegin(), 0
     while True:
-        begin = attempt.peek()
-        at = without_data(begin)
-        if at < len(begin):
-            event = first_event(begin[at:] if at else begin)
-            if event and (failure := failure_of(event)):
-                raise failure
-            if event != b"" or attempt.complete:
-                return
-        elif at > MAX_COMMENT_BYTES:
-            raise ReplicaFailure("garbage", f"the stream begins with more than {MAX_COMMENT_BYTES} bytes of comments")
-        elif attempt.complete:
-            raise ReplicaFailure("garbage", "the stream is empty")
-        else:
+        seen += len(data)
+        event = begin.feed(data)
+        if event and (failure := failure_of(event)):
+            raise failure
+        if event != b"":
+            return
+        if begin.silent:
+            if seen > MAX_COMMENT_BYTES:
+                raise ReplicaFailure("garbage", f"the stream begins with more than {MAX_COMMENT_BYTES} bytes of comments")
+            if attempt.complete:
+                raise ReplicaFailure("garbage", "the stream is empty")
             attempt.still_prefill()
+        elif attempt.complete:
+            return
         await attempt.more()
-
-
-def _usage_of(body: bytes) -> Usage | None:
-    """The usage of a plain answer. Raises ReplicaFailure if the answer is no JSON object: no engine says such a thing."""
-    if len(body) > MAX_PARSED_ANSWER:
-        return _usage_at_the_end(body)
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise ReplicaFailure("garbage", "the answer is not JSON") from error
-    if not isinstance(answer, dict):
-        raise ReplicaFailure("garbage", "the answer is no JSON object")
-    return parse_usage(answer)
-
-
-def _usage_at_the_end(body: bytes) -> Usage | None:
-    """The usage of a large plain answer, which is not parsed: engines write it behind the choices.
-
-    Raises ReplicaFailure if the answer cannot be a JSON object.
-    """
-    if not (body[:64].lstrip().startswith(b"{") and body[-64:].rstrip().endswith(b"}")):
-        raise ReplicaFailure("garbage", "the answer is no JSON object")
-    found = _USAGE.findall(body[-_TAIL:])
-    try:
-        return parse_usage({"usage": orjson.loads(found[-1])}) if found else None
-    except orjson.JSONDecodeError:
-        return None
+        data = attempt.peek(seen)

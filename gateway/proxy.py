@@ -4,7 +4,7 @@
                                  ▲          │ fails before its first byte (failover.py)
                                  └── move ◄─┘ to the best of the others
 
-Nothing goes to the client before the first byte of the replica's answer is here (the whole answer, if it is not a stream),
+Nothing goes to the client before the first byte of the replica's answer is here (its first MiB, if it is not a stream),
 so an attempt that fails until then is invisible: the lease moves on. After that an error can only be told inside the stream.
 The lease is closed in one `finally`, whatever happens, the client's leaving included (its handler is cancelled).
 """

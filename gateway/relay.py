@@ -112,9 +112,9 @@ class Attempt:
         """Whether the whole answer is here."""
         return self._open.complete
 
-    def peek(self) -> bytes:
-        """What of the body is here; it is not taken."""
-        return self._open.peek()
+    def peek(self, start: int = 0) -> bytes:
+        """What of the body is here, from this byte on; it is not taken. O(its length)."""
+        return self._open.peek(start)
 
     def still_prefill(self) -> None:
         """What is here is not the answer yet: the time for its first byte goes on."""
@@ -133,21 +133,35 @@ class Attempt:
 
         charge: called with the size of each piece that is kept until the rest is here; what it raises ends the reading.
         """
+        body = b"" if (self.head.length or 0) > limit else await self.read_begin(limit, charge)
+        if len(body) > limit or not self.exhausted:
+            raise ReplicaFailure("garbage", f"the answer is longer than {limit} bytes")
+        return body
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the whole body has come and was taken."""
+        return self._open.complete and not self._open.unread
+
+    async def read_begin(self, limit: int, charge: Callable[[int], None] | None = None) -> bytes:
+        """The whole body if it has at most `limit` bytes; else its beginning: more than `limit` bytes, by one read at most.
+
+        Raises ReplicaFailure if it ends too early. charge: as for `read`.
+        """
         connection = self._open
         body = connection.take()
-        if connection.complete and len(body) <= limit:
+        if connection.complete or len(body) > limit:
             return body
         pieces = BytesIO()  # it grows in place: the pieces and the whole are never held at once
-        while max(self.head.length or 0, pieces.tell() + len(body)) <= limit:
+        while True:
             if charge:
                 charge(len(body))
             pieces.write(body)
-            if connection.complete and not connection.unread:
+            if pieces.tell() > limit or self.exhausted:
                 del body
                 return pieces.getvalue()
             await connection.wait()
             body = connection.take()
-        raise ReplicaFailure("garbage", f"the answer is longer than {limit} bytes")
 
     async def pump(self, sink: Sink) -> None:
         """Give the rest of the body to `sink` as it comes. Raises ReplicaFailure if it ends too early, or ClientStalled."""

@@ -51,7 +51,7 @@ class StreamTap:
         self.done = False
         self.failure: ReplicaFailure | None = None
         self._closely = False
-        self._held = b""
+        self._held = bytearray()  # an event that is not whole yet
         self._too_long = False  # the head of the held event was passed on already
 
     def feed(self, chunk: bytes) -> bytes:
@@ -68,28 +68,34 @@ class StreamTap:
         return self._read(chunk) if self.failure or chunk.find(b'"error"') >= 0 else self.feed(chunk)
 
     def _read(self, chunk: bytes) -> bytes:
-        held, data = len(self._held), self._held + chunk
+        data, looked = chunk, 0
+        if self._held:  # O(chunk) until the event is whole, for it may come byte by byte
+            # An event's end may straddle the last chunk and this one: look again at the last bytes.
+            looked = max(0, len(self._held) - _LONGEST_END + 1)
+            self._held += chunk
+            if not _EVENT_END.search(self._held, looked):
+                return self._overflow()
+            data = bytes(self._held)
         passed, start = [], 0
-        # An event's end may straddle the last chunk and this one: look again at the last bytes.
-        for match in _EVENT_END.finditer(data, max(0, held - _LONGEST_END + 1)):
+        for match in _EVENT_END.finditer(data, looked):
             event = data[start : match.end()]
             start = match.end()
             if self._passes(event):
                 passed.append(event)
-        self._held = data[start:]
+        self._held = bytearray(data[start:])
         passed.append(self._overflow())
         return b"".join(passed)
 
     def finish(self) -> bytes:
         """The stream is over, as it should be; returns what was still held (an event without its end)."""
-        rest, self._held = self._held, b""
+        rest, self._held = bytes(self._held), bytearray()
         return rest if rest and self._passes(rest) else b""
 
     def _overflow(self) -> bytes:
         if len(self._held) <= MAX_EVENT_BYTES:
             return b""
         # The last bytes may be the first of an event's end.
-        out, self._held = self._held[: 1 - _LONGEST_END], self._held[1 - _LONGEST_END :]
+        out, self._held = bytes(self._held[: 1 - _LONGEST_END]), self._held[1 - _LONGEST_END :]
         self._too_long = True
         return out
 
@@ -184,10 +190,46 @@ def without_data(data: bytes) -> int:
     return len(data) if rest.startswith(b":") or _RETRY.startswith(rest) else end
 
 
+class StreamBegin:
+    """The beginning of a stream, until its first data: `feed` it all that comes. O(bytes), in pieces of any size.
+
+    silent: all bytes so far carry no data.
+    """
+
+    __slots__ = ("_event", "_line", "silent")
+
+    def __init__(self) -> None:
+        self.silent = True
+        self._line = b""  # what must be known of the unfinished line without data: ":" of any comment
+        self._event = bytearray()  # the first event, as far as it has come
+
+    def feed(self, data: bytes) -> bytes | None:
+        """The first event if it looks like an error, b"" as long as more bytes have to be awaited, None for any other data."""
+        if self.silent:
+            data = self._line + data
+            at = without_data(data)
+            if at == len(data):
+                line = data[max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 :]
+                self._line = b":" if line.startswith((b":", _RETRY)) else line
+                return b""
+            self.silent, data = False, data[at:]
+        looked = len(self._event)
+        self._event += data
+        if not _may_be_error(self._event):
+            return None
+        end = _EVENT_END.search(self._event, max(0, looked - _LONGEST_END + 1))
+        return bytes(self._event[: end.end()]) if end else b""
+
+
+def _may_be_error(data: bytes | bytearray) -> bool:
+    """Whether the first event of a stream that begins so may be an engine's error. O(1)."""
+    head = data[: 2 * len(_ERROR)].replace(b" ", b"")[: len(_ERROR)]
+    return len(data) <= MAX_ERROR_BYTES and _ERROR.startswith(head)
+
+
 def first_event(data: bytes) -> bytes | None:
     """The first event of a stream that begins so, if it looks like an error: b"" while it is not whole, None if it does not."""
-    head = data[: 2 * len(_ERROR)].replace(b" ", b"")[: len(_ERROR)]
-    if not _ERROR.startswith(head) or len(data) > MAX_ERROR_BYTES:
+    if not _may_be_error(data):
         return None
     end = _EVENT_END.search(data)
     return data[: end.end()] if end else b""

@@ -25,6 +25,7 @@ from gateway.http1 import Answer, FramingError
 
 MAX_UNREAD: Final = 1 << 18  # bytes of an answer that nobody has asked for yet; beyond this the connection is not read
 MAX_JOINED: Final = 1 << 16  # bytes of a body that goes out in one buffer with its head
+SLICE: Final = 1 << 20  # bytes of a larger body that are written in one turn of the event loop: TLS encrypts them at once
 
 Sink = Callable[[bytes], None]
 
@@ -54,12 +55,15 @@ class Connection(asyncio.Protocol):
         "_sink",
         "_timer",
         "_transport",
+        "_unsent",
         "_waiter",
+        "_writable",
         "answer",
         "failure",
         "idle_since",
         "lost",
         "started",
+        "unread",
         "used",
     )
 
@@ -70,6 +74,9 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._sink: Sink | None = None
         self._parts: list[bytes] = []
+        self.unread = 0  # bytes of the body that are here and were not taken: the length of all _parts
+        self._unsent: memoryview | None = None  # the part of the request's body that was not given to the transport yet
+        self._writable = True  # the transport accepts more: its buffer is below its high-water mark
         self._sent: Callable[[], None] | None = None  # to be called when the whole request has left this process
         self._paused_by = 0  # by whom reading is held back: a sum of _OWNER and _UNREAD
         self._poll: select.poll | None = None
@@ -93,14 +100,37 @@ class Connection(asyncio.Protocol):
         soonest = now + min(limits.first_byte_s, limits.idle_s, limits.total_s or math.inf)
         if self._timer is None or self._timer.when() > soonest:  # one that fires too early sees that it does
             self._look_at_time()
-        if len(body) > MAX_JOINED:
+        if len(body) <= MAX_JOINED:
+            self._transport.write(head + body)
+        elif len(body) <= SLICE:
             self._transport.writelines((head, body))
         else:
-            self._transport.write(head + body)
+            self._transport.write(head)
+            self._unsent = memoryview(body)
+            self._write_slice()
+
+    def _write_slice(self) -> None:
+        """Write the next slice of a large body; the one after it in another turn of the event loop, once the transport accepts
+        more.
+        """
+        unsent, transport = self._unsent, self._transport
+        if unsent is None or not self._writable:
+            return
+        if transport is None or transport.is_closing():
+            self._unsent = None
+            return
+        self._unsent = unsent[SLICE:] if len(unsent) > SLICE else None
+        transport.write(unsent[:SLICE])
+        if self._unsent is not None:
+            if self._writable:  # else `resume_writing` continues
+                self._loop.call_soon(self._write_slice)
+        elif self._sent:
+            self.when_sent(self._sent)
 
     def when_sent(self, call: Callable[[], None]) -> None:
         """Call it when nothing of the request is in memory here any more: mostly at once, but a replica may answer early."""
-        if self._transport is None or not self._transport.get_write_buffer_size():
+        if self._transport is None or (self._unsent is None and not self._transport.get_write_buffer_size()):
+            self._sent = None
             call()
             return
         self._sent = call
@@ -110,14 +140,6 @@ class Connection(asyncio.Protocol):
     def complete(self) -> bool:
         return self.answer is not None and self.answer.complete
 
-    @property
-    def unread(self) -> int:
-        """Bytes of the body that are here and were not taken."""
-        size = 0
-        for part in self._parts:  # compiled, a fifth of what `sum` takes
-            size += len(part)
-        return size
-
     async def wait(self, beyond: int = 0) -> None:
         """Until there are more unread bytes than that, or the answer is complete. Raises ReplicaFailure."""
         while not (self.unread > beyond or self.complete or self.failure):
@@ -126,13 +148,22 @@ class Connection(asyncio.Protocol):
         if self.failure and self.unread <= beyond:
             raise self.failure
 
-    def peek(self) -> bytes:
-        """What of the body is here; it stays here."""
-        return b"".join(self._parts)
+    def peek(self, start: int = 0) -> bytes:
+        """What of the body is here, from this byte on; it stays here. O(its length), if parts have come since `start` bytes
+        were here.
+        """
+        parts, missing = self._parts, self.unread - start
+        if start == 0:
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        at = len(parts)
+        while missing > 0:
+            at -= 1
+            missing -= len(parts[at])
+        return b"".join(parts[at:])[-missing:]
 
     def take(self) -> bytes:
         """What of the body is here."""
-        parts, self._parts = self._parts, []
+        parts, self._parts, self.unread = self._parts, [], 0
         self._hold(_UNREAD, on=False)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -168,9 +199,10 @@ class Connection(asyncio.Protocol):
         """The call is over for its owner. True if the connection can carry another; else it is closed."""
         transport, answer = self._transport, self.answer
         self.answer = self._sink = self._sent = None
-        self._parts = []
+        self._parts, self.unread = [], 0
         good = (
-            answer is not None
+            self._unsent is None
+            and answer is not None
             and answer.complete
             and answer.head is not None
             and answer.head.keep_alive
@@ -189,6 +221,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once: how an engine learns that nobody waits for its answer any more."""
+        self._unsent = None
         if self._transport:
             self._transport.abort()
 
@@ -237,21 +270,28 @@ class Connection(asyncio.Protocol):
                     return
             else:
                 self._parts.append(body)
+                self.unread += len(body)
                 if self.unread > MAX_UNREAD:
                     self._hold(_UNREAD, on=True)
         if answer.complete or (body and not self._sink):
             self._wake()
 
+    def pause_writing(self) -> None:
+        self._writable = False
+
     def resume_writing(self) -> None:
-        sent, self._sent = self._sent, None
-        if sent:
+        self._writable = True
+        if self._unsent is not None:
+            self._write_slice()
+        elif self._sent:
+            sent, self._sent = self._sent, None
             sent()
 
     def eof_received(self) -> None:
         """No half-open connections: a replica that stops sending is gone. asyncio closes the transport."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._unsent = None
         if self._timer:
             self._timer.cancel()
             self._timer = None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import GatewayError
 from gateway.exchange import require_saltable, salted
-from gateway.failover import MAX_PARSED_ANSWER
+from gateway.plain_answer import MAX_PARSED_ANSWER
 from gateway.tap import MAX_PARSED_EVENT, object_of
 from tests.fakes import FakeReplica, answers, http, says, usage
 from tests.gateway.conftest import running

@@ -11,7 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.errors import ReplicaFailure
+from gateway.failover import first_data
 from gateway.health import RetryBudget
+from gateway.tap import MAX_COMMENT_BYTES, MAX_ERROR_BYTES
 from tests.fakes import (
     Behaviour,
     FakeReplica,
@@ -369,3 +372,46 @@ async def test_a_model_that_goes_while_a_request_waits_keeps_no_place() -> None:
             held.set()
             assert sorted([(await first)[0], (await waiting)[0]]) == [404, 502]
             assert (admission.inflight, admission.waiting) == (0, 0)
+
+
+class Dripping:
+    """An answer that begins with `start` and goes on byte by byte. looked: bytes that were read of it in all."""
+
+    def __init__(self, start: bytes, size: int) -> None:
+        self._data = start
+        self._end = len(start) + size
+        self.looked = 0
+
+    @property
+    def complete(self) -> bool:
+        return len(self._data) >= self._end
+
+    def peek(self, start: int = 0) -> bytes:
+        data = self._data[start:]
+        self.looked += len(data)
+        return data
+
+    def still_prefill(self) -> None:
+        """Nobody has a timer here."""
+
+    async def more(self) -> None:
+        self._data += b"a"
+
+
+async def test_each_byte_of_a_dripping_error_is_read_once() -> None:
+    attempt = Dripping(b'data: {"error":{"message":"', 100_000)
+    await first_data(attempt)
+    assert MAX_ERROR_BYTES < attempt.looked < MAX_ERROR_BYTES + 100
+
+
+async def test_each_byte_of_a_dripping_comment_is_read_once() -> None:
+    attempt = Dripping(b":", 100_000)
+    with pytest.raises(ReplicaFailure, match="bytes of comments"):
+        await first_data(attempt)
+    assert MAX_COMMENT_BYTES < attempt.looked < MAX_COMMENT_BYTES + 100
+
+
+@pytest.mark.parametrize("start", [b": ping", b""])
+async def test_a_stream_without_data_is_no_answer(start: bytes) -> None:
+    with pytest.raises(ReplicaFailure, match="empty"):
+        await first_data(Dripping(start, 0))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway import tap as tap_module
 from gateway.metering import Usage
-from gateway.tap import MAX_ERROR_BYTES, StreamTap, failure_of, first_event, without_data
+from gateway.tap import MAX_ERROR_BYTES, StreamBegin, StreamTap, failure_of, first_event, without_data
 from tests.fakes import DONE, event, usage
 
 COMMENT = b": ping\n\n"
@@ -168,6 +170,62 @@ def test_lines_without_data_are_told_from_the_first_data(silent: bytes, data: by
 @pytest.mark.parametrize("begin", [b":", b": pi", b"re", b"retry:", b"retry: 3", b": ping\n:"])
 def test_the_begin_of_a_line_without_data_is_none_either(begin: bytes) -> None:
     assert without_data(begin) == len(begin)
+
+
+def begin_of(data: bytes) -> bytes | None:
+    """The oracle of StreamBegin: all the bytes at once."""
+    at = without_data(data)
+    return first_event(data[at:]) if at < len(data) else b""
+
+
+@given(
+    SILENT,
+    st.sampled_from([ERROR, ERROR[:-1], ERROR[:20], b'data: {"error": 1}\r\n\r\n', event("a"), DONE, b"retr", b":", b""]),
+    st.lists(st.integers(0, 500), max_size=30),
+)
+def test_the_begin_of_a_stream_is_the_same_however_it_is_cut(silent: bytes, data: bytes, where: list[int]) -> None:
+    begin, so_far = StreamBegin(), b""
+    for piece in cut(silent + data, where):
+        so_far += piece
+        assert begin.feed(piece) == begin_of(so_far)
+        assert begin.silent == (without_data(so_far) == len(so_far))
+        if begin_of(so_far) != b"":
+            return
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Of the CPU's time, the least of three."""
+    return min(timed(action) for _ in range(3))
+
+
+def timed(action: Callable[[], object]) -> float:
+    begun = time.thread_time()
+    action()
+    return time.thread_time() - begun
+
+
+def begins(start: bytes, size: int) -> None:
+    begin = StreamBegin()
+    begin.feed(start)
+    for _ in range(size):
+        assert begin.feed(b"a") == b""
+
+
+def taps(start: bytes, size: int) -> None:
+    tap = StreamTap(strip_usage=True)
+    tap.feed(start)
+    for _ in range(size):
+        assert tap.feed(b"a") == b""
+
+
+@pytest.mark.parametrize(
+    ("drip", "start", "size"),
+    [(begins, b":", 4_000), (begins, b'data: {"error": "', 4_000), (taps, b"data: ", 40_000)],
+    ids=["comment", "error", "event"],
+)
+def test_what_comes_byte_by_byte_is_read_in_linear_time(drip: Callable[[bytes, int], None], start: bytes, size: int) -> None:
+    """Sixteen times as much takes sixteen times as long, not 256 times."""
+    assert seconds(lambda: drip(start, 16 * size)) < 64 * seconds(lambda: drip(start, size))
 
 
 CAPTURES = sorted((Path(__file__).parents[3] / "shared" / "captures").glob("*/*stream*.sse"))
