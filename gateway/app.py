@@ -27,6 +27,7 @@ from gateway.errors import GatewayError, internal_error, too_many_connections, u
 from gateway.everywhere import Alone, Everywhere, Local
 from gateway.failover import Failover
 from gateway.front import Front, Runner
+from gateway.loops import VIA_HEADER, LoopGuard
 from gateway.metering import Meter
 from gateway.metrics import Metrics
 from gateway.operator import ON_ADMIN_LISTENER, Operator
@@ -93,15 +94,17 @@ def compose(
     source: Source | None = None,
     everywhere: Callable[[Local], Everywhere] = Alone,
     resolver: Resolver | None = None,
+    loops: LoopGuard | None = None,
 ) -> Gateway:
     """source: where a changed configuration comes from, if there is any. everywhere: the way to the other workers.
-    resolver: of the replicas' host names (default: the system's).
+    resolver: of the replicas' host names (default: the system's). loops: knows this gateway's id (default: a new one).
     """
     metrics = Metrics()
     routing, chance = config.routing, random.Random()
     router = Router(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20, chance=chance)
     fleet = Fleet(config, router, metrics, chance, clock)
-    relay = Relay(config.timeouts, resolver, hung_up=fleet.hung_up)
+    loops = loops or LoopGuard()
+    relay = Relay(config.timeouts, resolver, fleet.hung_up, loops)
     meter = Meter(config.prices, metrics)
     drain = Drain()
     parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)
@@ -125,7 +128,7 @@ def compose(
         clock=clock,
     )
     budget = Budget(budget_bytes(config))
-    entry = Entry(config.limits.body_s, parsing, proxy, drain, requests, clock)
+    entry = Entry(config.limits.body_s, parsing, proxy, drain, requests, loops, clock)
     steps = [_retuning(router, meter, relay, proxy), _rebounding(entry, access)]
     reload = Reload(config=config, source=source, fleet=fleet, relay=relay, metrics=metrics, steps=steps)
     local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, requests=requests, budget=budget, clock=clock)
@@ -233,7 +236,9 @@ async def _finish_headers(request: web.Request, response: web.StreamResponse) ->
 
 async def models(request: web.Request) -> web.Response:
     """The union of the models that the live replicas list."""
-    return _json_response(request.app[GATEWAY].fleet.catalog.answer)
+    gateway = request.app[GATEWAY]
+    gateway.entry.loops.require_no_loop(request.headers.get(VIA_HEADER))
+    return _json_response(gateway.fleet.catalog.answer)
 
 
 async def model_entry(request: web.Request) -> web.Response:
