@@ -6,8 +6,8 @@ included, carries the header
 
     X-Warmroute-Via: <ids of the gateways that it has passed, the latest last>
 
-and what arrives with the gateway's own id, or with MAX_GATEWAYS ids, is answered 508. An id is random and says nothing else. All
-workers of a gateway have the same one. A client that forges the header gets 508, or shortens its own chain of gateways.
+and what arrives with the gateway's own id, or with MAX_GATEWAYS ids, is answered 508. An id is random and says nothing else.
+All workers of a gateway have the same one. A client that forges the header gets 508, or shortens its own chain of gateways.
 """
 
 from __future__ import annotations

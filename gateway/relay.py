@@ -216,6 +216,7 @@ class Relay:
         self._limits = _limits_of(timeouts)
         self._hung_up = hung_up
         self._roads: dict[str, Road] = {}
+        self._guarded: set[str] = set()
         self._resolver = resolver or Resolver()
         self._tls: ssl.SSLContext | None = None  # made once: reading the trusted certificates takes tens of milliseconds
 
@@ -228,8 +229,17 @@ class Relay:
         for road in self._roads.values():
             road.pool.close()
 
+    def guard(self, base_url: str) -> None:
+        """Never connect from there to a link-local address or a cloud's metadata service, whatever the name resolves to."""
+        self._guarded.add(base_url)
+
+    def trust(self, base_urls: Iterable[str]) -> None:
+        """These may lead to any address."""
+        self._guarded.difference_update(base_urls)
+
     def forget(self, base_url: str) -> None:
         """A replica left for good. O(replicas)."""
+        self._guarded.discard(base_url)
         if road := self._roads.pop(base_url, None):
             road.pool.close()
             host = road.address.host
@@ -283,7 +293,10 @@ class Relay:
             if self._hung_up:
                 self._hung_up(base_url, idle_s)
 
-        dialer = Dialer(address.host, address.port, self._tls if address.tls else None, self._resolver)
+        def guarded() -> bool:
+            return base_url in self._guarded
+
+        dialer = Dialer(address.host, address.port, self._tls if address.tls else None, self._resolver, guarded)
         host_lines = f"Host: {address.netloc}\r\n{self._loops.line()}"
         road = self._roads[base_url] = Road(address, Pool(dialer, hung_up), host_lines)
         return road

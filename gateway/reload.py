@@ -138,7 +138,10 @@ class Reload:
             if not 0 <= number < len(pools):
                 raise ConfigError(f"pool: there is no pool {number}; the first of {len(pools)} is 0")
             pools[number] = replace(pools[number], replicas=(*pools[number].replicas, replica))
-            await self._change(replace(self.config, pools=tuple(pools)))
+            config = replace(self.config, pools=tuple(pools))
+            if not config.allow_link_local and replica.url not in _urls(self.config):
+                self._relay.guard(replica.url)
+            await self._change(config)
 
     async def take(self, config: Config) -> None:
         """This is the configuration from now on, but for what cannot change."""
@@ -148,6 +151,7 @@ class Reload:
                 self._metrics.reloads.add((UNCHANGED,))
                 log.info("configuration unchanged")
                 return
+            self._relay.trust(_urls(config))
             await self._change(config)
             self._metrics.reloads.add((GOOD,))
             self._metrics.config_loaded.set((), self._now())
@@ -160,6 +164,11 @@ class Reload:
         for step in self._steps:
             step(config)
         self._fleet.apply(config, met)
+
+
+def _urls(config: Config) -> set[str]:
+    """Of all replicas."""
+    return {replica.url for pool in config.pools for replica in pool.replicas}
 
 
 def possible(old: Config, new: Config) -> Config:
