@@ -167,5 +167,8 @@ def _number_of(host: str) -> IPAddress | None:
 
 def shown(value: object) -> str:
     """A value as error messages quote it."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return "a number that is too long to be shown"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -33,7 +33,7 @@ from gateway.metrics import Metrics
 from gateway.operator import ON_ADMIN_LISTENER, Operator
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
-from gateway.process import budget_bytes
+from gateway.process import budget_bytes, connection_limit
 from gateway.proxy import Proxy
 from gateway.relay import Relay
 from gateway.reload import Reload, Source, Step
@@ -278,15 +278,15 @@ def make_runner(gateway: Gateway) -> Runner:
     app = make_app(gateway)
 
     def make_front() -> Front:
-        limits = gateway.config.limits
+        connections = _connections(gateway.config)
         return Front(
             app,
             gateway.entry.handle,
             respond=error_response,
             budget=gateway.budget,
-            max_connections=limits.connections,
-            busy=_busy(limits.connections),
-            idle_s=limits.client_idle_s,
+            max_connections=connections,
+            busy=_busy(connections),
+            idle_s=gateway.config.limits.client_idle_s,
         )
 
     runner = Runner(app, make_front, shutdown_timeout=0.1)
@@ -296,7 +296,8 @@ def make_runner(gateway: Gateway) -> Runner:
         app._client_max_size = limits.body_mb << 20
         gateway.budget.limit = budget_bytes(config)
         if isinstance(runner.server, Front):
-            runner.server.bound(limits.connections, _busy(limits.connections), limits.client_idle_s)
+            connections = _connections(config)
+            runner.server.bound(connections, _busy(connections), limits.client_idle_s)
 
     gateway.reload.tell(bound)
     return runner
@@ -328,6 +329,15 @@ def make_side_runner(gateway: Gateway, name: str) -> Runner:
 
     gateway.reload.tell(bound)
     return runner
+
+
+def _connections(config: Config) -> int:
+    """How many clients may have. The log says if that is fewer than configured."""
+    limit = connection_limit(config)
+    if limit < config.limits.connections:
+        extra = {"configured": config.limits.connections, "in_force": limit}
+        log.warning("limits.connections is more than the open files allow (ulimit -n)", extra=extra)
+    return limit
 
 
 def _busy(limit: int) -> bytes:

@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from gateway.addresses import is_link_local
-from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure, out_of_resources
-from gateway.resolver import OUT_OF_RESOURCES, Resolver
+from gateway.errors import OUT_OF_RESOURCES, REFUSED, UNREACHABLE, GatewayError, ReplicaFailure, out_of_resources
+from gateway.resolver import Resolver
 from gateway.upstream import Connection
 
 STAGGER_S: Final = 0.25

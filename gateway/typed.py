@@ -21,6 +21,9 @@ from typing import Any
 
 from gateway.addresses import shown
 
+MAX_NUMBER = (
+    10_000_000_000  # nothing that is configured is larger: tokens, seconds, MiB, USD. Beyond it sums and products overflow
+)
 _SCIENTIFIC = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 
 Key = tuple[str | int, ...]
@@ -51,6 +54,10 @@ class ConfigError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConfigError, self.problems
+
+
+class NotReadable(ConfigError):
+    """The file cannot be read for lack of file descriptors or memory. A later attempt may succeed."""
 
 
 def key_name(key: Key) -> str:
@@ -134,6 +141,8 @@ class _Reader:
         wrong = isinstance(value, bool) is not (kind is bool)  # True is no number
         if wrong or not isinstance(value, kind) or (kind is float and not math.isfinite(value)):
             return self._bad(key, f"{_NAMES[kind]} is expected, got {shown(value)}")
+        if kind in (int, float) and abs(value) > MAX_NUMBER:
+            return self._bad(key, f"a number of at most {MAX_NUMBER:,} is expected, got {shown(value)}")
         return value
 
     def _dataclass(self, kind: Any, value: Any, key: Key) -> Any:

@@ -150,8 +150,9 @@ async def test_an_added_name_does_not_lead_to_a_metadata_service() -> None:
         pools = [{"replicas": [one.url, f"http://rebound.test:{one.port}"]}]
         configured = load(None, {"listen": "127.0.0.1:0", "pools": pools}, env={})
         await run.gateway.reload.take(configured)
-        with pytest.raises(ReplicaFailure, match="no connection|refused|unreachable"):
+        with pytest.raises(ReplicaFailure) as caught:
             await run.gateway.relay.open(f"http://rebound.test:{one.port}", Call("GET", "/", b"", b""), 0.1)
+        assert "is link-local" not in caught.value.message
 
 
 async def test_a_link_local_replica_may_be_allowed() -> None:
