@@ -21,9 +21,8 @@ from typing import Any
 
 from gateway.addresses import shown
 
-MAX_NUMBER = (
-    10_000_000_000  # nothing that is configured is larger: tokens, seconds, MiB, USD. Beyond it sums and products overflow
-)
+# Of anything that is configured: tokens, seconds, MiB, USD. Products of a few such numbers do not overflow.
+MAX_NUMBER = 10_000_000_000
 _SCIENTIFIC = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 
 Key = tuple[str | int, ...]
