@@ -278,7 +278,7 @@ def make_runner(gateway: Gateway) -> Runner:
     app = make_app(gateway)
 
     def make_front() -> Front:
-        connections = _connections(gateway.config)
+        connections = connection_limit(gateway.config)
         return Front(
             app,
             gateway.entry.handle,
@@ -296,7 +296,7 @@ def make_runner(gateway: Gateway) -> Runner:
         app._client_max_size = limits.body_mb << 20
         gateway.budget.limit = budget_bytes(config)
         if isinstance(runner.server, Front):
-            connections = _connections(config)
+            connections = connection_limit(config)
             runner.server.bound(connections, _busy(connections), limits.client_idle_s)
 
     gateway.reload.tell(bound)
@@ -331,13 +331,12 @@ def make_side_runner(gateway: Gateway, name: str) -> Runner:
     return runner
 
 
-def _connections(config: Config) -> int:
-    """How many clients may have. The log says if that is fewer than configured."""
+def _warn_of_connections(config: Config) -> None:
+    """Fewer connections than configured may be possible."""
     limit = connection_limit(config)
     if limit < config.limits.connections:
         extra = {"configured": config.limits.connections, "in_force": limit}
         log.warning("limits.connections is more than the open files allow (ulimit -n)", extra=extra)
-    return limit
 
 
 def _busy(limit: int) -> bytes:
@@ -358,6 +357,7 @@ async def serve(
     accept clients on (default: new ones, on the configured address). sides: those for operators and for Prometheus, who are
     answered to the end. Raises OSError if the address cannot be had.
     """
+    _warn_of_connections(gateway.config)
     runner = make_runner(gateway)
     await runner.setup()
     try:

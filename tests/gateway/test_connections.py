@@ -113,14 +113,12 @@ async def test_one_address_that_takes_all_connections_it_can_leaves_some_to_othe
                 writer.close()
 
 
-async def test_there_are_no_more_connections_than_file_descriptors_for_their_requests(caplog: pytest.LogCaptureFixture) -> None:
+async def test_there_are_no_more_connections_than_file_descriptors_for_their_requests() -> None:
     limits = {"connections": 120, "drain_timeout_s": 1}
     async with contextlib.AsyncExitStack() as stack:
         replica = await stack.enter_async_context(FakeReplica())
         with open_files(256):
             run = await stack.enter_async_context(running(replica, limits=limits))
-        record = next(record for record in caplog.records if "limits.connections" in record.message)
-        assert (vars(record)["configured"], vars(record)["in_force"]) == (120, (256 - 64) // 2)
         opened = [writer async for writer in greedy(run, "127.0.0.2")]
         assert 85 <= len(opened) <= 87  # nine tenths of 96
         assert (await run.post())[0] == 200
