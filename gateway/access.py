@@ -37,7 +37,7 @@ _PROXY_HEADERS: Final = (
     b" x-azure-clientip x-azure-ref x-azure-fdid x-arr-log-id x-arr-ssl x-appengine-user-ip x-appengine-remote-addr"
     b" true-client-ip cf-connecting-ip cf-connecting-ipv6 cf-ray cf-visitor cf-ipcountry cdn-loop fastly-client-ip"
     b" fly-client-ip do-connecting-ip x-vercel-forwarded-for x-nf-client-connection-ip x-varnish surrogate-capability"
-    b" proxy-connection ali-cdn-real-ip x-haproxy-server-state x-nginx-proxy x-traefik-router"
+    b" proxy-connection ali-cdn-real-ip x-haproxy-server-state x-nginx-proxy x-traefik-router x-warmroute-via"
 ).split()
 # Programs behind a proxy may see "_" for "-".
 _FORWARDED: Final = frozenset(spelling for name in _PROXY_HEADERS for spelling in (name, name.replace(b"-", b"_")))

@@ -1,6 +1,7 @@
 """Hosts, ports and base URLs as the configuration writes them. Pure: nothing is resolved here.
 
-`is_loopback` and `is_link_local` judge a host by what it is written as; what a name resolves to is not known here.
+`is_loopback` and `is_link_local` judge a host by what it is written as; what a name resolves to is not known here
+(`dialer.py` asks again, with the address).
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ _API_PATH = re.compile(r"/v1/(chat/completions|completions|embeddings|models|res
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# Cloud metadata services that are not link-local: AWS over IPv6, Alibaba, Oracle, Azure.
-_METADATA_ADDRESSES = frozenset(
-    map(ipaddress.ip_address, ("fd00:ec2::254", "fd00:ec2::253", "100.100.100.200", "192.0.0.192", "168.63.129.16"))
+# Cloud metadata services that are not link-local. All of AWS's over IPv6 (metadata, EKS pod identity, DNS, time) are in one
+# network; then Google over IPv6, Alibaba, Oracle, Azure.
+_METADATA_NETWORKS = tuple(
+    map(
+        ipaddress.ip_network,
+        ("fd00:ec2::/64", "fd20:ce::/64", "100.100.100.200/32", "192.0.0.192/32", "168.63.129.16/32"),
+    )
 )
 _METADATA_NAMES = frozenset(
     [
@@ -40,6 +45,9 @@ _METADATA_NAMES = frozenset(
     ]
 )
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215: a network may use any prefix in it
+# Which bytes of an address hold the IPv4 address, after a prefix of 48, 56, 64 or 96 bits (RFC 6052, section 2.2).
+_EMBEDDED = ((6, 7, 9, 10), (7, 9, 10, 11), (9, 10, 11, 12), (12, 13, 14, 15))
 
 
 class AddressError(ValueError):
@@ -113,16 +121,29 @@ def is_link_local(host: str) -> bool:
     address = address_of(host)
     if address is None:
         return host.lower().rstrip(".") in _METADATA_NAMES
-    return address.is_link_local or address in _METADATA_ADDRESSES
+    return any(_is_link_local(each) for each in (address, *_embedded(address)))
+
+
+def _is_link_local(address: IPAddress) -> bool:
+    return address.is_link_local or any(address in network for network in _METADATA_NETWORKS)
+
+
+def _embedded(address: IPAddress) -> list[IPAddress]:
+    """The IPv4 addresses that a local NAT64 may translate it to: its prefix is not known here."""
+    if address not in _LOCAL_NAT64:
+        return []
+    return [ipaddress.IPv4Address(bytes(address.packed[at] for at in places)) for places in _EMBEDDED]
 
 
 def address_of(host: str) -> IPAddress | None:
     """The address that a host is written as; None for a name.
 
     An IPv4 address inside an IPv6 one counts as itself, and so do the forms that resolvers take beside four decimal numbers
-    (0xa9fea9fe, 0xa9.254.0xa9fe).
+    (0xa9fea9fe, 0xa9.254.0xa9fe). The zone of an IPv6 address does not count.
     """
     host = host.strip("[]")
+    if ":" in host:
+        host = host.partition("%")[0]
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -146,5 +167,8 @@ def _number_of(host: str) -> IPAddress | None:
 
 def shown(value: object) -> str:
     """A value as error messages quote it."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return "a number that is too long to be shown"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -27,12 +27,13 @@ from gateway.errors import GatewayError, internal_error, too_many_connections, u
 from gateway.everywhere import Alone, Everywhere, Local
 from gateway.failover import Failover
 from gateway.front import Front, Runner
+from gateway.loops import VIA_HEADER, LoopGuard
 from gateway.metering import Meter
 from gateway.metrics import Metrics
 from gateway.operator import Operator
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
-from gateway.process import budget_bytes
+from gateway.process import budget_bytes, connection_limit
 from gateway.proxy import Proxy
 from gateway.relay import Relay
 from gateway.reload import Reload, Source, Step
@@ -99,15 +100,17 @@ def compose(
     source: Source | None = None,
     everywhere: Callable[[Local], Everywhere] = Alone,
     resolver: Resolver | None = None,
+    loops: LoopGuard | None = None,
 ) -> Gateway:
     """source: where a changed configuration comes from, if there is any. everywhere: the way to the other workers.
-    resolver: of the replicas' host names (default: the system's).
+    resolver: of the replicas' host names (default: the system's). loops: knows this gateway's id (default: a new one).
     """
     metrics = Metrics()
     routing, chance = config.routing, random.Random()
     router = Router(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20, chance=chance)
     fleet = Fleet(config, router, metrics, chance, clock)
-    relay = Relay(config.timeouts, resolver, hung_up=fleet.hung_up)
+    loops = loops or LoopGuard()
+    relay = Relay(config.timeouts, resolver, fleet.hung_up, loops)
     meter = Meter(config.prices, metrics)
     drain = Drain()
     parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)
@@ -131,7 +134,7 @@ def compose(
         clock=clock,
     )
     budget = Budget(budget_bytes(config))
-    entry = Entry(config.limits.body_s, parsing, proxy, drain, requests, clock)
+    entry = Entry(config.limits.body_s, parsing, proxy, drain, requests, loops, clock)
     steps = [_retuning(router, meter, relay, proxy), _rebounding(entry, access)]
     reload = Reload(config=config, source=source, fleet=fleet, relay=relay, metrics=metrics, steps=steps)
     local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, requests=requests, budget=budget, clock=clock)
@@ -240,7 +243,9 @@ async def _finish_headers(request: web.Request, response: web.StreamResponse) ->
 
 async def models(request: web.Request) -> web.Response:
     """The union of the models that the live replicas list."""
-    return _json_response(request.app[GATEWAY].fleet.catalog.answer)
+    gateway = request.app[GATEWAY]
+    gateway.entry.loops.require_no_loop(request.headers.get(VIA_HEADER))
+    return _json_response(gateway.fleet.catalog.answer)
 
 
 async def model_entry(request: web.Request) -> web.Response:
@@ -280,15 +285,15 @@ def make_runner(gateway: Gateway) -> Runner:
     app = make_app(gateway)
 
     def make_front() -> Front:
-        limits = gateway.config.limits
+        connections = connection_limit(gateway.config)
         return Front(
             app,
             gateway.entry.handle,
             respond=error_response,
             budget=gateway.budget,
-            max_connections=limits.connections,
-            busy=_busy(limits.connections),
-            idle_s=limits.client_idle_s,
+            max_connections=connections,
+            busy=_busy(connections),
+            idle_s=gateway.config.limits.client_idle_s,
         )
 
     runner = Runner(app, make_front, shutdown_timeout=0.1)
@@ -298,7 +303,8 @@ def make_runner(gateway: Gateway) -> Runner:
         app._client_max_size = limits.body_mb << 20
         gateway.budget.limit = budget_bytes(config)
         if isinstance(runner.server, Front):
-            runner.server.bound(limits.connections, _busy(limits.connections), limits.client_idle_s)
+            connections = connection_limit(config)
+            runner.server.bound(connections, _busy(connections), limits.client_idle_s)
 
     gateway.reload.tell(bound)
     return runner
@@ -332,6 +338,14 @@ def make_side_runner(gateway: Gateway, name: str) -> Runner:
     return runner
 
 
+def _warn_of_connections(config: Config) -> None:
+    """Fewer connections than configured may be possible."""
+    limit = connection_limit(config)
+    if limit < config.limits.connections:
+        extra = {"configured": config.limits.connections, "in_force": limit}
+        log.warning("limits.connections is more than the open files allow (ulimit -n)", extra=extra)
+
+
 def _busy(limit: int) -> bytes:
     return raw_response(too_many_connections(limit))
 
@@ -350,6 +364,7 @@ async def serve(
     accept clients on (default: new ones, on the configured address). sides: those for operators and for Prometheus, who are
     answered to the end. Raises OSError if the address cannot be had.
     """
+    _warn_of_connections(gateway.config)
     runner = make_runner(gateway)
     await runner.setup()
     try:

@@ -15,6 +15,7 @@ from gateway import engines
 from gateway.api.openai import MAX_MODEL_CHARS
 from gateway.engines import Facts, Page
 from gateway.errors import GatewayError, ReplicaFailure
+from gateway.loops import LOOP_DETECTED
 from gateway.relay import Call, Relay
 
 
@@ -56,6 +57,9 @@ async def models_of(relay: Relay, url: str, timeout_s: float) -> Models | None:
         body = await attempt.read(_MAX_MODELS_BYTES)
     finally:
         attempt.close()
+    if attempt.status == LOOP_DETECTED:
+        text = "it is this gateway itself, or a gateway that leads back here (GET /v1/models answers 508)"
+        raise ReplicaFailure("status", text)
     if attempt.status != 200:
         raise ReplicaFailure("status", f"GET /v1/models answers {attempt.status}")
     entries, models = _listed(body), dict[str, ModelEntry]()

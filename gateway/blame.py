@@ -9,7 +9,8 @@ A failed attempt is judged when the request's outcome is known:
 
 A connection that could not be had is no request's fault, and counts at once. 429 says nothing about the replica unless several
 clients hear it (`health.Refusals`); 503 with Retry-After means that the replica wants to rest, and is no failure; 501 means
-that its engine does not have such an endpoint: an answer like 404, the same everywhere.
+that its engine does not have such an endpoint: an answer like 404, the same everywhere. 508 to a request that has passed
+another gateway is about its way, or a client has forged that header, and is no failure either.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gateway.errors import ReplicaFailure
 from gateway.exchange import Request
 from gateway.health import REST_MOST_S
 from gateway.health import Attempt as Watched
+from gateway.loops import LOOP_DETECTED, VIA_HEADER
 from gateway.outgoing import address_of
 from gateway.relay import Attempt
 from gateway.replica_state import ReplicaState
@@ -66,6 +68,8 @@ class Doubts:
         elif status == _UNAVAILABLE and (seconds := _retry_after(attempt)):
             watched.abandoned()
             self._fleet.rests(state, seconds, now)
+        elif status == LOOP_DETECTED and request.headers.get(VIA_HEADER) is not None:
+            watched.abandoned()
         else:
             self.failed.append((watched, state))
 

@@ -3,6 +3,9 @@
 A name may stand for several addresses. They are tried in their order, but those that failed last time come last; each gets a
 head start of STAGGER_S before the next is tried beside it, and the first that is connected wins (as RFC 8305 has it). Last in
 that row is a new look-up: the replica may have moved, so that what the resolver knows is out of date.
+
+A dialer may be guarded: then it connects to no link-local address and no metadata service of a cloud. The name is resolved
+for each connection, so a name that was harmless when it was checked may stand for such an address later (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure, out_of_resources
-from gateway.resolver import OUT_OF_RESOURCES, Resolver
+from gateway.addresses import is_link_local
+from gateway.errors import OUT_OF_RESOURCES, REFUSED, UNREACHABLE, GatewayError, ReplicaFailure, out_of_resources
+from gateway.resolver import Resolver
 from gateway.upstream import Connection
 
 STAGGER_S: Final = 0.25
@@ -35,7 +39,16 @@ class _NothingNew(Exception):
 class Dialer:
     """See the top of this file. An IP address is never looked up."""
 
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, resolver: Resolver) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None,
+        resolver: Resolver,
+        guarded: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """guarded: whether it is, at the moment."""
+        self._guarded = guarded
         self.host = host
         self.port = port
         self._tls = tls
@@ -58,6 +71,8 @@ class Dialer:
 
     async def _dial(self, address: str) -> Connection:
         """To one IP address. Raises OSError."""
+        if self._guarded() and is_link_local(address):
+            raise PermissionError(f"{address} is link-local or a cloud's metadata service (allow_link_local)")
         loop = asyncio.get_running_loop()
         name, begun = self.host if self._tls else None, loop.time()
         try:

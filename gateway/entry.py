@@ -16,6 +16,7 @@ from gateway.body import body_here, complete, lease_of, parsing, read_body
 from gateway.drain import Drain
 from gateway.errors import GatewayError, internal_error, shutting_down
 from gateway.exchange import Request
+from gateway.loops import VIA_HEADER, LoopGuard
 from gateway.parser.parsing import Parsing
 from gateway.proxy import Proxy
 from gateway.record import CLIENT_LEFT, Record, begin
@@ -34,6 +35,7 @@ class Entry:
     proxy: Proxy
     drain: Drain
     requests: RequestLog
+    loops: LoopGuard
     clock: Callable[[], float]
 
     async def handle(self, request: Request) -> Any:
@@ -41,6 +43,7 @@ class Entry:
         record = begin(request, self.clock())
         task = self.drain.enter()
         try:
+            self.loops.require_no_loop(request.headers.get(VIA_HEADER))
             kind = _kind_of(request, record)
             raw = request.take() if body_here(request) else await self._read(request, record, kind)
             api = self.parsing.at_once(kind, raw)

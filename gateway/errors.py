@@ -6,10 +6,14 @@ attempt on one replica that failed before any byte went to the client, so that a
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import Final
 
 from router.native import mypyc_attr
+
+# Of an OSError: the gateway itself lacks file descriptors or memory.
+OUT_OF_RESOURCES: Final = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 
 NAMED_MODELS: Final = 20  # of those that are served, in the error about one that is not
 

@@ -96,7 +96,7 @@ class Exchange:
             self.copied = True
         if (body := salted(call.body, self.salt)) is None:
             return call
-        return Call(call.method, call.path, call.headers, body, repeatable=call.repeatable)
+        return call.with_body(body)
 
     def drop_body(self, attempt: Attempt) -> None:
         """The request will not be sent again: nobody needs its body any more, when this attempt has sent it."""

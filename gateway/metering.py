@@ -15,6 +15,7 @@ from gateway.config import MATCH_ALL, PriceConfig
 from gateway.metrics import TENANTS, Metrics
 
 MAX_KNOWN: Final = 1024
+MAX_TOKENS: Final = 1_000_000_000  # of one answer; an engine that reports more is not believed
 
 
 class Usage(NamedTuple):
@@ -42,23 +43,23 @@ def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
     """The usage of an OpenAI-shaped answer or last chunk, None if it has none that makes sense.
 
     Cached tokens: `prompt_tokens_details.cached_tokens` (OpenAI, vLLM, SGLang, llama.cpp), `prompt_cache_hit_tokens`
-    (DeepSeek). A count beyond the prompt is cut to it.
+    (DeepSeek). A count beyond the prompt is cut to it. A count beyond MAX_TOKENS makes no sense.
     """
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return None
-    prompt = _count(usage.get("prompt_tokens"))
-    if prompt is None:
+    prompt, completion = _count(usage.get("prompt_tokens")), usage.get("completion_tokens")
+    if prompt is None or (isinstance(completion, int) and completion > MAX_TOKENS):
         return None
     details = usage.get("prompt_tokens_details")
     cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
     if cached is None:
         cached = _count(usage.get("prompt_cache_hit_tokens"))
-    return Usage(prompt, _count(usage.get("completion_tokens")) or 0, None if cached is None else min(cached, prompt))
+    return Usage(prompt, _count(completion) or 0, None if cached is None else min(cached, prompt))
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None
 
 
 class Meter:

@@ -171,7 +171,7 @@ class Operator:
         )
 
     def _allow_url(self, replica: ReplicaConfig) -> None:
-        """Raises GatewayError 403. What a name resolves to is not looked at here."""
+        """Raises GatewayError 403. What a name resolves to is looked at when it is connected to (`dialer.py`)."""
         if replica.link_local and not self._config().allow_link_local:
             text = "The URL is link-local or a cloud's metadata service; allow_link_local in the configuration would allow it."
             raise GatewayError(403, "forbidden_url", text, param="url")

@@ -8,6 +8,7 @@ from xxhash import xxh3_64_intdigest
 
 from gateway.body import UNKNOWN, coding_of, lease_of
 from gateway.exchange import Exchange, Headers, Request
+from gateway.loops import VIA_HEADER
 from gateway.plain import PlainRequest
 from gateway.record import TENANT_HEADER
 from gateway.relay import Call, onward
@@ -18,7 +19,8 @@ _IDEMPOTENT: Final = frozenset(["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRAC
 def call_of(exchange: Exchange, body: bytes) -> Call:
     request = exchange.request
     headers = b"%bX-Request-Id: %b\r\n" % (_onward(request), exchange.record.id.encode("ascii"))
-    return Call(request.method, _path(request), headers, body, repeatable=_is_repeatable(exchange))
+    via = request.headers.get(VIA_HEADER)
+    return Call(request.method, _path(request), headers, body, repeatable=_is_repeatable(exchange), via=via)
 
 
 def address_of(request: Request) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from gateway.config import Config
 
 _MAX_FILES = 1 << 20
+_MAX_RESERVE = 512  # file descriptors for all but requests: listeners, operators, probes, the parser process, log and files
 _SHARE = 4  # of the memory, what requests may hold if the configuration does not say
 
 
@@ -28,6 +29,17 @@ def raise_file_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def connection_limit(config: Config) -> int:
+    """How many connections of clients this process may have: as configured, but no more than it has file descriptors for.
+
+    A request takes two, one to its client and one to its replica. A quarter of all, at most _MAX_RESERVE, is for the rest.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return config.limits.connections
+    return max(1, min(config.limits.connections, (files - min(files // 4, _MAX_RESERVE)) // 2))
 
 
 def budget_bytes(config: Config, root: Path = Path("/")) -> int:

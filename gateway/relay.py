@@ -25,6 +25,7 @@ from gateway.errors import ReplicaFailure
 from gateway.http1 import Head, lines
 from gateway.idle import Pool
 from gateway.locations import relative
+from gateway.loops import LoopGuard
 from gateway.resolver import Resolver
 from gateway.upstream import Connection, Limits, Sink
 
@@ -35,8 +36,8 @@ _HOP_BY_HOP: Final = frozenset(
 ) | {b"transfer-encoding", b"upgrade"}
 # Made anew for the replica. Answers must come uncompressed: the usage in them is read.
 _REQUEST_OWN: Final = _HOP_BY_HOP.union(
-    [b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id", b"x-warmroute-admin-key"]
-)
+    [b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"]
+) | {b"x-warmroute-admin-key", b"x-warmroute-via"}
 _ENCODED_OWN: Final = _REQUEST_OWN - {b"content-encoding"}
 _ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length", b"x-request-id"}
 _LOCATIONS: Final = frozenset([b"location", b"content-location"])
@@ -53,13 +54,21 @@ class Call:
     """One request as it goes upstream. path: with its query, ASCII; headers: their lines, as `onward` makes them.
 
     repeatable: to send it twice does no harm (generations; not a file upload). Only then may it be tried again after it may
-    have reached a replica. probe: the gateway's own question, no request.
+    have reached a replica. probe: the gateway's own question, no request. via: the gateways that it passed before (`loops.py`).
     """
 
-    __slots__ = ("body", "headers", "method", "path", "probe", "repeatable")
+    __slots__ = ("body", "headers", "method", "path", "probe", "repeatable", "via")
 
     def __init__(
-        self, method: str, path: str, headers: bytes, body: bytes, *, repeatable: bool = True, probe: bool = False
+        self,
+        method: str,
+        path: str,
+        headers: bytes,
+        body: bytes,
+        *,
+        repeatable: bool = True,
+        probe: bool = False,
+        via: str | None = None,
     ) -> None:
         self.method = method
         self.path = path
@@ -67,6 +76,11 @@ class Call:
         self.body = body
         self.repeatable = repeatable
         self.probe = probe
+        self.via = via
+
+    def with_body(self, body: bytes) -> Call:
+        """The same call with another body."""
+        return Call(self.method, self.path, self.headers, body, repeatable=self.repeatable, probe=self.probe, via=self.via)
 
     def __repr__(self) -> str:
         return f"<Call {self.method} {self.path}, {len(self.body)} bytes>"
@@ -192,10 +206,11 @@ class Attempt:
 
 @dataclass(slots=True)
 class Road:
-    """The way to one replica."""
+    """The way to one replica. host_lines: the headers that all calls to it have in common, Host and X-Warmroute-Via."""
 
     address: Address
     pool: Pool
+    host_lines: str
 
 
 class Relay:
@@ -206,13 +221,16 @@ class Relay:
         timeouts: TimeoutConfig,
         resolver: Resolver | None = None,
         hung_up: Callable[[str, float], None] | None = None,
+        loops: LoopGuard | None = None,
     ) -> None:
         """resolver: for the names of replicas (default: one of its own). hung_up: called with a base URL and seconds when a
-        connection that was idle for so long is closed from there.
+        connection that was idle for so long is closed from there. loops: marks what goes to replicas (default: a new id).
         """
+        self._loops = loops or LoopGuard()
         self._limits = _limits_of(timeouts)
         self._hung_up = hung_up
         self._roads: dict[str, Road] = {}
+        self._guarded: set[str] = set()
         self._resolver = resolver or Resolver()
         self._tls: ssl.SSLContext | None = None  # made once: reading the trusted certificates takes tens of milliseconds
 
@@ -225,8 +243,17 @@ class Relay:
         for road in self._roads.values():
             road.pool.close()
 
+    def guard(self, base_url: str) -> None:
+        """Never connect from there to a link-local address or a cloud's metadata service, whatever the name resolves to."""
+        self._guarded.add(base_url)
+
+    def trust(self, base_urls: Iterable[str]) -> None:
+        """These may lead to any address."""
+        self._guarded.difference_update(base_urls)
+
     def forget(self, base_url: str) -> None:
         """A replica left for good. O(replicas)."""
+        self._guarded.discard(base_url)
         if road := self._roads.pop(base_url, None):
             road.pool.close()
             host = road.address.host
@@ -248,7 +275,7 @@ class Relay:
         """
         road = self._roads.get(base_url) or self._add(base_url)
         limits = Limits(timeout_s, timeout_s, timeout_s, timeout_s) if timeout_s else self._limits
-        pool, head = road.pool, _head(road.address, call)
+        pool, head = road.pool, self._head(road, call)
         reused = None if fresh else pool.idle()
         if reused is None:
             return await _answer(road, await pool.connect(limits.connect_s), head, call, limits)
@@ -280,9 +307,21 @@ class Relay:
             if self._hung_up:
                 self._hung_up(base_url, idle_s)
 
-        dialer = Dialer(address.host, address.port, self._tls if address.tls else None, self._resolver)
-        road = self._roads[base_url] = Road(address, Pool(dialer, hung_up))
+        def guarded() -> bool:
+            return base_url in self._guarded
+
+        dialer = Dialer(address.host, address.port, self._tls if address.tls else None, self._resolver, guarded)
+        host_lines = f"Host: {address.netloc}\r\n{self._loops.line()}"
+        road = self._roads[base_url] = Road(address, Pool(dialer, hung_up), host_lines)
         return road
+
+    def _head(self, road: Road, call: Call) -> bytes:
+        """The request's bytes before its body."""
+        address = road.address
+        common = f"Host: {address.netloc}\r\n{self._loops.line(call.via)}" if call.via else road.host_lines
+        length = b"Content-Length: %d\r\n" % len(call.body) if call.body or call.method in _WITH_BODY else b""
+        begin = f"{call.method} {address.path}{call.path} HTTP/1.1\r\n{common}".encode("ascii")
+        return b"".join((begin, call.headers, length, b"\r\n"))
 
     def __repr__(self) -> str:
         return f"<Relay {[road.pool for road in self._roads.values()]}>"
@@ -312,13 +351,6 @@ def _is_stale(attempt: Attempt) -> bool:
     Some servers send a 408 before they close it. It may have been on its way before the request was sent.
     """
     return attempt.status == _REQUEST_TIMEOUT and not attempt.head.keep_alive
-
-
-def _head(address: Address, call: Call) -> bytes:
-    """The request's bytes before its body."""
-    length = b"Content-Length: %d\r\n" % len(call.body) if call.body or call.method in _WITH_BODY else b""
-    begin = f"{call.method} {address.path}{call.path} HTTP/1.1\r\nHost: {address.netloc}\r\n".encode("ascii")
-    return b"".join((begin, call.headers, length, b"\r\n"))
 
 
 def parse_address(base_url: str) -> Address:

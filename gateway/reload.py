@@ -28,7 +28,7 @@ from gateway.config import Config, ReplicaConfig
 from gateway.metrics import Metrics
 from gateway.relay import Relay
 from gateway.replicas import Fleet
-from gateway.typed import ConfigError
+from gateway.typed import ConfigError, NotReadable
 
 log = logging.getLogger("warmroute.reload")
 
@@ -39,6 +39,7 @@ LOOK_S = 1.0
 
 Step = Callable[[Config], None]
 Look = tuple[int, int, int, int] | None
+_NEVER_READ: Look = (-1, -1, -1, -1)  # differs from every state of a file
 
 
 class Source:
@@ -55,7 +56,10 @@ class Source:
         self._seen = self._read = self._look()
 
     async def next(self) -> Config:
-        """Wait until it should be read again, and read it. Raises ConfigError if it is invalid."""
+        """Wait until it should be read again, and read it. Raises ConfigError if it is invalid.
+
+        While there are no file descriptors or memory to read it, it is tried again at each look.
+        """
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.look_s):
@@ -63,7 +67,11 @@ class Source:
             if self.asked.is_set() or self.differs():
                 self.asked.clear()
                 self.taken()
-                return await asyncio.to_thread(self.read)
+                try:
+                    return await asyncio.to_thread(self.read)
+                except NotReadable as error:
+                    log.warning("configuration not read, to be tried again", extra={"error": str(error)})
+                    self._read = _NEVER_READ
 
     def differs(self) -> bool:
         """Whether the file is another one than at the last `taken`, and the same as at the last call of this."""
@@ -138,7 +146,10 @@ class Reload:
             if not 0 <= number < len(pools):
                 raise ConfigError(f"pool: there is no pool {number}; the first of {len(pools)} is 0")
             pools[number] = replace(pools[number], replicas=(*pools[number].replicas, replica))
-            await self._change(replace(self.config, pools=tuple(pools)))
+            config = replace(self.config, pools=tuple(pools))
+            if not config.allow_link_local and replica.url not in _urls(self.config):
+                self._relay.guard(replica.url)
+            await self._change(config)
 
     async def take(self, config: Config) -> None:
         """This is the configuration from now on, but for what cannot change."""
@@ -148,6 +159,7 @@ class Reload:
                 self._metrics.reloads.add((UNCHANGED,))
                 log.info("configuration unchanged")
                 return
+            self._relay.trust(_urls(config))
             await self._change(config)
             self._metrics.reloads.add((GOOD,))
             self._metrics.config_loaded.set((), self._now())
@@ -160,6 +172,11 @@ class Reload:
         for step in self._steps:
             step(config)
         self._fleet.apply(config, met)
+
+
+def _urls(config: Config) -> set[str]:
+    """Of all replicas."""
+    return {replica.url for pool in config.pools for replica in pool.replicas}
 
 
 def possible(old: Config, new: Config) -> Config:

@@ -31,6 +31,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from gateway.errors import OUT_OF_RESOURCES
+
 log = logging.getLogger("warmroute.resolver")
 
 REFRESH_S: Final = 30.0
@@ -40,9 +42,6 @@ FAILING_THREADS: Final = 8
 MAX_ADDRESSES: Final = 8
 MAX_NAMES: Final = 4096
 _MAX_TEXT: Final = 200  # of an error
-
-# What keeps us from a look-up or a connection is our own lack of file descriptors or memory.
-OUT_OF_RESOURCES: Final = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 
 LookUp = Callable[[str], Iterable[str]]
 """A host name -> its IP addresses as text, the best first. It may block. Raises OSError or UnicodeError."""

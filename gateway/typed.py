@@ -24,6 +24,8 @@ from typing import Any
 
 from gateway.addresses import shown
 
+# Of anything that is configured: tokens, seconds, MiB, USD. Products of a few such numbers do not overflow.
+MAX_NUMBER = 10_000_000_000
 _SCIENTIFIC = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 
 FALSE, EXPECTED = "false", "expected"
@@ -56,6 +58,10 @@ class ConfigError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConfigError, self.problems
+
+
+class NotReadable(ConfigError):
+    """The file cannot be read for lack of file descriptors or memory. A later attempt may succeed."""
 
 
 def key_name(key: Key) -> str:
@@ -139,6 +145,8 @@ class _Reader:
         wrong = isinstance(value, bool) is not (kind is bool)  # True is no number
         if wrong or not isinstance(value, kind) or (kind is float and not math.isfinite(value)):
             return self._bad(key, f"{_NAMES[kind]} is expected, got {shown(value)}")
+        if kind in (int, float) and abs(value) > MAX_NUMBER:
+            return self._bad(key, f"a number of at most {MAX_NUMBER:,} is expected, got {shown(value)}")
         return value
 
     def _dataclass(self, kind: Any, value: Any, key: Key) -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from gateway.addresses import shown
-from gateway.typed import ConfigError, Key, Problem
+from gateway.errors import OUT_OF_RESOURCES
+from gateway.typed import ConfigError, Key, NotReadable, Problem
 
 
 class _Loader(yaml.SafeLoader):
@@ -34,7 +35,7 @@ class YamlFile:
     """values: the file's mapping. problems: keys that are given twice."""
 
     def __init__(self, path: Path) -> None:
-        """Read it. Raises ConfigError if it is not there, no YAML, or no mapping."""
+        """Read it. Raises ConfigError if it is not there, no YAML, or no mapping; NotReadable for lack of resources."""
         self._path = path
         try:
             loader = _Loader(path.read_text("utf-8"))
@@ -44,7 +45,8 @@ class YamlFile:
             finally:
                 loader.dispose()
         except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}") from error
+            kind = NotReadable if error.errno in OUT_OF_RESOURCES else ConfigError
+            raise kind(f"{path}: {error.strerror}") from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date such as 2026-99-99
             raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
         if values is not None and not isinstance(values, dict):

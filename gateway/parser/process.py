@@ -15,6 +15,7 @@ comes next. The body is written by a non-blocking socket, so that the event loop
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import marshal
@@ -24,7 +25,7 @@ import sys
 from collections import deque
 from typing import Any, Final
 
-from gateway.errors import GatewayError, internal_error, out_of_resources, shutting_down
+from gateway.errors import OUT_OF_RESOURCES, GatewayError, internal_error, out_of_resources, shutting_down
 from gateway.parser import wire
 
 log = logging.getLogger("warmroute.parser")
@@ -33,6 +34,7 @@ JOB_S: Final = 20.0
 WAIT_S: Final = 30.0
 MEMORY_MB: Final = 1024  # of address space; a body's own needs come on top (helper.py)
 MAX_WAITING: Final = 256
+_NOT_STARTED: Final = OUT_OF_RESOURCES | {errno.EAGAIN}  # EAGAIN: there may be no more processes
 
 # The child finds its modules where we found ours, whatever its working directory is.
 BOOT: Final = (
@@ -175,7 +177,8 @@ class ParserProcess:
         except TimeoutError:
             error = out_of_resources("parsing a large body took too long")
         except (OSError, ValueError, EOFError) as broken:  # it ended, it could not be started, or this is no result
-            error = internal_error()
+            lacking = isinstance(broken, OSError) and broken.errno in _NOT_STARTED
+            error = out_of_resources(f"no process to parse a large body: {broken}") if lacking else internal_error()
             log.error("the parser process failed", extra={"error": str(broken), "pid": self.pid})
         except BaseException:
             _fail(job, shutting_down())

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from gateway.config import Config
 from gateway.everywhere import Refuse, Take
+from gateway.loops import new_id
 from gateway.reload import Source, possible
 from gateway.sockets import NO_SIDES, SideSockets
 from gateway.typed import ConfigError
@@ -72,6 +73,7 @@ class Supervisor:
         self._source = source
         self._hung_s = hung_s
         self._sides = sides
+        self._gateway_id = new_id()
         self._slots: list[Slot] = []
         self._all_serve = asyncio.Event()
         self._served = False  # all of them did, once
@@ -155,7 +157,7 @@ class Supervisor:
             sockets = [("clients", listener) for listener in slot.listeners] + list(self._sides)
             files = [its.fileno(), *(each.fileno() for _, each in sockets)]
             names = (f"{name}={each.fileno()}" for name, each in sockets)
-            command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(its.fileno()), *names]
+            command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(its.fileno()), self._gateway_id, *names]
             # In a session of its own: the terminal's signals are for the supervisor.
             slot.process = await asyncio.create_subprocess_exec(
                 *command, pass_fds=files, stdin=asyncio.subprocess.DEVNULL, start_new_session=True

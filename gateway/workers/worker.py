@@ -17,6 +17,7 @@ from gateway import logs
 from gateway.app import compose, serve
 from gateway.config import Config
 from gateway.everywhere import Local
+from gateway.loops import LoopGuard
 from gateway.process import relax_garbage_collection, run
 from gateway.sockets import SideSockets
 from gateway.workers.channel import SERVING, TOLD, WELCOME, Channel
@@ -26,16 +27,18 @@ log = logging.getLogger("warmroute.workers")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """arguments: the file descriptor of the channel, and those of the sockets to accept on: clients=N, admin=N, metrics=N."""
-    channel, *named = arguments
+    """arguments: the file descriptor of the channel, the gateway's id (`loops.py`), and the file descriptors of the sockets to
+    accept on: clients=N, admin=N, metrics=N.
+    """
+    channel, gateway_id, *named = arguments
     sockets: dict[str, list[socket.socket]] = {"clients": [], "admin": [], "metrics": []}
     for name, _, number in (text.partition("=") for text in named):
         sockets[name].append(socket.socket(fileno=int(number)))
     relax_garbage_collection()
-    run(_work(socket.socket(fileno=int(channel)), sockets))
+    run(_work(socket.socket(fileno=int(channel)), sockets, LoopGuard(gateway_id)))
 
 
-async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socket]]) -> None:
+async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socket]], loops: LoopGuard) -> None:
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
 
@@ -58,7 +61,7 @@ async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socke
     def everywhere(local: Local) -> Peers:
         return Peers(local, channel, orphaned)
 
-    gateway = compose(part_of(whole), requests, everywhere=everywhere)
+    gateway = compose(part_of(whole), requests, everywhere=everywhere, loops=loops)
     sides = SideSockets(sockets["admin"], sockets["metrics"])
     await serve(gateway, stop, hurry, lambda _url: channel.send(SERVING), sockets["clients"], sides)
     channel.send(TOLD, payload=pickle.dumps(gateway.local.told()))  # the last word on what was counted here

@@ -45,7 +45,8 @@ _HOP_BY_HOP: Final = frozenset(
     b" te trailer transfer-encoding upgrade".split()
 )
 _OURS: Final = frozenset(
-    b"host content-length content-encoding accept-encoding expect x-request-id x-warmroute-admin-key x-number".split()
+    b"host content-length content-encoding accept-encoding expect x-request-id"
+    b" x-warmroute-admin-key x-warmroute-via x-number".split()
 )
 _MADE: Final = _OURS - {b"expect", b"x-warmroute-admin-key"}  # anew, and compared one by one; the others are dropped
 _SAFE_ID: Final = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}")
@@ -286,6 +287,7 @@ class Watched:
         assert taken.get(b"x-request-id") == [given_id], told
         assert taken.get(b"host") == [self.replica.url.removeprefix("http://").encode()], told
         assert taken.get(b"accept-encoding") == [b"identity"], told
+        assert taken.get(b"x-warmroute-via") == [self.run.gateway.entry.loops.id.encode()], told
         assert taken.get(b"content-length") == [b"%d" % len(_BODY)], told
         assert taken.body == _BODY, told
         coding = head.values(b"content-encoding")

@@ -153,7 +153,7 @@ def test_bounds_are_those_of_the_gateway(section: dict[str, Any], tmp_path: Path
     cases: list[dict[str, Any]] = [
         put(SMALLEST, path, value)
         for path, inner in leaves(section)
-        for value in (-1, 0, 1, 1.5, "", "info", None, True, False, inner["default"])
+        for value in (-1, 0, 1, 1.5, 10**10, 10**10 + 1, "", "info", None, True, False, inner["default"])
     ]
     cases += [{**SMALLEST, "pools": [{"replicas": [replica]}]} for replica in REPLICAS]
     cases += [{**SMALLEST, "prices": {"m": price}} for price in PRICES]
@@ -174,7 +174,7 @@ REPLICAS: list[Any] = [
     7,
     {"name": "without a url"},
     {"url": "http://vllm-0", "weight": 3},
-    *({"url": "http://vllm-0", "capacity_tokens": value} for value in (-1, 0, 1, 1.5, "1", None)),
+    *({"url": "http://vllm-0", "capacity_tokens": value} for value in (-1, 0, 1, 1.5, 10**10, 10**10 + 1, "1", None)),
     *({"url": "http://vllm-0", "name": value} for value in ("", "a", 1, None)),
 ]
 PRICES: list[Any] = [
@@ -182,9 +182,9 @@ PRICES: list[Any] = [
     {"input": 1},
     {"output": 1},
     {"input": 1, "output": 1, "currency": "USD"},
-    *({"input": value, "output": 2} for value in (-1, 0.5, "1", None)),
-    *({"input": 1, "output": value} for value in (-1, 0.5, "1", None)),
-    *({"input": 1, "output": 2, "cached_input": value} for value in (-1, 0, 0.5, "1", None)),
+    *({"input": value, "output": 2} for value in (-1, 0.5, 1e10, 1e11, "1", None)),
+    *({"input": 1, "output": value} for value in (-1, 0.5, 1e10, 1e11, "1", None)),
+    *({"input": 1, "output": 2, "cached_input": value} for value in (-1, 0, 0.5, 1e10, 1e11, "1", None)),
 ]
 
 

@@ -43,6 +43,16 @@ def test_an_address_is_judged_however_it_is_written(address: ipaddress.IPv4Addre
         "[fe80::1]",
         "fe80::1%eth0",
         "[fd00:ec2::254]",
+        "[fd00:ec2::254%1]",
+        "fd00:ec2::254%eth0",
+        "[fd00:ec2::23]",
+        "[fd20:ce::254]",
+        "[64:ff9b::a9fe:a9fe%1]",
+        "[64:ff9b:1::a9fe:a9fe]",
+        "[64:ff9b:1:a9fe:a9:fe00::]",
+        "[64:ff9b:1:ffa9:fe:a9fe::]",
+        "[64:ff9b:1:ffff:a9:fea9:fe00:0]",
+        "[64:ff9b:1:ffff::6464:64c8]",
         "100.100.100.200",
         "metadata.google.internal",
         "Metadata.Google.Internal.",
@@ -56,7 +66,17 @@ def test_metadata_services_are_known(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["10.0.0.1", "vllm-0.vllm", "metadata.example.com", "[2001:db8::1]", "169.253.0.1", "localhost"]
+    "host",
+    [
+        "10.0.0.1",
+        "vllm-0.vllm",
+        "metadata.example.com",
+        "[2001:db8::1]",
+        "[fd00:ec3::254]",
+        "[64:ff9b:1::a00:1]",
+        "169.253.0.1",
+        "localhost",
+    ],
 )
 def test_other_hosts_are_not_link_local(host: str) -> None:
     assert not is_link_local(host)

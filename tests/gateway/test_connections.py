@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -11,9 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from yarl import URL
 
+from gateway.config import Config, PoolConfig, ReplicaConfig
 from gateway.connections import SHARE, Connections
+from gateway.process import connection_limit
 from tests.fakes import FakeReplica
 from tests.gateway.conftest import Running, running
+from tests.limits import open_files
 from tests.machines import STEPS, CountedMachine, steps_of
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -106,3 +111,24 @@ async def test_one_address_that_takes_all_connections_it_can_leaves_some_to_othe
             assert len(third) == 1
             for writer in (*first, *second, *third):
                 writer.close()
+
+
+async def test_there_are_no_more_connections_than_file_descriptors_for_their_requests() -> None:
+    limits = {"connections": 120, "drain_timeout_s": 1}
+    async with contextlib.AsyncExitStack() as stack:
+        replica = await stack.enter_async_context(FakeReplica())
+        with open_files(256):
+            run = await stack.enter_async_context(running(replica, limits=limits))
+        opened = [writer async for writer in greedy(run, "127.0.0.2")]
+        assert 85 <= len(opened) <= 87  # nine tenths of 96
+        assert (await run.post())[0] == 200
+        for writer in opened:
+            writer.close()
+
+
+@pytest.mark.parametrize(("files", "limit"), [(256, 96), (1024, 384), (4096, 1792), (1 << 20, 10_000)])
+def test_how_many_connections_an_open_files_limit_allows(files: int, limit: int) -> None:
+    if files > resource.getrlimit(resource.RLIMIT_NOFILE)[1]:
+        pytest.skip("the hard limit is lower")
+    with open_files(files):
+        assert connection_limit(Config(pools=(PoolConfig((ReplicaConfig("http://a"),)),))) == limit

@@ -112,6 +112,17 @@ async def test_an_address_that_does_not_answer_costs_a_moment_and_only_once() ->
             assert loop.time() - begun < 2.5, "20 times the head start would be 5 s"
 
 
+async def test_a_guarded_dialer_passes_link_local_addresses_over_also_when_the_name_is_rebound() -> None:
+    async with Listener().at("127.0.0.2") as listener:
+        names = NameServer({"replica.test": ["169.254.169.254", "127.0.0.2"]})
+        dial = Dialer("replica.test", listener.port, None, Resolver(names.look_up, clock := Clock()), lambda: True)
+        assert await local_address(dial) == "127.0.0.2"
+    names.answers["replica.test"] = ["169.254.169.254", "fe80::1%1", "fd00:ec2::254"]
+    clock.now += RETRY_S
+    with pytest.raises(ReplicaFailure, match=r"fe80::1%1 is link-local or a cloud's metadata service"):
+        await dial.connect(10)
+
+
 async def test_of_several_that_connect_one_is_kept() -> None:
     async with Listener().at("127.0.0.1", "127.0.0.2") as listener:
         dial, _ = dialer(listener.port, "127.0.0.1", "127.0.0.2")

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from gateway.config import PriceConfig
 from gateway.metering import Meter, Usage, parse_usage
 from gateway.metrics import TENANTS, Metrics
+from tests.fakes import FakeReplica, answers, streams
+from tests.gateway.conftest import BODY, running
 
 PRICES = {"m": PriceConfig(input=2.0, output=10.0, cached_input=0.5), "m-large": PriceConfig(input=20.0, output=1.0)}
 
@@ -33,6 +35,31 @@ PRICES = {"m": PriceConfig(input=2.0, output=10.0, cached_input=0.5), "m-large":
 )
 def test_usage_is_read_with_doubt(usage: Any, expected: Usage | None) -> None:
     assert parse_usage({"usage": usage}) == expected
+
+
+@pytest.mark.parametrize("tokens", [10**9 + 1, 2**64 - 1, 10**400])
+def test_counts_that_cannot_be_are_not_believed(tokens: int) -> None:
+    good = {"prompt_tokens": 100, "completion_tokens": 4}
+    assert parse_usage({"usage": {**good, "prompt_tokens": tokens}}) is None
+    assert parse_usage({"usage": {**good, "completion_tokens": tokens}}) is None
+    assert parse_usage({"usage": {**good, "prompt_tokens_details": {"cached_tokens": tokens}}}) == Usage(100, 4, None)
+    assert parse_usage({"usage": {"prompt_tokens": 10**9, "completion_tokens": 10**9}}) == Usage(10**9, 10**9)
+
+
+async def test_an_answer_with_counts_that_cannot_be_is_unmetered() -> None:
+    absurd = 2**64 - 1
+    price = {"m": {"input": 1, "output": 1}}
+    script = [answers(prompt=absurd), answers(completion=absurd), streams("a", "b", prompt=absurd)]
+    async with FakeReplica(script) as one, running(one, prices=price) as run:
+        for stream in (False, False, True):
+            options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+            async with run.session.post(f"{run.url}/v1/chat/completions", json={**BODY, **options}) as answer:
+                assert answer.status == 200
+                assert str(absurd).encode() in await answer.read(), "the client gets what the replica said"
+        page = await run.metrics()
+        assert page['warmroute_unmetered_requests_total{model="m"}'] == 3
+        counted = [value for name, value in page.items() if name.startswith(("warmroute_prompt_tokens", "warmroute_cost_usd"))]
+        assert sum(counted) == 0
 
 
 def test_missing_is_not_zero_and_claims_no_savings() -> None:

@@ -8,8 +8,12 @@ import pytest
 
 from gateway.app import make_side_runner
 from gateway.config import load
+from gateway.errors import ReplicaFailure
+from gateway.relay import Call
+from gateway.resolver import Resolver
 from tests.fakes import FakeReplica, answers, models, streams
 from tests.gateway.conftest import BODY, Running, eventually, running, started
+from tests.gateway.test_resolver import NameServer
 
 FOREIGN = {"X-Forwarded-For": "203.0.113.5"}  # came through a proxy: not a local client, wherever the proxy runs
 
@@ -164,6 +168,9 @@ async def asked_for_text(run: Running, path: str) -> tuple[int, str]:
         "http://[::ffff:169.254.169.254]",
         "http://0xa9fea9fe",
         "http://[fd00:ec2::254]",
+        "http://[fd00:ec2::254%251]",
+        "http://[fd00:ec2::254%1]",
+        "http://[64:ff9b:1::a9fe:a9fe]",
         "http://metadata.google.internal/computeMetadata",
     ],
 )
@@ -173,6 +180,24 @@ async def test_a_replica_at_a_metadata_service_is_not_added(url: str) -> None:
         assert (code, error["error"]["code"]) == (403, "forbidden_url")
         assert "allow_link_local" in error["error"]["message"]
         assert list(await listed(run)) == [one.name]
+
+
+async def test_an_added_name_does_not_lead_to_a_metadata_service() -> None:
+    """Whatever it resolved to when it was added; a replica in the configuration may be anywhere."""
+    names = NameServer({"rebound.test": ["169.254.169.254"], "mixed.test": ["169.254.169.254", "127.0.0.1"]})
+    async with FakeReplica() as one, running(one, resolver=Resolver(names.look_up)) as run:
+        for host, up in (("rebound.test", False), ("mixed.test", True)):
+            added = await run.post({"url": f"http://{host}:{one.port}"}, path="/warmroute/replicas")
+            assert (added[0], added[2]["replica"]["up"]) == (201, up)
+            assert up or "169.254.169.254 is link-local" in added[2]["replica"]["error"]
+        with pytest.raises(ReplicaFailure, match="is link-local"):
+            await run.gateway.relay.open(f"http://rebound.test:{one.port}", Call("GET", "/", b"", b""), 0.1)
+        pools = [{"replicas": [one.url, f"http://rebound.test:{one.port}"]}]
+        configured = load(None, {"listen": "127.0.0.1:0", "pools": pools}, env={})
+        await run.gateway.reload.take(configured)
+        with pytest.raises(ReplicaFailure) as caught:
+            await run.gateway.relay.open(f"http://rebound.test:{one.port}", Call("GET", "/", b"", b""), 0.1)
+        assert "is link-local" not in caught.value.message
 
 
 async def test_a_link_local_replica_may_be_allowed() -> None:

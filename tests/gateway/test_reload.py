@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -18,6 +19,7 @@ from gateway.typed import ConfigError
 from tests.configmap import ConfigMap
 from tests.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, dies_now, http, models, says, streams
 from tests.gateway.conftest import BODY, Running, eventually, running
+from tests.limits import open_files
 
 
 def config_of(*replicas: FakeReplica | dict[str, Any], **more: Any) -> Config:
@@ -373,6 +375,28 @@ def test_a_changed_file_is_noticed_once_it_is_quiet(tmp_path: Path) -> None:
 def test_without_a_file_nothing_ever_differs() -> None:
     source = Source(None, config_of)
     assert [source.differs(), source.differs()] == [False, False]
+
+
+async def test_a_file_that_cannot_be_read_for_lack_of_descriptors_is_read_at_a_later_look(tmp_path: Path) -> None:
+    files = ConfigMap(tmp_path)
+    files.swap(json.dumps({"pools": [{"replicas": ["http://a:1"]}]}))
+    readings = list[str]()
+
+    def read() -> Config:
+        readings.append("")
+        with open_files(3) if len(readings) < 3 else contextlib.nullcontext():
+            return load(files.path, {}, env={})
+
+    source = Source(files.path, read, look_s=0.001)
+    files.swap(json.dumps({"pools": [{"replicas": ["http://b:1"]}]}))
+    async with asyncio.timeout(20):
+        assert (await source.next()).pools[0].replicas[0].url == "http://b:1"
+    assert len(readings) == 3
+    assert not source.differs(), "once it was read, it is read"
+    files.path.write_text("pools: 1")
+    async with asyncio.timeout(20):
+        with pytest.raises(ConfigError):
+            await source.next()
 
 
 async def test_a_reading_that_fails_does_not_end_the_watching(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,6 +24,7 @@ from gateway.parser.process import ParserProcess
 from gateway.resume import Told
 from gateway.resume_request import continuation
 from tests.gateway.conftest import eventually
+from tests.limits import open_files
 
 # A stand-in for the program: it reads one byte of a job, and then does this.
 ODD = "import os, socket, sys, time; sock = socket.socket(fileno=int(sys.argv[2])); sock.recv(1); "
@@ -100,6 +101,16 @@ async def test_a_process_that_fails_is_a_500_and_is_replaced(end: str) -> None:
                 await parsing.parse(openai.CHAT, body(1_000_000))
             assert caught.value.status == 500
             assert process.started == number + 1
+
+
+async def test_without_file_descriptors_for_a_process_the_gateway_is_out_of_resources() -> None:
+    async with parser() as (parsing, process):
+        with open_files(3), pytest.raises(GatewayError, match="Too many open files") as caught:
+            await parsing.parse(openai.CHAT, body(INLINE_BYTES))
+        error = caught.value
+        assert (error.status, error.code, error.retry_after_s) == (503, "gateway_overloaded", 1)
+        assert (await parsing.parse(openai.CHAT, body(INLINE_BYTES))).model == "m"
+        assert process.started == 1
 
 
 async def test_a_process_that_is_killed_between_two_jobs_is_replaced() -> None:
