@@ -196,7 +196,9 @@ class Failover:
         if not api.metered or attempt.status != 200:
             return
         if attempt.content_type == EVENT_STREAM and api.stream:
-            await first_data(attempt)
+            data = attempt.peek()
+            if not data.startswith(b"data:") or first_event(data) is not None:  # nearly all streams begin with their first data
+                await first_data(attempt)
             return
         body = await attempt.read_begin(MAX_HELD_ANSWER, exchange.charge)
         if len(body) <= MAX_HELD_ANSWER:
@@ -228,10 +230,7 @@ async def first_data(attempt: Opening) -> None:
     Raises ReplicaFailure if there is none, or if it is the engine's failure, which comes with status 200 too. Of an error no
     more is waited for than the tap holds back anyway. O(bytes), however small the pieces are in which they come.
     """
-    data = attempt.peek()
-    if data.startswith(b"data:") and first_event(data) is None:
-        return  # nearly all streams
-    begin, seen = StreamBegin(), 0
+    begin, data, seen = StreamBegin(), attempt.peek(), 0
     while True:
         seen += len(data)
         event = begin.feed(data)

@@ -51,7 +51,7 @@ class StreamTap:
         self.done = False
         self.failure: ReplicaFailure | None = None
         self._closely = False
-        self._held = bytearray()  # an event that is not whole yet
+        self._held: bytes | bytearray = b""  # an event that is not whole yet
         self._too_long = False  # the head of the held event was passed on already
 
     def feed(self, chunk: bytes) -> bytes:
@@ -72,6 +72,8 @@ class StreamTap:
         if self._held:  # O(chunk) until the event is whole, for it may come byte by byte
             # An event's end may straddle the last chunk and this one: look again at the last bytes.
             looked = max(0, len(self._held) - _LONGEST_END + 1)
+            if not isinstance(self._held, bytearray):
+                self._held = bytearray(self._held)
             self._held += chunk
             if not _EVENT_END.search(self._held, looked):
                 return self._overflow()
@@ -82,14 +84,16 @@ class StreamTap:
             start = match.end()
             if self._passes(event):
                 passed.append(event)
-        self._held = bytearray(data[start:])
+        self._held = data[start:]
         passed.append(self._overflow())
         return b"".join(passed)
 
     def finish(self) -> bytes:
         """The stream is over, as it should be; returns what was still held (an event without its end)."""
-        rest, self._held = bytes(self._held), bytearray()
-        return rest if rest and self._passes(rest) else b""
+        if not self._held:
+            return b""
+        rest, self._held = bytes(self._held), b""
+        return rest if self._passes(rest) else b""
 
     def _overflow(self) -> bytes:
         if len(self._held) <= MAX_EVENT_BYTES:
@@ -229,7 +233,8 @@ def _may_be_error(data: bytes | bytearray) -> bool:
 
 def first_event(data: bytes) -> bytes | None:
     """The first event of a stream that begins so, if it looks like an error: b"" while it is not whole, None if it does not."""
-    if not _may_be_error(data):
+    head = data[: 2 * len(_ERROR)].replace(b" ", b"")[: len(_ERROR)]  # as in `_may_be_error`; a call less for each stream
+    if not _ERROR.startswith(head) or len(data) > MAX_ERROR_BYTES:
         return None
     end = _EVENT_END.search(data)
     return data[: end.end()] if end else b""
