@@ -36,7 +36,7 @@ from gateway.process import budget_bytes
 from gateway.proxy import Proxy
 from gateway.relay import Relay
 from gateway.reload import Reload, Source, Step
-from gateway.replicas import Fleet
+from gateway.replicas import FIRST_PROBES_S, Fleet
 from gateway.request_log import RequestLog
 from gateway.resolver import Resolver
 from gateway.resumer import Resumer
@@ -49,7 +49,6 @@ from router import Router
 log = logging.getLogger("warmroute.gateway")
 
 _SWEEP_S = 1.0
-FIRST_PROBES_S = 2.0  # the start waits for them at most that long; later ones are made while requests are served
 ADMIN = "admin"
 SIDE_CONNECTIONS = 256  # at once, to the listener for operators, and to that for Prometheus
 _SLICE_S = 0.01  # from one slice of a longer sweep to the next: requests go first
