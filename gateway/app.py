@@ -43,6 +43,7 @@ from gateway.resumer import Resumer
 from gateway.side import serving
 from gateway.sockets import NO_SIDES, SideSockets
 from gateway.status import Status
+from gateway.workers.handover import Receiver
 from gateway.workers.listeners import open_listeners, url_of
 from router import Router
 
@@ -335,20 +336,23 @@ async def serve(
     started: Callable[[str], None],
     listeners: Sequence[socket.socket] = (),
     sides: SideSockets = NO_SIDES,
+    handed: socket.socket | None = None,
 ) -> None:
     """Run until `stop` is set: then stop accepting, let running requests finish for `limits.drain_timeout_s`, and end.
 
     hurry: do not wait any longer. started: called with the base URL once requests are answered. listeners: the sockets to
     accept clients on (default: new ones, on the configured address). sides: those for operators and for Prometheus, who are
-    answered to the end. Raises OSError if the address cannot be had.
+    answered to the end. handed: where connections come from that the supervisor has accepted (`handover.py`). Raises OSError if the address cannot be had.
     """
-    runner = make_runner(gateway)
+    runner, receiver = make_runner(gateway), None
     await runner.setup()
     try:
         await gateway.everywhere.ready()
         async with serving(sides, partial(make_side_runner, gateway)):
             for listener in listeners or open_listeners(*gateway.config.address):
                 await Site(runner, listener).start()
+            if handed and runner.server:
+                receiver = Receiver(handed, runner.server)
             started(url_of(runner.addresses[0]))
             await stop.wait()
             gateway.drain.draining = True
@@ -357,4 +361,6 @@ async def serve(
                 await site.stop()
             await gateway.drain.wait(gateway.config.limits.drain_timeout_s, hurry)
     finally:
+        if receiver:
+            receiver.close()
         await runner.cleanup()

@@ -40,10 +40,15 @@ HISTORY_BYTES = 16 << 20
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One worker. told: its counters, as it told them last; heard_at: when it last said anything."""
+    """One worker.
+
+    told: its counters, as it told them last. heard_at: time of its last frame. well_at: likewise, while it takes requests; until
+    then the time when it was started.
+    """
 
     channel: Channel
     heard_at: float
+    well_at: float
     serving: bool = False
     told: bytes = b""
 
@@ -67,7 +72,7 @@ class Hub:
         """A new worker. Returns its number, which no other has or had."""
         self._joined += 1
         who = self._joined
-        member = Member(channel, self._clock())
+        member = Member(channel, heard_at=self._clock(), well_at=self._clock())
         channel.send(WELCOME, who, 0, pickle.dumps(self.config))
         for payload in self._commands.replay():
             channel.send(COMMAND, HUB, 0, payload)
@@ -101,6 +106,8 @@ class Hub:
         if member is None:  # it was given up, and says its last words
             return
         member.heard_at = self._clock()
+        if member.serving:
+            member.well_at = member.heard_at
         if kind in (EVENTS, RESYNC):
             self._remember(kind, who, payload)
             self._broadcast(kind, who, 0, payload, but=who)
@@ -160,6 +167,22 @@ class Hub:
         """Who has said nothing for so long."""
         since = self._clock() - for_s
         return (who for who, member in self.members.items() if member.heard_at < since)
+
+    def unwell(self, for_s: float) -> Iterator[int]:
+        """The workers that have taken no requests for `for_s`, as far as one can tell from here."""
+        since = self._clock() - for_s
+        return (who for who, member in self.members.items() if member.well_at < since)
+
+    def well(self, within_s: float) -> Iterator[int]:
+        """The workers that take requests and were heard within that time."""
+        since = self._clock() - within_s
+        return (who for who, member in self.members.items() if member.serving and member.well_at >= since)
+
+    def excuse(self, for_s: float) -> None:
+        """The supervisor itself did not run for `for_s`: nobody could be heard."""
+        for member in self.members.values():
+            member.heard_at += for_s
+            member.well_at += for_s
 
     def __repr__(self) -> str:
         return f"<Hub of {', '.join(map(str, self.members)) or 'nobody'}, {self._history_bytes} bytes of history>"
