@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 BATCH: Final = 64  # connections in one iteration of the event loop
+PAUSE_S: Final = 0.02  # while no receiver has room
 _MARK: Final = b"c"  # a file descriptor needs a byte to go with
 
 
@@ -30,24 +31,42 @@ class Handover:
         self._receivers = receivers
         self._loop = asyncio.get_running_loop()
         self._next = 0
+        self._retry: asyncio.TimerHandle | None = None
         self.open = True
         self.passed_on = 0
+        self._watch()
+
+    def _watch(self) -> None:
+        self._retry = None
         for listener in self._listeners:
             self._loop.add_reader(listener, self._accept, listener)
+
+    def _pause(self) -> None:
+        self._unwatch()
+        self._retry = self._loop.call_later(PAUSE_S, self._watch)
+
+    def _unwatch(self) -> None:
+        if self._retry:
+            self._retry.cancel()
+            self._retry = None
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
 
     def close(self) -> None:
         """Before the listeners are closed. Idempotent."""
         if self.open:
             self.open = False
-            for listener in self._listeners:
-                self._loop.remove_reader(listener)
+            self._unwatch()
 
     def _accept(self, listener: socket.socket) -> None:
         receivers = self._receivers()
+        if not receivers:  # no worker is well any more: what is not accepted can wait
+            self.close()
+            return
         for _ in range(BATCH):
             receiver = self._writable(receivers)
-            if receiver is None:  # nobody could take it: what is not accepted can wait
-                self.close()
+            if receiver is None:
+                self._pause()
                 return
             try:
                 client, _address = listener.accept()

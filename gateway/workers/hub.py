@@ -42,8 +42,8 @@ HISTORY_BYTES = 16 << 20
 class Member:
     """One worker.
 
-    told: its counters, as it told them last. heard_at: time of its last frame. well_at: likewise, while it takes requests; until
-    then the time when it was started.
+    told: its counters, as it told them last. heard_at: time of its last frame. well_at: likewise, while it takes requests;
+    until then the time when it was started.
     """
 
     channel: Channel

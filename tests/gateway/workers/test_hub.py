@@ -10,7 +10,7 @@ import pytest
 from gateway.config import Config, load
 from gateway.everywhere import Drain, Join, Refuse, Take
 from gateway.workers import hub
-from gateway.workers.channel import ANSWER, ASKED, COMMAND, CURRENT, EVENTS, GONE, HUB, TOLD, WELCOME, Receive
+from gateway.workers.channel import ANSWER, ASKED, COMMAND, CURRENT, EVENTS, GONE, HUB, SERVING, TOLD, WELCOME, Receive
 from gateway.workers.commands import PENDING_MOST
 from gateway.workers.hub import Hub
 from gateway.workers.peers import _key
@@ -189,4 +189,11 @@ def test_who_says_nothing_for_long_is_silent() -> None:
     end.receives(TOLD, 0, 0, pickle.dumps({}))
     now.time = 40.0
     assert list(made.silent(30.0)) == [second]
+    end.receives(SERVING, 0, 0, b"")
+    end.receives(TOLD, 0, 0, pickle.dumps({}))
+    assert (list(made.well(1.0)), list(made.unwell(2.0))) == ([first], [second])
+    now.time = 45.0
+    assert (list(made.well(1.0)), list(made.unwell(2.0))) == ([], [first, second])
+    made.excuse(5.0)  # the supervisor was stopped
+    assert (list(made.well(1.0)), list(made.unwell(2.0)), list(made.silent(30.0))) == ([first], [second], [second])
     assert repr(made) == f"<Hub of {first}, {second}, 0 bytes of history>"
