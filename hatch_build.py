@@ -59,7 +59,7 @@ PLAIN = {
     ),
     "gateway/api": ("__init__",),
     "gateway/parser": ("__init__", "helper", "process", "wire"),
-    "gateway/workers": ("__init__", "hub", "listeners", "supervisor", "worker"),
+    "gateway/workers": ("__init__", "commands", "handover", "hub", "listeners", "supervisor", "worker"),
 }
 
 _SETUP = """

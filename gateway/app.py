@@ -37,20 +37,20 @@ from gateway.process import budget_bytes, connection_limit
 from gateway.proxy import Proxy
 from gateway.relay import Relay
 from gateway.reload import Reload, Source, Step
-from gateway.replicas import Fleet
+from gateway.replicas import FIRST_PROBES_S, Fleet
 from gateway.request_log import RequestLog
 from gateway.resolver import Resolver
 from gateway.resumer import Resumer
 from gateway.side import serving
 from gateway.sockets import NO_SIDES, SideSockets
 from gateway.status import Status
+from gateway.workers.handover import Receiver
 from gateway.workers.listeners import open_listeners, url_of
 from router import Router
 
 log = logging.getLogger("warmroute.gateway")
 
 _SWEEP_S = 1.0
-FIRST_PROBES_S = 2.0  # the start waits for them at most that long; later ones are made while requests are served
 ADMIN = "admin"
 _SERVES = web.AppKey("serves", str)  # what an application's listener serves, for whoever asks it for something else
 _API = "the API is under /v1/."
@@ -357,21 +357,25 @@ async def serve(
     started: Callable[[str], None],
     listeners: Sequence[socket.socket] = (),
     sides: SideSockets = NO_SIDES,
+    handed: socket.socket | None = None,
 ) -> None:
     """Run until `stop` is set: then stop accepting, let running requests finish for `limits.drain_timeout_s`, and end.
 
     hurry: do not wait any longer. started: called with the base URL once requests are answered. listeners: the sockets to
     accept clients on (default: new ones, on the configured address). sides: those for operators and for Prometheus, who are
-    answered to the end. Raises OSError if the address cannot be had.
+    answered to the end. handed: brings connections that the supervisor has accepted
+    (`handover.py`). Raises OSError if the address cannot be had.
     """
     _warn_of_connections(gateway.config)
-    runner = make_runner(gateway)
+    runner, receiver = make_runner(gateway), None
     await runner.setup()
     try:
         await gateway.everywhere.ready()
         async with serving(sides, partial(make_side_runner, gateway)):
             for listener in listeners or open_listeners(*gateway.config.address):
                 await Site(runner, listener).start()
+            if handed and runner.server:
+                receiver = Receiver(handed, runner.server)
             started(url_of(runner.addresses[0]))
             await stop.wait()
             gateway.drain.draining = True
@@ -380,4 +384,6 @@ async def serve(
                 await site.stop()
             await gateway.drain.wait(gateway.config.limits.drain_timeout_s, hurry)
     finally:
+        if receiver:
+            receiver.close()
         await runner.cleanup()

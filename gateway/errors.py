@@ -104,6 +104,21 @@ def too_many_connections(limit: int) -> GatewayError:
     return GatewayError(503, "too_many_connections", f"{text} Retry, or reuse connections.", retry_after_s=1)
 
 
+def supervisor_silent() -> GatewayError:
+    text = (
+        "The supervisor of the workers does not answer, so that nothing could be asked of them and nothing was changed. Retry."
+    )
+    return GatewayError(503, "supervisor_silent", text, retry_after_s=1)
+
+
+def workers_silent(workers: Sequence[int]) -> GatewayError:
+    """workers: the numbers of those that have not confirmed a command."""
+    text = (
+        f"Not all workers have done this: {', '.join(map(str, workers))} did not answer in time. Whoever goes on does it then."
+    )
+    return GatewayError(503, "workers_silent", f"{text} Look at the state, and retry.", retry_after_s=1)
+
+
 def shutting_down() -> GatewayError:
     return GatewayError(503, "shutting_down", "The gateway is shutting down. Retry the request.", retry_after_s=1)
 

@@ -6,7 +6,7 @@ not know which: it says so to `Everywhere`, and each process does and tells its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,6 +89,14 @@ class Local:
                 await self.reload.take(config)
             case Refuse(why):
                 self.reload.refuse(why)
+
+    async def replay(self, commands: Iterable[Drain | Join]) -> None:
+        """What operators have done before this process started. Takes FIRST_PROBES_S at most, whatever replicas were added."""
+        commands = tuple(commands)
+        await self.reload.readd([(each.pool, each.replica) for each in commands if isinstance(each, Join)])
+        for each in commands:
+            if isinstance(each, Drain):
+                await self.do(each)
 
     def told(self) -> Told:
         """All that is counted here, as it is now."""

@@ -20,14 +20,14 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gateway.config import Config, ReplicaConfig
 from gateway.metrics import Metrics
 from gateway.relay import Relay
-from gateway.replicas import Fleet
+from gateway.replicas import FIRST_PROBES_S, Fleet
 from gateway.typed import ConfigError, NotReadable
 
 log = logging.getLogger("warmroute.reload")
@@ -142,14 +142,30 @@ class Reload:
     async def add(self, number: int, replica: ReplicaConfig) -> None:
         """A replica joins a pool until the next reload. Raises ConfigError if it cannot (its name is taken, no such pool)."""
         async with self._one_at_a_time:
-            pools = list(self.config.pools)
-            if not 0 <= number < len(pools):
-                raise ConfigError(f"pool: there is no pool {number}; the first of {len(pools)} is 0")
-            pools[number] = replace(pools[number], replicas=(*pools[number].replicas, replica))
-            config = replace(self.config, pools=tuple(pools))
-            if not config.allow_link_local and replica.url not in _urls(self.config):
-                self._relay.guard(replica.url)
+            config = _with_replica(self.config, number, replica)
+            self._guard(replica)
             await self._change(config)
+
+    async def readd(self, replicas: Iterable[tuple[int, ReplicaConfig]]) -> None:
+        """Replicas, with the numbers of their pools, that operators had added before this process started.
+
+        They are asked side by side. One that does not answer within FIRST_PROBES_S is down at first, and is probed later.
+        """
+        async with self._one_at_a_time:
+            config = self.config
+            for number, replica in replicas:
+                try:
+                    config = _with_replica(config, number, replica)
+                    self._guard(replica)
+                except ConfigError as error:  # it must not keep the others out
+                    log.warning("replica not added", extra={"replica": replica.name, "error": str(error)})
+            if config is not self.config:
+                await self._change(config, within_s=FIRST_PROBES_S)
+
+    def _guard(self, replica: ReplicaConfig) -> None:
+        """An operator's replica must not lead to a metadata service; one that the configuration has, too, is on trust."""
+        if not self.config.allow_link_local and replica.url not in _urls(self.config):
+            self._relay.guard(replica.url)
 
     async def take(self, config: Config) -> None:
         """This is the configuration from now on, but for what cannot change."""
@@ -165,8 +181,8 @@ class Reload:
             self._metrics.config_loaded.set((), self._now())
             log.info("configuration reloaded", extra={"replicas": [state.name for state in self._fleet.replicas]})
 
-    async def _change(self, config: Config) -> None:
-        met = await self._fleet.meet(config, self._relay)
+    async def _change(self, config: Config, within_s: float | None = None) -> None:
+        met = await self._fleet.meet(config, self._relay, within_s)
         # From here on no await: nobody sees half of it.
         self.config = config
         for step in self._steps:
@@ -177,6 +193,15 @@ class Reload:
 def _urls(config: Config) -> set[str]:
     """Of all replicas."""
     return {replica.url for pool in config.pools for replica in pool.replicas}
+
+
+def _with_replica(config: Config, number: int, replica: ReplicaConfig) -> Config:
+    """The configuration with one more replica in the pool of this number. Raises ConfigError."""
+    pools = list(config.pools)
+    if not 0 <= number < len(pools):
+        raise ConfigError(f"pool: there is no pool {number}; the first of {len(pools)} is 0")
+    pools[number] = replace(pools[number], replicas=(*pools[number].replicas, replica))
+    return replace(config, pools=tuple(pools))
 
 
 def possible(old: Config, new: Config) -> Config:

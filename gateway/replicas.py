@@ -38,6 +38,7 @@ log = logging.getLogger("warmroute.replicas")
 
 MAX_TARGETS = 1024
 MAX_LABELS = 1024
+FIRST_PROBES_S = 2.0  # the start waits for them at most that long; later ones are made while requests are served
 
 
 class Catalog:
@@ -261,13 +262,23 @@ class Fleet:
 
     # -- another configuration
 
-    async def meet(self, config: Config, relay: Relay) -> Mapping[str, Heard]:
-        """Ask the replicas that would join, so that they can be up from their first moment; by URL. Changes nothing."""
+    async def meet(self, config: Config, relay: Relay, within_s: float | None = None) -> Mapping[str, Heard]:
+        """Ask the replicas that would join, side by side, so that they can be up from their first moment. Changes nothing.
+
+        within_s: a limit for all together (default: each has the timeout of a probe). Returns the answers by URL.
+        """
         wanted = [replica for pool in config.pools for replica in pool.replicas]
         # One that is leaving may be gone before it is wanted back.
         urls = [replica.url for replica in wanted if (state := self._same(replica)) is None or state.leaving]
-        heard = await asyncio.gather(*(self._prober.ask(url, relay) for url in urls))
-        return dict(zip(urls, heard, strict=True))
+        asked = {url: asyncio.ensure_future(self._prober.ask(url, relay)) for url in dict.fromkeys(urls)}
+        if not asked:
+            return {}
+        try:
+            await asyncio.wait(asked.values(), timeout=within_s)
+            return {url: answer.result() for url, answer in asked.items() if answer.done()}
+        finally:
+            for answer in asked.values():
+                answer.cancel()
 
     def apply(self, config: Config, met: Mapping[str, Heard]) -> None:
         """From now on as this configuration says. met: what `meet` said of it."""

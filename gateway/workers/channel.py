@@ -19,9 +19,11 @@ HUB = 0
 
 # worker -> hub -> the other workers
 EVENTS = 1  # (since, events): what a router has booked (router/follow.py); the oldest of it was booked at `since`
+RESYNC = 13  # (since, events): some events were dropped; its open bookings are these and no others
 # worker -> hub
-TOLD = 2  # all counters; once a second, which is a sign of life, too
+TOLD = 2  # all counters
 SERVING = 3  # it takes requests
+ALIVE = 12  # nothing but a sign of life
 # hub -> worker
 WELCOME = 4  # the configuration; who: its number
 CURRENT = 5  # all that was known before it came has been told
@@ -30,7 +32,7 @@ GONE = 7  # who: a worker that is no more
 ASKED = 8  # what it asks has gone to these: {who: what they told last}
 # worker -> hub -> all workers; number: the asker's
 SCRAPE = 9  # tell all counters
-COMMAND = 10  # (key, command)
+COMMAND = 10  # (key, command, until): the hub ignores a command that it reads later than `until`
 # worker -> hub -> the asker
 ANSWER = 11
 

@@ -1,12 +1,14 @@
 """The middle of the star: what one worker says goes to the others from here, in one order for all.
 
 What the routers booked is passed on unread, and kept for a while, so that a worker that replaces another begins with what the
-others know: the commands that are in force, then the recent past (HISTORY_BYTES, and no longer than the prefix index would
-remember it), then what is still open, which the others tell it themselves. What a worker had counted when it ended stays so.
+others know: the commands of operators (`commands.py`), then the recent past (HISTORY_BYTES, and no longer than the prefix index
+would remember it), then what is still open, which the others tell it themselves. What a worker had counted when it ended stays
+counted.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,22 +26,29 @@ from gateway.workers.channel import (
     GONE,
     HUB,
     JOINED,
+    RESYNC,
     SCRAPE,
     SERVING,
     TOLD,
     WELCOME,
     Channel,
 )
+from gateway.workers.commands import Commands
 
 HISTORY_BYTES = 16 << 20
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One worker. told: its counters, as it told them last; heard_at: when it last said anything."""
+    """One worker.
+
+    told: its counters, as it told them last. heard_at: time of its last frame. well_at: likewise, while it takes requests;
+    until then the time when it was started.
+    """
 
     channel: Channel
     heard_at: float
+    well_at: float
     serving: bool = False
     told: bytes = b""
 
@@ -56,15 +65,16 @@ class Hub:
         self._joined = 0
         self._history: deque[tuple[float, int, int, bytes]] = deque()  # when, kind, who, payload
         self._history_bytes = 0
-        self._lasting: dict[str, bytes] = {}  # commands in force since the configuration was taken, by what they are about
+        self._commands = Commands()
+        self._commanded = 0  # commands of its own
 
     def join(self, channel: Channel) -> int:
         """A new worker. Returns its number, which no other has or had."""
         self._joined += 1
         who = self._joined
-        member = Member(channel, self._clock())
+        member = Member(channel, heard_at=self._clock(), well_at=self._clock())
         channel.send(WELCOME, who, 0, pickle.dumps(self.config))
-        for payload in self._lasting.values():
+        for payload in self._commands.replay():
             channel.send(COMMAND, HUB, 0, payload)
         self._forget_history()
         for _, kind, source, payload in self._history:
@@ -80,49 +90,61 @@ class Hub:
         """That worker is no more."""
         member = self.members.pop(who)
         member.channel.close()
+        self._commands.ended(who)
         if member.told:
             self.ended.page.take_in(pickle.loads(member.told), ended=True)
         self._remember(GONE, who, b"")
         self._broadcast(GONE, who, 0, b"")
 
     def command(self, key: str, command: Command) -> None:
-        """From here to all workers. key: what it is about; a later command on the same takes its place."""
-        self._command(HUB, 0, pickle.dumps((key, command)))
+        """From here to all workers. key: what it is about (`Commands`)."""
+        self._commanded += 1
+        self._command(HUB, self._commanded, pickle.dumps((key, command, math.inf)))
 
     def _receive(self, who: int, kind: int, to: int, number: int, payload: bytes) -> None:
         member = self.members.get(who)
         if member is None:  # it was given up, and says its last words
             return
         member.heard_at = self._clock()
-        if kind == EVENTS:
-            self._remember(EVENTS, who, payload)
-            self._broadcast(EVENTS, who, 0, payload, but=who)
+        if member.serving:
+            member.well_at = member.heard_at
+        if kind in (EVENTS, RESYNC):
+            self._remember(kind, who, payload)
+            self._broadcast(kind, who, 0, payload, but=who)
         elif kind == TOLD:
             member.told = payload
         elif kind == SERVING:
             member.serving = True
             self._on_serving(who)
-        elif kind == ANSWER and to in self.members:
-            self.members[to].channel.send(ANSWER, who, number, payload)
+        elif kind == ANSWER:
+            self._answer(who, to, number, payload)
         elif kind == SCRAPE:
             self._asked(member, number)
             member.channel.send(ANSWER, HUB, number, pickle.dumps(self.ended.page.told()))
             self._broadcast(SCRAPE, who, number, payload)
         elif kind == COMMAND:
-            self._asked(member, number)
             self._command(who, number, payload)
 
     def _asked(self, asker: Member, number: int) -> None:
         asker.channel.send(ASKED, HUB, number, pickle.dumps({who: member.told for who, member in self.members.items()}))
 
+    def _answer(self, who: int, asker: int, number: int, payload: bytes) -> None:
+        if self._commands.is_pending(asker, number):
+            self._commands.answered(who, asker, number, accepted=pickle.loads(payload) is None)
+        if asker in self.members:
+            self.members[asker].channel.send(ANSWER, who, number, payload)
+
     def _command(self, who: int, number: int, payload: bytes) -> None:
-        key, command = pickle.loads(payload)
-        if isinstance(command, Take):  # whoever joins begins with it; what it does not have is no more
+        key, command, until = pickle.loads(payload)
+        if self._clock() > until or self._commands.full:
+            return  # the asker hears nothing, and gives up
+        if who in self.members:
+            self._asked(self.members[who], number)
+        if isinstance(command, Take):
             self.config = command.config
-            self._lasting = {key: payload for key, payload in self._lasting.items() if not key.startswith("replica ")}
+            self._commands.reconfigured({replica.name for pool in self.config.pools for replica in pool.replicas})
         elif not isinstance(command, Refuse):
-            self._lasting.pop(key, None)
-            self._lasting[key] = payload
+            self._commands.send(who, number, key, payload, self.members)
         self._broadcast(COMMAND, who, number, payload)
 
     def _broadcast(self, kind: int, who: int, number: int, payload: bytes, but: int = HUB) -> None:
@@ -145,6 +167,22 @@ class Hub:
         """Who has said nothing for so long."""
         since = self._clock() - for_s
         return (who for who, member in self.members.items() if member.heard_at < since)
+
+    def unwell(self, for_s: float) -> Iterator[int]:
+        """The workers that have taken no requests for `for_s`, as far as one can tell from here."""
+        since = self._clock() - for_s
+        return (who for who, member in self.members.items() if member.well_at < since)
+
+    def well(self, within_s: float) -> Iterator[int]:
+        """The workers that take requests and were heard within that time."""
+        since = self._clock() - within_s
+        return (who for who, member in self.members.items() if member.serving and member.well_at >= since)
+
+    def excuse(self, for_s: float) -> None:
+        """The supervisor itself did not run for `for_s`: nobody could be heard."""
+        for member in self.members.values():
+            member.heard_at += for_s
+            member.well_at += for_s
 
     def __repr__(self) -> str:
         return f"<Hub of {', '.join(map(str, self.members)) or 'nobody'}, {self._history_bytes} bytes of history>"

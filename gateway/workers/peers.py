@@ -3,6 +3,10 @@
 What is booked goes out in batches, BATCH_S after the first of it: a system call for every event would cost more than the
 decision, and every batch wakes the supervisor and all other workers. Each worker keeps the whole prefix index and all open
 leases, so that choosing asks nobody; the price is that what one books all others book as well.
+
+While the supervisor does not read, at most about UNSENT_BYTES wait for it: further events are dropped. When it reads again, one
+RESYNC frame with the open bookings takes the place of all that was dropped. What only the prefix index would have learned from
+the dropped events stays unknown to the other workers.
 """
 
 from __future__ import annotations
@@ -19,12 +23,13 @@ from dataclasses import replace
 import prometheus_client
 
 from gateway.config import Config
-from gateway.errors import internal_error
+from gateway.errors import internal_error, supervisor_silent, workers_silent
 from gateway.everywhere import Command, Drain, Join, Local, Take
 from gateway.metrics import Metrics
 from gateway.tallies import Told
 from gateway.typed import ConfigError
 from gateway.workers.channel import (
+    ALIVE,
     ANSWER,
     ASKED,
     COMMAND,
@@ -33,10 +38,12 @@ from gateway.workers.channel import (
     GONE,
     HUB,
     JOINED,
+    RESYNC,
     SCRAPE,
     TOLD,
     Channel,
 )
+from gateway.workers.commands import DRAIN, REPLICA
 from router.follow import Follower, Journal
 
 log = logging.getLogger("warmroute.workers")
@@ -46,6 +53,10 @@ TELL_S = 0.1, 1.0  # how often counters are told: while there are requests, and 
 TELL_SHARE = 0.01  # of the time, at most
 SCRAPE_S = 2.0  # who does not answer by then is counted as it told last
 COMMAND_S = 30.0  # a replica that joins is asked first
+PASSED_ON_S = 3.0  # the supervisor passes a question on within this time, or it is not asked at all
+ALIVE_S = 0.5  # between two signs of life
+UNSENT_BYTES = 8 << 20
+RESYNC_S = 0.5  # how often it looks whether the supervisor reads again
 BUG = ""  # the answer to a command that failed for no good reason
 
 
@@ -60,14 +71,26 @@ def part_of(config: Config) -> Config:
 
 
 class _Asking:
-    """A question to all workers. answers: what each said; known: of those who were asked, what is known of them anyway."""
+    """A question to all workers.
+
+    known: the last snapshot of each worker that was asked, None until the supervisor has passed the question on. answers: by
+    worker.
+    """
 
     def __init__(self) -> None:
+        self.passed_on = asyncio.Event()
         self.known: dict[int, bytes] | None = None
         self.answers: dict[int, bytes] = {}
         self.all_answered = asyncio.Event()
 
+    @property
+    def silent(self) -> list[int]:
+        """The workers that have not answered."""
+        return sorted((self.known or {}).keys() - self.answers.keys())
+
     def look(self) -> None:
+        if self.known is not None:
+            self.passed_on.set()
         if self.known is not None and self.known.keys() <= self.answers.keys():
             self.all_answered.set()
 
@@ -88,6 +111,7 @@ class Peers:
         self._loop = asyncio.get_running_loop()
         self._journal = Journal(self._wake)
         self._since = 0.0  # the first of what it has to tell
+        self._resyncing = False  # events are dropped until the supervisor has read what waits for it
         self._busy = asyncio.Event()  # something was booked since the counters were told
         self._current = asyncio.Event()
         self._early: list[tuple[int, int, bytes]] | None = []  # what came before the commands in force were done
@@ -105,12 +129,28 @@ class Peers:
 
     def _flush(self) -> None:
         self._busy.set()
-        self._channel.send(EVENTS, HUB, 0, marshal.dumps((self._since, self._journal.take())))
+        events = self._journal.take()
+        if self._resyncing:
+            return
+        if self._channel.unsent > UNSENT_BYTES:
+            log.warning("the supervisor does not read: events are dropped", extra={"unsent_bytes": self._channel.unsent})
+            self._resyncing = True
+            self._loop.call_later(RESYNC_S, self._resync)
+            return
+        self._channel.send(EVENTS, HUB, 0, marshal.dumps((self._since, events)))
+
+    def _resync(self) -> None:
+        if self._channel.unsent:
+            self._loop.call_later(RESYNC_S, self._resync)
+            return
+        self._resyncing = False
+        self._journal.take()  # what it has to tell is part of what is open
+        self._channel.send(RESYNC, HUB, 0, marshal.dumps((self._local.clock(), self._journal.still_open())))
 
     # -- what the others say
 
     def _receive(self, kind: int, who: int, number: int, payload: bytes) -> None:
-        if kind in (EVENTS, GONE):
+        if kind in (EVENTS, GONE, RESYNC):
             if self._early is None:
                 self._follow(kind, who, payload)
             else:
@@ -119,7 +159,7 @@ class Peers:
             self._channel.send(ANSWER, who, number, pickle.dumps(self._local.told()))
         elif kind in (COMMAND, CURRENT):
             self._commands.put_nowait((kind, who, number, payload))
-        elif kind == JOINED and self._journal.open:
+        elif kind == JOINED and self._journal.open and not self._resyncing:
             self._channel.send(EVENTS, HUB, 0, marshal.dumps((self._local.clock(), self._journal.still_open())))
         elif asking := self._asking.get(number):
             if kind == ASKED:
@@ -135,6 +175,8 @@ class Peers:
                 asking.gone(who)
         else:
             since, events = marshal.loads(payload)
+            if kind == RESYNC:
+                self.follower.gone(who, since)
             for name in self.follower.apply(who, events):
                 self._local.fleet.zero_hits(name)
             if self._early is None:
@@ -156,13 +198,18 @@ class Peers:
     # -- everywhere
 
     async def do(self, command: Command) -> None:
-        asking = await self._ask(COMMAND, pickle.dumps((_key(command), command)), COMMAND_S)
+        """Also raises GatewayError 503: nobody was asked, or not all of them have answered."""
+        until = self._local.clock() + PASSED_ON_S
+        asking = await self._ask(COMMAND, pickle.dumps((_key(command), command, until)), COMMAND_S)
         for answer in asking.answers.values():
             error = pickle.loads(answer)
             if error is not None:
                 raise internal_error() if error == BUG else ConfigError(error)
+        if asking.silent:
+            raise workers_silent(asking.silent)
 
     async def page(self) -> bytes:
+        """Also raises GatewayError 503: nobody was asked."""
         asking = await self._ask(SCRAPE, b"", SCRAPE_S)
         whole = Metrics()
         for who, answer in {**(asking.known or {}), **asking.answers}.items():
@@ -172,16 +219,23 @@ class Peers:
         return prometheus_client.generate_latest(whole.registry)
 
     async def _ask(self, kind: int, payload: bytes, timeout_s: float) -> _Asking:
-        """Ask all workers, this one too, and wait for their answers, for so long."""
+        """Ask all workers, this one too, and wait for their answers, `timeout_s` at most. Raises GatewayError 503."""
+        if self._channel.unsent > UNSENT_BYTES:
+            raise supervisor_silent()
         self._questions += 1
         number, asking = self._questions, _Asking()
         self._asking[number] = asking
         self._channel.send(kind, HUB, number, payload)
         try:
+            async with asyncio.timeout(PASSED_ON_S + 1.0):  # it may be passed on in the last moment
+                await asking.passed_on.wait()
             async with asyncio.timeout(timeout_s):
                 await asking.all_answered.wait()
         except TimeoutError:
-            log.warning("not all workers answer", extra={"silent": sorted((asking.known or {}).keys() - asking.answers.keys())})
+            if asking.known is None:
+                log.warning("the supervisor does not answer")
+                raise supervisor_silent() from None
+            log.warning("not all workers answer", extra={"silent": asking.silent})
         finally:
             del self._asking[number]
         return asking
@@ -191,14 +245,23 @@ class Peers:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_alive())
             group.create_task(self._keep_telling())
             group.create_task(self._keep_doing())
+
+    async def _keep_alive(self) -> None:
+        """The supervisor gives this worker's connections to others when it hears nothing (`handover.py`)."""
+        while True:
+            if not self._channel.unsent:
+                self._channel.send(ALIVE)
+            await asyncio.sleep(ALIVE_S)
 
     async def _keep_telling(self) -> None:
         busy_s, idle_s = TELL_S
         while True:
             begun = self._local.clock()
-            self._channel.send(TOLD, HUB, 0, pickle.dumps(self._local.told()))
+            if not self._channel.unsent:
+                self._channel.send(TOLD, HUB, 0, pickle.dumps(self._local.told()))
             await asyncio.sleep(max(busy_s, (self._local.clock() - begun) / TELL_SHARE))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(idle_s):
@@ -207,12 +270,11 @@ class Peers:
 
     async def _keep_doing(self) -> None:
         """Commands, in the order that is the same for all workers."""
+        await self._replay()
+        self._catch_up()
         while True:
-            kind, who, number, payload = await self._commands.get()
-            if kind == CURRENT:
-                self._catch_up()
-                continue
-            _, command = pickle.loads(payload)
+            _, who, number, payload = await self._commands.get()
+            command = pickle.loads(payload)[1]
             if isinstance(command, Take):
                 command = Take(part_of(command.config))
             error: str | None = None
@@ -225,6 +287,18 @@ class Peers:
                 error = BUG
             self._channel.send(ANSWER, who, number, pickle.dumps(error))
 
+    async def _replay(self) -> None:
+        """The commands from before this worker was started: all up to CURRENT."""
+        before: list[Drain | Join] = []
+        while (frame := await self._commands.get())[0] == COMMAND:
+            command = pickle.loads(frame[3])[1]
+            if isinstance(command, Drain | Join):
+                before.append(command)
+        try:
+            await self._local.replay(before)
+        except Exception:  # a bug here must not keep the worker from serving
+            log.exception("replay of commands failed")
+
     def __repr__(self) -> str:
         return f"<Peers, {self._journal!r}, {self.follower!r}>"
 
@@ -233,7 +307,7 @@ def _key(command: Command) -> str:
     """What a command is about: a later one on the same makes it pointless."""
     match command:
         case Drain(name, _):
-            return f"drain {name}"
+            return f"{DRAIN}{name}"
         case Join(_, replica):
-            return f"replica {replica.name}"
+            return f"{REPLICA}{replica.name}"
     return "configuration"

@@ -1,7 +1,8 @@
 """`workers: N`: starts N workers, replaces those that end, and takes them down together. It serves no request itself.
 
 A worker that ends is replaced at once, one that does not live long after a pause that grows. One that has said nothing for
-HUNG_S, or does not read what it is told, is killed, and so replaced. The configuration is read here, and goes to all workers in
+HUNG_S, or does not read what it is told, is killed, and so replaced; after SILENT_S already other workers get its new
+connections (`handover.py`). The configuration is read here, and goes to all workers in
 one order with what operators want.
 """
 
@@ -25,13 +26,16 @@ from gateway.reload import Source, possible
 from gateway.sockets import NO_SIDES, SideSockets
 from gateway.typed import ConfigError
 from gateway.workers.channel import Channel
+from gateway.workers.handover import Handover
 from gateway.workers.hub import Hub
 from gateway.workers.listeners import Address, addresses_of, listen, url_of
 
 log = logging.getLogger("warmroute.workers")
 
 HUNG_S = 30.0
-LOOK_S = 1.0
+SILENT_S = 2.5  # then the new connections of a worker go to the others as well
+WELL_S = 1.5  # who was heard within that time may get them; three signs of life
+LOOK_S = 0.5
 UNSENT_BYTES = 64 << 20
 SHORT_LIFE_S = 5.0
 PAUSE_S = 0.5, 30.0  # before a worker that did not live long is replaced: at first, at most
@@ -48,19 +52,31 @@ class StartError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One of the N, whoever fills it now. who: its number at the hub."""
+    """One of the N, whoever fills it now.
+
+    who: its number at the hub. handing: leads to its Receiver. handover: gives its connections to others, while it is open.
+    """
 
     listeners: Sequence[socket.socket] = ()
     process: asyncio.subprocess.Process | None = None
     who: int = 0
+    handing: socket.socket | None = None
+    handover: Handover | None = None
     short_lives: int = 0  # in a row
     failed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def close(self) -> None:
         """Nobody is to connect here."""
+        self.keep()
         for listener in self.listeners:
             listener.close()
         self.listeners = ()
+
+    def keep(self) -> None:
+        """Its connections are for itself only."""
+        if self.handover:
+            self.handover.close()
+            self.handover = None
 
 
 class Supervisor:
@@ -153,8 +169,10 @@ class Supervisor:
         """One worker's life. Returns how it ended, as `subprocess` has it."""
         slot.listeners = slot.listeners or listen(self._addresses)
         ours, its = socket.socketpair()
+        slot.handing, handed = socket.socketpair()
+        slot.handing.setblocking(False)
         try:
-            sockets = [("clients", listener) for listener in slot.listeners] + list(self._sides)
+            sockets = [*(("clients", listener) for listener in slot.listeners), *self._sides, ("handed", handed)]
             files = [its.fileno(), *(each.fileno() for _, each in sockets)]
             names = (f"{name}={each.fileno()}" for name, each in sockets)
             command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(its.fileno()), self._gateway_id, *names]
@@ -164,6 +182,7 @@ class Supervisor:
             )
         finally:
             its.close()
+            handed.close()
         _, channel = await asyncio.get_running_loop().create_unix_connection(Channel, sock=ours)
         slot.who = self.hub.join(channel)
         log.info("worker started", extra={"worker": slot.who, "pid": slot.process.pid})
@@ -175,17 +194,44 @@ class Supervisor:
             return status
         finally:
             slot.process = None
+            slot.handing.close()
+            slot.handing = None
             self.hub.leave(slot.who)
 
     async def _watch_workers(self) -> None:
+        due = time.monotonic() + LOOK_S
         while True:
             await asyncio.sleep(LOOK_S)
-            silent = set(self.hub.silent(self._hung_s))
-            for slot in self._slots:
-                member = self.hub.members.get(slot.who)
-                if member and slot.process and (slot.who in silent or member.channel.unsent > UNSENT_BYTES):
-                    log.error("worker hangs: it is killed", extra={"worker": slot.who, "pid": slot.process.pid})
-                    slot.process.kill()
+            if (
+                late_s := time.monotonic() - due
+            ) > LOOK_S:  # it was stopped, or has no CPU: it may not have read what they sent
+                self.hub.excuse(late_s)
+            due = time.monotonic() + LOOK_S
+            self._kill_hung()
+            self._relieve()
+
+    def _kill_hung(self) -> None:
+        silent = set(self.hub.silent(self._hung_s))
+        for slot in self._slots:
+            member = self.hub.members.get(slot.who)
+            if member and slot.process and (slot.who in silent or member.channel.unsent > UNSENT_BYTES):
+                log.error("worker hangs: it is killed", extra={"worker": slot.who, "pid": slot.process.pid})
+                slot.process.kill()
+
+    def _relieve(self) -> None:
+        """Have the connections of workers that do not accept accepted by others, if there are any that do."""
+        well, unwell = set(self.hub.well(WELL_S)), set(self.hub.unwell(SILENT_S))
+        for slot in self._slots:
+            if slot.who in well:
+                slot.keep()
+            elif slot.who in unwell and well and slot.listeners and not (slot.handover and slot.handover.open):
+                if slot.handover is None:
+                    log.warning("worker is silent: others take its new connections", extra={"worker": slot.who})
+                slot.handover = Handover(slot.listeners, self._receivers)
+
+    def _receivers(self) -> Sequence[socket.socket]:
+        well = set(self.hub.well(WELL_S))
+        return [slot.handing for slot in self._slots if slot.handing and slot.who in well]
 
     # -- all of them
 

@@ -28,10 +28,10 @@ log = logging.getLogger("warmroute.workers")
 
 def main(arguments: Sequence[str]) -> None:
     """arguments: the file descriptor of the channel, the gateway's id (`loops.py`), and the file descriptors of the sockets to
-    accept on: clients=N, admin=N, metrics=N.
+    accept on: clients=N, admin=N, metrics=N, and that of the connections that the supervisor hands over: handed=N.
     """
     channel, gateway_id, *named = arguments
-    sockets: dict[str, list[socket.socket]] = {"clients": [], "admin": [], "metrics": []}
+    sockets: dict[str, list[socket.socket]] = {"clients": [], "admin": [], "metrics": [], "handed": []}
     for name, _, number in (text.partition("=") for text in named):
         sockets[name].append(socket.socket(fileno=int(number)))
     relax_garbage_collection()
@@ -63,7 +63,7 @@ async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socke
 
     gateway = compose(part_of(whole), requests, everywhere=everywhere, loops=loops)
     sides = SideSockets(sockets["admin"], sockets["metrics"])
-    await serve(gateway, stop, hurry, lambda _url: channel.send(SERVING), sockets["clients"], sides)
+    await serve(gateway, stop, hurry, lambda _url: channel.send(SERVING), sockets["clients"], sides, sockets["handed"][0])
     channel.send(TOLD, payload=pickle.dumps(gateway.local.told()))  # the last word on what was counted here
     channel.close()
     await channel.closed.wait()

@@ -6,20 +6,23 @@ import asyncio
 import json
 import marshal
 import pickle
+from collections.abc import Callable
 
 import pytest
 
+from gateway import reload
 from gateway.config import Config, load
 from gateway.everywhere import Refuse, Take
 from gateway.workers import peers
 from gateway.workers.channel import ANSWER, EVENTS, HUB
 from gateway.workers.peers import part_of
 from tests.compiled import uncompiled
-from tests.fakes import FakeReplica, answers, hangs, streams
+from tests.fakes import Behaviour, FakeReplica, FakeRequest, answers, hangs, models, streams
 from tests.gateway.conftest import BODY, eventually
-from tests.gateway.workers.conftest import Worker, star
+from tests.gateway.workers.conftest import Star, Worker, star
 
 STREAM = {**BODY, "stream": True}
+HEALTH = {"interval_s": 60, "timeout_s": 2}
 
 
 def inflight(worker: Worker, replica: FakeReplica) -> int:
@@ -203,6 +206,117 @@ async def test_a_bug_in_one_command_ends_neither_the_obeying_nor_the_worker(
         assert (status, told["error"]["code"]) == (500, "internal_error")
         assert "command failed" in caplog.text
         assert (await first.run.post({"name": one.name}, path="/warmroute/drain"))[0] == 200
+
+
+async def test_replicas_that_hang_do_not_keep_a_new_worker_from_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload, "FIRST_PROBES_S", 0.2)
+    hung, released = False, asyncio.Event()
+
+    async def lists(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await (hangs(released) if hung else models("m"))(request, writer)
+
+    async with FakeReplica() as one, FakeReplica([lists]) as two, star(one, health=HEALTH) as (made, (first, _)):
+        for number in range(10):
+            command = {"url": f"{two.url}/{number}", "name": f"added-{number}"}
+            assert (await first.run.post(command, path="/warmroute/replicas"))[0] == 201
+        assert (await first.run.post({"name": "added-3"}, path="/warmroute/drain"))[0] == 200
+        hung = True
+        async with asyncio.timeout(10):  # one after the other they would take 20 s
+            third = await made.join()
+        rows = {row["name"]: row for row in json.loads((await third.run.get("/warmroute/replicas"))[2])["replicas"]}
+        assert rows.keys() == {one.name, *(f"added-{number}" for number in range(10))}
+        assert [name for name, row in rows.items() if row["up"]] == [one.name]
+        assert [name for name, row in rows.items() if row["draining"]] == ["added-3"]
+        released.set()
+
+
+async def test_a_replica_of_two_with_one_name_is_the_same_for_all_workers_and_their_successors() -> None:
+    async with FakeReplica() as one, FakeReplica() as two, FakeReplica() as three, star(one) as (made, workers):
+        added = [
+            worker.run.post({"url": url, "name": "x"}, path="/warmroute/replicas")
+            for worker, url in zip(workers, (two.url, three.url), strict=True)
+        ]
+        statuses = sorted(status for status, _, _ in await asyncio.gather(*added))
+        assert statuses[0] == 201
+        assert statuses[1] in (400, 409)
+        late = await made.join()
+        urls = {replica.config.url for each in (*workers, late) if (replica := each.gateway.fleet.named("x"))}
+        assert len(urls) == 1
+
+
+# -- a supervisor that hangs
+
+
+def drains(worker: Worker, replica: FakeReplica) -> bool:
+    state = worker.gateway.fleet.named(replica.name)
+    assert state is not None
+    return state.draining
+
+
+def pause_hub(made: Star, worker: Worker) -> Callable[[], None]:
+    """The hub does not read from this worker any more. Returns what makes it go on."""
+    transport = made.hub.members[worker.who].channel._transport
+    assert transport is not None
+    transport.pause_reading()  # type: ignore[attr-defined]
+    return transport.resume_reading  # type: ignore[attr-defined, no-any-return]
+
+
+async def test_without_a_supervisor_operators_are_told_that_nothing_was_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "PASSED_ON_S", -0.9)  # the question is passed on within 0.1 s
+    async with FakeReplica() as one, star(one) as (made, (first, second)):
+        go_on = pause_hub(made, first)
+        status, _, error = await first.run.post({"name": one.name}, path="/warmroute/drain")
+        assert (status, error["error"]["code"]) == (503, "supervisor_silent")
+        status, _, body = await first.run.get("/metrics")
+        assert (status, json.loads(body)["error"]["code"]) == (503, "supervisor_silent")
+        go_on()
+        monkeypatch.setattr(peers, "PASSED_ON_S", 3.0)
+        assert (await first.run.metrics())["warmroute_workers"] == 2
+        assert [drains(worker, one) for worker in (first, second)] == [False, False]
+
+
+async def test_a_command_that_not_all_workers_confirm_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "COMMAND_S", 0.05)
+    async with FakeReplica() as one, star(one) as (_, (first, second)):
+        second.channel.receive(lambda *_: None, lambda: None)  # it hears nothing any more
+        status, _, error = await first.run.post({"name": one.name}, path="/warmroute/drain")
+        assert (status, error["error"]["code"]) == (503, "workers_silent")
+        assert f": {second.who} did not answer" in error["error"]["message"]
+
+
+def answers_after(event: asyncio.Event) -> Behaviour:
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await event.wait()
+        await answers()(request, writer)
+
+    return behave
+
+
+async def test_events_that_the_supervisor_does_not_read_are_bounded_and_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "UNSENT_BYTES", 100_000)
+    before, after = asyncio.Event(), asyncio.Event()
+    script = [answers_after(before), *[answers()] * 100, answers_after(after)]
+    async with FakeReplica(script) as one, star(one) as (made, (first, second)):
+        opened_before = asyncio.create_task(first.run.post())
+        await eventually(lambda: inflight(second, one) == 1)
+        go_on = pause_hub(made, first)
+        peak = 0
+        for number in range(100):
+            await first.run.post({**BODY, "messages": [{"role": "user", "content": f"{number} " * 40_000}]})
+            peak = max(peak, first.channel.unsent)
+        assert 0 < peak < 150_000
+        before.set()
+        assert (await opened_before)[0] == 200
+        opened_after = asyncio.create_task(first.run.post())
+        await eventually(lambda: len(one.requests) == 102)
+        assert inflight(first, one) == inflight(second, one) == 1, "that from before, which is closed"
+        go_on()
+        await eventually(lambda: not first.channel.unsent and second.gateway.router.ledger.of(one.name).elsewhere == 1)
+        await first.run.post({"name": one.name}, path="/warmroute/drain")  # all that was sent before has been read
+        second.peers.follower.check()
+        after.set()
+        assert (await opened_after)[0] == 200
+        await eventually(lambda: inflight(second, one) == 0)
 
 
 # -- bounds

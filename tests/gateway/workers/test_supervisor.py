@@ -140,6 +140,45 @@ async def test_a_worker_that_hangs_is_killed_and_replaced(caplog: pytest.LogCapt
         assert (await run.post())[0] == 200
 
 
+async def test_new_connections_of_a_worker_that_hangs_go_to_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeReplica([answers()]) as one, supervised(one) as run:
+        hung = next(iter(run.pids))
+        pid = run.pids[hung]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(15):  # it would be killed after 30 s
+                statuses = await asyncio.gather(*(run.post() for _ in range(40)))
+                assert [status for status, _ in statuses] == [200] * 40
+                assert [(await run.post())[0] for _ in range(20)] == [200] * 20
+            assert "worker is silent" in caplog.text
+            assert run.pids[hung] == pid, "it may only be slow: it is not killed, and keeps its listener"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        slot = next(slot for slot in run.made._slots if slot.who == hung)
+        await eventually(lambda: slot.handover is None)
+        assert [(await run.post())[0] for _ in range(20)] == [200] * 20
+        assert run.pids[hung] == pid
+
+
+async def test_while_all_workers_are_silent_their_connections_wait_for_the_first_that_goes_on() -> None:
+    async with FakeReplica([answers()]) as one, supervised(one) as run:
+        pids = dict(run.pids)
+        for pid in pids.values():
+            os.kill(pid, signal.SIGSTOP)
+        asked = [asyncio.create_task(run.post()) for _ in range(20)]
+        try:
+            await eventually(lambda: len(list(run.made.hub.unwell(supervisor.SILENT_S + 1.0))) == 2)
+            assert not any(slot.handover for slot in run.made._slots)
+            assert queued(run.url) == 20
+        finally:
+            os.kill(next(iter(pids.values())), signal.SIGCONT)
+        async with asyncio.timeout(15):
+            assert [(await task)[0] for task in asked] == [200] * 20
+        for pid in pids.values():
+            os.kill(pid, signal.SIGCONT)
+        assert run.pids == pids
+
+
 async def test_streams_of_all_workers_finish_before_all_go_down() -> None:
     go_on = asyncio.Event()
     async with FakeReplica([streams("a", "b", hold=go_on)]) as one, supervised(one) as run:
