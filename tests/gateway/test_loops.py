@@ -13,12 +13,12 @@ import pytest
 
 from gateway.access import fields_are_direct
 from gateway.errors import GatewayError
-from gateway.loops import MAX_GATEWAYS, LoopGuard, new_id
+from gateway.loops import MAX_GATEWAYS, LoopGuard
 from tests.fakes import FakeReplica, FakeRequest, answers, models, status
 from tests.gateway.conftest import eventually, running
 from tests.gateway.workers.test_supervisor import supervised
 
-OTHERS = [new_id() for _ in range(MAX_GATEWAYS + 1)]
+OTHERS = [f"{number:016x}" for number in range(1, MAX_GATEWAYS + 1)]  # not random: names of tests are made of them
 Lines = Callable[[], list[dict[str, Any]]]
 
 
