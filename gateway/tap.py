@@ -32,6 +32,7 @@ MAX_COMMENT_BYTES: Final = 16 << 10  # before a stream's first data: a keep-aliv
 
 _EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_END: Final = 4
+_ONE_TOO_MANY: Final = (b"\n\n\n", b"\r\n\n")  # the last line feed may be the first byte of the next event
 _DATA: Final = b"data:"
 _ERROR: Final = b'data:{"error"'  # how the first event of an engine that failed before its first token begins, less its spaces
 # Comments (keep-alives of an engine that is still in prefill), reconnection times and blank lines carry no data.
@@ -56,8 +57,9 @@ class StreamTap:
 
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes of the stream; returns what may go to the client now."""
+        whole = not self._held and chunk.endswith(b"\n\n") and not chunk.endswith(_ONE_TOO_MANY)
         # `find`, for `in` makes and drops an exception each time before it looks.
-        if not self._held and chunk.endswith(b"\n\n") and chunk.find(b'"usage"') < 0 and chunk.find(b"[DONE]") < 0:
+        if whole and chunk.find(b'"usage"') < 0 and chunk.find(b"[DONE]") < 0:
             self._too_long = False
             return chunk  # whole events without anything of ours in them: nearly all chunks of nearly all streams
         return self._read(chunk)

@@ -95,6 +95,13 @@ def test_a_whole_event_goes_on_at_once(strip: bool) -> None:
     assert tap.feed(event("b")[10:]) == event("b")
 
 
+@pytest.mark.parametrize("end", [b"\n\n\n", b"\r\n\r\n\n"])
+@pytest.mark.parametrize("behind", [b"", b"\r"])
+def test_a_line_feed_behind_an_event_belongs_to_the_next_one_wherever_it_is_cut(end: bytes, behind: bytes) -> None:
+    head, rest = b": ping" + end, behind + USAGE + DONE
+    assert run(True, [head, rest]) == run(True, [head + rest])
+
+
 def test_the_last_event_needs_no_end() -> None:
     """dllama's [DONE] has no newline after it."""
     assert run(True, [STREAM[:-2]])[0].endswith(b"data: [DONE]")
