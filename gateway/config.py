@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from gateway.addresses import AddressError, host_and_port, is_link_local, parse_base_url, shown
 from gateway.endpoints import AUTO, OFF, WORDS, Endpoint, parse_listen, problems_of
-from gateway.typed import ConfigError, Key, Problem, convert, not_among, not_positive, refuse, repeated
+from gateway.typed import MAX_PROBLEMS, ConfigError, Key, Problem, convert, not_among, not_positive, refuse, repeated
 from gateway.yaml_file import YamlFile
 from router import POLICIES
 
@@ -298,7 +298,8 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
     """`load`, with the file's lines. Raises ConfigError with all that is wrong."""
     file = YamlFile(path) if path else None
     raw: dict[str, Any] = dict(file.values) if file else {}
-    problems = list(file.problems) if file else []
+    problems = list(file.problems[:MAX_PROBLEMS]) if file else []
+    untold: list[str] = []
     if "admin_key" in raw:
         del raw["admin_key"]
         secret = Problem(("admin_key",), "a secret does not belong in the file; set WARMROUTE_ADMIN_KEY")
@@ -308,9 +309,11 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
     try:
         config = convert(Config, {"pools": [], **raw, **replacing})
     except ConfigError as error:
-        problems += [_located(problem, file, replacing) for problem in error.problems]
+        problems += [_located(problem, file, replacing) for problem in error.problems[:MAX_PROBLEMS]]
+        if (more := len(error.problems) - MAX_PROBLEMS) > 0:
+            untold = [f"and {more} more problems"]
     if problems:
-        raise ConfigError(*sorted(problems, key=lambda problem: problem.line))
+        raise ConfigError(*sorted(problems, key=lambda problem: problem.line), *untold)
     assert isinstance(config, Config)
     return Loaded(config, file, replacing.keys())
 

@@ -30,6 +30,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
+from itertools import islice
 
 from gateway.ask import MAX_MODELS, Models, facts_of, models_of
 from gateway.config import HealthConfig
@@ -51,6 +52,7 @@ _MAYBE_BUSY = frozenset(["timeout", UNREACHABLE])
 # Of the idle time after which a replica has the habit of closing a connection: its timer and ours are not exact.
 _HABIT_SHARE = 0.9
 
+LOGGED_MODELS = 20  # that a log line names
 RARELY = 30  # probes from one question to the next, where the engine had no answer to it
 
 # Start times are computed from the time of the boot, which drifts a little. Who lived for less had nothing cached.
@@ -248,7 +250,7 @@ class Prober:
         state.probes = 0
         state.facts = Facts()
         self._metrics.replica_up.set((state.name,), 1)
-        log.info("replica up", extra={"replica": state.name, "models": list(state.models)})
+        log.info("replica up", extra={"replica": state.name, **_listed(state.models)})
 
     def _set_down(self, state: ReplicaState, failure: ReplicaFailure) -> None:
         changed = state.up or state.error == NOT_PROBED
@@ -303,6 +305,12 @@ class Prober:
     def _show_load(self, name: str, running: int | None, waiting: int | None) -> None:
         self._metrics.replica_engine_running.set((name,), running)
         self._metrics.replica_engine_waiting.set((name,), waiting)
+
+
+def _listed(models: Models) -> dict[str, object]:
+    """A model list as one log line has it: a replica may list thousands."""
+    first = [name[:100] for name in islice(models, LOGGED_MODELS)]
+    return {"models": first, "more_models": len(models) - len(first)} if len(models) > len(first) else {"models": first}
 
 
 def _zero_hint(facts: Facts) -> str:

@@ -23,6 +23,8 @@ from gateway.addresses import shown
 
 _SCIENTIFIC = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 
+MAX_PROBLEMS = 100  # of a file that are told, each with its line
+
 Key = tuple[str | int, ...]
 """Where a value stands: ("pools", 0, "replicas", 1, "url")."""
 
@@ -145,7 +147,8 @@ class _Reader:
         hints = typing.get_type_hints(kind)
         for name in value:
             if name not in hints:
-                self._bad((*key, str(name)), f"unknown key{_suggestion(kind, str(name))}")
+                hint = _suggestion(kind, str(name)) if len(self.problems) < MAX_PROBLEMS else ""
+                self._bad((*key, str(name)), f"unknown key{hint}")
         parts = {name: self.read(hints[name], item, (*key, name)) for name, item in value.items() if name in hints}
         for item in dataclasses.fields(kind):
             if item.name not in value and _required(item):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import math
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,57 @@ prices:
 """
     prices = load(written(tmp_path, text), {}, env={}).prices
     assert [(price.input, price.output) for price in prices.values()] == [(1, 2), (1, 3), (1, 4)]
+
+
+def laughs(depth: int, leaf: str) -> str:
+    """Nine of what stands in the line before, for each line."""
+    lines = [f"x0: &a0 [{', '.join([leaf] * 9)}]"]
+    lines += [f"x{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, depth)]
+    return "\n".join(lines) + "\n"
+
+
+def merges(depth: int) -> str:
+    lines = ["m0: &m0 {a: 1, b: 2}"]
+    lines += [f"m{level}: &m{level}\n  <<: [{', '.join([f'*m{level - 1}'] * 9)}]" for level in range(1, depth)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (laughs(9, "x") + "listen: *a8", "stands for more than 100000 values, aliases included"),
+        (laughs(9, f"{{url: '{URL}'}}") + "pools: [{replicas: *a8}]", "stands for more than 100000 values"),
+        (merges(9), "stands for more than 100000 values"),
+        (f"models: [{'1,' * 100_001}]", "stands for more than 100000 values"),
+        ("pools: &a [*a]", "contains itself"),
+        ("x: &a {b: {c: *a}}", "contains itself"),
+        (f"x: 1{'0' * 5000}", "a text or number of 5001 characters; at most 4096"),
+        (f"x: 1{':59' * 2000}", "a text or number of 6001 characters"),
+        (f"? {'x' * 5000}\n: 1", "a text or number of 5000 characters"),
+        ("# \n" * (1 << 20), "the file is too large; at most 2 MiB are possible"),
+    ],
+    ids=["aliases", "aliases of replicas", "merges", "values", "itself", "itself deeper", "number", "base 60", "key", "file"],
+)
+def test_a_file_that_stands_for_too_much_is_refused_soon(text: str, message: str, tmp_path: Path) -> None:
+    begun = time.thread_time()
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(written(tmp_path, text), {}, env={})
+    assert len(str(caught.value)) < 400
+    assert time.thread_time() - begun < 20, "each bomb takes hours; 100,000 values some seconds"
+
+
+def test_aliases_within_bounds_are_no_error(tmp_path: Path) -> None:
+    text = f"pools:\n- replicas: &r [{{url: '{URL}', name: a}}]\nprices: {{a: &p {{input: 1, output: 1}}, b: *p, c: *p}}"
+    assert len(load(written(tmp_path, text), {}, env={}).prices) == 3
+
+
+def test_of_many_problems_the_first_are_told(tmp_path: Path) -> None:
+    text = f"pools: [{{replicas: [{URL}]}}]\n" + "\n".join(f"key{number}: 1" for number in range(300))
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, text), {}, env={})
+    told = caught.value.problems
+    assert (len(told), str(told[-1])) == (101, "and 200 more problems")
+    assert str(told[99]).endswith("written.yaml:101: key99: unknown key" + str(told[99]).partition("unknown key")[2])
 
 
 def written(folder: Path, text: str) -> Path:
