@@ -25,6 +25,8 @@ MATCH_ALL = "*"
 DEFAULT_LISTEN = "127.0.0.1:8000"
 DEFAULT_WORKERS = 1
 ADMIN_PORT_OFFSET = 10_000  # not 1: the next port is often the next gateway's, or a replica's that starts later
+MAX_POOLS = 1024
+MAX_REPLICAS = 2048  # of all pools: each is probed all the time, and a reload that adds all of them holds requests for 0.1 s
 MAX_WORKERS = 64  # each hears of all that the others do
 NONE, TENANT = "none", "tenant"  # of `routing.isolation`
 OPERATORS, ALL = "operators", "all"  # of `routing.expose_headers`
@@ -235,6 +237,10 @@ class Config:
             yield f'prices: a model prefix is not empty; write "{MATCH_ALL}" for any model'
         if not getattr(self, "pools", True):
             yield "pools: at least one pool with a replica is needed (or pass --replica URL)"
+        if len(getattr(self, "pools", ())) > MAX_POOLS:
+            yield f"pools: at most {MAX_POOLS} are possible, got {len(self.pools)}"
+        if len(replicas) > MAX_REPLICAS:
+            yield f"pools: at most {MAX_REPLICAS} replicas are possible, got {len(replicas)}"
         for name in repeated(replica.name for replica in replicas.values()):
             yield f"pools: the replica {name!r} is listed twice"
         for prefix in repeated(prefix for pool in getattr(self, "pools", ()) if pool for prefix in pool.models if prefix):

@@ -29,7 +29,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from gateway.ask import MAX_MODELS, Models, facts_of, models_of
@@ -52,6 +52,7 @@ _MAYBE_BUSY = frozenset(["timeout", UNREACHABLE])
 # Of the idle time after which a replica has the habit of closing a connection: its timer and ours are not exact.
 _HABIT_SHARE = 0.9
 
+AT_ONCE = 16  # probes that begin without giving the event loop back: some milliseconds
 LOGGED_MODELS = 20  # that a log line names
 RARELY = 30  # probes from one question to the next, where the engine had no answer to it
 
@@ -165,8 +166,12 @@ class Prober:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._news.clear()
-                for state in [state for state, task in self._tasks.items() if task is None]:
-                    self._tasks[state] = group.create_task(self._keep_probing(state, relay))
+                new = [state for state, task in self._tasks.items() if task is None]
+                for number, state in enumerate(new):
+                    if number % AT_ONCE == 0:
+                        await asyncio.sleep(0)
+                    if self._tasks.get(state, self) is None:  # it has not left meanwhile
+                        self._tasks[state] = group.create_task(self._keep_probing(state, relay))
                 await self._news.wait()
 
     async def _keep_probing(self, state: ReplicaState, relay: Relay) -> None:
@@ -197,6 +202,16 @@ class Prober:
             return await models_of(relay, url, self._health.timeout_s)
         except (ReplicaFailure, GatewayError) as error:
             return error
+
+    async def ask_all(self, urls: Iterable[str], relay: Relay) -> dict[str, Heard]:
+        """`ask` each, all at the same time."""
+        asking: dict[str, asyncio.Task[Heard]] = {}
+        async with asyncio.TaskGroup() as group:
+            for number, url in enumerate(dict.fromkeys(urls)):
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                asking[url] = group.create_task(self.ask(url, relay))
+        return {url: task.result() for url, task in asking.items()}
 
     def hear(self, state: ReplicaState, heard: Heard, silence_s: float = math.inf) -> bool:
         """Take in what a replica answered when it was asked for its models. Whether that was good.

@@ -260,8 +260,7 @@ class Fleet:
         wanted = [replica for pool in config.pools for replica in pool.replicas]
         # One that is leaving may be gone before it is wanted back.
         urls = [replica.url for replica in wanted if (state := self._same(replica)) is None or state.leaving]
-        heard = await asyncio.gather(*(self._prober.ask(url, relay) for url in urls))
-        return dict(zip(urls, heard, strict=True))
+        return await self._prober.ask_all(urls, relay)
 
     def apply(self, config: Config, met: Mapping[str, Heard]) -> None:
         """From now on as this configuration says. met: what `meet` said of it."""

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli import main
-from gateway.config import Config, PriceConfig, ReplicaConfig, load, read
+from gateway.config import MAX_POOLS, MAX_REPLICAS, Config, PriceConfig, ReplicaConfig, load, read
 from gateway.config_warnings import warnings_of
 from gateway.typed import ConfigError
 
@@ -270,6 +270,17 @@ prices:
 """
     prices = load(written(tmp_path, text), {}, env={}).prices
     assert [(price.input, price.output) for price in prices.values()] == [(1, 2), (1, 3), (1, 4)]
+
+
+def test_pools_and_replicas_are_bounded() -> None:
+    many = [f"http://a:{port}" for port in range(1, MAX_REPLICAS + 1)]
+    halves = [{"models": ["a"], "replicas": many[:1000]}, {"models": ["b"], "replicas": many[1000:]}]
+    assert len(config(pools=halves).pools) == 2
+    halves[0]["replicas"] = [*many[:1000], "http://b:1"]
+    assert refused(pools=halves) == "pools: at most 2048 replicas are possible, got 2049"
+    pools = [{"models": [str(number)], "replicas": [url]} for number, url in enumerate(many[: MAX_POOLS + 1])]
+    assert refused(pools=pools) == "pools: at most 1024 are possible, got 1025"
+    assert len(config(pools=pools[1:]).pools) == MAX_POOLS
 
 
 def laughs(depth: int, leaf: str) -> str:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import time
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -16,7 +13,7 @@ from gateway.exposition import SLICE, Shared, merge, pack, packed, packed_slices
 from gateway.metrics import Metrics
 from gateway.tallies import Counter, Gauge, Tally
 from tests.fakes import FakeReplica
-from tests.gateway.conftest import running
+from tests.gateway.conftest import longest_pause, running
 
 labels = st.text(max_size=8) | st.sampled_from(['quote"d', "back\\slash", "new\nline", "\\n", ""])
 numbers = st.integers(0, 10**17) | st.floats(0, allow_nan=False) | st.sampled_from([1e6, 1e7, 123456789.5, 0.1])
@@ -84,28 +81,6 @@ def test_no_slice_is_large() -> None:
         (rows,) = told.values()
         assert sum(len(row) if isinstance(row, list) else 1 for row in rows.values()) <= 1.2 * SLICE
     assert len(list(packed_slices(metrics.page))) > 50
-
-
-async def longest_pause(work: Callable[[], object]) -> float:
-    """Seconds of this thread for which the event loop did not turn, at most, while that was awaited. Without collections."""
-    longest, last, done = 0.0, time.thread_time(), False
-
-    def turn() -> None:
-        nonlocal longest, last
-        now = time.thread_time()
-        longest, last = max(longest, now - last), now
-        if not done:
-            loop.call_soon(turn)
-
-    loop = asyncio.get_running_loop()
-    loop.call_soon(turn)
-    gc.disable()
-    try:
-        await work()  # type: ignore[misc]
-    finally:
-        done = True
-        gc.enable()
-    return longest
 
 
 async def test_the_event_loop_turns_while_a_large_page_is_rendered_packed_and_merged() -> None:

@@ -436,8 +436,9 @@ async def test_the_log_names_a_few_of_a_replicas_models(
     count: int, more: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    listed = {"data": [{"id": f"m{number:03}" + "x" * 200} for number in range(count)]}
-    async with FakeReplica(models=says(http(200, json.dumps(listed).encode(), "application/json"))) as one, running(one):
-        (line,) = lines(caplog, "replica up")
+    async with FakeReplica() as one:
+        one.listing = models(*(f"m{number:03}" + "x" * 200 for number in range(count)))
+        async with running(one):
+            (line,) = lines(caplog, "replica up")
         assert line["models"] == [f"m{number:03}" + "x" * 96 for number in range(20)]
         assert {key: value for key, value in line.items() if key == "more_models"} == more
