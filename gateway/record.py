@@ -29,9 +29,9 @@ _SAFE_ID: Final = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 _CODES: Final = {status.value: str(status.value) for status in HTTPStatus} | {CLIENT_LEFT: str(CLIENT_LEFT)}
 
 
-def status_class(status: int) -> str:
-    """A status code's class: "5xx"."""
-    return f"{status // 100}xx"
+def code_label(status: int) -> str:
+    """A status as a label: "503", or the class of one that no standard knows: "5xx"."""
+    return _CODES.get(status) or f"{status // 100}xx"
 
 
 def request_id(offered: str | None) -> str:
@@ -81,7 +81,7 @@ class Record:
 
     def finish(self, metrics: Metrics, log: RequestLog, now: float) -> None:
         """Count the request and write its log line."""
-        metrics.requests.add((self.label, _CODES.get(self.status) or status_class(self.status)))
+        metrics.requests.add((self.label, code_label(self.status)))
         metrics.request_seconds.observe((self.label,), now - self.begun)
         if self.first_byte is not None:
             cache = "hit" if self.predicted_cached_tokens else "miss"

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import time
@@ -63,7 +64,15 @@ class Source:
             if self.asked.is_set() or self.differs():
                 self.asked.clear()
                 self.taken()
-                return await asyncio.to_thread(self.read)
+                return await asyncio.to_thread(self._read_uncollected)
+
+    def _read_uncollected(self) -> Config:
+        """Parsing makes many objects, and a garbage collection that goes through them holds all threads for 0.1 s and more."""
+        gc.disable()
+        try:
+            return self.read()
+        finally:
+            gc.enable()
 
     def differs(self) -> bool:
         """Whether the file is another one than at the last `taken`, and the same as at the last call of this."""

@@ -17,8 +17,8 @@ import yaml
 from gateway.addresses import shown
 from gateway.typed import ConfigError, Key, Problem
 
-MAX_BYTES: Final = 2 << 20  # of a file; a ConfigMap has 1 MiB at most
-MAX_VALUES: Final = 100_000  # with each alias as what it stands for
+MAX_BYTES: Final = 1 << 20  # of a file; a ConfigMap has no more
+MAX_VALUES: Final = 50_000  # with each alias as what it stands for
 MAX_SCALAR: Final = 4096  # characters of a text or a number
 
 
