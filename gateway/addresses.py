@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import reprlib
 import socket
+from typing import Final
 from urllib.parse import urlsplit
 
 _HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
@@ -166,9 +168,24 @@ def _number_of(host: str) -> IPAddress | None:
 
 
 def shown(value: object) -> str:
-    """A value as error messages quote it."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no integer of more than 4300 digits
-        return "a number that is too long to be shown"
+    """A value as error messages quote it. Costs little however large the value is: no more of it is looked at."""
+    text = _SHORT.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+class _ShortRepr(reprlib.Repr):
+    """`repr` of the beginning of a value: a YAML alias can make a value of a few bytes print as gigabytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxother = 2, 60
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = 20
+
+    def repr_str(self, value: str, level: int) -> str:
+        return repr(value if len(value) <= 60 else value[:60])
+
+    def repr_int(self, value: int, level: int) -> str:
+        return repr(value) if value.bit_length() <= 200 else f"a number of {value.bit_length()} bits"
+
+
+_SHORT: Final = _ShortRepr()

@@ -92,7 +92,7 @@ class ClientConnection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername")
         client = client_of(peer)
-        if not self._front.places.admit(client):
+        if not self._front.admit(client):
             refused = cast(asyncio.Transport, transport)  # uvloop's is no subclass
             refused.write(self._front.busy)
             refused.close()
@@ -112,9 +112,7 @@ class ClientConnection(web.RequestHandler):
         super().connection_lost(exc)
         if self._flush:
             self._flush.cancel()
-        if self._client:
-            self._front.places.release(self._client)
-            self._client = ""
+        self._release_place()
         self._short.lost()
         if self._bounded:
             self._bounded.lost()
@@ -123,6 +121,28 @@ class ClientConnection(web.RequestHandler):
             self.lease.close()
         self._release_unread()
         self._end_linger()
+
+    def _release_place(self) -> None:
+        if self._client:
+            self._front.places.release(self._client)
+            self._client = ""
+
+    @property
+    def client(self) -> str:
+        """Whose connection it is, for fairness; "": it takes no place."""
+        return self._client
+
+    @property
+    def idle(self) -> bool:
+        """Whether it waits for a request: none is being handled or answered, and of the next one the head is not complete."""
+        waits = self._waiter is not None and not self._waiter.done()
+        return waits and not self._messages and self._short.request is None
+
+    def make_room(self, client: str) -> None:
+        """Close this connection, whose place a connection of that client takes at once."""
+        self._front.places.hand_over(self._client, client)
+        self._client = ""
+        self._abort()
 
     def data_received(self, data: bytes) -> None:
         if self._short.request is not None:
@@ -194,6 +214,8 @@ class ClientConnection(web.RequestHandler):
         try:
             async with asyncio.timeout(None if isinstance(answer, Reply) else self._keepalive_timeout):  # a Reply has its own
                 finished = await super().finish_response(request, answer, begun)
+            if isinstance(answer, web.Response):
+                answer.body = None  # aiohttp keeps the last answer of a connection for as long as that is idle
             self.reply = None
             if self.lease:
                 self.lease.drop_body()  # its head stays in memory while the connection lingers

@@ -20,6 +20,7 @@ from gateway.endpoints import AUTO, OFF, WORDS, Endpoint, parse_listen, problems
 from gateway.typed import (
     EXPECTED,
     FALSE,
+    MAX_PROBLEMS,
     ConfigError,
     Key,
     Problem,
@@ -37,6 +38,8 @@ MATCH_ALL = "*"
 DEFAULT_LISTEN = "127.0.0.1:8000"
 DEFAULT_WORKERS = 1
 ADMIN_PORT_OFFSET = 10_000  # not 1: the next port is often the next gateway's, or a replica's that starts later
+MAX_POOLS = 1024
+MAX_REPLICAS = 2048  # of all pools: a reload that adds all of them holds requests for 0.1 s
 MAX_WORKERS = 64  # each hears of all that the others do
 NONE, TENANT = "none", "tenant"  # of `routing.isolation`
 OPERATORS, ALL = "operators", "all"  # of `routing.expose_headers`
@@ -248,6 +251,10 @@ class Config:
             yield f'prices: a model prefix is not empty; write "{MATCH_ALL}" for any model'
         if not getattr(self, "pools", True):
             yield "pools: at least one pool with a replica is needed (or pass --replica URL)"
+        if len(getattr(self, "pools", ())) > MAX_POOLS:
+            yield f"pools: at most {MAX_POOLS} are possible, got {len(self.pools)}"
+        if len(replicas) > MAX_REPLICAS:
+            yield f"pools: at most {MAX_REPLICAS} replicas are possible, got {len(replicas)}"
         for key, name, first in repeated((key, replica.name) for key, replica in replicas.items()):
             if replicas[key].url == replicas[first].url:
                 yield Problem(key, f"the replica {name!r} is listed twice, first as {key_name(first)}")
@@ -322,7 +329,8 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
     """`load`, with the file's lines. Raises ConfigError with all that is wrong."""
     file = YamlFile(path) if path else None
     raw: dict[str, Any] = dict(file.values) if file else {}
-    problems = list(file.problems) if file else []
+    problems = list(file.problems[:MAX_PROBLEMS]) if file else []
+    untold: list[str] = []
     if "admin_key" in raw:
         del raw["admin_key"]
         secret = Problem(("admin_key",), "a secret does not belong in the file; set WARMROUTE_ADMIN_KEY")
@@ -332,10 +340,12 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
     try:
         config = convert(Config, {"pools": [], **raw, **replacing})
     except ConfigError as error:
-        found = (_attributed(problem, environment.keys() - overrides.keys()) for problem in error.problems)
-        problems += [_located(problem, file, replacing) for problem in found]
+        found = [_attributed(problem, environment.keys() - overrides.keys()) for problem in error.problems]
+        problems += [_located(problem, file, replacing) for problem in found[:MAX_PROBLEMS]]
+        if (more := len(found) - MAX_PROBLEMS) > 0:
+            untold = [f"and {more} more problems"]
     if problems:
-        raise ConfigError(*sorted(problems, key=lambda problem: problem.line))
+        raise ConfigError(*sorted(problems, key=lambda problem: problem.line), *untold)
     assert isinstance(config, Config)
     return Loaded(config, file, replacing.keys())
 

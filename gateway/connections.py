@@ -6,7 +6,8 @@ free (a dynamic threshold, as in `budget.py`). So
 - a client that is alone gets SHARE / (1 + SHARE) of the limit: nine tenths, for behind a reverse proxy all clients are one;
 - n clients that take all they can get have SHARE / (1 + n * SHARE) of it each, and 1 / (1 + n * SHARE) stays free, so that the
   next one can connect;
-- no connection is closed in favour of another, and nothing has to be configured for a client.
+- nothing has to be configured for a client, and on the clients' port no connection is closed in favour of another (on the
+  listeners beside it an idle one may be: `hand_over`, `Front.admit`).
 
 Invariants: `open` is the sum of what the clients have, at most the limit that was in force; no client is kept without a
 connection. All operations O(1).
@@ -46,6 +47,12 @@ class Connections:
         else:
             del self._by_client[client]
         self.open -= 1
+
+    def hand_over(self, giver: str, taker: str) -> None:
+        """A connection that was admitted closes in favour of another client's, or of the same one's."""
+        self.release(giver)
+        self._by_client[taker] = self._by_client.get(taker, 0) + 1
+        self.open += 1
 
     def of(self, client: str) -> int:
         """How many the client has."""

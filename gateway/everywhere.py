@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-import prometheus_client
-
 from gateway.budget import Budget
 from gateway.config import Config, ReplicaConfig
+from gateway.exposition import Shared, render
 from gateway.metrics import Metrics
 from gateway.reload import Reload
 from gateway.replicas import Fleet
 from gateway.request_log import RequestLog
-from gateway.tallies import Told
+from gateway.tallies import Page
 from router import Router
 
 
@@ -98,13 +97,13 @@ class Local:
             if isinstance(each, Drain):
                 await self.do(each)
 
-    def told(self) -> Told:
-        """All that is counted here, as it is now."""
+    def page(self) -> Page:
+        """All that is counted here, with gauges that are up to date."""
         self.metrics.read(self.router)
         self.metrics.read_budget(self.budget)
         self.fleet.show(self.metrics, self.clock())
         self.metrics.log_lines_dropped.set((), self.requests.dropped)
-        return self.metrics.page.told()
+        return self.metrics.page
 
 
 class Everywhere(Protocol):
@@ -126,13 +125,13 @@ class Alone:
 
     def __init__(self, local: Local) -> None:
         self._local = local
+        self._pages = Shared(lambda: render(local.page()))
 
     async def do(self, command: Command) -> None:
         await self._local.do(command)
 
     async def page(self) -> bytes:
-        self._local.told()
-        return prometheus_client.generate_latest(self._local.metrics.registry)
+        return await self._pages.get()
 
     async def run(self) -> None:
         return

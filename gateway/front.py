@@ -43,9 +43,9 @@ class Front(web.Server):
         busy: bytes,
         idle_s: float,
     ) -> None:
-        """handler: None: everything goes to the application. respond: makes the answer to what is not served. budget: of the
-        bytes that requests may hold. busy: what a connection too many is answered. idle_s: for so long a connection may be
-        idle, or be sending one request's head.
+        """handler: None: everything goes to the application, and an idle connection makes room for a new one. respond: makes
+        the answer to what is not served. budget: of the bytes that requests may hold. busy: what a connection too many is
+        answered. idle_s: for so long a connection may be idle, or be sending one request's head.
         """
         super().__init__(
             self._dispatch,  # type: ignore[arg-type]  # requests are made by the application
@@ -54,6 +54,7 @@ class Front(web.Server):
         )
         self._app = app
         self.short = SHORT if handler else _NOTHING
+        self._closes_idle = handler is None
         self.handler = handler or app._handle
         self.places = Connections(max_connections)
         self._idle_s = idle_s
@@ -67,6 +68,26 @@ class Front(web.Server):
         self.places.limit = max_connections
         self._idle_s = idle_s
         self.busy = busy
+
+    def admit(self, client: str) -> bool:
+        """Count one more connection of this client, if it may have it, or if an idle connection can be closed for it.
+
+        The latter is for operators and Prometheus: their listeners have few places, and whoever keeps connections there without
+        asking anything must not shut them out. The client's own connections go first, the oldest before all others. On the
+        clients' port idle connections are what a keep-alive is for, and stay.
+        """
+        if self.places.admit(client):
+            return True
+        if not self._closes_idle:
+            return False
+        idle = [each for each in cast(list[ClientConnection], self.connections) if each.client and each.idle]
+        oldest = next((each for each in idle if each.client == client), None)
+        if oldest is None and not self.places.of(client):
+            oldest = next(iter(idle), None)
+        if oldest is None:
+            return False
+        oldest.make_room(client)
+        return True
 
     @property
     def max_body(self) -> int:

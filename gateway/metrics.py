@@ -1,8 +1,9 @@
 """Every metric name, once.
 
 Labels are bounded: `model` is a name that a replica lists or a configured prefix, `replica` a configured name, `tenant` one
-of the first TENANTS distinct values of the tenant header, `code` an HTTP status. Units are in the names. `across` says what
-several workers' numbers come to (`tallies.py`).
+of the first TENANTS distinct values of the tenant header, `code` a known HTTP status, else its class ("5xx"). The number of
+their combinations is bounded by `tallies.MAX_LABEL_SETS`. Units are in the names. `across` says what several workers' numbers
+come to (`tallies.py`).
 """
 
 from __future__ import annotations

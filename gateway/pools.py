@@ -6,6 +6,7 @@ takes over: the one with the most of its replicas, else one for the same models.
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,21 +39,26 @@ class Pool:
 def succeed(
     configs: Sequence[PoolConfig], members: Sequence[tuple[ReplicaState, ...]], old: Sequence[Pool]
 ) -> tuple[Pool, ...]:
-    """The pools of these configurations, with these replicas each, after the old ones."""
-    left, former = list(old), dict[int, Pool]()
+    """The pools of these configurations, with these replicas each, after the old ones. O(pools + replicas)."""
+    home = {replica: other for other, pool in enumerate(old) for replica in pool.replicas}
+    by_models: dict[tuple[str, ...], deque[int]] = {}
+    for other, pool in enumerate(old):
+        by_models.setdefault(pool.models, deque()).append(other)
+    left, former = set(range(len(old))), dict[int, Pool]()
 
-    def shared(number: int, other: Pool) -> int:
-        return len(set(members[number]) & set(other.replicas))
+    def take(number: int, other: int) -> None:
+        left.discard(other)
+        former[number] = old[other]
 
-    def same_models(number: int, other: Pool) -> int:
-        return other.models == configs[number].models
-
-    for likeness in (shared, same_models):
-        for number in range(len(configs)):
-            best = max(left, key=lambda other: likeness(number, other), default=None)
-            if best is not None and number not in former and likeness(number, best):
-                former[number] = best
-                left.remove(best)
+    for number, replicas in enumerate(members):
+        shared = Counter(home[replica] for replica in replicas if home.get(replica) in left)
+        if shared:
+            take(number, max(sorted(shared), key=shared.__getitem__))
+    for number, config in enumerate(configs):
+        like = by_models.get(config.models, deque())
+        while like and number not in former:
+            if (other := like.popleft()) in left:
+                take(number, other)
     return tuple(
         Pool(config.models, replicas, _admission(config, former.get(number)), config.resume_streams)
         for number, (config, replicas) in enumerate(zip(configs, members, strict=True))

@@ -29,7 +29,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 from gateway.ask import MAX_MODELS, Models, facts_of, models_of
 from gateway.config import HealthConfig
@@ -51,6 +52,8 @@ _MAYBE_BUSY = frozenset(["timeout", UNREACHABLE])
 # Of the idle time after which a replica has the habit of closing a connection: its timer and ours are not exact.
 _HABIT_SHARE = 0.9
 
+AT_ONCE = 16  # probes that begin without giving the event loop back: some milliseconds
+LOGGED_MODELS = 20  # that a log line names
 RARELY = 30  # probes from one question to the next, where the engine had no answer to it
 
 # Start times are computed from the time of the boot, which drifts a little. Who lived for less had nothing cached.
@@ -163,8 +166,12 @@ class Prober:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._news.clear()
-                for state in [state for state, task in self._tasks.items() if task is None]:
-                    self._tasks[state] = group.create_task(self._keep_probing(state, relay))
+                new = [state for state, task in self._tasks.items() if task is None]
+                for number, state in enumerate(new):
+                    if number % AT_ONCE == 0:
+                        await asyncio.sleep(0)
+                    if self._tasks.get(state, self) is None:  # it has not left meanwhile
+                        self._tasks[state] = group.create_task(self._keep_probing(state, relay))
                 await self._news.wait()
 
     async def _keep_probing(self, state: ReplicaState, relay: Relay) -> None:
@@ -195,6 +202,21 @@ class Prober:
             return await models_of(relay, url, self._health.timeout_s)
         except (ReplicaFailure, GatewayError) as error:
             return error
+
+    async def ask_all(self, urls: Iterable[str], relay: Relay, within_s: float | None = None) -> dict[str, Heard]:
+        """`ask` each, all at the same time. Those that have not answered within so many seconds are left out."""
+        asking: dict[str, asyncio.Future[Heard]] = {}
+        try:
+            for number, url in enumerate(dict.fromkeys(urls)):
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                asking[url] = asyncio.ensure_future(self.ask(url, relay))
+            if asking:
+                await asyncio.wait(asking.values(), timeout=within_s)
+            return {url: answer.result() for url, answer in asking.items() if answer.done()}
+        finally:
+            for answer in asking.values():
+                answer.cancel()
 
     def hear(self, state: ReplicaState, heard: Heard, silence_s: float = math.inf) -> bool:
         """Take in what a replica answered when it was asked for its models. Whether that was good.
@@ -248,7 +270,7 @@ class Prober:
         state.probes = 0
         state.facts = Facts()
         self._metrics.replica_up.set((state.name,), 1)
-        log.info("replica up", extra={"replica": state.name, "models": list(state.models)})
+        log.info("replica up", extra={"replica": state.name, **_listed(state.models)})
 
     def _set_down(self, state: ReplicaState, failure: ReplicaFailure) -> None:
         changed = state.up or state.error == NOT_PROBED
@@ -303,6 +325,12 @@ class Prober:
     def _show_load(self, name: str, running: int | None, waiting: int | None) -> None:
         self._metrics.replica_engine_running.set((name,), running)
         self._metrics.replica_engine_waiting.set((name,), waiting)
+
+
+def _listed(models: Models) -> dict[str, object]:
+    """A model list as one log line has it: a replica may list thousands."""
+    first = [name[:100] for name in islice(models, LOGGED_MODELS)]
+    return {"models": first, "more_models": len(models) - len(first)} if len(models) > len(first) else {"models": first}
 
 
 def _zero_hint(facts: Facts) -> str:

@@ -6,6 +6,7 @@ import itertools
 import logging
 import random
 import re
+from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import web
@@ -24,6 +25,13 @@ _BEGIN: Final = f"{random.SystemRandom().getrandbits(96):024x}"
 _numbers = itertools.count(1)
 _UNSAFE: Final = re.compile(r"[^ -~]")
 _SAFE_ID: Final = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
+# A replica may answer with any of 900 codes: those that no standard knows are counted by their class.
+_CODES: Final = {status.value: str(status.value) for status in HTTPStatus} | {CLIENT_LEFT: str(CLIENT_LEFT)}
+
+
+def code_label(status: int) -> str:
+    """A status as a label: "503", or the class of one that no standard knows: "5xx"."""
+    return _CODES.get(status) or f"{status // 100}xx"
 
 
 def request_id(offered: str | None) -> str:
@@ -73,7 +81,7 @@ class Record:
 
     def finish(self, metrics: Metrics, log: RequestLog, now: float) -> None:
         """Count the request and write its log line."""
-        metrics.requests.add((self.label, str(self.status)))
+        metrics.requests.add((self.label, code_label(self.status)))
         metrics.request_seconds.observe((self.label,), now - self.begun)
         if self.first_byte is not None:
             cache = "hit" if self.predicted_cached_tokens else "miss"

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import time
@@ -68,10 +69,18 @@ class Source:
                 self.asked.clear()
                 self.taken()
                 try:
-                    return await asyncio.to_thread(self.read)
+                    return await asyncio.to_thread(self._read_uncollected)
                 except NotReadable as error:
                     log.warning("configuration not read, to be tried again", extra={"error": str(error)})
                     self._read = _NEVER_READ
+
+    def _read_uncollected(self) -> Config:
+        """Parsing makes many objects, and a garbage collection that goes through them holds all threads for 0.1 s and more."""
+        gc.disable()
+        try:
+            return self.read()
+        finally:
+            gc.enable()
 
     def differs(self) -> bool:
         """Whether the file is another one than at the last `taken`, and the same as at the last call of this."""

@@ -17,6 +17,7 @@ import logging
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import pygtrie
@@ -39,6 +40,7 @@ log = logging.getLogger("warmroute.replicas")
 MAX_TARGETS = 1024
 MAX_LABELS = 1024
 FIRST_PROBES_S = 2.0  # the start waits for them at most that long; later ones are made while requests are served
+LOGGED = 100  # replicas that join or leave at once
 
 
 class Catalog:
@@ -270,30 +272,25 @@ class Fleet:
         wanted = [replica for pool in config.pools for replica in pool.replicas]
         # One that is leaving may be gone before it is wanted back.
         urls = [replica.url for replica in wanted if (state := self._same(replica)) is None or state.leaving]
-        asked = {url: asyncio.ensure_future(self._prober.ask(url, relay)) for url in dict.fromkeys(urls)}
-        if not asked:
-            return {}
-        try:
-            await asyncio.wait(asked.values(), timeout=within_s)
-            return {url: answer.result() for url, answer in asked.items() if answer.done()}
-        finally:
-            for answer in asked.values():
-                answer.cancel()
+        return await self._prober.ask_all(urls, relay, within_s)
 
     def apply(self, config: Config, met: Mapping[str, Heard]) -> None:
         """From now on as this configuration says. met: what `meet` said of it."""
         before, known = set(self.replicas), set(self._by_name.values())
         self._prober.retune(config.health)
         self._build(config, met)
-        for state in before.difference(self.replicas):
+        left = before.difference(self.replicas)
+        for state in left:
             state.leaving = True
-            log.info("replica leaves", extra={"replica": state.name, "url": state.config.url})
+        _log_each("replica leaves", "more replicas leave", left)
+        joining: list[ReplicaState] = []
         for pool in self.pools:
             joined = [state for state in pool.replicas if state not in known]
             for state in joined:
                 if len(joined) < len(pool.replicas):  # else there is nobody to take what it does not get at first
                     state.up_since = self._clock()
-                log.info("replica joins", extra={"replica": state.name, "url": state.config.url, "up": state.up})
+            joining += joined
+        _log_each("replica joins", "more replicas join", joining)
 
     def settle(self) -> Sequence[str]:
         """Forget who has left and has nothing to do any more. Returns the URLs where nobody is left. O(replicas)."""
@@ -378,6 +375,14 @@ class Fleet:
     async def probe_all(self, relay: Relay) -> None:
         """One round, so that the first requests find their replicas."""
         await asyncio.gather(*(self._prober.probe(state, relay) for state in self.replicas))
+
+
+def _log_each(one: str, more: str, states: Collection[ReplicaState]) -> None:
+    """A line for each of the first LOGGED replicas, and one for the number of the rest: writing 1,000 lines holds requests."""
+    for state in islice(states, LOGGED):
+        log.info(one, extra={"replica": state.name, "url": state.config.url, "up": state.up})
+    if len(states) > LOGGED:
+        log.info(more, extra={"replicas": len(states) - LOGGED})
 
 
 def _lists(pool: Pool, model: str) -> bool:

@@ -1,17 +1,21 @@
-"""Counters, gauges and histograms that cost next to nothing to count with; prometheus_client writes the page of them.
+"""Counters, gauges and histograms that cost next to nothing to count with; `exposition.py` renders the page of them.
 
 A request counts in a dozen places. prometheus_client finds the child of a label set and takes a lock each time, which
 together cost more than routing the request; the gateway counts in one thread, so a dictionary does.
 
 Where several processes are one gateway, each counts for itself, and a page for all of them takes in what each `told`. Mostly
 the truth is the sum. Where all of them watch the same thing, each in its own time, it is the most (or the least) that one saw.
+
+The number of label sets is bounded for each counter and histogram: a client may name many models and tenants, and the
+combinations multiply. Beyond the bound the labels in CHOSEN become "other", which keeps the sum right.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -24,6 +28,10 @@ Across = Callable[[float, float], float]
 Told = Mapping[str, Mapping[Labels, Any]]
 """All that a process has counted: by the tallies' names."""
 
+MAX_LABEL_SETS: Final = 10_000  # of one counter or histogram, in one process
+CHOSEN: Final = frozenset(["model", "tenant"])  # labels whose values clients and replicas choose
+OTHER: Final = "other"
+
 
 def total(one: float, other: float) -> float:
     return one + other
@@ -35,6 +43,11 @@ def most(one: float, other: float) -> float:
 
 def least(one: float, other: float) -> float:
     return min(one, other)
+
+
+def _folded(names: Labels, values: Labels) -> Labels:
+    """A label set with OTHER in the place of what clients and replicas choose."""
+    return tuple([OTHER if name in CHOSEN else value for name, value in zip(names, values, strict=True)])
 
 
 class Cell:
@@ -50,15 +63,19 @@ class Cell:
 
 
 class Counter:
-    """A number that grows, for each label set. Without labels it is there from the beginning, as zero."""
+    """A number that grows, for each label set. Without labels it is there from the beginning, as zero.
 
-    __slots__ = ("_cells", "across", "labels", "name", "text")
+    max_label_sets: beyond so many label sets a new one is folded.
+    """
+
+    __slots__ = ("_cells", "across", "labels", "max_label_sets", "name", "text")
 
     def __init__(self, name: str, text: str, labels: Labels, across: Across) -> None:
         self.name = name
         self.text = text
         self.labels = labels
         self.across = across
+        self.max_label_sets = MAX_LABEL_SETS
         self._cells: dict[Labels, Cell] = {} if labels else {(): Cell(0.0)}
 
     @property
@@ -69,9 +86,14 @@ class Counter:
     def add(self, labels: Labels = (), amount: float = 1.0) -> None:
         cell = self._cells.get(labels)
         if cell is None:
-            self._cells[labels] = Cell(amount)
-        else:
-            cell.value += amount
+            cell = self._new_cell(labels)
+        cell.value += amount
+
+    def _new_cell(self, labels: Labels) -> Cell:
+        """A cell for a label set that has none; beyond the bound the one of the folded label set."""
+        if len(self._cells) >= self.max_label_sets:
+            labels = _folded(self.labels, labels)
+        return self._cells.setdefault(labels, Cell(0.0))
 
     def set(self, labels: Labels, value: float) -> None:
         """For a number that is counted elsewhere."""
@@ -80,8 +102,10 @@ class Counter:
     def take_in(self, told: Mapping[Labels, float]) -> None:
         """What another process has counted."""
         for labels, value in told.items():
-            cell = self._cells.get(labels)
-            self._cells[labels] = Cell(value if cell is None else self.across(cell.value, value))
+            known = labels in self._cells or len(self._cells) < self.max_label_sets
+            kept = labels if known else _folded(self.labels, labels)
+            cell = self._cells.get(kept)
+            self._cells[kept] = Cell(value if cell is None else self.across(cell.value, value))
 
     def family(self) -> Metric:
         family = CounterMetricFamily(self.name.removesuffix("_total"), self.text, labels=self.labels)
@@ -124,7 +148,7 @@ class Gauge:
 class Histogram:
     """How many observations fell between which bounds, and their sum, for each label set."""
 
-    __slots__ = ("_names", "bounds", "labels", "name", "text", "values")
+    __slots__ = ("bound_names", "bounds", "labels", "max_label_sets", "name", "text", "values")
 
     def __init__(self, name: str, text: str, labels: Labels, bounds: Sequence[float]) -> None:
         self.name = name
@@ -132,7 +156,8 @@ class Histogram:
         self.labels = labels
         self.bounds = tuple(bounds)
         self.values: dict[Labels, list[float]] = {}  # counts between the bounds, above the last one, then the sum
-        self._names = [*map(floatToGoString, self.bounds), "+Inf"]
+        self.bound_names = [*map(floatToGoString, self.bounds), "+Inf"]
+        self.max_label_sets = MAX_LABEL_SETS
         if not labels:
             self._row(())
 
@@ -152,15 +177,17 @@ class Histogram:
         family = HistogramMetricFamily(self.name, self.text, labels=self.labels)
         for labels, row in self.values.items():
             total, buckets = 0.0, []
-            for name, count in zip(self._names, row, strict=False):
+            for name, count in zip(self.bound_names, row, strict=False):
                 total += count
                 buckets.append((name, total))
             family.add_metric(labels, buckets, row[-1])
         return family
 
     def _row(self, labels: Labels) -> list[float]:
-        row = self.values[labels] = [0.0] * (len(self.bounds) + 2)
-        return row
+        """A row for a label set that has none; beyond the bound the one of the folded label set."""
+        if len(self.values) >= self.max_label_sets:
+            labels = _folded(self.labels, labels)
+        return self.values.setdefault(labels, [0.0] * (len(self.bounds) + 2))
 
 
 Tally = Counter | Gauge | Histogram
@@ -188,11 +215,25 @@ class Page(Collector):
         """All of it, for another process."""
         return {tally.name: dict(tally.values) for tally in self.tallies}
 
+    def parts(self, size: int) -> Iterator[Told]:
+        """All of it, in parts of about `size` samples. A copy of each tally's label sets is made when its turn comes."""
+        for tally in self.tallies:
+            each = max(1, size // len(tally.bounds)) if isinstance(tally, Histogram) else size
+            rows = iter(list(tally.values.items()))
+            while part := dict(islice(rows, each)):
+                yield {tally.name: part}
+
+    def hold(self, max_label_sets: int) -> None:
+        """Keep so many label sets of each counter and histogram."""
+        for tally in self.tallies:
+            if not isinstance(tally, Gauge):
+                tally.max_label_sets = max_label_sets
+
     def take_in(self, told: Told, *, ended: bool = False) -> None:
         """What another process told. ended: it is no more, so that it has nothing to say of what is now."""
         for tally in self.tallies:
-            if not (ended and isinstance(tally, Gauge)):
-                tally.take_in(told.get(tally.name, {}))
+            if tally.name in told and not (ended and isinstance(tally, Gauge)):
+                tally.take_in(told[tally.name])
 
     def collect(self) -> Iterator[Metric]:
         return (tally.family() for tally in self.tallies)

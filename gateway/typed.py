@@ -29,6 +29,7 @@ MAX_NUMBER = 10_000_000_000
 _SCIENTIFIC = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 
 FALSE, EXPECTED = "false", "expected"
+MAX_PROBLEMS = 100  # of a file that are told, each with its line
 
 Key = tuple[str | int, ...]
 """Where a value stands: ("pools", 0, "replicas", 1, "url")."""
@@ -158,7 +159,8 @@ class _Reader:
         hints, fields = typing.get_type_hints(kind), {item.name: item for item in dataclasses.fields(kind)}
         for name in value:
             if name not in hints:
-                self._bad((*key, str(name)), f"unknown key{_suggestion(kind, str(name))}")
+                hint = _suggestion(kind, str(name)) if len(self.problems) < MAX_PROBLEMS else ""
+                self._bad((*key, str(name)), f"unknown key{hint}")
         parts = {
             name: self._field(fields[name], hints[name], item, (*key, name)) for name, item in value.items() if name in hints
         }

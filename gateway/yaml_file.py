@@ -1,16 +1,26 @@
-"""A YAML file as plain values, and the line on which each of them stands."""
+"""A YAML file as plain values, and the line on which each of them stands.
+
+A few hundred bytes of YAML can mean gigabytes: an alias (`*name`) or a merge key (`<<`) repeats what it names, and each level
+multiplies. So the values are counted before they are made, with each alias as what it stands for. A running gateway reads the
+file in a thread, where no single step may hold the interpreter for long: the sizes of the file and of a scalar are bounded too.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from gateway.addresses import shown
 from gateway.errors import OUT_OF_RESOURCES
 from gateway.typed import ConfigError, Key, NotReadable, Problem
+
+MAX_BYTES: Final = 1 << 20  # of a file; a ConfigMap has no more
+MAX_VALUES: Final = 50_000  # with each alias as what it stands for
+MAX_SCALAR: Final = 4096  # characters of a text or a number
 
 
 class _Loader(yaml.SafeLoader):
@@ -19,6 +29,20 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self.repeated: list[tuple[int, str]] = []  # (line, what is wrong)
+        self._values = 0  # without aliases
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise _too_much(self.get_mark())
+        return super().compose_node(parent, index)
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        if len(node.value) > MAX_SCALAR:
+            text = f"a text or number of {len(node.value)} characters; at most {MAX_SCALAR} are possible"
+            raise yaml.MarkedYAMLError(problem=text, problem_mark=node.start_mark)
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -31,6 +55,47 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+def _too_much(mark: Any) -> yaml.MarkedYAMLError:
+    text = f"the file stands for more than {MAX_VALUES} values, aliases included"
+    return yaml.MarkedYAMLError(problem=text, problem_mark=mark)
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Raises MarkedYAMLError if there are too many values in it, or if one contains itself. O(nodes)."""
+    sizes: dict[int, int | None] = {}  # by the node's id; None: what is in it is being counted
+
+    def size_of(node: yaml.Node) -> int:
+        key = id(node)
+        if key in sizes:
+            size = sizes[key]
+            if size is None:
+                raise yaml.MarkedYAMLError(problem="a value contains itself by an alias", problem_mark=node.start_mark)
+            return size
+        sizes[key] = None
+        size = 1 + sum(map(size_of, _children(node)))
+        if size > MAX_VALUES:
+            raise _too_much(node.start_mark)
+        sizes[key] = size
+        return size
+
+    size_of(root)
+
+
+def _children(node: yaml.Node) -> Iterable[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return (part for pair in node.value for part in pair)
+    return node.value if isinstance(node, yaml.SequenceNode) else ()
+
+
+def _text_of(path: Path) -> str:
+    """Raises ConfigError if the file is too large, OSError, ValueError (not UTF-8)."""
+    with path.open("rb") as file:
+        raw = file.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"{path}: the file is too large; at most {MAX_BYTES >> 20} MiB are possible")
+    return raw.decode("utf-8")
+
+
 class YamlFile:
     """values: the file's mapping. problems: keys that are given twice."""
 
@@ -38,9 +103,11 @@ class YamlFile:
         """Read it. Raises ConfigError if it is not there, no YAML, or no mapping; NotReadable for lack of resources."""
         self._path = path
         try:
-            loader = _Loader(path.read_text("utf-8"))
+            loader = _Loader(_text_of(path))
             try:
                 self._root = loader.get_single_node()
+                if self._root is not None:
+                    _check_size(self._root)
                 values = None if self._root is None else loader.construct_document(self._root)
             finally:
                 loader.dispose()

@@ -55,7 +55,7 @@ class Router:
         self._replicas: dict[str, Replica] = {}
         self._evidence: dict[str, Evidence] = {}
         self._scales = Scales()
-        self._least_context = math.inf  # tokens: what every replica takes
+        self._least_context = math.inf  # tokens: what every replica takes, or less if one with less has left
 
     def retune(self, *, policy: str, ttl_s: float, memory_bytes: int) -> None:
         """From now on by this policy (one that stays keeps what it remembers) and within these bounds. O(1)."""
@@ -79,10 +79,16 @@ class Router:
     # -- replicas
 
     def add(self, replica: Replica, block_tokens: float) -> None:
-        """A replica joined, or its bounds changed. block_tokens: the length of a block, to bound what we believe it holds."""
+        """A replica joined, or its bounds changed. block_tokens: the length of a block, to bound what we believe it holds.
+
+        O(1), or O(replicas) where the replica with the shortest context takes longer prompts than before.
+        """
         known, capacity = self._replicas.get(replica.name), replica.capacity_tokens
         self._replicas[replica.name] = replica
-        self._least_context = min(map(_context_of, self._replicas.values()))
+        if known is not None and _context_of(known) <= self._least_context < _context_of(replica):
+            self._least_context = min(map(_context_of, self._replicas.values()))
+        else:
+            self._least_context = min(self._least_context, _context_of(replica))
         if known is not None and known.capacity_tokens == capacity:
             return
         self._evidence[replica.name] = Evidence(learns_capacity=capacity is None)

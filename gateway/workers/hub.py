@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from gateway.config import Config
 from gateway.everywhere import Command, Refuse, Take
+from gateway.exposition import packed, unpacked_slices
 from gateway.metrics import Metrics
 from gateway.workers.channel import (
     ANSWER,
@@ -60,6 +61,7 @@ class Hub:
         self.config = config
         self.members: dict[int, Member] = {}
         self.ended = Metrics()  # what those have counted who are no more
+        self._ended_packed = b""  # the same for the workers' pages; empty: to be packed again
         self._clock = clock
         self._on_serving = on_serving
         self._joined = 0
@@ -92,7 +94,9 @@ class Hub:
         member.channel.close()
         self._commands.ended(who)
         if member.told:
-            self.ended.page.take_in(pickle.loads(member.told), ended=True)
+            for told in unpacked_slices(member.told):
+                self.ended.page.take_in(told, ended=True)
+            self._ended_packed = b""
         self._remember(GONE, who, b"")
         self._broadcast(GONE, who, 0, b"")
 
@@ -120,10 +124,20 @@ class Hub:
             self._answer(who, to, number, payload)
         elif kind == SCRAPE:
             self._asked(member, number)
-            member.channel.send(ANSWER, HUB, number, pickle.dumps(self.ended.page.told()))
+            member.channel.send(ANSWER, HUB, number, self._packed_ended())
             self._broadcast(SCRAPE, who, number, payload)
         elif kind == COMMAND:
             self._command(who, number, payload)
+
+    def restarted(self) -> None:
+        """A worker has ended that should not have."""
+        self.ended.worker_restarts.add()
+        self._ended_packed = b""
+
+    def _packed_ended(self) -> bytes:
+        """The counters of workers that have ended; packed once after each end."""
+        self._ended_packed = self._ended_packed or packed(self.ended.page)
+        return self._ended_packed
 
     def _asked(self, asker: Member, number: int) -> None:
         asker.channel.send(ASKED, HUB, number, pickle.dumps({who: member.told for who, member in self.members.items()}))

@@ -20,13 +20,12 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 
-import prometheus_client
-
 from gateway.config import Config
 from gateway.errors import internal_error, supervisor_silent, workers_silent
 from gateway.everywhere import Command, Drain, Join, Local, Take
+from gateway.exposition import Shared, merge, pack, render
 from gateway.metrics import Metrics
-from gateway.tallies import Told
+from gateway.tallies import MAX_LABEL_SETS
 from gateway.typed import ConfigError
 from gateway.workers.channel import (
     ALIVE,
@@ -116,6 +115,9 @@ class Peers:
         self._current = asyncio.Event()
         self._early: list[tuple[int, int, bytes]] | None = []  # what came before the commands in force were done
         self._commands: asyncio.Queue[tuple[int, int, int, bytes]] = asyncio.Queue()
+        self._scrapes: set[tuple[int, int]] = set()  # (asker, its number) of those that want this worker's counters
+        self._scraped = asyncio.Event()  # there are some
+        self._pages = Shared(self._page)
         self._questions = 0
         self._asking: dict[int, _Asking] = {}
         local.router.journal = self._journal
@@ -156,7 +158,8 @@ class Peers:
             else:
                 self._early.append((kind, who, payload))
         elif kind == SCRAPE:
-            self._channel.send(ANSWER, who, number, pickle.dumps(self._local.told()))
+            self._scrapes.add((who, number))
+            self._scraped.set()
         elif kind in (COMMAND, CURRENT):
             self._commands.put_nowait((kind, who, number, payload))
         elif kind == JOINED and self._journal.open and not self._resyncing:
@@ -210,13 +213,17 @@ class Peers:
 
     async def page(self) -> bytes:
         """Also raises GatewayError 503: nobody was asked."""
+        return await self._pages.get()
+
+    async def _page(self) -> bytes:
         asking = await self._ask(SCRAPE, b"", SCRAPE_S)
-        whole = Metrics()
-        for who, answer in {**(asking.known or {}), **asking.answers}.items():
+        answers = {**(asking.known or {}), **asking.answers}
+        whole = Metrics().page
+        whole.hold(MAX_LABEL_SETS * (len(answers) + 1))  # each has folded its own: what is left is no more than that
+        for who, answer in answers.items():
             if answer:
-                told: Told = pickle.loads(answer)
-                whole.page.take_in(told, ended=who == HUB)
-        return prometheus_client.generate_latest(whole.registry)
+                await merge(whole, answer, ended=who == HUB)
+        return await render(whole)
 
     async def _ask(self, kind: int, payload: bytes, timeout_s: float) -> _Asking:
         """Ask all workers, this one too, and wait for their answers, `timeout_s` at most. Raises GatewayError 503."""
@@ -248,6 +255,7 @@ class Peers:
             group.create_task(self._keep_alive())
             group.create_task(self._keep_telling())
             group.create_task(self._keep_doing())
+            group.create_task(self._keep_answering())
 
     async def _keep_alive(self) -> None:
         """The supervisor gives this worker's connections to others when it hears nothing (`handover.py`)."""
@@ -261,12 +269,22 @@ class Peers:
         while True:
             begun = self._local.clock()
             if not self._channel.unsent:
-                self._channel.send(TOLD, HUB, 0, pickle.dumps(self._local.told()))
+                self._channel.send(TOLD, HUB, 0, await pack(self._local.page()))
             await asyncio.sleep(max(busy_s, (self._local.clock() - begun) / TELL_SHARE))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(idle_s):
                     await self._busy.wait()
             self._busy.clear()
+
+    async def _keep_answering(self) -> None:
+        """Send this worker's counters to the workers that are asked for a page; one copy for all that wait."""
+        while True:
+            await self._scraped.wait()
+            self._scraped.clear()
+            scrapes, self._scrapes = self._scrapes, set()
+            payload = await pack(self._local.page())
+            for who, number in scrapes:
+                self._channel.send(ANSWER, who, number, payload)
 
     async def _keep_doing(self) -> None:
         """Commands, in the order that is the same for all workers."""

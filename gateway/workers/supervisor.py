@@ -150,7 +150,7 @@ class Supervisor:
                 return
             slot.short_lives = slot.short_lives + 1 if time.monotonic() - born < SHORT_LIFE_S else 0
             log.error("worker ended", extra={"worker": slot.who, "status": status, "short_lives": slot.short_lives})
-            self.hub.ended.worker_restarts.add()
+            self.hub.restarted()
             if not self._served and slot.short_lives >= TRIES:
                 slot.failed.set()
                 return

@@ -17,6 +17,7 @@ from gateway import logs
 from gateway.app import compose, serve
 from gateway.config import Config
 from gateway.everywhere import Local
+from gateway.exposition import packed
 from gateway.loops import LoopGuard
 from gateway.process import relax_garbage_collection, run
 from gateway.sockets import SideSockets
@@ -64,6 +65,6 @@ async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socke
     gateway = compose(part_of(whole), requests, everywhere=everywhere, loops=loops)
     sides = SideSockets(sockets["admin"], sockets["metrics"])
     await serve(gateway, stop, hurry, lambda _url: channel.send(SERVING), sockets["clients"], sides, sockets["handed"][0])
-    channel.send(TOLD, payload=pickle.dumps(gateway.local.told()))  # the last word on what was counted here
+    channel.send(TOLD, payload=packed(gateway.local.page()))  # the last word on what was counted here
     channel.close()
     await channel.closed.wait()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,28 @@ async def eventually(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(40):
         while not condition():  # noqa: ASYNC110  (what it waits for is in another process or deep in a library)
             await asyncio.sleep(0.002)
+
+
+async def longest_pause(work: Callable[[], Awaitable[object]]) -> float:
+    """Seconds of this thread for which the event loop did not turn, at most, while that was awaited. Without collections."""
+    longest, last, done = 0.0, time.thread_time(), False
+
+    def turn() -> None:
+        nonlocal longest, last
+        now = time.thread_time()
+        longest, last = max(longest, now - last), now
+        if not done:
+            loop.call_soon(turn)
+
+    loop = asyncio.get_running_loop()
+    loop.call_soon(turn)
+    gc.disable()
+    try:
+        await work()
+    finally:
+        done = True
+        gc.enable()
+    return longest
 
 
 @dataclass(slots=True)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.addresses import AddressError, is_link_local, is_loopback, parse_base_url
+from gateway.addresses import AddressError, is_link_local, is_loopback, parse_base_url, shown
 from gateway.endpoints import Endpoint, parse_listen
 
 ipv4 = st.integers(0, 2**32 - 1).map(ipaddress.IPv4Address)
@@ -149,3 +150,34 @@ def test_whether_a_url_leads_back_here(listen: str, url: str, same: bool) -> Non
     endpoint = parse_listen("listen", listen)
     assert endpoint
     assert endpoint.is_at(url) is same
+
+
+def nested(depth: int, width: int) -> object:
+    value: object = "x" * 1000
+    for _ in range(depth):
+        value = [value] * width
+    return value
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nested(9, 9),
+        lambda: {"a": nested(9, 9)},
+        lambda: list(range(10**6)),
+        lambda: "x" * 10**7,
+        lambda: 10**4000,
+        lambda: -(10**5000),
+        lambda: (nested(9, 9),) * 100,
+    ],
+)
+def test_a_value_of_any_size_is_quoted_briefly(make: Callable[[], object]) -> None:
+    assert len(shown(make())) <= 60
+
+
+@given(
+    st.none() | st.booleans() | st.integers(-(10**50), 10**50) | st.floats() | st.text(max_size=50) | st.lists(st.integers())
+)
+def test_a_short_value_is_quoted_as_it_is(value: object) -> None:
+    if len(repr(value)) <= 60:
+        assert shown(value) == repr(value)

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from gateway.record import request_id, tenant
-from tests.fakes import FakeReplica, answers
+from gateway.metrics import Metrics
+from gateway.record import code_label, request_id, tenant
+from tests.fakes import FakeReplica, answers, http, says
 from tests.gateway.conftest import BODY, Running, eventually, running
 
 
@@ -184,3 +185,31 @@ async def test_counters_equal_what_clients_saw() -> None:
         assert samples[f'warmroute_prompt_tokens_total{{cache="miss",{labels}}}'] == 30 * seen.count(200)
         assert samples[f'warmroute_replica_inflight{{replica="{replica.name}"}}'] == 0
         assert samples["warmroute_trie_blocks"] == run.gateway.router.trie.blocks > 0
+
+
+async def test_a_status_code_that_no_standard_knows_is_counted_as_its_class() -> None:
+    codes = [200, 418, 499, 599, 777, 778, 999]
+    async with FakeReplica([says(http(code, b"{}", "application/json")) for code in codes]) as replica, running(replica) as run:
+        for code in codes:
+            status, _, _ = await run.post()
+            assert status in (code, 502)
+        seen = {labels[1] for labels in run.gateway.metrics.requests.values}
+        assert {"200", "418"} <= seen
+        assert all(code in {"200", "418", "499", "502"} or code.endswith("xx") for code in seen), seen
+
+
+def test_of_900_codes_few_are_labels() -> None:
+    requests = Metrics().requests
+    for code in range(100, 1000):
+        requests.add(("m", code_label(code)))
+    assert len(requests.values) < 80
+    assert sum(requests.values.values()) == 900
+    assert [code_label(code) for code in (200, 404, 499, 503, 460, 599, 777)] == [
+        "200",
+        "404",
+        "499",
+        "503",
+        "4xx",
+        "5xx",
+        "7xx",
+    ]

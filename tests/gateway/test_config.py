@@ -4,6 +4,7 @@ import contextlib
 import math
 import pickle
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.app import compose
 from gateway.cli import main
-from gateway.config import Config, PriceConfig, ReplicaConfig, load, read
+from gateway.config import MAX_POOLS, MAX_REPLICAS, Config, PriceConfig, ReplicaConfig, load, read
 from gateway.config_warnings import warnings_of
 from gateway.typed import MAX_NUMBER, ConfigError
 from tests.gateway.conftest import LOGGED
@@ -299,6 +300,68 @@ prices:
 """
     prices = load(written(tmp_path, text), {}, env={}).prices
     assert [(price.input, price.output) for price in prices.values()] == [(1, 2), (1, 3), (1, 4)]
+
+
+def test_pools_and_replicas_are_bounded() -> None:
+    many = [f"http://a:{port}" for port in range(1, MAX_REPLICAS + 1)]
+    halves = [{"models": ["a"], "replicas": many[:1000]}, {"models": ["b"], "replicas": many[1000:]}]
+    assert len(config(pools=halves).pools) == 2
+    halves[0]["replicas"] = [*many[:1000], "http://b:1"]
+    assert refused(pools=halves) == "pools: at most 2048 replicas are possible, got 2049"
+    pools = [{"models": [str(number)], "replicas": [url]} for number, url in enumerate(many[: MAX_POOLS + 1])]
+    assert refused(pools=pools) == "pools: at most 1024 are possible, got 1025"
+    assert len(config(pools=pools[1:]).pools) == MAX_POOLS
+
+
+def laughs(depth: int, leaf: str) -> str:
+    """Nine of what stands in the line before, for each line."""
+    lines = [f"x0: &a0 [{', '.join([leaf] * 9)}]"]
+    lines += [f"x{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, depth)]
+    return "\n".join(lines) + "\n"
+
+
+def merges(depth: int) -> str:
+    lines = ["m0: &m0 {a: 1, b: 2}"]
+    lines += [f"m{level}: &m{level}\n  <<: [{', '.join([f'*m{level - 1}'] * 9)}]" for level in range(1, depth)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (laughs(9, "x") + "listen: *a8", "stands for more than 50000 values, aliases included"),
+        (laughs(9, f"{{url: '{URL}'}}") + "pools: [{replicas: *a8}]", "stands for more than 50000 values"),
+        (merges(9), "stands for more than 50000 values"),
+        (f"models: [{'1,' * 50_001}]", "stands for more than 50000 values"),
+        ("pools: &a [*a]", "contains itself"),
+        ("x: &a {b: {c: *a}}", "contains itself"),
+        (f"x: 1{'0' * 5000}", "a text or number of 5001 characters; at most 4096"),
+        (f"x: 1{':59' * 2000}", "a text or number of 6001 characters"),
+        (f"? {'x' * 5000}\n: 1", "a text or number of 5000 characters"),
+        ("# \n" * (1 << 20), "the file is too large; at most 1 MiB are possible"),
+    ],
+    ids=["aliases", "aliases of replicas", "merges", "values", "itself", "itself deeper", "number", "base 60", "key", "file"],
+)
+def test_a_file_that_stands_for_too_much_is_refused_soon(text: str, message: str, tmp_path: Path) -> None:
+    begun = time.thread_time()
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(written(tmp_path, text), {}, env={})
+    assert len(str(caught.value)) < 400
+    assert time.thread_time() - begun < 20, "each bomb takes hours; 50,000 values some seconds"
+
+
+def test_aliases_within_bounds_are_no_error(tmp_path: Path) -> None:
+    text = f"pools:\n- replicas: &r [{{url: '{URL}', name: a}}]\nprices: {{a: &p {{input: 1, output: 1}}, b: *p, c: *p}}"
+    assert len(load(written(tmp_path, text), {}, env={}).prices) == 3
+
+
+def test_of_many_problems_the_first_are_told(tmp_path: Path) -> None:
+    text = f"pools: [{{replicas: [{URL}]}}]\n" + "\n".join(f"key{number}: 1" for number in range(300))
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, text), {}, env={})
+    told = caught.value.problems
+    assert (len(told), str(told[-1])) == (101, "and 200 more problems")
+    assert str(told[99]).endswith("written.yaml:101: key99: unknown key" + str(told[99]).partition("unknown key")[2])
 
 
 def written(folder: Path, text: str) -> Path:

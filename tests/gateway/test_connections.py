@@ -45,6 +45,14 @@ class Machine(CountedMachine):
         self.open.remove(client)
         self.places.release(client)
 
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), taker=st.sampled_from("abcd"))
+    def hand_over(self, data: st.DataObject, taker: str) -> None:
+        giver = data.draw(st.sampled_from(self.open))
+        self.open.remove(giver)
+        self.open.append(taker)
+        self.places.hand_over(giver, taker)
+
     @rule(limit=st.integers(1, 40))
     def change_the_limit(self, limit: int) -> None:
         self.places.limit = limit

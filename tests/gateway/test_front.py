@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -297,3 +298,21 @@ async def test_aiohttp_has_what_the_seam_needs() -> None:
         writer.close()
         with contextlib.suppress(ConnectionError):
             await reader.read()
+
+
+async def test_an_idle_connection_does_not_keep_its_last_answer() -> None:
+    body = bytes(range(256)) * 4096
+    before = sys.getrefcount(body)
+
+    async def answer(_request: web.Request | PlainRequest) -> web.Response:
+        return web.Response(body=body)
+
+    async with serving(answer) as (_, port):
+        ends = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        for reader, writer in ends:
+            writer.write(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(len(body)) == body
+        await eventually(lambda: sys.getrefcount(body) == before)
+        for _, writer in ends:
+            writer.close()

@@ -429,3 +429,16 @@ async def test_what_the_best_holder_had_is_available_wherever_the_request_went()
         metrics = await run.metrics()
         assert sum(value for name, value in metrics.items() if name.startswith("warmroute_predicted_cached_tokens_total")) == 0
         assert metrics['warmroute_available_cached_tokens_total{model="m"}'] > 100
+
+
+@pytest.mark.parametrize(("count", "more"), [(20, {}), (500, {"more_models": 480})])
+async def test_the_log_names_a_few_of_a_replicas_models(
+    count: int, more: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with FakeReplica() as one:
+        one.listing = models(*(f"m{number:03}" + "x" * 200 for number in range(count)))
+        async with running(one):
+            (line,) = lines(caplog, "replica up")
+        assert line["models"] == [f"m{number:03}" + "x" * 96 for number in range(20)]
+        assert {key: value for key, value in line.items() if key == "more_models"} == more

@@ -18,7 +18,7 @@ from gateway.reload import Source
 from gateway.typed import ConfigError
 from tests.configmap import ConfigMap
 from tests.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, dies_now, http, models, says, streams
-from tests.gateway.conftest import BODY, Running, eventually, running
+from tests.gateway.conftest import BODY, Running, eventually, longest_pause, running
 from tests.limits import open_files
 
 
@@ -431,3 +431,27 @@ async def test_a_reading_that_fails_does_not_end_the_watching(caplog: pytest.Log
         assert told["configuration not reloaded: it is invalid"] == "pools: no"
         assert "reload failed" in told
         watching.cancel()
+
+
+@pytest.mark.parametrize(("pools", "replicas"), [(500, 1), (1, 1000), (100, 10)])
+async def test_a_reload_to_many_replicas_does_not_hold_requests(pools: int, replicas: int) -> None:
+    def many(path: str) -> list[dict[str, Any]]:
+        """None of them is there."""
+        urls = [[f"http://127.0.0.1:9/{path}/{number}-{each}" for each in range(replicas)] for number in range(pools)]
+        return [
+            {
+                "models": [f"m{number}"],
+                "replicas": [{"url": url, "name": f"{number}-{path}-{each}"} for each, url in enumerate(chosen)],
+            }
+            for number, chosen in enumerate(urls)
+        ]
+
+    async with FakeReplica() as one, running(one) as run:
+        for path in "ab":
+            config = load(None, {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "pools": many(path)}, env={})
+
+            async def change(config: Config = config) -> None:
+                await run.gateway.reload.take(config)
+                await eventually(lambda: all(state.failed_probes > 1 for state in run.gateway.fleet.replicas))
+
+            assert await longest_pause(change) < 0.12

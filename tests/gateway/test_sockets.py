@@ -152,11 +152,41 @@ async def test_operators_are_answered_on_a_unix_socket(tmp_path: Path) -> None:
             assert answer.status == 403
 
 
+@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTT", b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n"])
+@pytest.mark.parametrize("name", ["admin", "metrics"])
+async def test_idle_connections_make_room_beside_the_clients_port(name: str, sent: bytes) -> None:
+    config = config_of("http://127.0.0.1:9", metrics_listen="127.0.0.1:0")
+    async with gateway(config) as (_, sides):
+        address = getattr(sides, name)[0].getsockname()
+        ends = []
+        for _ in range(SIDE_CONNECTIONS + 20):
+            ends.append(await asyncio.open_connection(*address))
+            ends[-1][1].write(sent)
+            if sent.endswith(b"\r\n"):
+                assert b" 200 " in await ends[-1][0].readline()
+        for _ in range(3):
+            async with aiohttp.ClientSession() as session, session.get(f"http://{address[0]}:{address[1]}/metrics") as answer:
+                assert answer.status == 200
+        with contextlib.suppress(ConnectionError):  # the oldest went
+            await asyncio.wait_for(ends[0][0].read(), 10)
+        assert not ends[-1][0].at_eof()
+        for _, writer in ends:
+            writer.close()
+
+
 async def test_connections_to_the_admin_listener_are_bounded() -> None:
+    """Those on which a request is being answered are not closed for others."""
     async with FakeReplica() as one, gateway(config_of(one.url)) as (_, sides):
         address = sides.admin[0].getsockname()
-        ends = [await asyncio.open_connection(*address) for _ in range(SIDE_CONNECTIONS)]
-        reader, writer = await asyncio.open_connection(*address)
-        assert b" 503 " in await reader.readline()
-        for end in (writer, *(end for _, end in ends)):
-            end.close()
+        ends = []
+        for _ in range(SIDE_CONNECTIONS):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(
+                b"POST /warmroute/route HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+            )
+            ends.append((await reader.readline(), writer))
+        lines = [line for line, _ in ends]
+        assert lines.count(b"HTTP/1.1 100 Continue\r\n") >= 0.8 * SIDE_CONNECTIONS
+        assert b" 503 " in lines[-1]
+        for _, writer in ends:
+            writer.close()

@@ -123,3 +123,32 @@ def test_numbers_of_several_processes_come_to_what_was_said() -> None:
     assert [tally.values[()] for tally in whole.tallies] == [5.0, 3.0, 2.0, 3.0, 8.0], "what has ended has no levels"
     whole.take_in({})
     assert page(3.0).told() == told
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("xyz"), st.integers(1, 9))), st.integers(0, 6))
+def test_beyond_the_bound_label_sets_are_folded_and_no_count_is_lost(counts: list[tuple[str, str, int]], bound: int) -> None:
+    page = Page()
+    counter = page.counter("x_total", "X.", "model", "kind")
+    histogram = page.histogram("y_seconds", "Y.", "model", "kind", bounds=BOUNDS)
+    page.hold(bound)
+    for model, kind, amount in counts:
+        counter.add((model, kind), amount)
+        histogram.observe((model, kind), amount)
+    for tally in (counter, histogram):
+        assert len(tally.values) <= bound + 3, "of the folded ones there is one for each kind"
+        assert all(model == "other" for model, _ in list(tally.values)[bound:])
+    for kind in "xyz":
+        wanted = sum(amount for _, other, amount in counts if other == kind)
+        assert sum(value for (_, other), value in counter.values.items() if other == kind) == wanted
+        assert sum(row[-1] for (_, other), row in histogram.values.items() if other == kind) == wanted
+
+
+def test_what_is_taken_in_is_folded_too() -> None:
+    page, other = Page(), Page()
+    made, told = [each.counter("x_total", "X.", "tenant") for each in (page, other)]
+    page.hold(2)
+    for tenant in "abcd":
+        told.add((tenant,), 1)
+    for _ in range(2):
+        page.take_in(other.told())
+    assert made.values == {("a",): 2, ("b",): 2, ("other",): 4}
