@@ -302,7 +302,7 @@ async def test_events_that_the_supervisor_does_not_read_are_bounded_and_made_up_
         go_on = pause_hub(made, first)
         peak = 0
         for number in range(100):
-            await first.run.post({**BODY, "messages": [{"role": "user", "content": f"{number} " * 40_000}]})
+            await first.run.post({**BODY, "messages": [{"role": "user", "content": f"{number} " * 120_000}]})
             peak = max(peak, first.channel.unsent)
         assert 0 < peak < 150_000
         before.set()
