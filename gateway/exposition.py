@@ -61,12 +61,14 @@ async def merge(page: Page, payload: bytes, *, ended: bool = False) -> None:
 
 
 def packed_slices(page: Page) -> Iterator[bytes]:
-    return (pickle.dumps(part) for part in page.parts(SLICE))
+    for part in page.parts(SLICE):  # mypyc would make all at once of a generator expression
+        yield pickle.dumps(part)
 
 
 def unpacked_slices(payload: bytes) -> Iterator[Told]:
     """Parts of a packed page."""
-    return (pickle.loads(part) for part in pickle.loads(payload))
+    for part in pickle.loads(payload):
+        yield pickle.loads(part)
 
 
 def text_slices(page: Page) -> Iterator[bytes]:
@@ -93,10 +95,12 @@ def _head(tally: Tally) -> str:
 def _rows(tally: Tally) -> Iterator[tuple[str, int]]:
     """(lines, number of samples) of each label set."""
     if isinstance(tally, Histogram):
-        return _histogram_rows(tally)
+        yield from _histogram_rows(tally)
+        return
     name, label_text = tally.name, _label_writer(tally.labels)
     values = list(tally.values.items())  # while the page is rendered, label sets come and go
-    return ((f"{name}{_braced(label_text(labels))} {_number(value)}\n", 1) for labels, value in values)
+    for labels, value in values:
+        yield f"{name}{_braced(label_text(labels))} {_number(value)}\n", 1
 
 
 def _histogram_rows(tally: Histogram) -> Iterator[tuple[str, int]]:
