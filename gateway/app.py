@@ -21,6 +21,7 @@ from gateway.access import ON_ADMIN_LISTENER, Access
 from gateway.answers import Answers
 from gateway.budget import Budget
 from gateway.config import ALL, Config
+from gateway.connections import Connections
 from gateway.drain import Drain, last_in
 from gateway.entry import Entry, error_response, raw_response
 from gateway.errors import GatewayError, internal_error, too_many_connections, unknown_model
@@ -33,7 +34,7 @@ from gateway.metrics import Metrics
 from gateway.operator import Operator
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
-from gateway.process import budget_bytes, connection_limit
+from gateway.process import budget_bytes, connection_limit, warn_of_connections
 from gateway.proxy import Proxy
 from gateway.relay import Relay
 from gateway.reload import Reload, Source, Step
@@ -82,6 +83,7 @@ class Gateway:
     status: Status
     drain: Drain
     budget: Budget
+    places: Connections
     clock: Callable[[], float]
 
     @property
@@ -133,18 +135,34 @@ def compose(
         ),
         clock=clock,
     )
-    budget = Budget(budget_bytes(config))
+    budget, places = Budget(budget_bytes(config)), Connections(connection_limit(config))
     entry = Entry(config.limits.body_s, parsing, proxy, drain, requests, loops, clock)
     steps = [_retuning(router, meter, relay, proxy), _rebounding(entry, access)]
     reload = Reload(config=config, source=source, fleet=fleet, relay=relay, metrics=metrics, steps=steps)
-    local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, requests=requests, budget=budget, clock=clock)
+    reads = [partial(metrics.read_budget, budget), partial(metrics.read_connections, places)]
+    local = Local(fleet=fleet, reload=reload, router=router, metrics=metrics, requests=requests, reads=reads, clock=clock)
     others = everywhere(local)
     operator = Operator(
         fleet=fleet, parsing=parsing, proxy=proxy, everywhere=others, access=access, config=lambda: reload.config, clock=clock
     )
     status = Status(fleet=fleet, drain=drain, everywhere=others, access=access)
     return Gateway(
-        metrics, router, fleet, relay, meter, proxy, entry, reload, local, others, operator, status, drain, budget, clock
+        metrics,
+        router,
+        fleet,
+        relay,
+        meter,
+        proxy,
+        entry,
+        reload,
+        local,
+        others,
+        operator,
+        status,
+        drain,
+        budget,
+        places,
+        clock,
     )
 
 
@@ -291,7 +309,7 @@ def make_runner(gateway: Gateway) -> Runner:
             gateway.entry.handle,
             respond=error_response,
             budget=gateway.budget,
-            max_connections=connections,
+            places=gateway.places,
             busy=_busy(connections),
             idle_s=gateway.config.limits.client_idle_s,
         )
@@ -322,7 +340,7 @@ def make_side_runner(gateway: Gateway, name: str) -> Runner:
             None,
             respond=error_response,
             budget=gateway.budget,
-            max_connections=SIDE_CONNECTIONS,
+            places=Connections(SIDE_CONNECTIONS),
             busy=busy,
             idle_s=idle_s,
         )
@@ -336,14 +354,6 @@ def make_side_runner(gateway: Gateway, name: str) -> Runner:
 
     gateway.reload.tell(bound)
     return runner
-
-
-def _warn_of_connections(config: Config) -> None:
-    """Fewer connections than configured may be possible."""
-    limit = connection_limit(config)
-    if limit < config.limits.connections:
-        extra = {"configured": config.limits.connections, "in_force": limit}
-        log.warning("limits.connections is more than the open files allow (ulimit -n)", extra=extra)
 
 
 def _busy(limit: int) -> bytes:
@@ -366,7 +376,7 @@ async def serve(
     answered to the end. handed: brings connections that the supervisor has accepted
     (`handover.py`). Raises OSError if the address cannot be had.
     """
-    _warn_of_connections(gateway.config)
+    warn_of_connections(gateway.config)
     runner, receiver = make_runner(gateway), None
     await runner.setup()
     try:

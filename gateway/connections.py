@@ -21,19 +21,23 @@ SHARE: Final = 9
 
 
 class Connections:
-    """See the top of this file. limit: may be changed at any time, open connections stay; open: how many there are."""
+    """See the top of this file. limit: may be changed at any time, open connections stay; open: how many there are; refused:
+    how many were not admitted.
+    """
 
-    __slots__ = ("_by_client", "limit", "open")
+    __slots__ = ("_by_client", "limit", "open", "refused")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.open = 0
+        self.refused = 0
         self._by_client: dict[str, int] = {}
 
     def admit(self, client: str) -> bool:
         """Count one more connection of this client, if it may have it; `release` it once."""
         count = self._by_client.get(client, 0)
         if count >= SHARE * (self.limit - self.open):
+            self.refused += 1
             return False
         self._by_client[client] = count + 1
         self.open += 1
@@ -51,6 +55,7 @@ class Connections:
     def hand_over(self, giver: str, taker: str) -> None:
         """A connection that was admitted closes in favour of another client's, or of the same one's."""
         self.release(giver)
+        self.refused -= 1  # `admit` has said no before
         self._by_client[taker] = self._by_client.get(taker, 0) + 1
         self.open += 1
 

@@ -6,11 +6,10 @@ not know which: it says so to `Everywhere`, and each process does and tells its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.budget import Budget
 from gateway.config import Config, ReplicaConfig
 from gateway.exposition import Shared, render
 from gateway.metrics import Metrics
@@ -55,7 +54,7 @@ Command = Drain | Join | Take | Refuse
 
 
 class Local:
-    """This process."""
+    """This process. reads: what brings gauges up to date."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Local:
         router: Router,
         metrics: Metrics,
         requests: RequestLog,
-        budget: Budget,
+        reads: Sequence[Callable[[], None]],
         clock: Callable[[], float],
     ) -> None:
         self.fleet = fleet
@@ -73,7 +72,7 @@ class Local:
         self.router = router
         self.metrics = metrics
         self.requests = requests
-        self.budget = budget
+        self.reads = reads
         self.clock = clock
 
     async def do(self, command: Command) -> None:
@@ -100,7 +99,8 @@ class Local:
     def page(self) -> Page:
         """All that is counted here, with gauges that are up to date."""
         self.metrics.read(self.router)
-        self.metrics.read_budget(self.budget)
+        for read in self.reads:
+            read()
         self.fleet.show(self.metrics, self.clock())
         self.metrics.log_lines_dropped.set((), self.requests.dropped)
         return self.metrics.page

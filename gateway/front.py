@@ -39,13 +39,13 @@ class Front(web.Server):
         *,
         respond: Callable[[GatewayError], web.Response],
         budget: Budget,
-        max_connections: int,
+        places: Connections,
         busy: bytes,
         idle_s: float,
     ) -> None:
         """handler: None: everything goes to the application, and an idle connection makes room for a new one. respond: makes
-        the answer to what is not served. budget: of the bytes that requests may hold. busy: what a connection too many is
-        answered. idle_s: for so long a connection may be idle, or be sending one request's head.
+        the answer to what is not served. budget: of the bytes that requests may hold. places: of connections; busy: what one
+        too many is answered. idle_s: for so long a connection may be idle, or be sending one request's head.
         """
         super().__init__(
             self._dispatch,  # type: ignore[arg-type]  # requests are made by the application
@@ -56,7 +56,7 @@ class Front(web.Server):
         self.short = SHORT if handler else _NOTHING
         self._closes_idle = handler is None
         self.handler = handler or app._handle
-        self.places = Connections(max_connections)
+        self.places = places
         self._idle_s = idle_s
         self._respond = respond
         self.budget = budget

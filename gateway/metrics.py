@@ -11,6 +11,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from gateway.budget import Budget
+from gateway.connections import Connections
 from gateway.tallies import Across, Counter, Gauge, Histogram, Page, least, most, total
 from router import Router
 
@@ -78,6 +79,15 @@ class Metrics:
         self.inflight_refused = make.counter(
             "inflight_refused_total",
             "Requests and unfinished heads that were refused, for they would have held too many bytes.",
+        )
+        self.connections = make.gauge("client_connections", "Connections that clients have open.", across=total)
+        self.connections_limit = make.gauge(
+            "client_connections_limit",
+            "How many they may be: limits.connections, or what the open files allow.",
+            across=total,
+        )
+        self.connections_refused = make.counter(
+            "client_connections_refused_total", "Connections answered 503: all were in use, or one address's share of them."
         )
         self.pool_inflight = make.gauge("pool_inflight", "Requests of a pool at its replicas.", "pool", across=total)
         self.pool_waiting = make.gauge("pool_waiting", "Requests of a pool that wait for a place.", "pool", across=total)
@@ -186,6 +196,12 @@ class Metrics:
         self.trie_bytes.set((), router.trie.size_bytes)
         for reason, blocks in router.trie.evicted.items():
             self.trie_evicted.set((reason,), blocks)
+
+    def read_connections(self, places: Connections) -> None:
+        """The same for the clients' connections."""
+        self.connections.set((), places.open)
+        self.connections_limit.set((), places.limit)
+        self.connections_refused.set((), places.refused)
 
     def read_budget(self, budget: Budget) -> None:
         """The same for the bytes that requests hold."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import resource
 from collections.abc import Coroutine, Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config import Config
+
+log = logging.getLogger("warmroute.gateway")
 
 _MAX_FILES = 1 << 20
 _MAX_RESERVE = 512  # file descriptors for all but requests: listeners, operators, probes, the parser process, log and files
@@ -40,6 +43,14 @@ def connection_limit(config: Config) -> int:
     if files == resource.RLIM_INFINITY:
         return config.limits.connections
     return max(1, min(config.limits.connections, (files - min(files // 4, _MAX_RESERVE)) // 2))
+
+
+def warn_of_connections(config: Config) -> None:
+    """Fewer connections than configured may be possible."""
+    limit = connection_limit(config)
+    if limit < config.limits.connections:
+        extra = {"configured": config.limits.connections, "in_force": limit}
+        log.warning("limits.connections is more than the open files allow (ulimit -n)", extra=extra)
 
 
 def budget_bytes(config: Config, root: Path = Path("/")) -> int:

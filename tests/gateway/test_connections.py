@@ -17,7 +17,7 @@ from gateway.config import Config, PoolConfig, ReplicaConfig
 from gateway.connections import SHARE, Connections
 from gateway.process import connection_limit
 from tests.fakes import FakeReplica
-from tests.gateway.conftest import Running, running
+from tests.gateway.conftest import Running, eventually, running
 from tests.limits import open_files
 from tests.machines import STEPS, CountedMachine, steps_of
 
@@ -119,6 +119,12 @@ async def test_one_address_that_takes_all_connections_it_can_leaves_some_to_othe
             assert len(third) == 1
             for writer in (*first, *second, *third):
                 writer.close()
+        places = run.gateway.places
+        await eventually(lambda: places.open < 40)
+        shown = await run.metrics()
+        assert shown["warmroute_client_connections"] >= 1, "the one that asks"
+        assert shown["warmroute_client_connections_limit"] == 50
+        assert shown["warmroute_client_connections_refused_total"] == places.refused >= 4
 
 
 async def test_there_are_no_more_connections_than_file_descriptors_for_their_requests() -> None:

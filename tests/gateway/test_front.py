@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gateway.body import read_body
 from gateway.budget import Budget
 from gateway.client import MAX_UNCHARGED, ClientConnection
+from gateway.connections import Connections
 from gateway.front import Front
 from gateway.http1 import Answer
 from gateway.plain import MAX_FIELDS, MAX_HEAD_BYTES, PlainRequest, read_head
@@ -53,7 +54,7 @@ async def serving(handler: Handler = echo, **options: Any) -> AsyncIterator[tupl
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    bounds: dict[str, Any] = {"max_connections": 9, "busy": b"", "idle_s": 75.0, **options}
+    bounds: dict[str, Any] = {"places": Connections(9), "busy": b"", "idle_s": 75.0, **options}
     front = Front(app, handler, respond=lambda error: web.Response(status=error.status), budget=Budget(1 << 28), **bounds)
     server = await asyncio.get_running_loop().create_server(front, "127.0.0.1", 0)
     try:

@@ -13,6 +13,7 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 
 from gateway.budget import Budget
 from gateway.client import ClientConnection
+from gateway.connections import Connections
 from gateway.front import Front
 from gateway.http1 import Answer
 from gateway.relay import Attempt
@@ -34,7 +35,7 @@ async def serving(handler: Handler) -> AsyncIterator[int]:
         handler,
         respond=lambda error: web.Response(status=error.status),
         budget=Budget(1 << 28),
-        max_connections=9,
+        places=Connections(9),
         busy=b"",
         idle_s=75.0,
     )
