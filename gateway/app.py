@@ -373,8 +373,8 @@ async def serve(
 
     hurry: do not wait any longer. started: called with the base URL once requests are answered. listeners: the sockets to
     accept clients on (default: new ones, on the configured address). sides: those for operators and for Prometheus, who are
-    answered to the end. handed: brings connections that the supervisor has accepted
-    (`handover.py`). Raises OSError if the address cannot be had.
+    answered to the end. handed: brings connections that the supervisor has accepted (`handover.py`). Raises OSError if the
+    address cannot be had.
     """
     warn_of_connections(gateway.config)
     runner, receiver = make_runner(gateway), None

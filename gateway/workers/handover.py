@@ -134,3 +134,6 @@ class Receiver:
             await self._loop.connect_accepted_socket(self._make_protocol, client)
         except OSError:  # it has left meanwhile
             client.close()
+        except BaseException:  # the gateway ends
+            client.close()
+            raise

@@ -2,8 +2,7 @@
 
 A worker that ends is replaced at once, one that does not live long after a pause that grows. One that has said nothing for
 HUNG_S, or does not read what it is told, is killed, and so replaced; after SILENT_S already other workers get its new
-connections (`handover.py`). The configuration is read here, and goes to all workers in
-one order with what operators want.
+connections (`handover.py`). The configuration is read here, and goes to all workers in one order with what operators want.
 """
 
 from __future__ import annotations
@@ -202,9 +201,8 @@ class Supervisor:
         due = time.monotonic() + LOOK_S
         while True:
             await asyncio.sleep(LOOK_S)
-            if (
-                late_s := time.monotonic() - due
-            ) > LOOK_S:  # it was stopped, or has no CPU: it may not have read what they sent
+            late_s = time.monotonic() - due
+            if late_s > LOOK_S:  # it was stopped, or has no CPU: it may not have read what they sent
                 self.hub.excuse(late_s)
             due = time.monotonic() + LOOK_S
             self._kill_hung()
