@@ -160,7 +160,9 @@ class RadixTrie(Tree):
         else:
             if keys and self._reserve(keys):
                 used = self._credit(replica, uses, keys, now, now - self.ttl_s, False)
-            self._expire(replica, uses, self._insert_holds)
+            # What is dead goes first: a live hold must not go while a dead one of its replica is below it.
+            left = self._reclaim(self._insert_holds) if self._dead else self._insert_holds
+            self._expire(replica, uses, left)
             self._foresee(uses)
         return None if used is None else now - used
 
@@ -256,9 +258,7 @@ class RadixTrie(Tree):
         return True
 
     def _enforce(self, replica: str, uses: UseList) -> None:
-        left = self._insert_holds
-        if self._dead:
-            left = self._reclaim(left)
+        left = self._reclaim(self._insert_holds) if self._dead else self._insert_holds
         left = self._expire(replica, uses, left)
         self._enforce_capacity(replica, uses, left)
         self._enforce_memory()

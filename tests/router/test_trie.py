@@ -16,6 +16,7 @@ from hypothesis.stateful import initialize, invariant, rule
 from router.holds import Hold
 from router.tree import MAX_EDGES
 from router.trie import MOST_COUNTED, SWEEP_HOLDS, RadixTrie
+from router.types import KEY_BYTES
 from tests.machines import STEPS, CountedMachine, steps_of
 from tests.strategies import keys_of, letters, replicas
 
@@ -447,6 +448,18 @@ def test_a_path_that_had_too_many_edges_is_cut_again_once_they_are_gone() -> Non
     assert repr(trie).startswith("<RadixTrie 1 nodes")
     trie.insert("victim", keys_of(trunk[:300] + b"x"), 3.0)
     assert trie.match(keys_of(trunk[:300] + b"x"), 3.0) == {"victim": 301}
+
+
+def test_what_was_used_last_above_a_purged_prompt_can_expire() -> None:
+    """A pending credit drops what is past its time: not before what is dead below it."""
+    trie = trie_with("r1")
+    prompt = keys_of(b"ab")
+    trie.insert("r1", prompt, 0.0)
+    trie.purge("r1")
+    trie.insert("r1", prompt[:KEY_BYTES], 1.0, confirmed=False)
+    trie.insert("r1", keys_of(b"x"), 20.0, confirmed=False)
+    trie.check()
+    assert (trie.match(prompt, 20.0), trie.held_by("r1")) == ({}, 1)
 
 
 def test_a_purge_is_over_at_once_and_its_holds_are_reclaimed_slice_by_slice() -> None:
