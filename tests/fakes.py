@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.accept import Acceptor
+from gateway.workers.listeners import open_listeners
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class FakeReplica:
 
     async def __aenter__(self) -> FakeReplica:
         # Not asyncio's server: that loses a connection which it has just accepted when it is closed.
-        listener = socket.create_server(("127.0.0.1", self.port), backlog=1024)
+        (listener,) = open_listeners("127.0.0.1", self.port)
         self._server = Acceptor(listener, lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._serve))
         self.port = listener.getsockname()[1]
         return self

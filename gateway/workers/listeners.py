@@ -69,7 +69,8 @@ def listen(addresses: Sequence[tuple[int, Address]], *, shared: bool = True) -> 
 
 
 def _bound(family: int, address: Address, *, shared: bool) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sets TCP_NODELAY only where the protocol is named; the sockets that are accepted inherit it.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:

@@ -182,6 +182,28 @@ def test_nothing_is_accepted_after_the_end_of_a_pause(run: Callable[[Coroutine[A
     run(main())
 
 
+def test_small_parts_of_an_answer_are_sent_at_once(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    """Without TCP_NODELAY the second waits until the client has acknowledged the first, which takes it 40 ms."""
+
+    async def main() -> None:
+        (listener,) = open_listeners("127.0.0.1", 0)
+        options: list[int] = []
+
+        class Asking(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                sock: socket.socket = transport.get_extra_info("socket")
+                options.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+                transport.close()
+
+        acceptor = Acceptor(listener, Asking)
+        with clients(listener.getsockname(), 1):
+            await iterations_until(lambda: bool(options))
+        assert options == [1]
+        acceptor.close()
+
+    run(main())
+
+
 def test_listeners_are_of_one_process_alone() -> None:
     with contextlib.ExitStack() as stack:
         first = [stack.enter_context(listener) for listener in open_listeners("127.0.0.1", 0)]

@@ -304,7 +304,7 @@ async def test_events_that_the_supervisor_does_not_read_are_bounded_and_made_up_
         for number in range(100):
             await first.run.post({**BODY, "messages": [{"role": "user", "content": f"{number} " * 120_000}]})
             peak = max(peak, first.channel.unsent)
-        assert 0 < peak < 150_000
+        assert 0 < peak < 300_000, "without a bound it comes to 860 kB"
         before.set()
         assert (await opened_before)[0] == 200
         opened_after = asyncio.create_task(first.run.post())
