@@ -72,6 +72,7 @@ def test_what_is_copied_exists_and_is_not_ignored(instructions: list[tuple[str, 
     assert set(copied(instructions)) == allowed()
 
 
+@pytest.mark.image
 @pytest.mark.tools
 @pytest.mark.timeout(1800)  # it downloads packages
 def test_the_build_steps_give_a_working_command(instructions: list[tuple[str, str]], tmp_path: Path) -> None:
