@@ -32,6 +32,42 @@ RETRY_S: Final = 1.0
 _EXHAUSTED: Final = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 
 
+class Opening:
+    """Accepted connections on their way into the event loop."""
+
+    def __init__(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Called within the event loop."""
+        self._make_protocol = make_protocol
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, client: socket.socket) -> None:
+        """Give this connection a transport and a protocol, from now on its owners."""
+        client.setblocking(False)
+        task = self._loop.create_task(self._hand_over(client), name="accept")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _hand_over(self, client: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._make_protocol, client)
+        except OSError:  # it has left meanwhile
+            client.close()
+        except BaseException:  # the gateway ends
+            client.close()
+            raise
+
+    async def wait(self) -> None:
+        """Until all connections that were added have their transport."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __repr__(self) -> str:
+        return f"<Opening of {len(self)} connections>"
+
+
 class Acceptor:
     """Accepts on one listening socket, which it owns, from now on and until `close`."""
 
@@ -40,10 +76,9 @@ class Acceptor:
     ) -> None:
         """listener: bound and listening. Called within the event loop."""
         self._listener = listener
-        self._make_protocol = make_protocol
         self._retry_s = retry_s
         self._loop = loop = asyncio.get_running_loop()
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening = Opening(make_protocol)
         self._retry: asyncio.TimerHandle | None = None
         self._open = True
         listener.setblocking(False)
@@ -66,7 +101,7 @@ class Acceptor:
 
     async def wait_closed(self) -> None:
         """Until all connections that were accepted have their transport."""
-        await asyncio.gather(*self._opening, return_exceptions=True)
+        await self._opening.wait()
 
     def _accept(self) -> None:
         for _ in range(BATCH):
@@ -79,20 +114,7 @@ class Acceptor:
                     self._pause(error)
                     return
                 continue  # this client has left already: ECONNABORTED and the network's errors
-            client.setblocking(False)
-            task = self._loop.create_task(self._hand_over(client), name="accept")
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
-
-    async def _hand_over(self, client: socket.socket) -> None:
-        """Make the connection the event loop's."""
-        try:
-            await self._loop.connect_accepted_socket(self._make_protocol, client)
-        except OSError:  # it has left meanwhile
-            client.close()
-        except BaseException:  # the gateway ends
-            client.close()
-            raise
+            self._opening.add(client)
 
     def _pause(self, error: OSError) -> None:
         log.error("cannot accept connections", extra={"error": str(error), "retry_s": self._retry_s})

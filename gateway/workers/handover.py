@@ -17,6 +17,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from gateway.accept import Opening
+
 BATCH: Final = 64  # connections in one iteration of the event loop
 PAUSE_S: Final = 0.02  # while no receiver has room
 _MARK: Final = b"c"  # a file descriptor needs a byte to go with
@@ -96,9 +98,8 @@ class Receiver:
 
     def __init__(self, sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         self._sock = sock
-        self._make_protocol = make_protocol
+        self._opening = Opening(make_protocol)
         self._loop = asyncio.get_running_loop()
-        self._opening: set[asyncio.Task[None]] = set()
         self._open = True
         sock.setblocking(False)
         self._loop.add_reader(sock, self._receive)
@@ -123,17 +124,4 @@ class Receiver:
                 return
             for number in numbers:
                 os.set_inheritable(number, False)
-                client = socket.socket(fileno=number)
-                client.setblocking(False)
-                task = self._loop.create_task(self._connect(client), name="handed over")
-                self._opening.add(task)
-                task.add_done_callback(self._opening.discard)
-
-    async def _connect(self, client: socket.socket) -> None:
-        try:
-            await self._loop.connect_accepted_socket(self._make_protocol, client)
-        except OSError:  # it has left meanwhile
-            client.close()
-        except BaseException:  # the gateway ends
-            client.close()
-            raise
+                self._opening.add(socket.socket(fileno=number))

@@ -113,8 +113,8 @@ def test_what_is_wrong_is_named_with_its_place(raw: dict[str, Any], message: str
         config(**raw)
 
 
-def test_every_number_of_the_configuration_is_bounded() -> None:
-    """The largest that are allowed can be used: by the fleet, and by all that bounds memory, time and places."""
+def test_the_largest_numbers_that_are_allowed_can_be_used() -> None:
+    """By the fleet, and by all that bounds memory, time and places."""
     loaded = config(
         pools=[{"replicas": [{"url": URL, "capacity_tokens": MAX_NUMBER}], "max_inflight": MAX_NUMBER, "queue_s": MAX_NUMBER}],
         routing={"block_bytes": MAX_NUMBER, "ttl_s": MAX_NUMBER, "memory_mb": MAX_NUMBER},
