@@ -109,8 +109,7 @@ class Answers:
             reply.write(out)
             kept.add(out)
             record.last_byte = clock()
-            if tap.failure:
-                raise tap.failure
+            tap.raise_failure()
 
         try:
             if kept is None:
@@ -143,9 +142,6 @@ class Answers:
         def sink(data: bytes) -> None:
             reply.write(data)
             record.last_byte = self.clock()
-
-        def sink_with_tail(data: bytes) -> None:
-            sink(data)
             if tail:
                 tail.feed(data)
 
@@ -153,7 +149,7 @@ class Answers:
             reply.begin(attempt.status, headers, length=_length(attempt, exchange.request.method), first=first)
             del first
             reply.feed_from(attempt)
-            await attempt.pump(sink_with_tail if tail else sink)
+            await attempt.pump(sink)
             reply.end()
             record.usage = tail.usage() if tail else None
         except ReplicaFailure as failure:

@@ -258,6 +258,7 @@ class ClientConnection(web.RequestHandler):
         try:
             await super().start()
         finally:
+            self.reply = None  # of a request that was cancelled; they refer to each other
             self._bound_flush(self.transport)
 
     def force_close(self) -> None:

@@ -34,6 +34,17 @@ _KNOWN_BYTES: Final = 2048
 
 _BODILESS: Final = frozenset([204, 304])
 
+# What an answer reads next. Numbers and not its methods, which would refer to the answer: a cycle for each, until the garbage
+# collector comes.
+_HEAD_NEXT: Final = 0
+_LENGTH_NEXT: Final = 1
+_END_NEXT: Final = 2  # of the connection, until which everything is body
+_CHUNK_LINE_NEXT: Final = 3
+_CHUNK_NEXT: Final = 4
+_TRAILERS_NEXT: Final = 5
+_NOTHING_NEXT: Final = 6
+_NAMES: Final = ("head", "length", "until_end", "chunk_line", "chunk", "trailers", "nothing")
+
 
 class FramingError(Exception):
     """The bytes are not one unambiguous HTTP/1.1 answer."""
@@ -115,21 +126,38 @@ class Answer:
         self._buffer = b""
         self._left = 0  # bytes of the body, or of the chunk, that are still to come
         self._skipped = 0  # bytes of interim heads
-        self._step = self._read_head
+        self._step = _HEAD_NEXT
         self.head: Head | None = None
         self.complete = False
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes; returns those of the body. Raises FramingError."""
-        return self._step(self._buffer + data if self._buffer else data)
+        return self._read(self._buffer + data if self._buffer else data)
 
     def end(self) -> None:
         """The connection has ended. Raises FramingError if that is too early."""
-        if self._step == self._read_until_end:
+        if self._step == _END_NEXT:
             self.complete = True
         elif not self.complete:
             raise FramingError("the connection ended within the answer")
+
+    def _read(self, data: bytes) -> bytes:
+        step = self._step
+        if step == _CHUNK_LINE_NEXT:
+            return self._read_chunk_line(data)
+        if step == _LENGTH_NEXT:
+            return self._read_length(data)
+        if step == _HEAD_NEXT:
+            return self._read_head(data)
+        if step == _CHUNK_NEXT:
+            return self._read_chunk(data)
+        if step == _END_NEXT:
+            return data
+        if step == _TRAILERS_NEXT:
+            return self._read_trailers(data)
+        self.rest += data
+        return b""
 
     # -- the steps: each takes all bytes that are not read yet, and returns what of the body was among them
 
@@ -155,13 +183,13 @@ class Answer:
     def _begin_body(self, head: Head, rest: bytes) -> bytes:
         self.head, self._buffer = head, b""
         if head.chunked:
-            self._step = self._read_chunk_line
+            self._step = _CHUNK_LINE_NEXT
         elif head.length is None:
-            self._step = self._read_until_end
+            self._step = _END_NEXT
         else:
             self._left = head.length
-            self._step = self._read_length
-        return self._step(rest) if rest or head.length == 0 else b""
+            self._step = _LENGTH_NEXT
+        return self._read(rest) if rest or head.length == 0 else b""
 
     def _read_length(self, data: bytes) -> bytes:
         if len(data) < self._left:
@@ -170,9 +198,6 @@ class Answer:
         body = data[: self._left]
         self._finish(data[self._left :])
         return body
-
-    def _read_until_end(self, data: bytes) -> bytes:
-        return data
 
     def _read_chunk_line(self, data: bytes) -> bytes:
         """Whole chunks are read in a loop here; what is left of one that is not whole is the other steps' business."""
@@ -185,11 +210,11 @@ class Answer:
             size = _chunk_size(data[at : end + 1])
             begin, at = end + 1, end + 1 + size
             if not size:
-                self._step = self._read_trailers
+                self._step = _TRAILERS_NEXT
                 parts.append(self._read_trailers(data[begin:]))
                 return b"".join(parts)
             if len(data) < at + 2:
-                self._left, self._step, self._buffer = size, self._read_chunk, b""
+                self._left, self._step, self._buffer = size, _CHUNK_NEXT, b""
                 parts.append(self._read_chunk(data[begin:]))
                 return b"".join(parts)
             if data[at : at + 2] != b"\r\n":
@@ -202,7 +227,7 @@ class Answer:
     def _wait_for_line(self, rest: bytes, parts: list[bytes]) -> bytes:
         if len(rest) >= MAX_CHUNK_LINE:
             raise FramingError("a chunk's size takes too long")
-        self._step, self._buffer = self._read_chunk_line, rest
+        self._step, self._buffer = _CHUNK_LINE_NEXT, rest
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _read_chunk(self, data: bytes) -> bytes:
@@ -219,7 +244,7 @@ class Answer:
             return data[:left]
         if data[left : left + 2] != b"\r\n":
             raise FramingError("a chunk is longer than it says")
-        self._buffer, self._step = b"", self._read_chunk_line
+        self._buffer, self._step = b"", _CHUNK_LINE_NEXT
         body = data[:left]
         return body + self._read_chunk_line(data[left + 2 :]) if len(data) > left + 2 else body
 
@@ -238,14 +263,10 @@ class Answer:
 
     def _finish(self, rest: bytes) -> None:
         self.complete, self.rest, self._buffer, self._left = True, rest, b"", 0
-        self._step = self._read_nothing
-
-    def _read_nothing(self, data: bytes) -> bytes:
-        self.rest += data
-        return b""
+        self._step = _NOTHING_NEXT
 
     def __repr__(self) -> str:
-        state = "complete" if self.complete else self._step.__name__.removeprefix("_read_")
+        state = "complete" if self.complete else _NAMES[self._step]
         return f"<Answer {self.head.status if self.head else 'without head'}, {state}, {self._left} bytes left>"
 
 

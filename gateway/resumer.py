@@ -109,8 +109,7 @@ class Resumer:
             reply.write(out)
             kept.add(out)
             record.last_byte = clock()
-            if splice.tap.failure:
-                raise splice.tap.failure
+            splice.tap.raise_failure()
 
         try:
             sink(attempt.take())

@@ -42,7 +42,7 @@ class ShortWay:
         self, connection: ClientConnection, handler: Callable[[Any], Awaitable[Any]], loop: asyncio.AbstractEventLoop
     ) -> None:
         """handler: answers a request; what it returns says whether the connection may be used again, as aiohttp's do."""
-        self._connection = connection
+        self._connection: ClientConnection | None = connection  # None: it is lost; they would refer to each other for ever
         self._handler = handler
         self._loop = loop
         self._task: asyncio.Task[None] | None = None
@@ -55,15 +55,17 @@ class ShortWay:
 
     def begin(self, begun: Beginning, data: bytes) -> None:
         """Serve the request that `data` begins with."""
+        connection = self._connection
         assert self.account is not None
+        assert connection is not None
         end = begun.end + begun.length
         behind = b""
         if len(data) > end:
             data, behind = data[:end], data[end:]
-        self.request = request = PlainRequest(data, begun, self._connection, self.account.lease())
+        self.request = request = PlainRequest(data, begun, connection, self.account.lease())
         if behind:
             self._keep(behind)
-        self._task = asyncio.Task(self._serve(request), loop=self._loop, name="request")
+        self._task = asyncio.Task(self._serve(request, connection), loop=self._loop, name="request")
 
     def feed(self, data: bytes) -> None:
         """More has come while a request is on its way."""
@@ -77,6 +79,7 @@ class ShortWay:
 
     def lost(self) -> None:
         """The client left."""
+        self._connection = None
         if self._task:
             self._task.cancel()
 
@@ -91,7 +94,7 @@ class ShortWay:
         self._behind += data
         if not self._held and len(self._behind) > MAX_BEHIND:
             self._held = True
-            self._connection.hold(on=True)
+            self._hold(on=True)
 
     def _go_deaf(self) -> None:
         self._deaf = True
@@ -99,17 +102,17 @@ class ShortWay:
         if self._behind_lease is not None:
             self._behind_lease.close()
 
-    async def _serve(self, request: PlainRequest) -> None:
+    async def _serve(self, request: PlainRequest, connection: ClientConnection) -> None:
         keep = False
         try:
             reply = await self._handler(request)
             await reply.write_eof()
-            keep = reply.keep_alive and request.complete and not self._deaf
+            keep = reply.keep_alive and request.complete and not self._deaf and self._connection is not None
             if not request.complete:
                 self._go_deaf()
                 self._unhold()
                 if request.lingers:
-                    await self._connection.linger()
+                    await connection.linger()
         except ConnectionError:
             """The client left."""
         finally:
@@ -121,12 +124,16 @@ class ShortWay:
                 self._behind_lease.close()
                 self._behind_lease = None
             self._unhold()
-            self._connection.served(behind, keep=keep)
+            connection.served(behind, keep=keep)
 
     def _unhold(self) -> None:
         if self._held:
             self._held = False
-            self._connection.hold(on=False)
+            self._hold(on=False)
+
+    def _hold(self, *, on: bool) -> None:
+        if self._connection:
+            self._connection.hold(on=on)
 
     def __repr__(self) -> str:
         return f"<ShortWay {self.request!r}, {len(self._behind)} bytes behind it>"

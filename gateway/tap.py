@@ -69,6 +69,12 @@ class StreamTap:
         self._closely = True
         return self._read(chunk) if self.failure or chunk.find(b'"error"') >= 0 else self.feed(chunk)
 
+    def raise_failure(self) -> None:
+        """Raises ReplicaFailure if the engine has said that it failed."""
+        if failure := self.failure:
+            # Another one, for what is raised refers to the frames that it passed, and they to this tap.
+            raise ReplicaFailure(failure.reason, failure.message, reached=failure.reached)
+
     def _read(self, chunk: bytes) -> bytes:
         data, looked = chunk, 0
         if self._held:  # O(chunk) until the event is whole, for it may come byte by byte

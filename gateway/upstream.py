@@ -199,6 +199,7 @@ class Connection(asyncio.Protocol):
         """The call is over for its owner. True if the connection can carry another; else it is closed."""
         transport, answer = self._transport, self.answer
         self.answer = self._sink = self._sent = None
+        self.failure = None  # once it is raised, it refers to all that was called, and so to this connection
         self._parts, self.unread = [], 0
         good = (
             self._unsent is None
