@@ -64,6 +64,7 @@ async def load(running: Fleet, options: argparse.Namespace, watch: Watch, target
     await trouble  # raises what went wrong there
     await running.heal()
     await asyncio.gather(attackers.stop(), *(crowd.stop() for crowd in crowds))
+    watch.take()  # of the answers since the last sample
     for task in beside:
         task.cancel()
     for result in await asyncio.gather(*beside, return_exceptions=True):
@@ -98,6 +99,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[str, list[str
         start=start,
         end=end,
         longest_health_s=watch.longest_health_s,
+        health_failures=watch.failed.total(),
         peak_mb=watch.peak_mb,
         workers=options.workers,
         clients=options.clients,

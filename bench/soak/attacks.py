@@ -48,10 +48,12 @@ class Line:
                 await self.writer.drain()
 
     async def answer(self) -> str:
-        """The status of the next answer, which is read to its end."""
+        """The status of the next answer, which is read to its end; interim ones (1xx) are passed over."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 head = await read_head(self.reader)
+                while head.status < 200:
+                    head = await read_head(self.reader)
                 size = int(head.headers.get("content-length", 0))
                 if head.headers.get("transfer-encoding") == "chunked":
                     async for part in chunks(self.reader):
@@ -252,7 +254,7 @@ async def pipelining(to: Target, chance: random.Random) -> str:
         count = chance.randint(2, AT_ONCE)
         await line.send(b"".join(post(chat(to.models[0], f"{number} {word(chance, 2, 99)}")) for number in range(count)))
         statuses = Counter([await line.answer() for _ in range(count)])
-        return "silent" if statuses["silent"] else statuses.most_common(1)[0][0]
+        return next((what for what in ("silent", "closed") if statuses[what]), statuses.most_common(1)[0][0])
 
 
 async def poisoned(to: Target, chance: random.Random, how: str) -> str:

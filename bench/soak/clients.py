@@ -19,7 +19,7 @@ MOST_WHYS = 30  # different texts that are kept
 
 @dataclass(slots=True)
 class Tally:
-    """What became of one group's requests. slow: seconds of those that were answered."""
+    """What became of one group's requests. seconds: of those that were answered."""
 
     fates: Counter[str] = field(default_factory=Counter)
     whys: Counter[str] = field(default_factory=Counter)

@@ -48,7 +48,8 @@ class Setup:
 class Gateway(Child):
     """The gateway's process; its log is read by another one, and of that its lines but those of requests are in `log`."""
 
-    def __init__(self, log: Path, ends: contextlib.ExitStack, program: Path, config: Path) -> None:
+    def __init__(self, log: Path, ends: contextlib.ExitStack, program: Path, config: Path, on: set[int]) -> None:
+        """on: the cores that it may use."""
         self.log = log
         log.touch()
         self._reader = subprocess.Popen(
@@ -57,9 +58,10 @@ class Gateway(Child):
         ends.callback(self._close_reader)
         command = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
         environment = {**os.environ, "PYTHONPATH": str(program)}
-        self.process = subprocess.Popen(
-            command, cwd=program, env=environment, stdin=subprocess.DEVNULL, stderr=self._reader.stdin
-        )
+        with pinned(on):
+            self.process = subprocess.Popen(
+                command, cwd=program, env=environment, stdin=subprocess.DEVNULL, stderr=self._reader.stdin
+            )
         ends.callback(stop, self.process)
         assert self._reader.stdin
         self._reader.stdin.close()
@@ -182,8 +184,10 @@ def write(file: Path, replicas: Sequence[Replica], setup: Setup, prices: int = 0
 @contextlib.asynccontextmanager
 async def fleet(folder: Path, setup: Setup, seed: int) -> AsyncIterator[Fleet]:
     with contextlib.ExitStack() as ends:
+        on = os.sched_getaffinity(0)
         if setup.workers == 1:  # it has a core of its own, so that what is seen of it is due to it
-            ends.enter_context(pinned(cores()[1]))
+            on, others = cores()
+            ends.enter_context(pinned(others))
         replicas = list(
             await asyncio.gather(
                 *(a_replica(folder / f"simulated{number}.log", ends, simulated=True) for number in range(SIMULATED)),
@@ -193,7 +197,6 @@ async def fleet(folder: Path, setup: Setup, seed: int) -> AsyncIterator[Fleet]:
         )
         config = folder / "config.yaml"
         write(config, replicas, setup)
-        with pinned(cores()[0]) if setup.workers == 1 else contextlib.nullcontext():
-            gateway = Gateway(folder / "gateway.log", ends, setup.program, config)
+        gateway = Gateway(folder / "gateway.log", ends, setup.program, config, on)
         made = Stage(gateway, await gateway.says(listening_url), replicas, config, ends)
         yield Fleet(made, folder, gateway, random.Random(seed), setup)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-PAUSE_S = 0.02
+PAUSE_S = 0.005
 PATIENCE_S = 60.0
 REQUEST = b"GET /health HTTP/1.1\r\nHost: soak\r\nConnection: close\r\n\r\n"
 OK = "200"

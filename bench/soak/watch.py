@@ -15,19 +15,22 @@ from operator import attrgetter
 from pathlib import Path
 
 from bench.cpu import peak_bytes, rss_bytes
-from bench.soak.health import OK, Answer
+from bench.soak.health import OK, PAUSE_S, Answer
 from tests.chaos.stage import Stage
 from tests.chaos.wire import port_of
 
 ROOT = Path(__file__).parents[2]
-SILENT_S = 1.0  # so long after its last line the watcher is taken to wait for an answer
+_SURELY_S = 0.5  # so long after its last line the watcher waits for an answer, and not this process for its time
 ROWS = 20
 SLOWEST = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """second: since the start. health_s: the longest since the last sample, of one that still waits too."""
+    """second: since the start. health_s: the longest since the last sample, of one that still waits too.
+
+    It counts from the answer before, which is `PAUSE_S` more than the answer took: so long nothing was heard of the gateway.
+    """
 
     second: float
     rss_mb: float
@@ -51,7 +54,7 @@ class Watch:
     peak_mb: float = 0.0
     _begun: float = field(default_factory=time.monotonic)
     _longest: float = 0.0
-    _heard: float = field(default_factory=time.monotonic)
+    _heard: float | None = None  # when the last answer came
 
     async def health_checks(self) -> None:
         """Until it is cancelled. Raises EOFError if the watcher ends."""
@@ -71,7 +74,7 @@ class Watch:
         self._heard = time.monotonic()
         self.health.append(answer.took_s)
         self.slowest = heapq.nlargest(SLOWEST, [*self.slowest, answer], key=attrgetter("took_s"))
-        self._longest = max(self._longest, answer.took_s)
+        self._longest = max(self._longest, answer.took_s + PAUSE_S)
         if answer.what != OK:  # with several workers: the one that was killed had it
             self.failed[answer.what] += 1
 
@@ -84,12 +87,12 @@ class Watch:
     def take(self) -> Sample:
         now, pid = time.monotonic(), self.stage.gateway.process.pid
         self.peak_mb = max(self.peak_mb, peak_bytes(pid) / 2**20)
-        waiting = now - self._heard
+        waiting = now - self._heard if self._heard is not None else 0.0
         sample = Sample(
             now - self._begun,
             rss_bytes(pid) / 2**20,
             sum(map(open_count, self.stage.pids)),
-            max(self._longest, waiting if waiting > SILENT_S else 0.0),
+            max(self._longest, waiting if waiting > _SURELY_S else 0.0),
         )
         self._longest = 0.0
         self.samples.append(sample)

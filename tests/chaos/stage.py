@@ -200,17 +200,21 @@ class Stage:
 
 
 def open_files(pid: int, port: int) -> Counter[str]:
-    """A gateway's sockets: listening ones, those to clients, to replicas, the loop's own; and its other files. By name."""
+    """A gateway's sockets: listening ones, those to clients, to replicas, the loop's own, those that the other end has reset
+    and it has not closed yet; and its other files. By name.
+    """
     kinds = dict[str, str]()
     for row in Path(f"/proc/{pid}/net/tcp").read_text("ascii").splitlines()[1:]:
         fields = row.split()
         ours = int(fields[1].rpartition(":")[2], 16) == port
         kinds[f"socket:[{fields[9]}]"] = "listening" if fields[3] == LISTEN else "clients" if ours else "replicas"
+    for row in Path(f"/proc/{pid}/net/unix").read_text("ascii").splitlines()[1:]:
+        kinds[f"socket:[{row.split()[6]}]"] = "other sockets"
     found = Counter[str]()
     for file in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
             name = os.readlink(file)
-            found[kinds.get(name, "other sockets" if name.startswith("socket:") else "files")] += 1
+            found[kinds.get(name, "closed" if name.startswith("socket:") else "files")] += 1
     return found
 
 
