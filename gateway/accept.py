@@ -17,7 +17,6 @@ BATCH bounds how long the connections that are already open wait for new ones: a
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 from collections.abc import Callable
@@ -25,11 +24,12 @@ from typing import Final, cast
 
 from aiohttp import web
 
+from gateway.errors import OUT_OF_RESOURCES
+
 log = logging.getLogger("warmroute.gateway")
 
 BATCH: Final = 64
 RETRY_S: Final = 1.0
-_EXHAUSTED: Final = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 
 
 class Opening:
@@ -110,7 +110,7 @@ class Acceptor:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in _EXHAUSTED:
+                if error.errno in OUT_OF_RESOURCES:
                     self._pause(error)
                     return
                 continue  # this client has left already: ECONNABORTED and the network's errors

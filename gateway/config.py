@@ -331,6 +331,8 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
     raw: dict[str, Any] = dict(file.values) if file else {}
     problems = list(file.problems[:MAX_PROBLEMS]) if file else []
     untold: list[str] = []
+    if file and (more := len(file.problems) - MAX_PROBLEMS) > 0:
+        untold.append(f"and {more} more problems in the YAML")
     if "admin_key" in raw:
         del raw["admin_key"]
         secret = Problem(("admin_key",), "a secret does not belong in the file; set WARMROUTE_ADMIN_KEY")
@@ -343,7 +345,7 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
         found = [_attributed(problem, environment.keys() - overrides.keys()) for problem in error.problems]
         problems += [_located(problem, file, replacing) for problem in found[:MAX_PROBLEMS]]
         if (more := len(found) - MAX_PROBLEMS) > 0:
-            untold = [f"and {more} more problems"]
+            untold.append(f"and {more} more problems")
     if problems:
         raise ConfigError(*sorted(problems, key=lambda problem: problem.line), *untold)
     assert isinstance(config, Config)

@@ -100,7 +100,7 @@ def internal_error() -> GatewayError:
 
 
 def too_many_connections(limit: int) -> GatewayError:
-    text = f"All {limit} connections of the gateway are in use, or this address's share of them (limits.connections)."
+    text = f"All {limit} connections of this gateway process are in use, or this address's share of them (limits.connections)."
     return GatewayError(503, "too_many_connections", f"{text} Retry, or reuse connections.", retry_after_s=1)
 
 
@@ -113,9 +113,8 @@ def supervisor_silent() -> GatewayError:
 
 def workers_silent(workers: Sequence[int]) -> GatewayError:
     """workers: the numbers of those that have not confirmed a command."""
-    text = (
-        f"Not all workers have done this: {', '.join(map(str, workers))} did not answer in time. Whoever goes on does it then."
-    )
+    silent = ", ".join(map(str, workers))
+    text = f"Not all workers have done this: {silent} did not answer in time. A worker that was silent does it when it goes on."
     return GatewayError(503, "workers_silent", f"{text} Look at the state, and retry.", retry_after_s=1)
 
 

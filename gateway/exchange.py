@@ -91,7 +91,7 @@ class Exchange:
         """
         if not self.salt or not replica.facts.engine.salts:
             return call
-        if len(call.body) >= LARGE_BODY and not self.copied:
+        if len(call.body) >= LARGE_BODY and not self.copied and _members_of(call.body):
             self.charge(len(call.body))
             self.copied = True
         if (body := salted(call.body, self.salt)) is None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from gateway.blame import Doubts, is_answer
+from gateway.body import lease_of
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
 from gateway.excerpt import excerpt
 from gateway.exchange import Exchange
@@ -200,7 +201,13 @@ class Failover:
             if not data.startswith(b"data:") or first_event(data) is not None:  # nearly all streams begin with their first data
                 await first_data(attempt)
             return
-        body = await attempt.read_begin(MAX_HELD_ANSWER, exchange.charge)
+        lease = lease_of(exchange.request)
+        before = lease.held
+        try:
+            body = await attempt.read_begin(MAX_HELD_ANSWER, exchange.charge)
+        except BaseException:
+            lease.shrink(lease.held - before)  # what there was of this answer is dropped
+            raise
         if len(body) <= MAX_HELD_ANSWER:
             exchange.record.usage = usage_of(body)
         else:

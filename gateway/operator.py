@@ -21,7 +21,7 @@ from aiohttp import web
 
 from gateway.access import ON_ADMIN_LISTENER, Access
 from gateway.api import openai
-from gateway.body import read_body
+from gateway.body import lease_of, read_body
 from gateway.config import Config, ReplicaConfig
 from gateway.errors import GatewayError, bad_request
 from gateway.everywhere import Drain, Everywhere, Join
@@ -154,7 +154,9 @@ class Operator:
         self._allow(request)
         raw = await read_body(request, self._config().limits.body_s)
         scope = self._proxy.scope(request.headers)
-        api = self._parsing.at_once(openai.GUESS, raw) or await self._parsing.parse(openai.GUESS, raw, scope)
+        api = self._parsing.at_once(openai.GUESS, raw)
+        if api is None:
+            api = await self._parsing.parse(openai.GUESS, raw, scope, lease_of(request).account.client)
         target = self._fleet.target(api.model)
         target.require()
         prompt = self._proxy.prompt(api, request.headers, target.label)

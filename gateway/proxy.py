@@ -4,8 +4,9 @@
                                  ▲          │ fails before its first byte (failover.py)
                                  └── move ◄─┘ to the best of the others
 
-Nothing goes to the client before the first byte of the replica's answer is here (its first MiB, if it is not a stream),
-so an attempt that fails until then is invisible: the lease moves on. After that an error can only be told inside the stream.
+Nothing goes to the client before the first byte of the replica's answer is here (of a plain answer to a generation, its first
+MiB), so an attempt that fails until then is invisible: the lease moves on. After that an error can only be told inside the
+stream.
 The lease is closed in one `finally`, whatever happens, the client's leaving included (its handler is cancelled).
 """
 

@@ -4,8 +4,9 @@ An attempt counts as begun only when the first byte of the body is here: until t
 way to fail before it is a `ReplicaFailure` and another replica may be tried. Closing an attempt that is not finished closes
 its connection, which is how every engine learns that nobody waits for its answer any more.
 
-The request goes out in one write, and a large body is not copied for it. Of its headers only those are dropped that concern
-one connection or that we make anew (RFC 9110, section 7.6.1); the others go on as the bytes that they were.
+The request goes out in one write, or a large body in slices, and such a body is not copied for it. Of its headers only those
+are dropped that concern one connection or that we make anew (RFC 9110, section 7.6.1); the others go on as the bytes that they
+were.
 """
 
 from __future__ import annotations
@@ -142,12 +143,9 @@ class Attempt:
         """What of the body is here and was not taken yet."""
         return self._open.take()
 
-    async def read(self, limit: int, charge: Callable[[int], None] | None = None) -> bytes:
-        """The whole body. Raises ReplicaFailure if it ends too early or is longer than `limit` bytes.
-
-        charge: called with the size of each piece that is kept until the rest is here; what it raises ends the reading.
-        """
-        body = b"" if (self.head.length or 0) > limit else await self.read_begin(limit, charge)
+    async def read(self, limit: int) -> bytes:
+        """The whole body. Raises ReplicaFailure if it ends too early or is longer than `limit` bytes."""
+        body = b"" if (self.head.length or 0) > limit else await self.read_begin(limit)
         if len(body) > limit or not self.exhausted:
             raise ReplicaFailure("garbage", f"the answer is longer than {limit} bytes")
         return body
@@ -160,7 +158,8 @@ class Attempt:
     async def read_begin(self, limit: int, charge: Callable[[int], None] | None = None) -> bytes:
         """The whole body if it has at most `limit` bytes; else its beginning: more than `limit` bytes, by one read at most.
 
-        Raises ReplicaFailure if it ends too early. charge: as for `read`.
+        charge: called with the size of each piece that is kept until the rest is here; what it raises ends the reading.
+        Raises ReplicaFailure if the body ends too early.
         """
         connection = self._open
         body = connection.take()

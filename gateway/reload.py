@@ -153,7 +153,12 @@ class Reload:
         async with self._one_at_a_time:
             config = _with_replica(self.config, number, replica)
             self._guard(replica)
-            await self._change(config)
+            try:
+                await self._change(config)
+            except BaseException:  # the operator's connection ended meanwhile
+                if replica.url not in _urls(self.config):
+                    self._relay.forget(replica.url)
+                raise
 
     async def readd(self, replicas: Iterable[tuple[int, ReplicaConfig]]) -> None:
         """Replicas, with the numbers of their pools, that operators had added before this process started.

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.body import lease_of
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.exchange import Exchange
 from gateway.failover import Failover
@@ -67,7 +68,8 @@ class Resumer:
             if so_far is None:
                 return error
             complete = so_far.finished or so_far.done
-            rest = b"" if complete else await self.parsing.continuation(api.kind, api.body, so_far)
+            client = lease_of(exchange.request).account.client
+            rest = b"" if complete else await self.parsing.continuation(api.kind, api.body, so_far, client)
             if rest is None:
                 return error
             if not rest:

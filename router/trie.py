@@ -28,7 +28,7 @@ from router.trie_check import check
 from router.types import KEY_BYTES, BlockKeys
 
 INSERT_HOLDS: Final = 16  # an insert makes three at most
-SWEEP_HOLDS: Final = 1000  # one or two milliseconds
+SWEEP_HOLDS: Final = 1000  # about a millisecond
 MOST_COUNTED: Final = 4096  # holds, to see how much a replica has used since a moment
 MOST_FORESEEN: Final = 64
 PENDING_SHARE: Final = 16  # one part in so many of the memory bound is for pending credits

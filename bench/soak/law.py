@@ -16,7 +16,9 @@ from tests.chaos.stage import Stage
 
 BOOKINGS = ("replica_inflight", "replica_booked_tokens", "pool_inflight", "pool_waiting")
 SETTLE_S = 60.0
-LATER = {"files": 3, "other sockets": 1}  # of a worker: its parser process and its epoll for half-closed clients
+# What a worker opens later and keeps: an epoll for half-closed clients; both ends of the socket pair to its parser process, and
+# that process's three standard files.
+LATER = {"files": 4, "other sockets": 2}
 VALID = ("half closed", "random model", "random names")  # kinds whose requests are whole and small: each gets a status
 FAILING, BYSTANDERS = "clients of the pool that fails", "bystanders"  # the names of the two groups
 

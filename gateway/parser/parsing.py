@@ -27,7 +27,7 @@ from router import Prompt
 INLINE_BYTES: Final = 256 << 10
 MAX_PARTS: Final = 8192  # of a prompt that is put together in the loop: messages, and the parts of their contents
 _COPIED_AT_ONCE: Final = 1 << 20
-_NO_OBJECT: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[ \t\r\n]{0,1024}+[^ \t\r\n{]")  # to any parser
+_NO_OBJECT: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[ \t\r\n]{0,1024}+[^ \t\r\n{]")  # to a parser of UTF-8
 
 
 class Parsing:
@@ -69,11 +69,14 @@ class Parsing:
             api.made = Prompt(*parsed.prompt)
         return api
 
-    async def continuation(self, kind: str, body: bytes, so_far: Told) -> bytes | None:
-        """`resume_request.continuation` of a body of any size. Raises GatewayError if it could not be parsed."""
+    async def continuation(self, kind: str, body: bytes, so_far: Told, client: str = "") -> bytes | None:
+        """`resume_request.continuation` of a body of any size. client: as for `parse`.
+
+        Raises GatewayError if it could not be parsed.
+        """
         if len(body) <= openai.SCANNED_AT_ONCE:
             return continuation(kind, body, so_far.text, so_far.tokens)
-        verdict, edits = await self.process.ask((wire.CONTINUE, kind, so_far.text, so_far.tokens), body)
+        verdict, edits = await self.process.ask((wire.CONTINUE, kind, so_far.text, so_far.tokens), body, client)
         if verdict == IMPOSSIBLE:
             return None
         return b"" if verdict == COMPLETE else await _edited(body, edits)

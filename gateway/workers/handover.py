@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import socket
@@ -18,6 +19,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.accept import Opening
+from gateway.errors import OUT_OF_RESOURCES
+
+log = logging.getLogger("warmroute.workers")
 
 BATCH: Final = 64  # connections in one iteration of the event loop
 PAUSE_S: Final = 0.02  # while no receiver has room
@@ -72,8 +76,10 @@ class Handover:
                 return
             try:
                 client, _address = listener.accept()
-            except OSError:  # no more, or no file descriptors
-                return
+            except OSError as error:
+                if error.errno in OUT_OF_RESOURCES:  # the listener stays readable: it would be asked again at once
+                    self._pause()
+                return  # else there are no more
             with client, contextlib.suppress(OSError):  # that worker has just ended: so has this connection
                 socket.send_fds(receiver, [_MARK], [client.fileno()])
                 self.passed_on += 1
@@ -114,11 +120,13 @@ class Receiver:
     def _receive(self) -> None:
         for _ in range(BATCH):
             try:
-                mark, numbers, _flags, _address = socket.recv_fds(self._sock, len(_MARK), 1)
+                mark, numbers, flags, _address = socket.recv_fds(self._sock, len(_MARK), 1)
             except BlockingIOError:
                 return
             except OSError:
-                mark, numbers = b"", []
+                mark, numbers, flags = b"", [], 0
+            if flags & socket.MSG_CTRUNC:  # the kernel has closed it
+                log.warning("a connection that was handed over is lost: this worker has no file descriptors left")
             if not mark:  # the supervisor is gone
                 self.close()
                 return

@@ -150,14 +150,15 @@ class Hub:
 
     def _command(self, who: int, number: int, payload: bytes) -> None:
         key, command, until = pickle.loads(payload)
-        if self._clock() > until or self._commands.full:
+        replayed = not isinstance(command, Take | Refuse)
+        if self._clock() > until or (replayed and self._commands.full):
             return  # the asker hears nothing, and gives up
         if who in self.members:
             self._asked(self.members[who], number)
         if isinstance(command, Take):
             self.config = command.config
             self._commands.reconfigured({replica.name for pool in self.config.pools for replica in pool.replicas})
-        elif not isinstance(command, Refuse):
+        elif replayed:
             self._commands.send(who, number, key, payload, self.members)
         self._broadcast(COMMAND, who, number, payload)
 
@@ -194,9 +195,10 @@ class Hub:
 
     def excuse(self, for_s: float) -> None:
         """The supervisor itself did not run for `for_s`: nobody could be heard."""
+        now = self._clock()
         for member in self.members.values():
-            member.heard_at += for_s
-            member.well_at += for_s
+            member.heard_at = min(now, member.heard_at + for_s)
+            member.well_at = min(now, member.well_at + for_s)
 
     def __repr__(self) -> str:
         return f"<Hub of {', '.join(map(str, self.members)) or 'nobody'}, {self._history_bytes} bytes of history>"

@@ -224,7 +224,9 @@ class Supervisor:
                 slot.keep()
             elif slot.who in unwell and well and slot.listeners and not (slot.handover and slot.handover.open):
                 if slot.handover is None:
-                    log.warning("worker is silent: others take its new connections", extra={"worker": slot.who})
+                    serving = self.hub.members[slot.who].serving
+                    level, state = (logging.WARNING, "silent") if serving else (logging.INFO, "still starting")
+                    log.log(level, f"worker is {state}: others take its new connections", extra={"worker": slot.who})
                 slot.handover = Handover(slot.listeners, self._receivers)
 
     def _receivers(self) -> Sequence[socket.socket]:

@@ -137,7 +137,7 @@ def _kind(recipe: Recipe, sent: Sent, answer: Outcome, taken: Taken | None) -> s
         return f"{_family(recipe, sent)}: {answer.status} {code}"
     assert sent.verdict != REFUSED, told
     assert taken is not None, told
-    _same(recipe, sent.body.raw, taken, told)
+    _same(recipe, sent, taken, told)
     return f"{_family(recipe, sent)}: 200{', edited' if len(taken.body) != len(sent.body.raw) else ''}"
 
 
@@ -147,12 +147,14 @@ def _family(recipe: Recipe, sent: Sent) -> str:
     return f"{next(name for name, shapes in families.items() if recipe['shape'] in shapes)}, {size}"
 
 
-def _same(recipe: Recipe, raw: bytes, taken: Taken, told: object) -> None:
+def _same(recipe: Recipe, sent: Sent, taken: Taken, told: object) -> None:
     """The replica has what the client has sent, but for the wish for usage."""
+    raw = sent.body.raw
     assert taken.get(b"content-length") == [b"%d" % len(taken.body)], told
     if coding := taken.get(b"content-encoding"):
         assert recipe["path"] == OTHER, told
         assert coding == [CODINGS[recipe["coding"]][0]], told
+        assert sent.data.endswith(taken.body), told
         return
     wanted = recipe["stream"] and recipe["path"] != OTHER and recipe["options"] != "on"
     if not wanted:

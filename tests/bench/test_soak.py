@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.cpu import cores
 from bench.soak import report
 from bench.soak.__main__ import main
 from bench.soak.attacks import attacks, chat, post, repeated
 from bench.soak.clients import MOST_WHYS, Tally
+from bench.soak.fleet import ROOT, Setup, fleet
 from bench.soak.health import OK, Answer, ask, schedule
 from bench.soak.law import BOOKINGS, BYSTANDERS, FAILING, Limits, Outcome, State, violations
 from bench.soak.log import MOST, counted
@@ -72,7 +74,7 @@ def test_a_good_soak_breaks_nothing() -> None:
         ({"attacks": {"json bomb": Counter(silent=1)}}, r"1 hostile requests \(json bomb\) were never answered"),
         ({"attacks": {"half closed": Counter(closed=1)}}, r"1 valid requests \(half closed\) got no answer"),
         ({"end": replace(REST, bookings={**REST.bookings, "pool_waiting": 1.0})}, "pool_waiting is 1 at the end"),
-        ({"end": replace(REST, sockets=SOCKETS + Counter(files=4))}, "open files: 15 at the end, 14 may be"),
+        ({"end": replace(REST, sockets=SOCKETS + Counter(files=5))}, "open files: 16 at the end, 15 may be"),
         ({"end": replace(REST, sockets=SOCKETS + Counter(clients=1))}, "open clients: 1 at the end, 0 may be"),
         ({"end": replace(REST, sockets=SOCKETS + Counter(replicas=103))}, "open replicas: 105 at the end, 104 may be"),
         ({"end": replace(REST, rss_mb=161.0)}, "memory is 161 MB at the end, 60 MB at the start"),
@@ -144,7 +146,7 @@ def test_rows_are_the_worst_of_their_time() -> None:
 def test_health_is_asked_from_a_process_of_its_own() -> None:
     assert Answer.of(Answer(0.25, 0.001, 0.2, "503").line()) == Answer(0.25, 0.001, 0.2, "503")
     ran, ready = schedule(os.getpid())
-    assert ran >= 0 <= ready
+    assert ran > 0 <= ready, "this process has run"
     assert schedule(2**22 + 1) == (0.0, 0.0), "there is no such process"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -156,7 +158,19 @@ def test_health_is_asked_from_a_process_of_its_own() -> None:
                     assert client.recv(4096).startswith(b"GET /health HTTP/1.1\r\n")
                     client.sendall(reply)
                 assert asked.result() == what
-    assert ask(port) == "ConnectionRefusedError"
+    with socket.socket() as nobody_listens:
+        nobody_listens.bind(("127.0.0.1", 0))
+        assert ask(nobody_listens.getsockname()[1]) == "ConnectionRefusedError"
+
+
+async def test_a_gateway_of_one_worker_has_a_core_of_its_own(tmp_path: Path) -> None:
+    own, others = cores()
+    async with fleet(tmp_path, Setup(ROOT, workers=1, budget_mb=64), seed=1) as running:
+        assert os.sched_getaffinity(running.gateway.process.pid) == own
+        replicas = [replica.child.process.pid for replica in running.stage.replicas]
+        assert [os.sched_getaffinity(pid) for pid in replicas] == [others] * len(replicas)
+        assert os.sched_getaffinity(0) == others, "the load, too"
+    assert os.sched_getaffinity(0) == own | others
 
 
 def test_the_page_says_what_is_broken() -> None:

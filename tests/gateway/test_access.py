@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +17,8 @@ from gateway.access import KEY_HEADER, fields_are_direct
 from gateway.config import load
 from gateway.exchange import salted
 from gateway.parser.parsing import INLINE_BYTES
-from tests.fakes import FakeReplica, answers, dies, models, status, streams
-from tests.gateway.conftest import BODY, Running, running
+from tests.fakes import FakeReplica, answers, dies, hangs, models, status, streams
+from tests.gateway.conftest import BODY, Running, eventually, running
 
 # As a client from outside, through a proxy on this machine that says so.
 OUTSIDE = {"X-Forwarded-For": "203.0.113.5"}
@@ -262,6 +263,18 @@ async def test_engines_that_know_salts_keep_tenants_apart_too() -> None:
         other = FakeReplica(listing=models("m", owner=owner))
         async with other, running(other, routing={"isolation": isolation}) as run:
             assert await sent(run, other, "a") is None
+
+
+async def test_an_upload_that_gets_no_salt_is_charged_once() -> None:
+    """There is no copy of it."""
+    size, over = 7_500_000, asyncio.Event()
+    vllm = FakeReplica([hangs(over)], listing=models("m", owner="vllm"))
+    async with vllm, running(vllm, routing={"isolation": "tenant"}) as run:
+        asked = asyncio.create_task(run.session.post(f"{run.url}/v1/files", data=io.BytesIO(b"x" * size)))
+        await eventually(lambda: vllm.requests)
+        assert size <= run.gateway.budget.held < 1.5 * size
+        over.set()
+        (await asked).release()
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/chat/completions"])

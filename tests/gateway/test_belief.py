@@ -209,10 +209,13 @@ async def test_beyond_the_context_nothing_is_credited_before_the_engine_has_answ
 async def test_a_long_sweep_lets_requests_go_first() -> None:
     async with FakeReplica() as replica, running(replica) as run:
         trie = run.gateway.router.trie
-        for number in range(4000):
+        for number in range(60_000):
             trie.insert(replica.name, number.to_bytes(8, "big"), run.gateway.clock())
         run.gateway.router.restarted(replica.name)
         assert trie.held_by(replica.name) == 0 < trie.size_bytes
+        full = trie.size_bytes
+        await eventually(lambda: trie.size_bytes < full)
         assert (await run.post())[0] == 200
+        assert trie.size_bytes > full // 10, "the sweep is not at its end"
         await eventually(lambda: trie.size_bytes < 10_000)
         run.gateway.router.check()

@@ -364,6 +364,13 @@ def test_of_many_problems_the_first_are_told(tmp_path: Path) -> None:
     assert str(told[99]).endswith("written.yaml:101: key99: unknown key" + str(told[99]).partition("unknown key")[2])
 
 
+def test_of_many_problems_in_the_yaml_the_first_are_told(tmp_path: Path) -> None:
+    text = f"pools: [{{replicas: [{URL}]}}]\n" + "price_of_mistakes: 1\n" * 300
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, text), {}, env={})
+    assert "and 199 more problems in the YAML" in map(str, caught.value.problems)
+
+
 def written(folder: Path, text: str) -> Path:
     path = folder / "written.yaml"
     path.write_text(text, "utf-8")

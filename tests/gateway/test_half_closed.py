@@ -222,7 +222,7 @@ def test_a_client_that_leaves_silently_after_its_probe_is_noticed_when_its_answe
 
     async def scenario() -> None:
         never = asyncio.Event()
-        async with FakeReplica([hangs(never)]) as replica, running(replica, timeouts={"first_byte_s": 0.3}) as gateway:
+        async with FakeReplica([hangs(never)]) as replica, running(replica, timeouts={"first_byte_s": 2}) as gateway:
             async with dial(gateway) as (reader, writer):
                 writer.write(frame(RAW))
                 await eventually(lambda: replica.requests)

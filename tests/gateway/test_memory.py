@@ -12,8 +12,9 @@ import gzip
 import json
 import random
 import re
+import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,15 @@ def large_answer(size: int) -> Behaviour:
     return says(http(200, json.dumps({"choices": [{"text": "x" * size}]}).encode()))
 
 
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raise_file_limit()
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("many_files")
 @pytest.mark.parametrize(
     ("data", "clients", "behaviour"),
     [
@@ -72,7 +82,6 @@ def large_answer(size: int) -> Behaviour:
 async def test_the_process_stays_below_its_budget_and_100_mb(
     data: bytes, clients: int, behaviour: Callable[[asyncio.Event], Behaviour], tmp_path: Path
 ) -> None:
-    raise_file_limit()
     config = tmp_path / "config.json"
     over = asyncio.Event()
     async with FakeReplica([behaviour(over)]) as replica:
@@ -90,6 +99,11 @@ async def test_the_process_stays_below_its_budget_and_100_mb(
             if data is SMALL:
                 for sock in sockets:  # the answer has begun, and now waits for its client
                     await asyncio.get_running_loop().sock_recv(sock, 1)
+            page = (await gateway.get("/metrics"))[1]
+            held, refused = (metric(page, f"warmroute_{name}") for name in ("inflight_bytes", "inflight_refused_total"))
+            if data is not SMALL:
+                assert held / 2**20 > 0.8 * BUDGET_MB, "it is full"
+                assert refused > 0
             peak = megabytes(gateway, "VmHWM")
             over.set()
         assert peak - base < BUDGET_MB + BESIDE_MB
@@ -108,6 +122,13 @@ async def send(gateway: Gateway, number: int, data: bytes) -> socket.socket:
         async with asyncio.timeout(5):  # what is not read any more need not be sent
             await loop.sock_sendall(sock, data)
     return sock
+
+
+def metric(page: str, name: str) -> float:
+    """The sum of its samples."""
+    return sum(
+        float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name) and line[len(name)] in " {"
+    )
 
 
 def megabytes(gateway: Gateway, field: str) -> float:

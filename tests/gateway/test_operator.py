@@ -11,7 +11,7 @@ from gateway.config import load
 from gateway.errors import ReplicaFailure
 from gateway.relay import Call
 from gateway.resolver import Resolver
-from tests.fakes import FakeReplica, answers, models, streams
+from tests.fakes import FakeReplica, FakeRequest, answers, models, streams
 from tests.gateway.conftest import BODY, Running, eventually, running, started
 from tests.gateway.test_resolver import NameServer
 
@@ -80,6 +80,21 @@ async def test_with_a_key_everybody_is_asked_for_it_on_both_listeners(method: st
             for right in ({"Authorization": "Bearer k-1"}, {"authorization": "bearer k-1"}, {"X-Warmroute-Admin-Key": "k-1"}):
                 answered, _ = await asked(run, base, method, path, body, {**FOREIGN, **right})
                 assert answered in (200, 201, 404, 409)
+
+
+async def test_a_replica_whose_operator_leaves_while_it_is_asked_leaves_nothing_behind() -> None:
+    asked, never = asyncio.Event(), asyncio.Event()
+
+    async def silent(_request: FakeRequest, _writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await never.wait()
+
+    async with FakeReplica() as one, FakeReplica(listing=silent) as other, running(one) as run:
+        adding = asyncio.create_task(run.post({"url": other.url}, path="/warmroute/replicas"))
+        await asked.wait()
+        adding.cancel()
+        await eventually(lambda: other.url not in run.gateway.relay._roads | dict.fromkeys(run.gateway.relay._guarded))
+        never.set()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import tracemalloc
 from collections.abc import Callable
@@ -118,6 +119,31 @@ async def test_a_client_that_does_not_read_holds_the_replica_back() -> None:
         await stands_still(run, lambda: sent)
         assert sent < 60 * MIB, "what the kernel's buffers hold"
         assert 0 < run.gateway.budget.held < 3 * MIB
+
+
+async def test_what_came_of_an_answer_that_broke_off_is_not_held() -> None:
+    """The next replica's answer has the room."""
+    calls, go = 0, asyncio.Event()
+
+    async def breaks_off(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            await go.wait()
+            return dies_now(writer)
+        writer.write(b"HTTP/1.1 200 OK\r\n" + JSON + b"Content-Length: 1000000\r\n\r\n{" + b" " * 900_000)
+        await writer.drain()
+        writer.close()
+        return None
+
+    async with contextlib.AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(FakeReplica([breaks_off])) for _ in range(3)]
+        run = await stack.enter_async_context(running(*urls))
+        asked = asyncio.create_task(run.post())
+        await eventually(lambda: calls == 3)
+        assert run.gateway.budget.held < 100_000
+        go.set()
+        assert (await asked)[0] == 502
 
 
 async def stands_still(run: Running, count: Callable[[], int]) -> None:

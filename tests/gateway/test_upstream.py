@@ -18,7 +18,7 @@ LIMITS = Limits(5, 5, 5)
 
 
 class FakeTransport(asyncio.Transport):
-    """Accepts what is written, or keeps it while it is `full`. writes: their sizes. turns: the turn of each write."""
+    """Accepts what is written, or keeps it while it is `full`. writes: their sizes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from gateway.workers.handover import BATCH, Handover, Receiver
 from tests.gateway.conftest import eventually
+from tests.limits import open_files as open_files_limit
 
 
 class Greeter(asyncio.Protocol):
@@ -70,6 +71,18 @@ async def test_what_no_worker_takes_stays_in_the_queue() -> None:
         receiver = Receiver(its, Greeter)
         await eventually(lambda: handover.passed_on == len(clients))
         for client in clients:
+            assert await asyncio.to_thread(client.recv, 5) == b"hello"
+        handover.close()
+        receiver.close()
+
+
+async def test_without_file_descriptors_it_asks_again_later_and_not_at_once() -> None:
+    with sockets() as (listener, ours, its):
+        receiver, handover = Receiver(its, Greeter), Handover([listener], lambda: [ours])
+        with socket.socket() as client:
+            with open_files_limit(4):
+                client.connect(listener.getsockname())
+                await eventually(lambda: handover._retry is not None)
             assert await asyncio.to_thread(client.recv, 5) == b"hello"
         handover.close()
         receiver.close()

@@ -178,6 +178,9 @@ def test_commands_without_an_answer_are_bounded() -> None:
     for number in range(PENDING_MOST + 500):
         asks(one, number, Drain(f"r{number}", on=True))
     assert len(replayed(made)) == len(one.of(ASKED)) == PENDING_MOST
+    made.command("", Take(config_of(ttl_s=5)))
+    assert made.config.routing.ttl_s == 5, "a new configuration is not one of them"
+    assert pickle.loads(one.of(COMMAND)[-1][1])[1] == Take(config_of(ttl_s=5))
 
 
 def test_who_says_nothing_for_long_is_silent() -> None:
@@ -197,3 +200,7 @@ def test_who_says_nothing_for_long_is_silent() -> None:
     made.excuse(5.0)  # the supervisor was stopped
     assert (list(made.well(1.0)), list(made.unwell(2.0)), list(made.silent(30.0))) == ([first], [second], [second])
     assert repr(made) == f"<Hub of {first}, {second}, 0 bytes of history>"
+    end.receives(TOLD, 0, 0, pickle.dumps({}))  # what has waited is read before the supervisor sees how long it was stopped
+    made.excuse(3600.0)
+    now.time += 31.0
+    assert first in made.silent(30.0), "nobody is heard in the future"

@@ -276,7 +276,7 @@ async def test_without_a_supervisor_operators_are_told_that_nothing_was_changed(
 
 
 async def test_a_command_that_not_all_workers_confirm_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "COMMAND_S", 0.05)
+    monkeypatch.setattr(peers, "COMMAND_S", 0.5)
     async with FakeReplica() as one, star(one) as (_, (first, second)):
         second.channel.receive(lambda *_: None, lambda: None)  # it hears nothing any more
         status, _, error = await first.run.post({"name": one.name}, path="/warmroute/drain")

@@ -171,12 +171,12 @@ async def test_while_all_workers_are_silent_their_connections_wait_for_the_first
             await eventually(lambda: len(list(run.made.hub.unwell(supervisor.SILENT_S + 1.0))) == 2)
             assert not any(slot.handover for slot in run.made._slots)
             assert queued(run.url) == 20
-        finally:
             os.kill(next(iter(pids.values())), signal.SIGCONT)
-        async with asyncio.timeout(15):
-            assert [(await task)[0] for task in asked] == [200] * 20
-        for pid in pids.values():
-            os.kill(pid, signal.SIGCONT)
+            async with asyncio.timeout(15):
+                assert [(await task)[0] for task in asked] == [200] * 20
+        finally:
+            for pid in pids.values():
+                os.kill(pid, signal.SIGCONT)
         assert run.pids == pids
 
 
