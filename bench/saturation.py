@@ -29,6 +29,7 @@ from bench.policies import REPORTS
 from bench.systems import SYSTEMS, NotStarted, Running, System, another_build, mocks, started
 
 DIRECT, OURS, BEFORE = "direct", "warmroute", "warmroute before"
+REFERENCE = "nginx"  # it does the least that a proxy has to do
 DEFAULT = ("warmroute", "sglang-router", "nginx")
 INTERVAL_S = 0.01
 
@@ -124,11 +125,13 @@ def kilobytes(size: int) -> str:
     return f"{size // 1_000_000} MB" if size >= 1_000_000 else f"{size // 1000} kB"
 
 
-def line(one: Cell) -> str:
+def line(one: Cell, reference: Cell | None = None) -> str:
+    """A row. reference: whose p99 this one's is compared with."""
     name = f"**{one.system}**" if one.system == OURS else one.system
     times = " | ".join(f"{seconds * 1000:,.0f}" for seconds in (one.p50_s, one.p99_s, one.max_s))
     cpu = f"{one.cpu_us:,.0f}" if one.system != DIRECT else ""
-    return f"| {name} | {times} | {one.rate:,.0f} | {cpu} |"
+    ratio = f"{one.p99_s / reference.p99_s:.2f}" if reference and reference.p99_s else ""
+    return f"| {name} | {times} | {ratio} | {one.rate:,.0f} | {cpu} |"
 
 
 def report(cells: Sequence[Cell], missing: Sequence[str], made_by: str) -> Iterator[str]:
@@ -136,10 +139,11 @@ def report(cells: Sequence[Cell], missing: Sequence[str], made_by: str) -> Itera
     yield f"{made_by}\n"
     for size, connections in dict.fromkeys((one.size, one.connections) for one in cells):
         yield f"## {kilobytes(size)}, {connections} connections\n"
-        yield "| | p50 ms | p99 ms | max ms | requests/s | CPU us per request |"
-        yield "|---|--:|--:|--:|--:|--:|"
+        yield f"| | p50 ms | p99 ms | max ms | p99 / {REFERENCE}'s | requests/s | CPU us per request |"
+        yield "|---|--:|--:|--:|--:|--:|--:|"
         rows = [one for one in cells if (one.size, one.connections) == (size, connections)]
-        yield from map(line, rows)
+        reference = next((one for one in rows if one.system == REFERENCE), None)
+        yield from (line(one, reference) for one in rows)
         yield ""
         for one in rows:
             if one.errors:

@@ -158,6 +158,7 @@ def _config_of(options: argparse.Namespace) -> Loaded:
 
 async def _serve_until_signal(config: Config, requests: RequestLog, source: Source) -> None:
     from gateway.app import compose, serve
+    from gateway.replicas import LOGGED
     from gateway.sockets import side_sockets
     from gateway.workers.supervisor import Supervisor
 
@@ -176,7 +177,7 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
 
         def started(url: str) -> None:
             budget = process.budget_bytes(config) * config.workers
-            about = {"replicas": replicas, "workers": config.workers, "inflight_limit_bytes": budget}
+            about = {**logs.first_of("replicas", replicas, LOGGED), "workers": config.workers, "inflight_limit_bytes": budget}
             log.info("listening", extra={"url": url, **sides.urls, **about})
 
         if config.workers > 1:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import datetime
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import orjson
@@ -20,6 +21,12 @@ from gateway.request_log import RequestLog, fragment, text
 
 # What every LogRecord has; whatever else is in it came through `extra` and is data.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def first_of(key: str, names: Collection[str], most: int) -> dict[str, object]:
+    """The first `most` names as fields of a line, and how many more there are: lines are bounded."""
+    first = [name[:100] for name in islice(names, most)]
+    return {key: first, f"more_{key}": len(names) - len(first)} if len(names) > len(first) else {key: first}
 
 
 class JsonFormatter(logging.Formatter):

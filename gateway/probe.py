@@ -30,12 +30,12 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable
-from itertools import islice
 
 from gateway.ask import MAX_MODELS, Models, facts_of, models_of
 from gateway.config import HealthConfig
 from gateway.engines import Facts
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
+from gateway.logs import first_of
 from gateway.metrics import Metrics
 from gateway.overlap import Finding
 from gateway.relay import Relay
@@ -270,7 +270,7 @@ class Prober:
         state.probes = 0
         state.facts = Facts()
         self._metrics.replica_up.set((state.name,), 1)
-        log.info("replica up", extra={"replica": state.name, **_listed(state.models)})
+        log.info("replica up", extra={"replica": state.name, **first_of("models", state.models, LOGGED_MODELS)})
 
     def _set_down(self, state: ReplicaState, failure: ReplicaFailure) -> None:
         changed = state.up or state.error == NOT_PROBED
@@ -325,12 +325,6 @@ class Prober:
     def _show_load(self, name: str, running: int | None, waiting: int | None) -> None:
         self._metrics.replica_engine_running.set((name,), running)
         self._metrics.replica_engine_waiting.set((name,), waiting)
-
-
-def _listed(models: Models) -> dict[str, object]:
-    """A model list as one log line has it: a replica may list thousands."""
-    first = [name[:100] for name in islice(models, LOGGED_MODELS)]
-    return {"models": first, "more_models": len(models) - len(first)} if len(models) > len(first) else {"models": first}
 
 
 def _zero_hint(facts: Facts) -> str:

@@ -26,9 +26,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.config import Config, ReplicaConfig
+from gateway.logs import first_of
 from gateway.metrics import Metrics
 from gateway.relay import Relay
-from gateway.replicas import FIRST_PROBES_S, Fleet
+from gateway.replicas import FIRST_PROBES_S, LOGGED, Fleet
 from gateway.typed import ConfigError, NotReadable
 
 log = logging.getLogger("warmroute.reload")
@@ -193,7 +194,8 @@ class Reload:
             await self._change(config)
             self._metrics.reloads.add((GOOD,))
             self._metrics.config_loaded.set((), self._now())
-            log.info("configuration reloaded", extra={"replicas": [state.name for state in self._fleet.replicas]})
+            names = [state.name for state in self._fleet.replicas]
+            log.info("configuration reloaded", extra=first_of("replicas", names, LOGGED))
 
     async def _change(self, config: Config, within_s: float | None = None) -> None:
         met = await self._fleet.meet(config, self._relay, within_s)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -23,7 +23,8 @@ from typing import Any
 import pygtrie
 
 from gateway.admission import Admission, Permit, priority_of
-from gateway.api.openai import model_list
+from gateway.ask import ModelEntry
+from gateway.catalog import Catalog
 from gateway.config import MATCH_ALL, Config, ReplicaConfig
 from gateway.eligible import eligible
 from gateway.errors import GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
@@ -41,20 +42,6 @@ MAX_TARGETS = 1024
 MAX_LABELS = 1024
 FIRST_PROBES_S = 2.0  # the start waits for them at most that long; later ones are made while requests are served
 LOGGED = 100  # replicas that join or leave at once
-
-
-class Catalog:
-    """What clients see of the models: entries by id, as JSON; names, sorted; answer: the one to GET /v1/models."""
-
-    __slots__ = ("answer", "entries", "names")
-
-    def __init__(self, entries: Mapping[str, bytes]) -> None:
-        self.entries = entries
-        self.names = sorted(entries)
-        self.answer = model_list(entries.values())
-
-    def __repr__(self) -> str:
-        return f"<Catalog of {len(self.names)} models>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +105,16 @@ class Fleet:
     def catalog(self) -> Catalog:
         """The union of the models of all live replicas. O(1) until a replica comes, goes or changes its models."""
         if self._catalog is None:
-            self._catalog = Catalog(self._union())
+            self._catalog = Catalog(self._entries(), self._home)
         return self._catalog
 
-    def _union(self) -> dict[str, bytes]:
-        """Where two replicas list the same id, the first one's entry."""
-        union: dict[str, bytes] = {}
+    def _entries(self) -> Iterator[tuple[Pool, str, ModelEntry]]:
+        """What the replicas that may get requests list."""
         for pool in self.pools:
             for state in pool.replicas:
                 if state.live or (state.doubtful and not pool.live):
                     for name, entry in state.models.items():
-                        if name not in union and (home := self._home(name)) and home[1] is pool:
-                            union[name] = entry.shown
-        return union
+                        yield pool, name, entry
 
     # -- where a request may go
 

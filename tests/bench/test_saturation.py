@@ -41,7 +41,7 @@ def test_medians_of_the_rounds_and_all_their_errors() -> None:
     found = cell("nginx", Closed(1, size=220_000, connections=200, seconds=4.0), rounds)
     assert found == Cell("nginx", 220_000, 200, 2, 4, 6, rate=5.0, cpu_us=pytest.approx(200.0), errors={"x": 12})
     text = "\n".join(report([found], ["smg is not there"], "Made so."))
-    assert "| nginx | 2,000 | 4,000 | 6,000 | 5 | 200 |" in text
+    assert "| nginx | 2,000 | 4,000 | 6,000 | 1.00 | 5 | 200 |" in text
     assert "**nginx: 12 x x.**" in text
     assert "Left out: smg is not there" in text
 

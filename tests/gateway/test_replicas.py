@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from typing import Any
 
 import pytest
 
+from gateway.catalog import MAX_SHOWN
 from gateway.errors import GatewayError
 from tests.fakes import FakeReplica, dies, http, models, says, status
 from tests.gateway.conftest import BODY, Running, eventually, running
@@ -140,6 +142,18 @@ async def test_one_failed_probe_is_forgiven_and_two_are_not(caplog: pytest.LogCa
         assert list(state.models) == ["m", "new"]
         assert [record.message for record in caplog.records] == ["replica up", "replica down", "replica up"]
         assert (await run.metrics())[f'warmroute_replica_up{{replica="{replica.name}"}}'] == 1
+
+
+async def test_of_very_many_models_the_first_are_shown_and_all_are_served() -> None:
+    """The list is made in one go, and replicas choose how long it is."""
+    async with contextlib.AsyncExitStack() as stack:
+        lists = [[f"r{replica}-{number}" for number in range(4096)] for replica in range(4)]
+        replicas = [await stack.enter_async_context(FakeReplica(listing=models(*names))) for names in lists]
+        run = await stack.enter_async_context(running(*replicas))
+        assert len(run.gateway.fleet.catalog.names) == MAX_SHOWN == 8192
+        last = lists[3][-1]
+        assert (await run.get(f"/v1/models/{last}"))[0] == 404
+        assert (await run.post({**BODY, "model": last}))[0] == 200
 
 
 async def test_an_unknown_model_is_told_a_few_names_of_many() -> None:
