@@ -18,11 +18,11 @@ from typing import Final
 
 from gateway.api import openai
 from gateway.errors import GatewayError
-from gateway.parser.parsing import INLINE_BYTES, Parsing
+from gateway.parser.parsing import INLINE_BYTES, UNCOUNTED_BYTES, Parsing
 from gateway.parser.process import ParserProcess
 from gateway.process import relax_garbage_collection, run
 
-SIZES: Final = (2_000, 32_000, 64_000, INLINE_BYTES, 1 << 20, 8 << 20, 60 << 20)
+SIZES: Final = (2_000, 32_000, 64_000, UNCOUNTED_BYTES, 1 << 20, INLINE_BYTES, 8 << 20, 60 << 20)
 _CHAT: Final = b'{"model":"m","stream":true,"messages":[{"role":"user","content":'
 _EXTRA: Final = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}],"x":['
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,7 +92,8 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[str, list[str
             crowds, attackers = await load(running, options, watch, target)
             end, after = await state_of(running), await requests_total(stage)
         except (OSError, EOFError, AssertionError) as error:
-            raise SystemExit(f"the soak could not go on: {error!r}\n{running.last_words()}") from error
+            where = "".join(traceback.format_exception(error))
+            raise SystemExit(f"the soak could not go on: {where}{running.last_words()}") from error
         status, log_counts = await asyncio.to_thread(running.gateway.ended)
     seen = Outcome(
         tallies=dict(zip((FAILING, law.BYSTANDERS), (crowd.tally for crowd in crowds), strict=True)),

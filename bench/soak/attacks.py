@@ -43,6 +43,8 @@ class Line:
         """All of it, or what the gateway takes: it may refuse a large body before its end, and its answer is to be read."""
         with contextlib.suppress(ConnectionError):
             for at in range(0, len(data), PIECE):
+                if self.writer.is_closing():
+                    return
                 self.writer.write(data[at : at + PIECE])
                 self.traffic["sent"] += len(data[at : at + PIECE])
                 await self.writer.drain()

@@ -113,7 +113,8 @@ class Fleet:
     def last_words(self) -> str:
         status = self.gateway.process.poll()
         lines = self.gateway.log.read_text("utf-8").splitlines()[-8:]
-        return "\n".join([f"the gateway's exit status: {'none, it runs' if status is None else status}; its log:", *lines])
+        of_gateway = [f"the gateway's exit status: {'none, it runs' if status is None else status}; its log:", *lines]
+        return "\n".join([*of_gateway, "the log of the replica that fails:", *self.failing.child.lines[-40:]])
 
     @property
     def failing(self) -> Replica:

@@ -1,9 +1,10 @@
 """Where a body is parsed: at once in the event loop if it cannot take long, else in the parser process.
 
-What a body costs depends on its values more than on its length, and its values are not known before it is parsed (counting
-brackets takes as long as parsing a text). So only bodies below INLINE_BYTES are parsed in the loop: they take a millisecond,
-and 20 to 30 if they consist of brackets. A larger body is parsed by `process.py` while the loop turns, with a bound on its
-structure, and comes back as an ApiRequest whose block keys are made already. bench/parsing.py has the measurements.
+What a body costs depends on its values more than on its length. So a body is parsed in the loop if it is so short that it
+cannot have too many values (UNCOUNTED_BYTES: a millisecond, 20 to 30 if it consists of brackets), or if it is not long
+(INLINE_BYTES) and counting says that it has no more than such a body, which takes as long as parsing a text, 1 ms a MiB. Any
+other is parsed by `process.py` while the loop turns, with a bound on its structure, and comes back as an ApiRequest whose block
+keys are made already. bench/parsing.py has the measurements.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from gateway.api import openai
 from gateway.api.openai import ApiRequest
 from gateway.api.prompt import NeedsHelper
 from gateway.api.splice import Edit, apply, pieces
+from gateway.api.structure import signs
 from gateway.parser import wire
 from gateway.parser.process import ParserProcess
 from gateway.resume import Told
 from gateway.resume_request import COMPLETE, IMPOSSIBLE, continuation
 from router import Prompt
 
-INLINE_BYTES: Final = 256 << 10
+UNCOUNTED_BYTES: Final = 256 << 10
+INLINE_BYTES: Final = 2 << 20
+INLINE_STRUCTURE: Final = 1 << 17  # signs, as `structure.signs` counts them
 MAX_PARTS: Final = 8192  # of a prompt that is put together in the loop: messages, and the parts of their contents
 _COPIED_AT_ONCE: Final = 1 << 20
 _NO_OBJECT: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[ \t\r\n]{0,1024}+[^ \t\r\n{]")  # to a parser of UTF-8
@@ -40,8 +44,11 @@ class Parsing:
 
     def at_once(self, kind: str, raw: bytes) -> ApiRequest | None:
         """The request, if it can be parsed here and now; None: `parse` has to be awaited. Raises GatewayError."""
-        if len(raw) > INLINE_BYTES:
-            return openai.unread(raw) if kind == openai.OTHER and _NO_OBJECT.match(raw) else None
+        if len(raw) > UNCOUNTED_BYTES:
+            if kind == openai.OTHER and _NO_OBJECT.match(raw):
+                return openai.unread(raw)
+            if len(raw) > INLINE_BYTES or signs(raw) > INLINE_STRUCTURE:
+                return None
         try:
             return openai.parse_other(raw, MAX_PARTS) if kind == openai.OTHER else openai.parse(kind, raw, MAX_PARTS)
         except NeedsHelper:

@@ -33,7 +33,7 @@ log = logging.getLogger("warmroute.parser")
 JOB_S: Final = 20.0
 WAIT_S: Final = 30.0
 MEMORY_MB: Final = 1024  # of address space; a body's own needs come on top (helper.py)
-MAX_WAITING: Final = 256
+MAX_WAITING: Final = 1024
 _NOT_STARTED: Final = OUT_OF_RESOURCES | {errno.EAGAIN}  # EAGAIN: there may be no more processes
 
 # The child finds its modules where we found ours, whatever its working directory is.

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 
 from gateway.api.structure import MAX_STRUCTURE
 from gateway.inflate import RATIO, RATIO_FROM
-from gateway.parser.parsing import INLINE_BYTES
 from scripts.fuzzing.stage import Recipe
 
 BODY_MB: Final = 8
@@ -277,7 +276,7 @@ def _verdict(recipe: Recipe, body: Body, coded: int, decodes: str) -> str:
         return REFUSED
     if inflated and size > RATIO_FROM and size > RATIO * coded * 0.8:
         return EITHER  # the bound holds for every beginning of the body, too
-    if recipe["path"] != OTHER and size > INLINE_BYTES and body.signs > MAX_STRUCTURE:
+    if recipe["path"] != OTHER and body.signs > MAX_STRUCTURE:
         return EITHER if "signs" in recipe["shape"] or recipe["alphabet"] > 60 else _beyond(recipe, body)
     return body.verdict
 

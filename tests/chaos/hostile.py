@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
+import itertools
 import json
 import socket
 import struct
@@ -245,11 +247,17 @@ class Hostile:
         self._server: asyncio.Server | None = None
         self._idle: dict[asyncio.StreamWriter, bool] = {}
         self._flapping: asyncio.Task[None] | None = None
+        self._steady = asyncio.Event()
 
     async def up(self) -> None:
-        if self._server is None:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-            self.port = self._server.sockets[0].getsockname()[1]
+        while self._server is None:
+            try:
+                self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                await asyncio.sleep(0.1)  # somebody tries ports, or is about to close this one
+        self.port = self._server.sockets[0].getsockname()[1]
 
     async def down(self) -> None:
         """Nobody listens, and what is open is reset."""
@@ -278,9 +286,11 @@ class Hostile:
             await writer.drain()
 
     async def _turn(self, mood: str) -> None:
-        if self._flapping:
-            self._flapping.cancel()
+        if self._flapping:  # not cancelled: it may be about to listen, and then nobody else could
+            self._steady.set()
+            await self._flapping
             self._flapping = None
+            self._steady.clear()
         self.mood = mood
         if mood == REFUSES:
             await self.down()
@@ -290,11 +300,13 @@ class Hostile:
             await self.up()
 
     async def _flap(self) -> None:
-        while True:
-            await self.down()
-            await asyncio.sleep(FLAP_S)
-            await self.up()
-            await asyncio.sleep(FLAP_S)
+        """Down and up in turns, until it is to be steady."""
+        for step in itertools.cycle((self.down, self.up)):
+            await step()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FLAP_S):
+                    await self._steady.wait()
+                return
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._idle[writer] = True

@@ -305,7 +305,7 @@ async def test_own_salts_of_large_bodies_count_wherever_they_begin() -> None:
     async with FakeReplica() as one, running(one, routing={"isolation": "tenant"}) as run:
         for own in (b"a", b"b"):
             raw = b" " * 3000 + b'{"model":"m","cache_salt":"%b","x":"%b"}' % (own, b"x" * INLINE_BYTES)
-            assert (await run.post(raw, path="/v1/responses"))[0] == 200
+            assert (await run.post(io.BytesIO(raw), path="/v1/responses"))[0] == 200
         assert len({request.json["cache_salt"] for request in one.requests}) == 2
 
 

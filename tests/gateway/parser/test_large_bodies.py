@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gateway.parser.parsing import INLINE_BYTES
+from gateway.parser.parsing import INLINE_BYTES, UNCOUNTED_BYTES
 from tests.fakes import FakeReplica
 from tests.gateway.conftest import Running, running
 
@@ -137,7 +138,7 @@ async def test_what_is_only_structure_is_refused_before_it_is_built(mib: int) ->
 )
 async def test_what_is_wrong_is_a_400_at_any_size(tail: bytes, code: str) -> None:
     async with FakeReplica() as replica, running(replica) as run:
-        for size in (1000, INLINE_BYTES, 9 * MIB):
+        for size in (1000, UNCOUNTED_BYTES, INLINE_BYTES, 9 * MIB):
             status, _, answer = await post(run, CHAT + b'"' + b"x" * size + tail + b'"}]}')
             assert (status, answer["error"]["code"]) in ((400, code), (400, "invalid_json"))
             status, _, answer = await post(run, CHAT + b'"' + b"x" * size + b'"}],"x":' + b"[" * 5000)
@@ -148,12 +149,12 @@ async def test_what_is_wrong_is_a_400_at_any_size(tail: bytes, code: str) -> Non
 async def test_a_conversation_matches_its_beginning_across_the_bound() -> None:
     """Its first turns are parsed in the loop, the later ones beside it: their keys are the same."""
     async with FakeReplica(), FakeReplica() as replica, running(replica) as run:
-        messages = [{"role": "user", "content": "word " * 40_000}]
+        messages = [{"role": "user", "content": "word " * 400_000}]
         seen = []
         for _ in range(3):
-            _, headers, _ = await run.post({"model": "m", "messages": messages})
+            _, headers, _ = await post(run, json.dumps({"model": "m", "messages": messages}).encode())
             seen.append(int(headers["X-Warmroute-Cached-Tokens"]))
-            messages += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "word " * 20_000}]
+            messages += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "word " * 40_000}]
         assert run.gateway.entry.parsing.process.started == 1
         assert seen[0] == 0 < seen[1] < seen[2]
 

@@ -16,10 +16,11 @@ import orjson
 import pytest
 
 from gateway.api import openai
+from gateway.api.structure import signs
 from gateway.errors import GatewayError
 from gateway.parser import process as parser_process
 from gateway.parser import wire
-from gateway.parser.parsing import INLINE_BYTES, Parsing
+from gateway.parser.parsing import INLINE_BYTES, INLINE_STRUCTURE, UNCOUNTED_BYTES, Parsing
 from gateway.parser.process import ParserProcess
 from gateway.resume import Told
 from gateway.resume_request import continuation
@@ -54,6 +55,18 @@ async def test_it_is_started_once_and_only_when_it_is_needed() -> None:
             api = await parsing.parse(openai.CHAT, large)
             assert (api.model, api.body, api.prompt, api.made is not None, api.repeatable) == ("m", large, None, True, True)
         assert process.started == 1
+
+
+async def test_a_body_that_is_not_long_and_cannot_have_many_values_is_parsed_at_once() -> None:
+    async with parser() as (parsing, process):
+        commas = INLINE_STRUCTURE - signs(body()) - 1
+        for text in ("x" * (INLINE_BYTES - 2000), "," * commas + "x" * UNCOUNTED_BYTES, "," * (UNCOUNTED_BYTES - 2000)):
+            api = parsing.at_once(openai.CHAT, body().replace(b'"m"', b'"m","x":"%b"' % text.encode()))
+            assert api
+            assert api.has_prompt
+        for text in ("x" * INLINE_BYTES, "," * (commas + 1) + "x" * UNCOUNTED_BYTES):
+            assert parsing.at_once(openai.CHAT, body().replace(b'"m"', b'"m","x":"%b"' % text.encode())) is None
+        assert process.started == 0
 
 
 async def test_many_at_once_get_their_own_results() -> None:
@@ -214,7 +227,7 @@ async def test_what_is_no_json_object_on_another_path_needs_no_parser() -> None:
             assert api is not None
             assert (api.model, api.body) == ("", raw)
         for begin in (b" ", b"\xef\xbb\xbf", b" " * 5000):
-            assert parsing.at_once(openai.OTHER, begin + b'{"model":"m","x":"%b"}' % (b"x" * 1_000_000)) is None
+            assert parsing.at_once(openai.OTHER, begin + b'{"model":"m","x":"%b"}' % (b"x" * INLINE_BYTES)) is None
         assert process.started == 0
 
 
