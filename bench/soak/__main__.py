@@ -48,7 +48,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 async def state_of(running: Fleet) -> State:
     stage = running.stage
-    bookings, sockets = await at_rest(stage)
+    bookings, sockets = await at_rest(stage, running.setup.workers)
     return State(bookings, sockets, rss_bytes(stage.gateway.process.pid) / 2**20)
 
 
@@ -104,6 +104,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[str, list[str
         health_failures=watch.failed.total(),
         peak_mb=watch.peak_mb,
         workers=options.workers,
+        replicas=len(stage.replicas),
         clients=options.clients,
         attackers=options.attackers,
         workers_killed=running.done["worker killed"],

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.soak.attacks import AT_ONCE
 from bench.soak.clients import Tally
 from tests.chaos.load import ANSWERED, LOST, UNREACHED
 from tests.chaos.stage import Stage
@@ -49,7 +48,7 @@ class State:
 class Outcome:
     """All that was seen. workers_killed: each may take the requests with it that it had.
 
-    clients: of each group.
+    clients: of each group. replicas: how many there are.
     """
 
     tallies: Mapping[str, Tally]
@@ -60,6 +59,7 @@ class Outcome:
     health_failures: int
     peak_mb: float
     workers: int
+    replicas: int
     clients: int
     attackers: int
     workers_killed: int
@@ -73,14 +73,18 @@ class Outcome:
         return self.workers + (self.workers > 1)
 
     @property
-    def most_at_once(self) -> int:
-        """Requests at replicas that all clients could have at once."""
-        return 2 * self.clients + AT_ONCE * self.attackers
+    def most_idle(self) -> int:
+        return most_idle(self.workers, self.replicas)
 
 
-async def at_rest(stage: Stage) -> tuple[Mapping[str, float], Counter[str]]:
-    """Bookings and sockets when nothing is open any more, or after `SETTLE_S`. The replicas close idle connections."""
-    end = time.monotonic() + SETTLE_S
+def most_idle(workers: int, replicas: int) -> int:
+    """Connections to replicas at rest: each worker asks each replica how it is, with a second question at times."""
+    return 2 * workers * replicas
+
+
+async def at_rest(stage: Stage, workers: int) -> tuple[Mapping[str, float], Counter[str]]:
+    """Bookings and sockets when nothing is open any more and idle connections to replicas are closed, or after `SETTLE_S`."""
+    end, most = time.monotonic() + SETTLE_S, most_idle(workers, len(stage.replicas))
     while True:
         for replica in stage.replicas:
             if replica.orders:
@@ -88,7 +92,8 @@ async def at_rest(stage: Stage) -> tuple[Mapping[str, float], Counter[str]]:
         bookings = {name: await stage.total(name) for name in BOOKINGS}
         await asyncio.sleep(0.2)  # the connection of the last question is closed meanwhile
         sockets = stage.sockets()
-        if time.monotonic() > end or not (any(bookings.values()) or sockets["clients"] or sockets["closed"]):
+        rests = not (any(bookings.values()) or sockets["clients"] or sockets["closed"]) and sockets["replicas"] <= most
+        if rests or time.monotonic() > end:
             return bookings, sockets
 
 
@@ -145,8 +150,7 @@ def of_the_end(seen: Outcome, limits: Limits) -> Iterator[str]:
         if value:
             yield f"{name} is {value:g} at the end"
     for kind in sorted(seen.start.sockets | seen.end.sockets):
-        # Connections to replicas stay open, idle: no more than were needed at once.
-        before = seen.most_at_once if kind == "replicas" else seen.start.sockets[kind]
+        before = seen.most_idle if kind == "replicas" else seen.start.sockets[kind]
         before += seen.workers * LATER.get(kind, 0)
         if (after := seen.end.sockets[kind]) > before:
             yield f"open {kind}: {after} at the end, {before} may be"
