@@ -41,8 +41,8 @@ def verdict(broken: Sequence[str], limits: Limits) -> Iterator[str]:
     else:
         yield (
             "**The law holds:** every request of a well-behaved client was answered, cut with an error, or refused with one "
-            "(but for those that ran in a worker when it was killed); every hostile client that waited for an answer got one or "
-            "was hung up on; no booking is open; no client's "
+            "(but for those that ran in a worker when it was killed); every hostile client that waited for an answer got one "
+            "or was hung up on; no booking is open; no client's "
             "connection is, and no more sockets or files than at the start but for two connections to each replica, the parser "
             f"process and its like (`law.py`: LATER); memory grew by less than {limits.grow_mb:g} MB a process, "
             f"and its peak was below {limits.peak_mb:g} MB; `/health` was answered all the time, within "
