@@ -39,7 +39,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--bomb-mb", type=int, default=32, help="MiB of decompressed JSON bombs (default: %(default)s)")
     parser.add_argument("--health-ms", type=float, default=1000.0, help="the longest of /health (default: %(default)s)")
     parser.add_argument("--grow-mb", type=float, default=100.0, help="of memory, of each process (default: %(default)s)")
-    parser.add_argument("--answered", type=float, default=0.99, help="share of the bystanders' requests (default: %(default)s)")
+    parser.add_argument("--answered", type=float, default=0.99, help="share of each group's requests (default: %(default)s)")
     parser.add_argument("--program", type=Path, default=ROOT, help="the gateway's folder, such as build/compiled (default: .)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="where the report is written (default: standard output)")
@@ -65,6 +65,7 @@ async def load(running: Fleet, options: argparse.Namespace, watch: Watch, target
     await trouble  # raises what went wrong there
     await running.heal()
     await asyncio.gather(attackers.stop(), *(crowd.stop() for crowd in crowds))
+    await watch.next_answer()
     watch.take()  # of the answers since the last sample
     for task in beside:
         task.cancel()
@@ -101,6 +102,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[str, list[str
         start=start,
         end=end,
         longest_health_s=watch.longest_health_s,
+        health_answers=len(watch.health),
         health_failures=watch.failed.total(),
         peak_mb=watch.peak_mb,
         workers=options.workers,
@@ -108,7 +110,8 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[str, list[str
         clients=options.clients,
         attackers=options.attackers,
         workers_killed=running.done["worker killed"],
-        requests_counted=after - before,
+        requests_before=before,
+        requests_after=after,
         exit_status=status,
         log=log_counts,
     )

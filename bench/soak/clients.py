@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench.soak.attacks import Attack, Target, attacks
-from tests.chaos.load import ANSWERED, LOST, Client, questions
+from tests.chaos.load import ANSWERED, Client, questions
 
 MOST_WHYS = 30  # different texts that are kept
 
@@ -63,7 +63,7 @@ class Crowd:
                 self.tally.open += 1
                 fate = await client.ask(question)
                 self.tally.open -= 1
-                self.tally.count(fate.kind, fate.why if fate.kind != LOST else fate.why[:160], time.monotonic() - begun)
+                self.tally.count(fate.kind, fate.why[:160], time.monotonic() - begun)
                 if fate.kind != ANSWERED:
                     await asyncio.sleep(0.05)  # as a client that is refused waits before its next request
 

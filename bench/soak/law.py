@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bench.soak.attacks import EXPECTED
 from bench.soak.clients import Tally
-from tests.chaos.load import ANSWERED, LOST, UNREACHED
+from tests.chaos.load import ANSWERED, LOST, UNREACHED, WRONG
 from tests.chaos.stage import Stage
 
 BOOKINGS = ("replica_inflight", "replica_booked_tokens", "pool_inflight", "pool_waiting")
@@ -18,7 +19,8 @@ SETTLE_S = 60.0
 # What a worker opens later and keeps: an epoll for half-closed clients; both ends of the socket pair to its parser process, and
 # that process's three standard files.
 LATER = {"files": 4, "other sockets": 2}
-VALID = ("half closed", "random model", "random names")  # kinds whose requests are whole and small: each gets a status
+AT_REST = ("clients", "closed")  # kinds of sockets of which there is none at rest
+WORKER_ENDED = "worker ended"  # the message of the line
 FAILING, BYSTANDERS = "clients of the pool that fails", "bystanders"  # the names of the two groups
 
 
@@ -26,7 +28,8 @@ FAILING, BYSTANDERS = "clients of the pool that fails", "bystanders"  # the name
 class Limits:
     """health_s: the longest that /health may take. grow_mb: of memory, from the start to the end, for each process.
 
-    peak_mb: of memory at any time, of all processes. answered: the share of the bystanders' requests that has to be answered.
+    peak_mb: of memory at any time, of all processes. answered: the share of each group's requests that has to be answered, and
+    of each kind of hostile requests that has to come to what is expected.
     """
 
     health_s: float
@@ -48,7 +51,8 @@ class State:
 class Outcome:
     """All that was seen. workers_killed: each may take the requests with it that it had.
 
-    clients: of each group. replicas: how many there are.
+    clients: of each group. replicas: how many there are. requests_before, requests_after: what the gateway has counted since it
+    began, before and after the soak. health_answers: of any status.
     """
 
     tallies: Mapping[str, Tally]
@@ -56,6 +60,7 @@ class Outcome:
     start: State
     end: State
     longest_health_s: float
+    health_answers: int
     health_failures: int
     peak_mb: float
     workers: int
@@ -63,7 +68,8 @@ class Outcome:
     clients: int
     attackers: int
     workers_killed: int
-    requests_counted: float
+    requests_before: float
+    requests_after: float
     exit_status: int
     log: Mapping[str, Any]
 
@@ -105,55 +111,82 @@ def violations(seen: Outcome, limits: Limits) -> Iterator[str]:
     """What breaks the law, in sentences."""
     for name, tally in seen.tallies.items():
         yield from of_requests(name, tally, seen)
-    yield from of_bystanders(seen, limits)
-    for kind, outcomes in seen.attacks.items():
-        if outcomes["silent"]:
-            yield f"{outcomes['silent']} hostile requests ({kind}) were never answered"
-        if kind in VALID and outcomes["closed"] > seen.workers_killed * seen.attackers:
-            yield f"{outcomes['closed']} valid requests ({kind}) got no answer: the gateway hung up"
+    for name, tally in seen.tallies.items():
+        yield from of_answers(name, tally, seen, limits)
+    yield from of_attacks(seen, limits)
     yield from of_the_end(seen, limits)
     if seen.peak_mb > limits.peak_mb:
         yield f"peak memory was {seen.peak_mb:.0f} MB, {limits.peak_mb:g} MB at most"
+    if not seen.health_answers:
+        yield "/health was never answered"
     if seen.longest_health_s > limits.health_s:
         yield f"/health was not answered for {seen.longest_health_s:.2f} s, {limits.health_s:g} s at most"
     if seen.health_failures > seen.workers_killed:
         yield f"{seen.health_failures} questions for /health were not answered with 200, {seen.workers_killed} may be"
-    counted = sum(tally.sent for tally in seen.tallies.values())
-    if not seen.workers_killed and seen.requests_counted < counted:
-        yield f"the gateway counted {seen.requests_counted:g} requests, well-behaved clients alone sent {counted}"
+    yield from of_counts(seen)
     yield from of_the_log(seen)
 
 
 def of_requests(name: str, tally: Tally, seen: Outcome) -> Iterator[str]:
     """Each is answered, cut with an error, or refused, but for those that ran in a worker that was killed."""
-    allowed = seen.workers_killed * seen.clients
-    if (lost := tally.fates[LOST]) > allowed:
+    if (lost := tally.fates[LOST]) > (allowed := may_be_lost(seen)):
         yield f"{lost} requests of {name} were lost, {allowed} may be: {dict(tally.whys)}"
+    if tally.fates[WRONG]:
+        yield f"{tally.fates[WRONG]} answers to {name} were wrong: {dict(tally.whys)}"
     if tally.fates[UNREACHED]:
         yield f"{tally.fates[UNREACHED]} connections of {name} were refused"
-    if not tally.fates[ANSWERED]:
-        yield f"no request of {name} was answered"
     if tally.open:
         yield f"{tally.open} requests of {name} never ended"
 
 
-def of_bystanders(seen: Outcome, limits: Limits) -> Iterator[str]:
-    """Nothing is wrong with their replicas, so they are answered."""
-    tally = seen.tallies[BYSTANDERS]
-    due = tally.sent - tally.fates[LOST]
-    if tally.fates[ANSWERED] < limits.answered * due:
-        yield f"{tally.fates[ANSWERED]} of {due} requests of {BYSTANDERS} were answered, {limits.answered:.0%} have to be"
+def may_be_lost(seen: Outcome) -> int:
+    """Requests of one group: all that its clients had under way whenever a worker was killed."""
+    return seen.workers_killed * seen.clients
+
+
+def of_answers(name: str, tally: Tally, seen: Outcome, limits: Limits) -> Iterator[str]:
+    """Nothing is wrong with the bystanders' replicas, and one of the other pool's is well at any time: they are answered."""
+    due = tally.sent - min(tally.fates[LOST], may_be_lost(seen))
+    if not tally.fates[ANSWERED] or tally.fates[ANSWERED] < limits.answered * due:
+        yield f"{tally.fates[ANSWERED]} of {due} requests of {name} were answered, {limits.answered:.0%} have to be"
+
+
+def of_attacks(seen: Outcome, limits: Limits) -> Iterator[str]:
+    """Each comes to what its kind is to come to, but for those of killed workers, and for a few that are refused."""
+    excess, excused = [], seen.workers_killed * seen.attackers
+    for kind, outcomes in seen.attacks.items():
+        if outcomes["silent"]:
+            yield f"{outcomes['silent']} hostile requests ({kind}) were never answered"
+        others = {what: count for what, count in outcomes.items() if what not in (*EXPECTED[kind], "silent")}
+        if (count := sum(others.values())) > (1 - limits.answered) * outcomes.total():
+            excess.append((count, f"{count} of {outcomes.total()} hostile requests ({kind}) came to {others}"))
+    if sum(count for count, _ in excess) > excused:
+        yield from (sentence for _, sentence in excess)
+
+
+def of_counts(seen: Outcome) -> Iterator[str]:
+    """What the gateway counts, what it logs and what was sent agree. A worker that is killed takes its last lines with it."""
+    if seen.workers_killed:
+        return
+    sent, counted = sum(tally.sent for tally in seen.tallies.values()), seen.requests_after - seen.requests_before
+    if counted < sent:
+        yield f"the gateway counted {counted:g} requests, well-behaved clients alone sent {sent}"
+    if (logged := seen.log["requests"]) != seen.requests_after:
+        yield f"the gateway counted {seen.requests_after:g} requests, and logged {logged}"
 
 
 def of_the_end(seen: Outcome, limits: Limits) -> Iterator[str]:
-    for name, value in seen.end.bookings.items():
-        if value:
-            yield f"{name} is {value:g} at the end"
-    for kind in sorted(seen.start.sockets | seen.end.sockets):
-        before = seen.most_idle if kind == "replicas" else seen.start.sockets[kind]
-        before += seen.workers * LATER.get(kind, 0)
-        if (after := seen.end.sockets[kind]) > before:
-            yield f"open {kind}: {after} at the end, {before} may be"
+    for when, state in (("start", seen.start), ("end", seen.end)):
+        for name, value in state.bookings.items():
+            if value:
+                yield f"{name} is {value:g} at the {when}"
+        for kind in AT_REST:
+            if count := state.sockets[kind]:
+                yield f"open {kind}: {count} at the {when}, none may be"
+    for kind in sorted((seen.start.sockets | seen.end.sockets).keys() - set(AT_REST)):
+        most = seen.most_idle if kind == "replicas" else seen.start.sockets[kind] + seen.workers * LATER.get(kind, 0)
+        if (after := seen.end.sockets[kind]) > most:
+            yield f"open {kind}: {after} at the end, {most} may be"
     if seen.end.rss_mb > seen.start.rss_mb + limits.grow_mb * seen.processes:
         yield f"memory is {seen.end.rss_mb:.0f} MB at the end, {seen.start.rss_mb:.0f} MB at the start"
 
@@ -161,6 +194,12 @@ def of_the_end(seen: Outcome, limits: Limits) -> Iterator[str]:
 def of_the_log(seen: Outcome) -> Iterator[str]:
     if seen.exit_status:
         yield f"the gateway's exit status is {seen.exit_status}"
+    of_worker = f"error: {WORKER_ENDED}"
+    errors = {line: count for line, count in seen.log.get("messages", {}).items() if line.startswith("error: ")}
+    if errors.pop(of_worker, 0) > seen.workers_killed:
+        yield f"{seen.log['messages'][of_worker]} workers ended, {seen.workers_killed} were killed"
+    if errors:
+        yield f"errors in the log: {errors}"
     if tracebacks := seen.log.get("tracebacks"):
         yield f"{tracebacks} tracebacks in the log"
     if unreadable := seen.log.get("unreadable"):

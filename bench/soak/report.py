@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from bench.soak.clients import Tally
 from bench.soak.law import Limits, Outcome
 from bench.soak.watch import Watch
+from tests.chaos.load import ANSWERED, CUT, LOST, REFUSED, WRONG
 
 
 def page(
@@ -41,25 +42,26 @@ def verdict(broken: Sequence[str], limits: Limits) -> Iterator[str]:
     else:
         yield (
             "**The law holds:** every request of a well-behaved client was answered, cut with an error, or refused with one "
-            "(but for those that ran in a worker when it was killed); every hostile client that waited for an answer got one "
-            "or was hung up on; no booking is open; no client's "
-            "connection is, and no more sockets or files than at the start but for two connections to each replica, the parser "
-            f"process and its like (`law.py`: LATER); memory grew by less than {limits.grow_mb:g} MB a process, "
-            f"and its peak was below {limits.peak_mb:g} MB; `/health` was answered all the time, within "
-            f"{limits.health_s:g} s; at least {limits.answered:.0%} of the bystanders' requests were answered."
+            f"(but for those that ran in a worker when it was killed), at least {limits.answered:.0%} of each group's were "
+            "answered, and none wrongly; every hostile client that waited for an answer got one or was hung up on, and each "
+            "kind came to what it is to come to (`attacks.py`: EXPECTED); no booking is open, no client's connection is, and no "
+            "more sockets or files than at the start but for two connections of each worker to each replica, the parser "
+            "processes and their like (`law.py`: LATER); what the gateway counted it also logged (if no worker was killed), and "
+            f"it logged no error but ended workers; memory grew by at most {limits.grow_mb:g} MB a process, and its peak was "
+            f"at most {limits.peak_mb:g} MB; `/health` was answered all the time, within {limits.health_s:g} s."
         )
 
 
 def well_behaved(tallies: Mapping[str, Tally]) -> Iterator[str]:
-    yield "| clients | sent | answered | cut | refused | lost | p50 | p99 |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| clients | sent | answered | cut | refused | wrong | lost | p50 | p99 |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for name, tally in tallies.items():
-        fates = " | ".join(f"{tally.fates[fate]:,}" for fate in ("answered", "cut", "refused", "lost"))
+        fates = " | ".join(f"{tally.fates[fate]:,}" for fate in (ANSWERED, CUT, REFUSED, WRONG, LOST))
         yield f"| {name} | {tally.sent:,} | {fates} | {tally.percentile(0.5):.3f} s | {tally.percentile(0.99):.3f} s |"
     whys = sum((tally.whys for tally in tallies.values()), Counter[str]())
     if whys:
         yield ""
-        yield "| cut, refused, lost because | times |"
+        yield "| cut, refused, wrong, lost because | times |"
         yield "|---|---|"
         yield from (f"| {cell(why)} | {count:,} |" for why, count in whys.most_common(20))
 

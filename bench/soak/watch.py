@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.subprocess
+import contextlib
 import heapq
 import sys
 import time
@@ -14,8 +15,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
-from bench.cpu import peak_bytes, rss_bytes
-from bench.soak.health import OK, PAUSE_S, Answer
+from bench.cpu import peak_bytes, rss_bytes, tree
+from bench.soak.health import OK, PATIENCE_S, PAUSE_S, Answer
 from tests.chaos.stage import Stage
 from tests.chaos.wire import port_of
 
@@ -27,7 +28,7 @@ SLOWEST = 5
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """second: since the start. health_s: the longest since the last sample, of one that still waits too.
+    """second: since the start. health_s: the longest since the last sample; of one that still waits, too, after `_SURELY_S`.
 
     It counts from the answer before, which is `PAUSE_S` more than the answer took: so long nothing was heard of the gateway.
     """
@@ -55,6 +56,7 @@ class Watch:
     _begun: float = field(default_factory=time.monotonic)
     _longest: float = 0.0
     _heard: float | None = None  # when the last answer came
+    _news: asyncio.Event = field(default_factory=asyncio.Event)  # an answer came
 
     async def health_checks(self) -> None:
         """Until it is cancelled. Raises EOFError if the watcher ends."""
@@ -72,11 +74,19 @@ class Watch:
 
     def _hear(self, answer: Answer) -> None:
         self._heard = time.monotonic()
+        self._news.set()
         self.health.append(answer.took_s)
         self.slowest = heapq.nlargest(SLOWEST, [*self.slowest, answer], key=attrgetter("took_s"))
         self._longest = max(self._longest, answer.took_s + PAUSE_S)
         if answer.what != OK:  # with several workers: the one that was killed had it
             self.failed[answer.what] += 1
+
+    async def next_answer(self) -> None:
+        """Until the question that is open now is answered, so that it counts; or for `PATIENCE_S`, which count then, too."""
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self._news.wait()
 
     async def resources(self, every_s: float = 1.0) -> None:
         """Until it is cancelled."""
@@ -91,7 +101,7 @@ class Watch:
         sample = Sample(
             now - self._begun,
             rss_bytes(pid) / 2**20,
-            sum(map(open_count, self.stage.pids)),
+            sum(map(open_count, tree(pid))),
             max(self._longest, waiting if waiting > _SURELY_S else 0.0),
         )
         self._longest = 0.0

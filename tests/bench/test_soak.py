@@ -18,7 +18,7 @@ import pytest
 from bench.cpu import cores
 from bench.soak import report
 from bench.soak.__main__ import main
-from bench.soak.attacks import attacks, chat, post, repeated
+from bench.soak.attacks import EXPECTED, attacks, chat, post, repeated
 from bench.soak.clients import MOST_WHYS, Tally
 from bench.soak.fleet import ROOT, Setup, fleet
 from bench.soak.health import OK, Answer, ask, schedule
@@ -37,11 +37,12 @@ def tally(**fates: int) -> Tally:
 
 
 GOOD = Outcome(
-    tallies={FAILING: tally(answered=90, cut=5, refused=5), BYSTANDERS: tally(answered=100)},
-    attacks={"half closed": Counter({"200": 9}), "json bomb": Counter({"400": 9, "closed": 1})},
+    tallies={FAILING: tally(answered=198, cut=1, refused=1), BYSTANDERS: tally(answered=100)},
+    attacks={"half closed": Counter({"200": 99, "502": 1}), "json bomb": Counter({"413": 10})},
     start=REST,
     end=replace(REST, rss_mb=159.0, sockets=SOCKETS + Counter(replicas=8)),
     longest_health_s=0.2,
+    health_answers=1000,
     health_failures=0,
     peak_mb=300.0,
     workers=1,
@@ -49,15 +50,22 @@ GOOD = Outcome(
     clients=20,
     attackers=4,
     workers_killed=0,
-    requests_counted=210,
+    requests_before=50,
+    requests_after=360,
     exit_status=0,
-    log={"tracebacks": 0},
+    log={"tracebacks": 0, "requests": 360, "messages": {"warning: replica down": 7}},
 )
 
 
 def test_a_good_soak_breaks_nothing() -> None:
     assert list(violations(GOOD, LIMITS)) == []
-    killed = replace(GOOD, workers_killed=1, tallies={**GOOD.tallies, FAILING: tally(answered=9, lost=20)})
+    killed = replace(
+        GOOD,
+        workers_killed=1,
+        tallies={**GOOD.tallies, FAILING: tally(answered=9, lost=20)},
+        attacks={"half closed": Counter({"200": 9, "closed": 2}), "pipelining": Counter({"ConnectionRefusedError": 2})},
+        log={"requests": 3, "messages": {"error: worker ended": 1}},
+    )
     assert list(violations(killed, LIMITS)) == []
 
 
@@ -69,24 +77,41 @@ def test_a_good_soak_breaks_nothing() -> None:
             "1 requests of clients of the pool .* lost, 0 may be",
         ),
         ({"tallies": {**GOOD.tallies, FAILING: tally(answered=99, unreached=1)}}, "1 connections .* refused"),
-        ({"tallies": {**GOOD.tallies, FAILING: tally(refused=9)}}, "no request of clients of the pool that fails was answered"),
+        ({"tallies": {**GOOD.tallies, FAILING: tally(answered=99, wrong=1)}}, "1 answers to clients of the pool .* were wrong"),
+        ({"tallies": {**GOOD.tallies, FAILING: tally(answered=1, refused=99)}}, "1 of 100 requests of clients of the pool"),
+        ({"tallies": {**GOOD.tallies, FAILING: tally()}}, "0 of 0 requests of clients of the pool"),
         ({"tallies": {**GOOD.tallies, FAILING: Tally(Counter(answered=9), open=1)}}, "1 requests .* never ended"),
         ({"tallies": {**GOOD.tallies, BYSTANDERS: tally(answered=98, refused=2)}}, "98 of 100 requests of bystanders"),
         ({"attacks": {"json bomb": Counter(silent=1)}}, r"1 hostile requests \(json bomb\) were never answered"),
-        ({"attacks": {"half closed": Counter(closed=1)}}, r"1 valid requests \(half closed\) got no answer"),
+        ({"attacks": {"half closed": Counter(closed=1)}}, r"1 of 1 hostile requests \(half closed\) came to {'closed': 1}"),
+        ({"attacks": {"large body": Counter({"200": 98, "500": 2})}}, r"2 of 100 hostile requests \(large body\) came to"),
+        ({"attacks": {"crowd": Counter(ConnectionRefusedError=9)}}, r"9 of 9 hostile requests \(crowd\) came to"),
+        (
+            {"workers_killed": 1, "attacks": {"half closed": Counter(closed=5)}},
+            r"5 of 5 hostile requests \(half closed\) came to",
+        ),
         ({"end": replace(REST, bookings={**REST.bookings, "pool_waiting": 1.0})}, "pool_waiting is 1 at the end"),
         ({"end": replace(REST, sockets=SOCKETS + Counter(files=5))}, "open files: 16 at the end, 15 may be"),
-        ({"end": replace(REST, sockets=SOCKETS + Counter(clients=1))}, "open clients: 1 at the end, 0 may be"),
+        ({"end": replace(REST, sockets=SOCKETS + Counter(clients=1))}, "open clients: 1 at the end, none may be"),
+        ({"start": replace(REST, sockets=SOCKETS + Counter(clients=1))}, "open clients: 1 at the start, none may be"),
+        ({"start": replace(REST, bookings={**REST.bookings, "pool_waiting": 1.0})}, "pool_waiting is 1 at the start"),
         ({"end": replace(REST, sockets=SOCKETS + Counter(replicas=9))}, "open replicas: 11 at the end, 10 may be"),
         ({"end": replace(REST, rss_mb=161.0)}, "memory is 161 MB at the end, 60 MB at the start"),
         ({"longest_health_s": 1.5}, "/health was not answered for 1.50 s, 1 s at most"),
+        ({"health_answers": 0}, "/health was never answered"),
         ({"health_failures": 1}, "1 questions for /health were not answered with 200, 0 may be"),
-        ({"end": replace(REST, sockets=SOCKETS + Counter(closed=1))}, "open closed: 1 at the end, 0 may be"),
+        ({"end": replace(REST, sockets=SOCKETS + Counter(closed=1))}, "open closed: 1 at the end, none may be"),
         ({"peak_mb": 357.0}, "peak memory was 357 MB, 356 MB at most"),
-        ({"requests_counted": 199}, "counted 199 requests, well-behaved clients alone sent 200"),
+        (
+            {"requests_after": 349, "log": {"requests": 349}},
+            "counted 299 requests, well-behaved clients alone sent 300",
+        ),
+        ({"log": {"requests": 359}}, "counted 360 requests, and logged 359"),
         ({"exit_status": -9}, "exit status is -9"),
-        ({"log": {"tracebacks": 2}}, "2 tracebacks in the log"),
-        ({"log": {"unreadable": 3}}, "3 log lines that are not JSON"),
+        ({"log": {"requests": 360, "tracebacks": 2}}, "2 tracebacks in the log"),
+        ({"log": {"requests": 360, "unreadable": 3}}, "3 log lines that are not JSON"),
+        ({"log": {"requests": 360, "messages": {"error: oops": 4}}}, "errors in the log: {'error: oops': 4}"),
+        ({"log": {"requests": 360, "messages": {"error: worker ended": 1}}}, "1 workers ended, 0 were killed"),
     ],
 )
 def test_whatever_is_wrong_breaks_the_law(change: dict[str, object], says: str) -> None:
@@ -116,6 +141,7 @@ def test_the_log_is_counted_and_only_its_beginning_is_kept() -> None:
 def test_every_kind_of_attack_has_a_name_of_its_own() -> None:
     names = [name for name, _ in attacks()]
     assert len(set(names)) == len(names) == 16 + len(POISONS)
+    assert set(names) == set(EXPECTED), "and the law knows what it is to come to"
     assert not {"answers_429"} & set(FAULTS), "the chaos tests' failures stay those that a good gateway hides"
 
 
@@ -178,7 +204,7 @@ def test_the_page_says_what_is_broken() -> None:
     watch = Watch(stage=None)  # type: ignore[arg-type]
     good = report.page(["made"], GOOD, watch, LIMITS, Counter(kills=3), Counter(sent=5_000_000), [])
     assert "**The law holds:**" in good
-    assert "| half closed | 9 | 200: 9 |" in good
+    assert "| half closed | 100 | 200: 99, 502: 1 |" in good
     bad = report.page(["made"], GOOD, watch, LIMITS, Counter(), Counter(), ["one thing", "another"])
     assert "**The law is broken:**\n\n- one thing\n- another\n" in bad
 

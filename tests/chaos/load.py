@@ -6,7 +6,8 @@ Every request is sent once, on a connection of its own or on one that its client
     cut        the beginning of that text in a stream, then an error event and [DONE]
     refused    an error in OpenAI's shape
     unreached  nobody listens any more (not a byte was sent)
-    lost       anything else: silence, a connection that broke, a wrong text, an end without a word
+    wrong      another text, or an answer that is none: nothing excuses it
+    lost       anything else: silence, a connection that broke, an end without a word
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from replica import sim_text
 from tests.chaos import wire
 from tests.chaos.hostile import MODEL
 
-ANSWERED, CUT, REFUSED, UNREACHED, LOST = "answered", "cut", "refused", "unreached", "lost"
+ANSWERED, CUT, REFUSED, UNREACHED, WRONG, LOST = "answered", "cut", "refused", "unreached", "wrong", "lost"
 PATIENCE_S = 120.0
 MAX_TOKENS = 1000
 ENDLESS = 5000  # tokens: more than there is time for
@@ -74,18 +75,18 @@ def fate_of(question: Question, answer: wire.Message) -> Fate:
     if answer.status != 200:
         return _refusal(answer)
     if (kind == "text/event-stream") is not question.stream:
-        return Fate(LOST, f"it came as {kind}")
+        return Fate(WRONG, f"it came as {kind}")
     if question.stream:
         return _fate_of_stream(question, answer.body)
     choice = answer.json["choices"][0]
     text = choice["text"] if "text" in choice else choice["message"]["content"]
-    return Fate(ANSWERED) if text == question.text else Fate(LOST, f"wrong text: {text!r}, not {question.text!r}")
+    return Fate(ANSWERED) if text == question.text else Fate(WRONG, f"wrong text: {text!r}, not {question.text!r}")
 
 
 def _refusal(answer: wire.Message) -> Fate:
     error = answer.json["error"]
     clear = answer.status >= 400 and error["message"] and error["type"] and answer.headers.get("x-request-id")
-    return Fate(REFUSED, f"{answer.status} {error['code']}") if clear else Fate(LOST, f"unclear: {answer}")
+    return Fate(REFUSED, f"{answer.status} {error['code']}") if clear else Fate(WRONG, f"unclear: {answer}")
 
 
 def _fate_of_stream(question: Question, body: bytes) -> Fate:
@@ -98,12 +99,12 @@ def _fate_of_stream(question: Question, body: bytes) -> Fate:
     if parsed and "error" in parsed[-1]:
         error = parsed[-1]["error"]
         if len(parsed) == 1 and isinstance(error["code"], int):
-            return Fate(LOST, "an engine's own error came before anything else")
+            return Fate(WRONG, "an engine's own error came before anything else")
         good = question.text.startswith(text) and error["message"]
-        return Fate(CUT, error["message"]) if good else Fate(LOST, f"wrong text before an error: {text!r}")
+        return Fate(CUT, error["message"]) if good else Fate(WRONG, f"wrong text before an error: {text!r}")
     finishes = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
     good = text == question.text and finishes == ["stop"]
-    return Fate(ANSWERED) if good else Fate(LOST, f"wrong text: {text!r} {finishes}, not {question.text!r}")
+    return Fate(ANSWERED) if good else Fate(WRONG, f"wrong text: {text!r} {finishes}, not {question.text!r}")
 
 
 class Client:
@@ -230,7 +231,7 @@ class Load:
                 if fate.kind == UNREACHED:
                     break
                 self.sent += 1
-                if fate.kind == LOST:
+                if fate.kind in (LOST, WRONG):
                     self.lost.append(fate.why)
                 elif fate.why:
                     self.whys[fate.why] += 1
