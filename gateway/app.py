@@ -267,10 +267,7 @@ async def models(request: web.Request) -> web.Response:
 
 
 async def model_entry(request: web.Request) -> web.Response:
-    catalog, name = request.app[GATEWAY].fleet.catalog, request.match_info["model"]
-    if (entry := catalog.entries.get(name)) is None:
-        raise unknown_model(name, catalog.names)
-    return _json_response(entry)
+    return _json_response(request.app[GATEWAY].fleet.entry(request.match_info["model"]))
 
 
 def _json_response(body: bytes) -> web.Response:

@@ -1,33 +1,34 @@
 """The models that clients see: the union of what the replicas list.
 
-It is made in one go and replicas choose how long it is, so it is bounded: 30 to 60 ms. Where two replicas list the same id, it
-has the first one's entry.
+Where several replicas of a pool list the same id, it has the first one's entry. Each model is shown by the pool that serves it.
+
+The list is made in one go, and replicas choose how long theirs are, so all of it is bounded; the pools take turns, so that no
+long list of one keeps another's models out before half of the room is used. What is not shown is served all the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from gateway.api.openai import model_list
-from gateway.ask import ModelEntry
 from gateway.pools import Pool
 
 MAX_SHOWN: Final = 8192  # models
 MAX_SHOWN_BYTES: Final = 8 << 20  # of their entries
-_MAX_LOOKUPS: Final = 2 * MAX_SHOWN  # of models whose pool is asked for: others list them, too
-_MAX_ENTRIES: Final = 100_000  # of replicas, most of which list what others do
+_MAX_LOOKUPS: Final = 2 * MAX_SHOWN  # of models whose pool is asked for: another one may serve them
+_MAX_LISTED: Final = 200_000  # entries of replicas' lists that are looked at: most replicas list what the others do
 
 
 class Catalog:
-    """See the top of this file. entries: by id, as JSON; names, sorted; answer: the one to GET /v1/models."""
+    """See the top of this file. entries: by id, as JSON; names: sorted; answer: the one to GET /v1/models."""
 
     __slots__ = ("answer", "entries", "names")
 
-    def __init__(self, listed: Iterable[tuple[Pool, str, ModelEntry]], home: Callable[[str], tuple[str, Pool] | None]) -> None:
-        """listed: what each replica lists, with its pool. home: of a model's name, whose second is the pool that serves it."""
-        self.entries = _union(listed, home)
+    def __init__(self, pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> None:
+        """by_prefix: the pool whose configuration has a prefix of this model's name."""
+        self.entries = _union(pools, by_prefix)
         self.names = sorted(self.entries)
         self.answer = model_list(self.entries.values())
 
@@ -35,18 +36,44 @@ class Catalog:
         return f"<Catalog of {len(self.names)} models>"
 
 
-def _union(listed: Iterable[tuple[Pool, str, ModelEntry]], home: Callable[[str], tuple[str, Pool] | None]) -> dict[str, bytes]:
+def _union(pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> dict[str, bytes]:
+    """In turns: a part of one replica's list of each pool, at most an equal share of all that is shown."""
     union: dict[str, bytes] = {}
-    bytes_left, lookups_left = MAX_SHOWN_BYTES, _MAX_LOOKUPS
-    for pool, name, entry in islice(listed, _MAX_ENTRIES):
-        if name in union:
+    first = _first_to_list([pool for pool in pools if not pool.models])
+    share = max(1, MAX_SHOWN // max(1, len(pools)))
+    turns = deque((pool, _turns(pool, share)) for pool in pools)
+    bytes_left, lookups_left, listed_left = MAX_SHOWN_BYTES, _MAX_LOOKUPS, _MAX_LISTED
+    while turns and lookups_left > 0 and len(union) < MAX_SHOWN:
+        pool, more = turns.popleft()
+        if (turn := next(more, None)) is None or (listed_left := listed_left - turn[0]) < 0:
             continue
-        lookups_left -= 1
-        if (found := home(name)) and found[1] is pool:
-            bytes_left -= len(entry.shown)
-            if bytes_left < 0:
-                break
-            union[name] = entry.shown
-        if len(union) == MAX_SHOWN or not lookups_left:
-            break
+        turns.append((pool, more))
+        entries = turn[1]
+        lookups_left -= len(entries)
+        for name, shown in entries:
+            if (by_prefix(name) or first.get(name, pool)) is pool and len(shown) <= bytes_left and len(union) < MAX_SHOWN:
+                bytes_left -= len(shown)
+                union[name] = shown
     return union
+
+
+def _turns(pool: Pool, share: int) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
+    """What the pool's replicas list, each model once: (entries that are looked at for the next turns, at most `share` of them)."""
+    seen: set[str] = set()
+    for state in pool.serving:
+        yield len(state.models), []
+        entries = [(name, entry.shown) for name, entry in state.models.items() if name not in seen]
+        seen.update(state.models)
+        for at in range(0, len(entries), share):
+            yield 0, entries[at : at + share]
+
+
+def _first_to_list(pools: Sequence[Pool]) -> dict[str, Pool]:
+    """By model: the first of these pools that has a replica which lists it, up or down. Empty for one pool: it has them all."""
+    first: dict[str, Pool] = {}
+    left = _MAX_LISTED if len(pools) > 1 else 0
+    for pool, models in ((pool, state.models) for pool in pools for state in pool.replicas):
+        if (left := left - len(models)) < 0:
+            break
+        first.update({name: pool for name in models if name not in first})
+    return first

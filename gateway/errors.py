@@ -60,8 +60,8 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_req
 
 
 def unknown_model(model: str, known: Sequence[str]) -> GatewayError:
-    """known: the names of models that are served, sorted. O(1): there may be thousands."""
-    more = f" and {len(known) - NAMED_MODELS} more (GET /v1/models)" if len(known) > NAMED_MODELS else ""
+    """known: the names of models that GET /v1/models shows, sorted. O(1): there may be thousands."""
+    more = f" and {len(known) - NAMED_MODELS} more in GET /v1/models" if len(known) > NAMED_MODELS else ""
     have = f"this gateway serves: {', '.join(known[:NAMED_MODELS])}{more}" if known else "no replica lists any model"
     return GatewayError(404, "model_not_found", f"The model {model[:100]!r} does not exist here; {have}.", param="model")
 

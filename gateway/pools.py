@@ -31,6 +31,11 @@ class Pool:
         return any(replica.live for replica in self.replicas)
 
     @property
+    def serving(self) -> Sequence[ReplicaState]:
+        """Those that may get requests: who is up; if nobody is, those that are down by their probes alone."""
+        return [state for state in self.replicas if state.live] or [state for state in self.replicas if state.doubtful]
+
+    @property
     def ready(self) -> bool:
         """Whether requests can be expected to be answered: also by a replica that was up until its probes failed."""
         return any(replica.live or (replica.doubtful and replica.warm) for replica in self.replicas)

@@ -105,16 +105,16 @@ class Fleet:
     def catalog(self) -> Catalog:
         """The union of the models of all live replicas. O(1) until a replica comes, goes or changes its models."""
         if self._catalog is None:
-            self._catalog = Catalog(self._entries(), self._home)
+            self._catalog = Catalog(self.pools, self._by_prefix)
         return self._catalog
 
-    def _entries(self) -> Iterator[tuple[Pool, str, ModelEntry]]:
-        """What the replicas that may get requests list."""
-        for pool in self.pools:
-            for state in pool.replicas:
-                if state.live or (state.doubtful and not pool.live):
-                    for name, entry in state.models.items():
-                        yield pool, name, entry
+    def entry(self, model: str) -> bytes:
+        """The model as GET /v1/models has it, or would if it were long enough. Raises GatewayError 404."""
+        if home := self._home(model):
+            for state in home[1].serving:
+                if entry := state.models.get(model):
+                    return entry.shown
+        raise unknown_model(model, self.catalog.names)
 
     # -- where a request may go
 
@@ -186,6 +186,11 @@ class Fleet:
         if blind := next(keyed, None):
             return "unlisted", blind
         return None
+
+    def _by_prefix(self, model: str) -> Pool | None:
+        """The pool whose configuration has the longest prefix of the model's name."""
+        match = self._prefixes.longest_prefix(model)
+        return match.value[1] if match else None
 
     def _unknown(self, model: str) -> GatewayError:
         blind = [

@@ -163,7 +163,7 @@ async def test_an_unknown_model_is_told_a_few_names_of_many() -> None:
         fleet = run.gateway.fleet
         catalog = fleet.catalog
         status, _, body = await run.post({**BODY, "model": "nope"})
-        text = f"this gateway serves: {', '.join(listed[:20])} and 3980 more (GET /v1/models)."
+        text = f"this gateway serves: {', '.join(listed[:20])} and 3980 more in GET /v1/models."
         assert (status, body["error"]["message"]) == (404, f"The model 'nope' does not exist here; {text}")
         status, _, body = await run.get("/v1/models/nope")
         assert (status, json.loads(body)["error"]["message"]) == (404, f"The model 'nope' does not exist here; {text}")
