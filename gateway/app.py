@@ -24,7 +24,7 @@ from gateway.config import ALL, Config
 from gateway.connections import Connections
 from gateway.drain import Drain, last_in
 from gateway.entry import Entry, error_response, raw_response
-from gateway.errors import GatewayError, internal_error, too_many_connections, unknown_model
+from gateway.errors import GatewayError, internal_error, too_many_connections
 from gateway.everywhere import Alone, Everywhere, Local
 from gateway.failover import Failover
 from gateway.front import Front, Runner

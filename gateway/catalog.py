@@ -58,7 +58,7 @@ def _union(pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> di
 
 
 def _turns(pool: Pool, share: int) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
-    """What the pool's replicas list, each model once: (entries that are looked at for the next turns, at most `share` of them)."""
+    """What the pool's replicas list, each model once: (entries that are looked at next, at most `share` of what was found)."""
     seen: set[str] = set()
     for state in pool.serving:
         yield len(state.models), []
@@ -72,8 +72,9 @@ def _first_to_list(pools: Sequence[Pool]) -> dict[str, Pool]:
     """By model: the first of these pools that has a replica which lists it, up or down. Empty for one pool: it has them all."""
     first: dict[str, Pool] = {}
     left = _MAX_LISTED if len(pools) > 1 else 0
-    for pool, models in ((pool, state.models) for pool in pools for state in pool.replicas):
-        if (left := left - len(models)) < 0:
-            break
-        first.update({name: pool for name in models if name not in first})
+    for pool in pools:
+        for state in pool.replicas:
+            if (left := left - len(state.models)) < 0:
+                return first
+            first.update({name: pool for name in state.models if name not in first})
     return first

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -23,7 +23,6 @@ from typing import Any
 import pygtrie
 
 from gateway.admission import Admission, Permit, priority_of
-from gateway.ask import ModelEntry
 from gateway.catalog import Catalog
 from gateway.config import MATCH_ALL, Config, ReplicaConfig
 from gateway.eligible import eligible
