@@ -114,7 +114,7 @@ class Admission:
             if answer is None:
                 self._left(place)
         if isinstance(answer, GatewayError):
-            raise answer
+            raise answer.again()
         return answer
 
     def resize(self, *, max_inflight: int, max_queue: int, queue_s: float) -> None:

@@ -45,13 +45,16 @@ def _union(pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> di
     bytes_left, lookups_left, listed_left = MAX_SHOWN_BYTES, _MAX_LOOKUPS, _MAX_LISTED
     while turns and lookups_left > 0 and len(union) < MAX_SHOWN:
         pool, more = turns.popleft()
-        if (turn := next(more, None)) is None or (listed_left := listed_left - turn[0]) < 0:
+        if (turn := next(more, None)) is None or turn[0] > listed_left:
             continue
         turns.append((pool, more))
-        entries = turn[1]
+        looked_at, entries = turn
+        listed_left -= looked_at
         lookups_left -= len(entries)
         for name, shown in entries:
-            if (by_prefix(name) or first.get(name, pool)) is pool and len(shown) <= bytes_left and len(union) < MAX_SHOWN:
+            # A pool with prefixes serves nothing else, and no other pool serves what has one of them.
+            home = by_prefix(name) or (None if pool.models else first.get(name, pool))
+            if home is pool and len(shown) <= bytes_left and len(union) < MAX_SHOWN:
                 bytes_left -= len(shown)
                 union[name] = shown
     return union

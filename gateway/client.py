@@ -119,6 +119,9 @@ class ClientConnection(web.RequestHandler):
             self._bounded = None  # it refers to the parser, and that to this connection
         if self.lease:
             self.lease.close()
+        for message, _ in self._messages:  # of an error nobody has seen: its frames refer to it, and to this connection
+            if (error := getattr(message, "exc", None)) is not None:
+                error.__traceback__ = None
         self._release_unread()
         self._end_linger()
 

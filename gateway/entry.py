@@ -42,6 +42,7 @@ class Entry:
         """Returns a `Reply`, which is no `web.StreamResponse`, but does for aiohttp (see there)."""
         record = begin(request, self.clock())
         task = self.drain.enter()
+        api: openai.ApiRequest | None = None
         try:
             self.loops.require_no_loop(request.headers.get(VIA_HEADER))
             kind = _kind_of(request, record)
@@ -66,6 +67,8 @@ class Entry:
             log.exception("unhandled error", extra={"path": request.path, "id": record.id})
             return self._failed(request, record, internal_error())
         finally:
+            if api is not None:
+                api.drop()
             record.finish(self.proxy.metrics, self.requests, self.clock())
             self.drain.leave(task)
             del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it

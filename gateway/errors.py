@@ -49,6 +49,14 @@ class GatewayError(Exception):
         text = f"{self.public} The gateway's log has the details, by the request id {request_id}."
         return GatewayError(self.status, self.code, text, param=self.param, retry_after_s=self.retry_after_s)
 
+    def again(self) -> GatewayError:
+        """The same error, to be raised by another than who keeps this one: what was raised refers to the frames that it passed,
+        and if they refer to it, they and all that they hold stay in memory until the garbage collector comes.
+        """
+        return GatewayError(
+            self.status, self.code, self.message, param=self.param, retry_after_s=self.retry_after_s, public=self.public
+        )
+
     @property
     def fault(self) -> str:
         """Whose: "client" or "server"."""

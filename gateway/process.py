@@ -24,14 +24,11 @@ _SHARE = 4  # of the memory, what requests may hold if the configuration does no
 # one is looked at, too: at 75,000 objects at once, which takes 50 ms.
 _COLLECT_AFTER: Final = (5_000, 3, 2)
 _OLDEST: Final = 2  # generation
+_MOST_LOOKED_AT: Final = 30_000  # objects that a full collection may find again
 
 
 def relax_garbage_collection() -> None:
-    """Bound how long the collector stops everything, which would else be as long as it takes to go through the prefix index.
-
-    Requests and connections make no cycles (tests/gateway/test_garbage.py), so what has survived a full collection is not
-    looked at again: it is freed when nothing refers to it any more.
-    """
+    """Bound how long the collector stops everything, which would else be as long as it takes to go through the prefix index."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
@@ -39,7 +36,13 @@ def relax_garbage_collection() -> None:
 
 
 def _freeze_survivors(phase: str, info: Mapping[str, int]) -> None:
-    if phase == "stop" and info["generation"] == _OLDEST:
+    """If many objects have survived a full collection, they are not looked at again: they are the index, mostly, and are freed
+    when nothing refers to them any more.
+
+    A request that is under way just then is among them, and would stay in memory for ever if it became part of a cycle. But
+    requests make none (tests/gateway/test_garbage.py), and drop their bodies when they are over.
+    """
+    if phase == "stop" and info["generation"] == _OLDEST and len(gc.get_objects(_OLDEST)) > _MOST_LOOKED_AT:
         gc.freeze()
 
 

@@ -84,6 +84,10 @@ class ApiRequest:
         self.stores: bool | None = None
         self.countable = True
 
+    def drop(self) -> None:
+        """The request is over: drop what is large, whoever still refers to it."""
+        self.body, self.prompt = b"", None
+
     @property
     def metered(self) -> bool:
         return self.kind != OTHER

@@ -34,6 +34,7 @@ JOB_S: Final = 20.0
 WAIT_S: Final = 30.0
 MEMORY_MB: Final = 1024  # of address space; a body's own needs come on top (helper.py)
 MAX_WAITING: Final = 1024
+_FAILED: Final = "failed"  # a job's status beside those of `wire`: with the GatewayError that ended it
 _NOT_STARTED: Final = OUT_OF_RESOURCES | {errno.EAGAIN}  # EAGAIN: there may be no more processes
 
 # The child finds its modules where we found ours, whatever its working directory is.
@@ -134,6 +135,9 @@ class ParserProcess:
             raise out_of_resources("a large body waited too long to be parsed") from late
         finally:
             self._waiting.drop(client, job)
+            job.body = b""
+        if status == _FAILED:
+            raise values[0].again()
         if status == wire.REFUSED:
             code, name, message, param = values
             raise GatewayError(code, name, message, param=param)
@@ -180,6 +184,7 @@ class ParserProcess:
             lacking = isinstance(broken, OSError) and broken.errno in _NOT_STARTED
             error = out_of_resources(f"no process to parse a large body: {broken}") if lacking else internal_error()
             log.error("the parser process failed", extra={"error": str(broken), "pid": self.pid})
+            broken.__traceback__ = None  # asyncio keeps the error in a cycle of its own, and the frames have the job
         except BaseException:
             _fail(job, shutting_down())
             self._kill()
@@ -247,4 +252,4 @@ async def _read(sock: socket.socket, length: int) -> bytearray:
 
 def _fail(job: _Job, error: GatewayError) -> None:
     if not job.done.done():
-        job.done.set_exception(error)
+        job.done.set_result((_FAILED, error))

@@ -12,11 +12,13 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 from yarl import URL
 
+from gateway.errors import GatewayError
+from gateway.parser.process import ParserProcess
 from tests.fakes import (
     STREAM_HEAD,
     Behaviour,
@@ -37,6 +39,8 @@ from tests.fakes import says as writes
 from tests.gateway.conftest import Running, eventually, running
 
 OURS = ("gateway", "router", "aiohttp.web")
+# What aiohttp makes for a request that has no route: a few small objects, and nothing of the request.
+ROUTELESS = ("aiohttp.web_exceptions.", "aiohttp.web_urldispatcher.")
 TIMES = 12
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello " * 200}]}).encode()
 STREAMED = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello " * 200}], "stream": True}).encode()
@@ -68,23 +72,28 @@ def garbage() -> Iterator[Counter[str]]:
         yield found
         gc.collect()
         names = (f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.garbage)
-        found.update(name for name in names if name.startswith(OURS))
+        found.update(name for name in names if name.startswith(OURS) and not name.startswith(ROUTELESS))
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
 
 
-async def exchange(run: Running, data: bytes, *, leaves: bool = False) -> None:
-    """One request on a connection of its own. leaves: the client resets it when it has a replica."""
+async def exchange(run: Running, data: bytes, *, leaves: bool = False, ends: bool = True) -> None:
+    """One request on a connection of its own. leaves: the client resets it when it has a replica. ends: it says at once that no
+    other request follows.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", URL(run.url).port)
-    writer.write(data)
-    if leaves:
-        await eventually(lambda: run.gateway.router.ledger.open_leases)
-    else:
-        writer.write_eof()  # the answer is the last one
-        await reader.read()
-    writer.transport.abort()
+    try:
+        writer.write(data)
+        if leaves:
+            await eventually(lambda: run.gateway.router.ledger.open_leases)
+        else:
+            if ends:
+                writer.write_eof()  # the answer is the last one
+            await reader.read()
+    finally:
+        writer.transport.abort()
 
 
 async def seen_off(run: Running) -> None:
@@ -93,10 +102,12 @@ async def seen_off(run: Running) -> None:
     await asyncio.sleep(0)
 
 
-async def several(run: Running, data: bytes, times: int, *, leaves: bool = False) -> None:
+async def several(run: Running, data: bytes, times: int, *, leaves: bool = False, rests: bool = True) -> None:
+    """rests: nothing else is under way."""
     for _ in range(times):
         await exchange(run, data, leaves=leaves)
-    await seen_off(run)
+    if rests:
+        await seen_off(run)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +134,14 @@ async def several(run: Running, data: bytes, times: int, *, leaves: bool = False
         pytest.param(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n", answers(), id="models"),
         pytest.param(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n", answers(), id="health"),
         pytest.param(b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n", answers(), id="metrics"),
+        pytest.param(b"GET /nothing HTTP/1.1\r\nHost: h\r\n\r\n", answers(), id="no such path"),
+        pytest.param(b"PUT /health HTTP/1.1\r\nHost: h\r\n\r\n", answers(), id="no such method there"),
+        pytest.param(b"OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n", answers(), id="options of the server"),
+        pytest.param(b"CONNECT a:1 HTTP/1.1\r\nHost: h\r\n\r\n", answers(), id="connect"),
+        pytest.param(
+            b"CONNECT a:1 HTTP/1.1\r\nHost: h\r\n\r\n" + b"x" * 1000, answers(), id="connect, and what is sent through"
+        ),
+        pytest.param(post(b"["), answers(), id="no object"),
         pytest.param(b"", answers(), id="nothing"),
         pytest.param(post(BODY)[:-9], answers(), id="half a body"),
     ],
@@ -177,10 +196,73 @@ async def test_a_connection_of_many_requests_leaves_no_garbage_before_its_end() 
     assert_none(found)
 
 
-async def leaves_none(run: Running, data: bytes, *, leaves: bool = False) -> None:
-    await several(run, data, 3, leaves=leaves)  # caches, and what is made once
+@pytest.mark.parametrize("line", [{"queue_s": 0.01}, {"max_queue": 0}], ids=["too late", "the line is full"])
+async def test_a_request_that_waits_in_vain_leaves_no_garbage(line: dict[str, float]) -> None:
+    async with FakeReplica([hangs(asyncio.Event())]) as replica, one_place(replica, **line) as run, under_way(run):
+        await leaves_none(run, post(BODY), rests=False)
+
+
+async def test_a_request_that_gives_way_in_the_line_leaves_no_garbage() -> None:
+    async with FakeReplica([hangs(asyncio.Event())]) as replica, one_place(replica, max_queue=1) as run, under_way(run):
+        line = run.gateway.fleet.pools[0].admission
+
+        def asks(priority: int) -> asyncio.Task[None]:
+            data = post(BODY, f"X-Priority: {priority}", "Connection: close")
+            return asyncio.create_task(exchange(run, data, ends=False))
+
+        last = asks(0)
+        await eventually(lambda: line.waiting == 1)
+        with garbage() as found:
+            for priority in range(1, TIMES + 4):
+                next_one = asks(priority)
+                await last
+                last = next_one
+        assert line.refused["displaced"] == TIMES + 3
+        await cancelled(last)
+    assert_none(found)
+
+
+async def test_a_body_whose_parser_process_dies_leaves_no_garbage() -> None:
+    process = ParserProcess(boot="raise SystemExit")
+
+    async def job() -> None:
+        with contextlib.suppress(GatewayError):
+            await process.ask(("chat",), b"{}")
+
+    await job()
     with garbage() as found:
-        await several(run, data, TIMES, leaves=leaves)
+        for _ in range(TIMES):
+            await job()
+    await process.close()
+    assert_none(found)
+    assert process.started > TIMES
+
+
+def one_place(replica: FakeReplica, **line: float) -> contextlib.AbstractAsyncContextManager[Running]:
+    """line: of the pool, how many may wait, and how long."""
+    return running(pools=[{"replicas": [replica.url], "max_inflight": 1, **line}])
+
+
+@contextlib.asynccontextmanager
+async def under_way(run: Running) -> AsyncIterator[None]:
+    """A request that has its pool's only place meanwhile."""
+    task = asyncio.create_task(exchange(run, post(BODY), ends=False))
+    await eventually(lambda: run.gateway.fleet.pools[0].admission.inflight == 1)
+    try:
+        yield
+    finally:
+        await cancelled(task)
+
+
+async def cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def leaves_none(run: Running, data: bytes, *, leaves: bool = False, rests: bool = True) -> None:
+    await several(run, data, 3, leaves=leaves, rests=rests)  # caches, and what is made once
+    with garbage() as found:
+        await several(run, data, TIMES, leaves=leaves, rests=rests)
     assert_none(found)
 
 
