@@ -113,10 +113,10 @@ class Answers:
 
         try:
             if kept is None:
-                reply.begin(attempt.status, headers, length=None, first=tap.feed(attempt.take()))
+                reply.begin(attempt.status, headers, length=None, first=tap.feed(attempt.take_turn()))
             else:
                 reply.begin(attempt.status, headers, length=None)
-                keep(attempt.take())
+                keep(attempt.take_turn())
             reply.feed_from(attempt)
             await attempt.pump(keep if kept else sink)
             last = tap.finish()  # before it is asked: some engines end with a [DONE] that has no blank line behind it

@@ -18,7 +18,7 @@ from gateway.pools import Pool
 MAX_SHOWN: Final = 8192  # models
 MAX_SHOWN_BYTES: Final = 8 << 20  # of their entries
 _MAX_LOOKUPS: Final = 2 * MAX_SHOWN  # of models whose pool is asked for: another one may serve them
-_MAX_LISTED: Final = 200_000  # entries of replicas' lists that are looked at: most replicas list what the others do
+_MAX_LISTED: Final = 100_000  # entries of replicas' lists that are looked at: most replicas list what the others do
 
 
 class Catalog:

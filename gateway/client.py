@@ -32,6 +32,7 @@ from gateway.errors import internal_error
 from gateway.plain import Beginning, read_head
 from gateway.reply import Reply
 from gateway.short import ShortWay
+from gateway.turns import AT_ONCE, first_turn
 
 if TYPE_CHECKING:
     from gateway.front import Front
@@ -61,9 +62,13 @@ class ClientConnection(web.RequestHandler):
         "_front",
         "_gone",
         "_half_closed",
+        "_late",
+        "_late_lease",
+        "_late_size",
         "_lent",
         "_lost_track",
         "_short",
+        "_turn",
         "_unread",
         "lease",
         "local",
@@ -78,6 +83,10 @@ class ClientConnection(web.RequestHandler):
         self._bounded: BoundedParser | None = None
         self._lent = False  # aiohttp was given a message, and may still be at it
         self._lost_track = False  # it was given bytes of which we do not know where their message ends
+        self._late: bytes | None = None  # what aiohttp is to get in later turns of the event loop; meanwhile nothing is read
+        self._late_size = 0  # so many bytes of it in a turn
+        self._late_lease: Lease | None = None
+        self._turn = False  # the next one is due
         self._half_closed = False  # the client sends no more
         self._gone: asyncio.Future[None] | None = None  # while the connection lingers
         self._client = ""  # what fairness goes by; "" before it is admitted and after its end
@@ -122,6 +131,7 @@ class ClientConnection(web.RequestHandler):
         for message, _ in self._messages:  # of an error nobody has seen: its frames refer to it, and to this connection
             if (error := getattr(message, "exc", None)) is not None:
                 error.__traceback__ = None
+        self._drop_late()
         self._release_unread()
         self._end_linger()
 
@@ -139,7 +149,7 @@ class ClientConnection(web.RequestHandler):
     def idle(self) -> bool:
         """Whether it waits for a request: none is being handled or answered, and of the next one the head is not complete."""
         waits = self._waiter is not None and not self._waiter.done()
-        return waits and not self._messages and self._short.request is None
+        return waits and not self._messages and self._short.request is None and self._late is None
 
     def make_room(self, client: str) -> None:
         """Close this connection, whose place a connection of that client takes at once."""
@@ -160,7 +170,63 @@ class ClientConnection(web.RequestHandler):
                 self._short.begin(begun, data)
             return
         self._lent, self._lost_track = True, begun is None or len(data) != begun.end + begun.length
-        self._lend(data)
+        if self._late is not None:  # TLS in front of aiohttp may have some more when it is told to pause
+            self._wait_turn(self._late + data)
+        elif len(data) > AT_ONCE and (size := first_turn(data)) < len(data):
+            self._late_size = size
+            self._wait_turn(data[size:])
+            self._lend(data[:size])
+            self._go_on()
+        else:
+            self._lend(data)
+
+    def _wait_turn(self, late: bytes) -> None:
+        """Give it to aiohttp in further turns of the event loop, and read nothing meanwhile."""
+        if self._late_lease is None:
+            assert self._short.account
+            self._late_lease = self._short.account.lease()
+        if not self._late_lease.resize(len(late)):
+            self._abort()
+            return
+        self._late = late
+        self._pause_transport_reading()
+
+    def _go_on(self) -> None:
+        """The next part of what is late, in the next turn, if aiohttp takes more."""
+        if self._late is not None and not (self._turn or self._reading_paused or self._buffer_paused):
+            self._turn = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn = False
+        late = self._late
+        if late is None or self._reading_paused or self._buffer_paused:
+            return
+        if self.transport is None or self.transport.is_closing():
+            self._drop_late()
+            return
+        if len(late) > self._late_size:
+            self._late = late[self._late_size :]
+            self._lend(late[: self._late_size])
+            self._go_on()
+        else:
+            self._drop_late()
+            self._lend(late)
+            if not (self._reading_paused or self._buffer_paused):
+                self._resume_transport_reading()
+
+    def _drop_late(self) -> None:
+        self._late = None
+        if self._late_lease is not None:
+            self._late_lease.close()
+            self._late_lease = None
+
+    def _resume_transport_reading(self) -> None:
+        """aiohttp takes more: what is late comes first."""
+        if self._late is None:
+            super()._resume_transport_reading()
+        else:
+            self._go_on()
 
     def _lend(self, data: bytes) -> None:
         """Give bytes to aiohttp."""

@@ -143,6 +143,10 @@ class Attempt:
         """What of the body is here and was not taken yet."""
         return self._open.take()
 
+    def take_turn(self) -> bytes:
+        """Likewise, but not more than should be read in one turn of the event loop; `pump` gives the rest."""
+        return self._open.take_turn()
+
     async def read(self, limit: int) -> bytes:
         """The whole body. Raises ReplicaFailure if it ends too early or is longer than `limit` bytes."""
         body = b"" if (self.head.length or 0) > limit else await self.read_begin(limit)

@@ -114,7 +114,7 @@ class Resumer:
             splice.tap.raise_failure()
 
         try:
-            sink(attempt.take())
+            sink(attempt.take_turn())
             reply.feed_from(attempt)
             await attempt.pump(sink)
             last = splice.finish()

@@ -121,7 +121,7 @@ class StreamTap:
                 return False
         if unread:
             return True
-        if b"[DONE]" in event and data_of(event).strip() == b"[DONE]":
+        if len(event) <= MAX_PARSED_EVENT and b"[DONE]" in event and data_of(event).strip() == b"[DONE]":
             self.done = True
         if b'"usage"' not in event:
             return True

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple, cast
 
 from gateway.errors import ClientStalled, ReplicaFailure
 from gateway.http1 import Answer, FramingError
+from gateway.turns import AT_ONCE, first_turn
 
 MAX_UNREAD: Final = 1 << 18  # bytes of an answer that nobody has asked for yet; beyond this the connection is not read
 MAX_JOINED: Final = 1 << 16  # bytes of a body that goes out in one buffer with its head
@@ -46,6 +47,9 @@ class Connection(asyncio.Protocol):
         "_active",
         "_begun",
         "_flowing",
+        "_late",
+        "_late_from",
+        "_late_size",
         "_limits",
         "_loop",
         "_parts",
@@ -55,6 +59,7 @@ class Connection(asyncio.Protocol):
         "_sink",
         "_timer",
         "_transport",
+        "_turn",
         "_unsent",
         "_waiter",
         "_writable",
@@ -78,7 +83,11 @@ class Connection(asyncio.Protocol):
         self._unsent: memoryview | None = None  # the part of the request's body that was not given to the transport yet
         self._writable = True  # the transport accepts more: its buffer is below its high-water mark
         self._sent: Callable[[], None] | None = None  # to be called when the whole request has left this process
-        self._paused_by = 0  # by whom reading is held back: a sum of _OWNER and _UNREAD
+        self._paused_by = 0  # by whom reading is held back: a sum of _OWNER, _UNREAD and _LATE
+        self._late: bytes | None = None  # a read of which not all was read in its turn of the event loop
+        self._late_from = 0  # what of it was read
+        self._late_size = 0  # what of it is read in a turn
+        self._turn = False  # the next one is due
         self._poll: select.poll | None = None
         self._limits = Limits(0, 0, 0)
         self._active = self._begun = self.idle_since = 0.0
@@ -167,6 +176,15 @@ class Connection(asyncio.Protocol):
         self._hold(_UNREAD, on=False)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def take_turn(self) -> bytes:
+        """What of the body is here, or as much of it as should be read in one turn of the event loop: the rest stays here."""
+        data = self.take()
+        size = first_turn(data)
+        if size < len(data):
+            data, rest = data[:size], data[size:]
+            self._parts, self.unread = [rest], len(rest)
+        return data
+
     def still_prefill(self) -> None:
         """The bytes of the body so far are not the answer (keep-alive comments): `first_byte_s` goes on counting."""
         if self._flowing:
@@ -178,8 +196,10 @@ class Connection(asyncio.Protocol):
 
         Raises ReplicaFailure, ClientStalled, or what `sink` raises.
         """
-        if self._parts:
-            sink(self.take())
+        while self._parts:
+            sink(self.take_turn())
+            if self._parts:
+                await asyncio.sleep(0)
         self._sink = sink
         while not (self.complete or self.failure):
             self._waiter = self._loop.create_future()
@@ -208,6 +228,7 @@ class Connection(asyncio.Protocol):
             and answer.head is not None
             and answer.head.keep_alive
             and not answer.rest
+            and self._late is None
             and transport is not None
             and not transport.is_closing()
             and not transport.get_write_buffer_size()
@@ -222,7 +243,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once: how an engine learns that nobody waits for its answer any more."""
-        self._unsent = None
+        self._unsent = self._late = None
         if self._transport:
             self._transport.abort()
 
@@ -250,6 +271,42 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
+        if self._late is not None:  # TLS may have some more when it is told to pause
+            self._late, self._late_from = self._late[self._late_from :] + data, 0
+        elif len(data) > AT_ONCE and (size := first_turn(data)) < len(data):
+            self._late, self._late_from, self._late_size = data, 0, size
+            self._hold(_LATE, on=True)
+            self._read_turn()
+        else:
+            self._read(data)
+
+    def _next_turn(self) -> None:
+        self._turn = False
+        if self._paused_by == _LATE:  # else `_hold` continues
+            self._read_turn()
+
+    def _read_turn(self) -> None:
+        """Read some of what is late, and more of it in the next turn of the event loop."""
+        late = self._late
+        if late is None:
+            return
+        begin, end = self._late_from, self._late_from + self._late_size
+        self._late_from = end
+        if end < len(late):
+            self._read(late[begin:end])
+            self._go_on()
+        else:
+            self._late = None
+            self._read(late[begin:])
+            self._hold(_LATE, on=False)
+
+    def _go_on(self) -> None:
+        """Read the next part of what is late, if nothing else holds reading back."""
+        if self._late is not None and self._paused_by == _LATE and not self._turn:
+            self._turn = True
+            self._loop.call_soon(self._next_turn)
+
+    def _read(self, data: bytes) -> None:
         answer = self.answer
         if answer is None or answer.complete:
             self.abort()  # nobody asked
@@ -292,7 +349,7 @@ class Connection(asyncio.Protocol):
         """No half-open connections: a replica that stops sending is gone. asyncio closes the transport."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = self._unsent = None
+        self._transport = self._unsent = self._late = None
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -346,6 +403,7 @@ class Connection(asyncio.Protocol):
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
+        self._go_on()
 
     def __repr__(self) -> str:
         return f"<Connection {'up' if self.alive else 'down'}, used {self.used} times, {self.answer!r}>"
@@ -353,3 +411,4 @@ class Connection(asyncio.Protocol):
 
 _OWNER: Final = 1
 _UNREAD: Final = 2
+_LATE: Final = 4

@@ -1,0 +1,185 @@
+"""What is much work to read is read in many turns of the event loop, from clients and from replicas, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from yarl import URL
+
+from gateway.turns import AT_ONCE, first_turn
+from gateway.upstream import Connection
+from tests.fakes import STREAM_HEAD, FakeReplica, FakeRequest, answers, chunk, event
+from tests.fakes import says as writes
+from tests.gateway.conftest import eventually, longest_pause, running
+from tests.gateway.test_garbage import STREAMED, post
+from tests.gateway.test_upstream import ANSWER, LIMITS, connected
+
+TURN_S = 0.1  # of CPU: five times what they take; read at once they take some tenths of a second
+
+
+@given(st.lists(st.sampled_from([b"\n", b"\r", b"x", b"\n" * 999, b"x" * 999, b"data: a\n\n"]), max_size=400).map(b"".join))
+def test_a_turn_is_everything_unless_it_has_very_many_lines(data: bytes) -> None:
+    size, lines = first_turn(data), data.count(b"\n") + data.count(b"\r")
+    assert 0 <= size <= len(data)
+    if len(data) <= AT_ONCE or lines <= 256:
+        assert size == len(data)
+    else:
+        assert size >= 1024
+        assert size <= max(1024, 256 * len(data) / lines)
+
+
+DENSE = b"a\n" * 50_000
+
+
+class Sink:
+    """What came, as it came."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+
+    def __call__(self, data: bytes) -> None:
+        self.parts.append(data)
+
+
+def begun() -> Connection:
+    connection, _ = connected()
+    connection.send(b"GET", to_head=False, limits=LIMITS)
+    connection.data_received(ANSWER)
+    return connection
+
+
+async def pumped(connection: Connection, size: int, sink: Callable[[bytes], None]) -> None:
+    """Until so many bytes have gone into the sink."""
+    task = asyncio.create_task(connection.pump(sink))
+    assert isinstance(sink, Sink)
+    await eventually(lambda: sum(map(len, sink.parts)) >= size)
+    connection.eof_received()
+    connection.connection_lost(None)
+    await task
+
+
+async def test_a_replica_s_dense_read_is_passed_on_in_turns() -> None:
+    connection, sink = begun(), Sink()
+    task = asyncio.create_task(pumped(connection, len(DENSE), sink))
+    await asyncio.sleep(0)
+    connection.data_received(DENSE)
+    assert sum(map(len, sink.parts)) <= 1024
+    await task
+    assert b"".join(sink.parts) == DENSE
+    assert max(map(len, sink.parts)) <= 1024
+
+
+async def test_what_waits_for_its_owner_is_passed_on_in_turns() -> None:
+    connection, sink = begun(), Sink()
+    for at in range(0, len(DENSE), 1000):
+        connection.data_received(DENSE[at : at + 1000])
+    assert len(connection.take_turn()) == 1024
+    await pumped(connection, len(DENSE) - 1024, sink)
+    assert max(map(len, sink.parts)) <= AT_ONCE
+    assert b"".join(sink.parts) == DENSE[1024:]
+
+
+async def test_a_dense_read_waits_while_its_owner_is_paused() -> None:
+    connection, sink = begun(), Sink()
+    task = asyncio.create_task(pumped(connection, len(DENSE), sink))
+    await asyncio.sleep(0)
+    connection.data_received(DENSE)
+    connection.pause()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert sum(map(len, sink.parts)) <= 1024
+    connection.resume()
+    await task
+    assert b"".join(sink.parts) == DENSE
+
+
+async def test_a_connection_with_unread_bytes_is_not_used_again() -> None:
+    connection, transport = connected()
+    connection.send(b"GET", to_head=False, limits=LIMITS)
+    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok" + DENSE)
+    assert connection.complete
+    assert not connection.release()
+    assert transport.closed
+    connection.connection_lost(None)
+
+
+TINY = event("a")
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        pytest.param(TINY + b"\n\n" * 1_000_000, id="blank lines"),
+        pytest.param(TINY + b'"usage"\n\n' * 200_000, id="words of ours"),
+        pytest.param(TINY + (b"[DONE]\n" + b"d\n" * 520_000 + b"\n") * 4, id="long events"),
+        pytest.param(TINY + b"\r" * 1_000_000, id="carriage returns"),
+        pytest.param(TINY * 10_000, id="tokens"),
+    ],
+)
+@pytest.mark.parametrize("resume", [False, True])
+async def test_a_replica_s_stream_does_not_hold_the_loop(stream: bytes, resume: bool) -> None:
+    data = STREAM_HEAD + chunk(stream) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    async with FakeReplica([writes(data)]) as replica, running(pools=[pool(replica, resume=resume)]) as run:
+        await holds_no_loop(run.url, post(STREAMED, "Connection: close"), least=len(stream))
+
+
+async def test_a_replica_s_tiny_chunks_do_not_hold_the_loop() -> None:
+    data = STREAM_HEAD + chunk(TINY) + b"1\r\n\n\r\n" * 300_000 + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    async with FakeReplica([writes(data)]) as replica, running(replica) as run:
+        await holds_no_loop(run.url, post(STREAMED, "Connection: close"), least=300_000)
+
+
+@pytest.mark.parametrize("event_", [TINY, b'data:{"choices":[]}\n\n'], ids=["tokens", "nothing"])
+async def test_a_continuation_does_not_hold_the_loop(event_: bytes) -> None:
+    rest = STREAM_HEAD + chunk(event_ * 10_000) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+    async def breaks_off_once(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        goes_on = b"continue_final_message" in request.body
+        await writes(rest if goes_on else STREAM_HEAD + chunk(TINY))(request, writer)
+        if not goes_on:
+            writer.close()
+
+    async with FakeReplica([breaks_off_once]) as one, FakeReplica([breaks_off_once]) as other:
+        async with running(pools=[pool(one, other, resume=True)]) as run:
+            await holds_no_loop(run.url, post(STREAMED, "Connection: close"), least=10_000 * len(event_))
+        assert len(one.requests) == len(other.requests) == 1
+
+
+async def test_a_client_s_tiny_chunks_do_not_hold_the_loop_and_all_arrive() -> None:
+    text = "x" * 150_000
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    async with FakeReplica([answers()]) as replica, running(replica) as run:
+        await holds_no_loop(run.url, head + chunks + b"0\r\n\r\n", least=100, times=4)
+        assert [request.body for request in replica.requests] == [body] * 4
+
+
+def pool(*replicas: FakeReplica, resume: bool) -> dict[str, object]:
+    return {"replicas": [replica.url for replica in replicas], "resume_streams": resume}
+
+
+async def holds_no_loop(url: str, data: bytes, *, least: int, times: int = 1) -> None:
+    """So many clients at once send this; each gets so many bytes at least."""
+
+    async def ask() -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", URL(url).port)
+        writer.write(data)
+        answer = await reader.read()
+        writer.transport.abort()
+        assert answer.startswith(b"HTTP/1.1 200 "), answer[:300]
+        return len(answer)
+
+    sizes: list[int] = []
+
+    async def all_ask() -> None:
+        sizes.extend(await asyncio.gather(*(ask() for _ in range(times))))
+
+    longest = await longest_pause(all_ask)
+    assert min(sizes) >= least
+    assert longest < TURN_S
