@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from gateway.config import Config, load
+from gateway.config import Config, ReplicaConfig, load
 from gateway.reload import Source
 from gateway.typed import ConfigError
 from tests.configmap import ConfigMap
@@ -101,8 +101,32 @@ async def test_who_joins_answers_at_once_and_who_leaves_finishes_what_runs() -> 
         gauges = {name for name in await run.metrics() if name.startswith("warmroute_replica_") and "_total" not in name}
         assert not [name for name in gauges if old.name in name]
         assert [name for name in gauges if new.name in name]
-        await eventually(lambda: old.url not in repr(run.gateway.relay))
+        await eventually(lambda: old.name not in repr(run.gateway.relay))
         run.gateway.router.check()
+
+
+async def test_an_addition_that_fails_keeps_the_way_to_a_replica_that_is_leaving() -> None:
+    """An operator adds a replica with the URL of one that is leaving, and hangs up before it has answered."""
+    go_on, asked = asyncio.Event(), asyncio.Event()
+
+    async def silent(_request: FakeRequest, _writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await go_on.wait()
+
+    health = {"interval_s": 60}
+    async with FakeReplica([streams("a", "b", hold=go_on)]) as old, FakeReplica() as new, running(old, health=health) as run:
+        parts = await opened(run)
+        await reload(run, new, health=health)
+        old.listing = silent
+        adding = asyncio.create_task(run.gateway.reload.add(0, ReplicaConfig(old.url, "again")))
+        await asked.wait()
+        adding.cancel()
+        await asyncio.wait([adding])
+        assert adding.cancelled()
+        assert old.name in repr(run.gateway.relay)
+        go_on.set()
+        assert [part.choices[0].delta.content async for part in parts] == ["b"]
+        await eventually(lambda: old.name not in repr(run.gateway.relay))
 
 
 class Counted:
