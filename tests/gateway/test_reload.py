@@ -479,3 +479,11 @@ async def test_a_reload_to_many_replicas_does_not_hold_requests(pools: int, repl
                 await eventually(lambda: all(state.failed_probes > 1 for state in run.gateway.fleet.replicas))
 
             assert await longest_pause(change) < 0.12
+
+
+async def test_the_event_loop_turns_while_many_replicas_are_asked_that_will_join() -> None:
+    urls = [{"url": f"http://127.0.0.1:9/{number}", "name": f"r{number}"} for number in range(2000)]
+    config = load(None, {"listen": "127.0.0.1:0", "pools": [{"replicas": urls}]}, env={})
+    async with FakeReplica() as one, running(one) as run:
+        longest = await longest_pause(lambda: run.gateway.fleet.meet(config, run.gateway.relay))
+    assert longest < 0.05, "at once it would take 0.1 s"
