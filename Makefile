@@ -59,13 +59,14 @@ test-compiled: $(COMPILED)/.made
 	cd $(COMPILED) && HYPOTHESIS_PROFILE=compiled $(abspath $(BIN))/$(PYTEST) \
 		tests/gateway tests/router tests/chaos -m "not tools" -p no:cacheprovider $(ARGS)
 
-# Load, kills, restarts and hostile clients for MINUTES, and a conservation law at the end; the report is in bench/reports.
-# WORKERS=2: with two workers, in a report of its own.
+# Load, kills, restarts and hostile clients for MINUTES, and a conservation law at the end. The report of 30 minutes or more is
+# bench/reports/soak.md, that of a shorter run build/soak.md. WORKERS=2: with two workers, in soak-2-workers.md.
 MINUTES ?= 30
 WORKERS ?= 1
+SOAK_REPORTS = $(shell awk 'BEGIN { print $(MINUTES) < 30 ? "build" : "bench/reports" }')
 soak: $(COMPILED)/.made
 	$(BIN)/python -m bench.soak --minutes $(MINUTES) --workers $(WORKERS) --program $(COMPILED) \
-		--out bench/reports/soak$(if $(filter-out 1,$(WORKERS)),-$(WORKERS)-workers).md
+		--out $(SOAK_REPORTS)/soak$(if $(filter-out 1,$(WORKERS)),-$(WORKERS)-workers).md
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

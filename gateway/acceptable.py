@@ -42,5 +42,5 @@ def has_dot_segment(target: str) -> bool:
 
 
 def invalid_http(why: str) -> GatewayError:
-    """What is not HTTP/1.1. why: one line."""
-    return bad_request(f"The request is not valid HTTP/1.1: {why}", code="invalid_http")
+    """What is not HTTP/1.1. why: one line. aiohttp's ends with a colon where the bytes are shown below it."""
+    return bad_request(f"The request is not valid HTTP/1.1: {why.removesuffix(':')}", code="invalid_http")

@@ -17,11 +17,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.budget import Lease
-from gateway.errors import GatewayError, head_too_large, over_budget
+from gateway.errors import GatewayError, head_too_large, line_too_long, over_budget
 
 MAX_HEAD_BYTES: Final = 64 << 10  # request line and headers
 HEAD_COPIES: Final = 3  # what aiohttp makes of a head: the raw headers, the decoded ones, and what is around them
@@ -41,7 +41,8 @@ class BoundedParser:
     """See the top of this file. It stands in for `parser`, whose methods that are not here are handed through.
 
     Used of aiohttp: that its connection gives all bytes to `_parser.feed_data`, which returns (messages, upgraded, tail); a
-    message's `raw_headers`, `path` and `_replace`; a payload's `total_bytes`, `is_eof`, `read_nowait`, `feed_eof`.
+    message's `raw_headers`, `path` and `_replace`; a payload's `total_bytes`, `is_eof`, `read_nowait`, `feed_eof`; that the
+    second argument of a LineTooLong is the bound.
     """
 
     def __init__(self, parser: Any, lease: Lease) -> None:
@@ -77,6 +78,9 @@ class BoundedParser:
         before = payload.total_bytes if payload is not None else 0
         try:
             messages, upgraded, tail = self._parser.feed_data(data)
+        except LineTooLong as error:
+            self.close()
+            raise Refused(line_too_long(error.args[1])) from None
         except HttpProcessingError:
             self.close()
             raise

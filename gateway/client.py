@@ -431,6 +431,7 @@ class ClientConnection(web.RequestHandler):
     ) -> web.StreamResponse:
         """What is not HTTP is answered once, in our shape, and without a traceback: it is the client's fault."""
         if isinstance(exc, HttpProcessingError):
+            request._version = HttpVersion11  # aiohttp takes what it cannot read for HTTP/1.0
             exc.__traceback__ = None  # its frames hold what the client has sent, and the connection may linger
         if isinstance(exc, Refused):
             return self._front.refuse(exc.error)

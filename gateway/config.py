@@ -122,7 +122,7 @@ class RoutingConfig:
     block_tokens: int = 64
     ttl_s: float = 900.0
     memory_mb: int = 256
-    isolation: str = NONE
+    isolation: str = field(default=NONE, metadata={EXPECTED: f"{NONE} or {TENANT}"})
     expose_headers: str = OPERATORS
 
     def __post_init__(self) -> None:

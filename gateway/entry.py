@@ -92,6 +92,8 @@ class Entry:
 
 def _kind_of(request: Request, record: Record) -> str:
     """What the request's path asks for. Raises GatewayError 405."""
+    if record.path == "/v1/models":  # the application answers GET and HEAD
+        raise GatewayError(405, "method_not_allowed", f"{record.path} takes GET, HEAD.")
     kind = openai.kind_of(record.path)
     if kind != openai.OTHER and request.method != "POST":
         raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.")

@@ -84,6 +84,11 @@ def head_too_large(limit: int) -> GatewayError:
     return GatewayError(431, "head_too_large", f"The request's line and headers are larger than {limit >> 10} KiB together.")
 
 
+def line_too_long(limit: int) -> GatewayError:
+    """limit: bytes that the request line, or any header line, may have."""
+    return GatewayError(431, "head_too_large", f"The request's line, or one of its headers, is longer than {limit:,} bytes.")
+
+
 def over_budget(size: int, largest: int, body: int = 0) -> GatewayError:
     """A request that needs `size` bytes, for which there is no room. largest: what one client can hold at all.
 

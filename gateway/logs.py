@@ -25,8 +25,13 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 def first_of(key: str, names: Collection[str], most: int) -> dict[str, object]:
     """The first `most` names as fields of a line, and how many more there are: lines are bounded."""
-    first = [name[:100] for name in islice(names, most)]
+    first = [shortened(name) for name in islice(names, most)]
     return {key: first, f"more_{key}": len(names) - len(first)} if len(names) > len(first) else {key: first}
+
+
+def shortened(name: str) -> str:
+    """At most 100 characters of it. What is left out is in the middle: many long names begin alike."""
+    return name if len(name) <= 100 else f"{name[:60]}...{name[-37:]}"
 
 
 class JsonFormatter(logging.Formatter):

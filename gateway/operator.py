@@ -105,7 +105,7 @@ class Operator:
         if not isinstance(number, int) or isinstance(number, bool):
             raise bad_request("'pool' is needed: the number of a pool, from 0.", "pool")
         try:
-            replica = convert(ReplicaConfig, body)
+            replica = convert(ReplicaConfig, body, ("pool",))
             self._allow_url(replica)
             if (known := self._fleet.named(replica.name)) and not known.leaving:
                 raise GatewayError(409, "replica_exists", f"There is a replica {replica.name!r} already.", param="name")

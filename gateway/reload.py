@@ -157,7 +157,7 @@ class Reload:
             try:
                 await self._change(config)
             except BaseException:  # the operator's connection ended meanwhile
-                if replica.url not in _urls(self.config):
+                if not self._fleet.uses(replica.url):
                     self._relay.forget(replica.url)
                 raise
 

@@ -280,6 +280,10 @@ class Fleet:
             joining += joined
         _log_each("replica joins", "more replicas join", joining)
 
+    def uses(self, url: str) -> bool:
+        """Whether a replica has this URL, one that is leaving included. O(replicas)."""
+        return any(state.config.url == url for state in self._by_name.values())
+
     def settle(self) -> Sequence[str]:
         """Forget who has left and has nothing to do any more. Returns the URLs where nobody is left. O(replicas)."""
         for state in self.leaving:

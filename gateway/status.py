@@ -49,9 +49,9 @@ class Status:
         return web.Response(body=body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
 
     async def metrics_for_operators(self, request: web.Request) -> web.Response:
-        if request.app.get(ON_ADMIN_LISTENER, False):
+        if self._access.guarded or request.app.get(ON_ADMIN_LISTENER, False):
             self._access.require_operator(request)
-        elif not (self._access.is_operator(request) or self._access.shows_key(request, bearer=True)):
+        elif not self._access.is_operator(request):
             where = "on the admin listener (admin_listen), or for everybody on a listener of their own (metrics_listen)"
             raise GatewayError(403, "forbidden", f"Metrics on this port are for operators. They are also {where}.")
         return await self.metrics(request)

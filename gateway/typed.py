@@ -18,7 +18,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,9 +84,12 @@ def _problem(found: Problem | str) -> Problem:
     return Problem((name,), text)
 
 
-def convert(kind: Any, value: Any) -> Any:
-    """`value` (parsed YAML) as `kind`, a type hint of dataclasses, tuples, mappings and scalars. Raises ConfigError."""
-    reader = _Reader()
+def convert(kind: Any, value: Any, further: Sequence[str] = ()) -> Any:
+    """`value` (parsed YAML) as `kind`, a type hint of dataclasses, tuples, mappings and scalars. Raises ConfigError.
+
+    further: keys that the caller has taken out of the value, to be named where an error lists the known keys.
+    """
+    reader = _Reader(further)
     made = reader.read(kind, value, ())
     if reader.problems:
         raise ConfigError(*reader.problems)
@@ -106,10 +109,11 @@ class _Bad:
 
 
 class _Reader:
-    """Reads values, and collects what is wrong with them."""
+    """Reads values, and collects what is wrong with them. further: known keys of the whole, besides its fields."""
 
-    def __init__(self) -> None:
+    def __init__(self, further: Sequence[str]) -> None:
         self.problems: list[Problem] = []
+        self._further = further
 
     def read(self, kind: Any, value: Any, key: Key) -> Any:
         """The value, or a _Bad."""
@@ -159,7 +163,7 @@ class _Reader:
         hints, fields = typing.get_type_hints(kind), {item.name: item for item in dataclasses.fields(kind)}
         for name in value:
             if name not in hints:
-                hint = _suggestion(kind, str(name)) if len(self.problems) < MAX_PROBLEMS else ""
+                hint = _suggestion(kind, str(name), () if key else self._further) if len(self.problems) < MAX_PROBLEMS else ""
                 self._bad((*key, str(name)), f"unknown key{hint}")
         parts = {
             name: self._field(fields[name], hints[name], item, (*key, name)) for name, item in value.items() if name in hints
@@ -197,8 +201,8 @@ _NAMES: Mapping[Any, str] = types.MappingProxyType(
 )
 
 
-def _suggestion(kind: Any, name: str) -> str:
-    known = [item.name for item in dataclasses.fields(kind) if "env" not in item.metadata]
+def _suggestion(kind: Any, name: str, further: Sequence[str]) -> str:
+    known = [*(item.name for item in dataclasses.fields(kind) if "env" not in item.metadata), *further]
     close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
 

@@ -23,11 +23,24 @@ MAX_VALUES: Final = 50_000  # with each alias as what it stands for
 MAX_SCALAR: Final = 4096  # characters of a text or a number
 
 
+class _BadCharacter(yaml.YAMLError):
+    """A character or byte that YAML does not allow. line: from 1."""
+
+    def __init__(self, text: str, line: int) -> None:
+        super().__init__(text)
+        self.line = line
+
+
 class _Loader(yaml.SafeLoader):
     """YAML in which a key is given once; PyYAML lets the last one win. It looks before merge keys (`<<`) are put in."""
 
     def __init__(self, stream: str) -> None:
-        super().__init__(stream)
+        """Raises _BadCharacter."""
+        try:
+            super().__init__(stream)
+        except yaml.reader.ReaderError as error:
+            line = stream.count("\n", 0, error.position) + 1
+            raise _BadCharacter(f"the character {chr(error.character)!a} is not allowed", line) from None
         self.repeated: list[tuple[int, str]] = []  # (line, what is wrong)
         self._values = 0  # without aliases
 
@@ -36,6 +49,13 @@ class _Loader(yaml.SafeLoader):
         if self._values > MAX_VALUES:
             raise _too_much(self.get_mark())
         return super().compose_node(parent, index)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """With the line of a value that cannot be, such as the date 2026-99-99."""
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
         node = super().compose_scalar_node(anchor)
@@ -88,12 +108,41 @@ def _children(node: yaml.Node) -> Iterable[yaml.Node]:
 
 
 def _text_of(path: Path) -> str:
-    """Raises ConfigError if the file is too large, OSError, ValueError (not UTF-8)."""
+    """Raises ConfigError if the file is too large, OSError, _BadCharacter if it is not UTF-8."""
     with path.open("rb") as file:
         raw = file.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{path}: the file is too large; at most {MAX_BYTES >> 20} MiB are possible")
-    return raw.decode("utf-8")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise _BadCharacter(f"the byte 0x{raw[error.start]:02x} is not UTF-8: {error.reason}", line) from None
+
+
+def _problem_of(error: Exception, path: str) -> Problem:
+    """What is wrong with a file that cannot be read as YAML, and the line, as far as the error tells it."""
+    text, line = str(error), 0
+    if isinstance(error, yaml.MarkedYAMLError):
+        text, line = error.problem or "", _line_at(error.problem_mark)
+        if error.context:
+            text = f"{error.context}{_beginning(error.context_mark, line)}: {text}"
+        line = line or _line_at(error.context_mark)
+    elif isinstance(error, _BadCharacter):
+        line = error.line
+    problem = f"not valid YAML: {' '.join(text.split())}"
+    return Problem((), problem, path, line) if line else Problem((), f"{path}: {problem}")
+
+
+def _line_at(mark: yaml.Mark | None) -> int:
+    """From 1; 0: unknown."""
+    return mark.line + 1 if mark else 0
+
+
+def _beginning(mark: yaml.Mark | None, line: int) -> str:
+    """Where the context of an error in this line begins, if that is another line."""
+    begins = _line_at(mark)
+    return f" that begins in line {begins}" if begins not in (0, line) else ""
 
 
 class YamlFile:
@@ -114,8 +163,8 @@ class YamlFile:
         except OSError as error:
             kind = NotReadable if error.errno in OUT_OF_RESOURCES else ConfigError
             raise kind(f"{path}: {error.strerror}") from error
-        except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date such as 2026-99-99
-            raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        except (yaml.YAMLError, RecursionError) as error:
+            raise ConfigError(_problem_of(error, str(path))) from error
         if values is not None and not isinstance(values, dict):
             raise ConfigError(f"{path}: the file holds a {type(values).__name__}, a mapping of keys is expected")
         self.values: dict[str, Any] = values or {}

@@ -3,8 +3,11 @@
     listener of a silent worker ──► Handover (supervisor): accept ──► socket pair, SCM_RIGHTS ──► Receiver (another worker)
 
 The kernel spreads new connections over the listeners of all workers, also of one that hangs. Its listener stays open and is
-only shared for a while: nothing is lost, a worker that was merely slow goes on to accept, and while no other worker is well
-the connections wait as before. The file descriptors of connections are in the supervisor only for a moment.
+only shared for a while: a worker that was merely slow goes on to accept, and while no other worker is well the connections wait
+as before. The file descriptors of connections are in the supervisor only for a moment.
+
+A connection is lost if the worker that it is passed to ends before it has taken it, or has no file descriptor left for it: the
+kernel then closes it, and the client sees a reset. While the supervisor itself has none left, connections wait in the queue.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from gateway.errors import OUT_OF_RESOURCES
 log = logging.getLogger("warmroute.workers")
 
 BATCH: Final = 64  # connections in one iteration of the event loop
-PAUSE_S: Final = 0.02  # while no receiver has room
+PAUSE_S: Final = 0.02  # while no receiver has room, or this process has no file descriptors or memory left
 _MARK: Final = b"c"  # a file descriptor needs a byte to go with
 
 
@@ -100,13 +103,18 @@ class Handover:
 
 
 class Receiver:
-    """Takes over connections from a Handover from now on and until `close`. Made within the event loop."""
+    """Takes over connections from a Handover from now on and until `close`. Made within the event loop.
+
+    lost: connections in a row that the kernel closed because this process had no file descriptor left for them. The first one
+    is logged, and their number when a connection arrives again.
+    """
 
     def __init__(self, sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         self._sock = sock
         self._opening = Opening(make_protocol)
         self._loop = asyncio.get_running_loop()
         self._open = True
+        self.lost = 0
         sock.setblocking(False)
         self._loop.add_reader(sock, self._receive)
 
@@ -125,11 +133,20 @@ class Receiver:
                 return
             except OSError:
                 mark, numbers, flags = b"", [], 0
-            if flags & socket.MSG_CTRUNC:  # the kernel has closed it
-                log.warning("a connection that was handed over is lost: this worker has no file descriptors left")
             if not mark:  # the supervisor is gone
                 self.close()
                 return
+            self._note(lost=bool(flags & socket.MSG_CTRUNC))
             for number in numbers:
                 os.set_inheritable(number, False)
                 self._opening.add(socket.socket(fileno=number))
+
+    def _note(self, *, lost: bool) -> None:
+        """Log the first of the connections in a row that are lost, and their number when that is over."""
+        if lost:
+            self.lost += 1
+            if self.lost == 1:
+                log.warning("connections that are handed over are lost: this worker has no file descriptors left")
+        elif self.lost:
+            log.warning("connections that are handed over arrive again", extra={"lost": self.lost})
+            self.lost = 0

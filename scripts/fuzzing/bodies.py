@@ -239,10 +239,11 @@ CODINGS: Final[Mapping[str, tuple[bytes, Callable[[bytes, int], bytes], str]]] =
 
 
 class Sent(NamedTuple):
-    """A request: its bytes, the body as a replica should get it, and what should become of it."""
+    """A request: its bytes, the body as a replica should get it, in which coding it was sent, and what should become of it."""
 
     data: bytes
     body: Body
+    coded: bytes
     verdict: str
 
 
@@ -256,7 +257,7 @@ def sent_of(recipe: Recipe, number: int) -> Sent:
         head.append(b"Content-Encoding: " + header)
     head.append(b"Transfer-Encoding: chunked" if recipe["chunked"] else b"Content-Length: %d" % len(coded))
     wire = _chunks(coded) if recipe["chunked"] else coded
-    return Sent(b"\r\n".join((*head, b"", b"")) + wire, body, _verdict(recipe, body, len(coded), decodes))
+    return Sent(b"\r\n".join((*head, b"", b"")) + wire, body, coded, _verdict(recipe, body, len(coded), decodes))
 
 
 def _chunks(coded: bytes) -> bytes:

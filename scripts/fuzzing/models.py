@@ -161,7 +161,7 @@ class Watched:
     def notes(self) -> list[str]:
         return [
             f"Metrics had {len(self.labels)} names of models. Where a replica lists {MAX_MODELS:,} models, an answer took "
-            f"{self.longest_s * 1e3:.0f} ms of CPU time at most, the first one apart."
+            f"{self.longest_s * 1e3:.0f} ms of CPU time at most. Each is asked for three times, and the shortest time counts."
         ]
 
     async def _one(self, recipe: Recipe, chance: Random) -> str:

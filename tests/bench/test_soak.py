@@ -8,6 +8,7 @@ import os
 import random
 import re
 import socket
+import subprocess
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -207,6 +208,21 @@ def test_the_page_says_what_is_broken() -> None:
     assert "| half closed | 100 | 200: 99, 502: 1 |" in good
     bad = report.page(["made"], GOOD, watch, LIMITS, Counter(), Counter(), ["one thing", "another"])
     assert "**The law is broken:**\n\n- one thing\n- another\n" in bad
+
+
+@pytest.mark.parametrize(
+    ("minutes", "workers", "report"),
+    [
+        ("0.5", 1, "build/soak.md"),
+        ("29", 2, "build/soak-2-workers.md"),
+        ("30", 1, "bench/reports/soak.md"),
+        ("60", 2, "bench/reports/soak-2-workers.md"),
+    ],
+)
+def test_a_short_run_does_not_overwrite_the_report(minutes: str, workers: int, report: str) -> None:
+    command = ["make", "--dry-run", "soak", f"MINUTES={minutes}", f"WORKERS={workers}"]
+    told = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True).stdout
+    assert told.split("--out ")[1].split()[0] == report
 
 
 def test_a_short_soak_holds_the_law(tmp_path: Path) -> None:

@@ -198,7 +198,11 @@ async def test_metrics_on_the_clients_port_are_for_operators() -> None:
         assert one.name.encode() not in page
         assert one.name.encode() in (await run.get("/metrics"))[2]
     async with FakeReplica() as one, running(one, admin_key="k-1") as run:
-        assert (await run.get("/metrics"))[0] == 403
+        for path in ("/metrics", "/warmroute/replicas"):
+            for wrong in ({}, {KEY_HEADER: "k-2"}, {"Authorization": "Bearer k-2"}):
+                code, _, page = await run.get(path, headers=wrong)
+                assert (code, json.loads(page)["error"]["code"]) == (401, "invalid_admin_key")
+                assert b"Send the admin key as" in page
         for key in ({KEY_HEADER: "k-1"}, {"Authorization": "Bearer k-1"}):
             assert (await run.get("/metrics", headers={**OUTSIDE, **key}))[0] == 200
 

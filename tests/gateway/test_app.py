@@ -108,6 +108,8 @@ async def test_a_compressed_body_is_read_and_sent_plain() -> None:
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("POST", "/health", 405, "method_not_allowed"),
         ("GET", "/warmroute/route", 405, "method_not_allowed"),
+        ("POST", "/v1/models", 405, "method_not_allowed"),
+        ("OPTIONS", "/v1/models", 405, "method_not_allowed"),
     ],
 )
 async def test_wrong_paths_and_methods(method: str, path: str, status: int, code: str) -> None:

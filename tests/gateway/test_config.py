@@ -350,6 +350,40 @@ def test_a_file_that_stands_for_too_much_is_refused_soon(text: str, message: str
     assert time.thread_time() - begun < 20, "each bomb takes hours; 50,000 values some seconds"
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        (
+            "pools:\n- replicas: [http://a:1\n- x: 2\n",
+            3,
+            "while parsing a flow sequence that begins in line 2: expected ',' or ']'",
+        ),
+        ("a: 1\nb: c: d\n", 2, "mapping values are not allowed here"),
+        ("pools:\n\t- replicas: []\n", 2, r"character '\t' that cannot start any token"),
+        ("x: 1\n" + laughs(9, "x"), 6, "stands for more than 50000 values"),
+        ("x: 1\ny: *a\n", 2, "found undefined alias 'a'"),
+        ("x: 1\ny: 2026-99-99\n", 2, "month must be in 1..12"),
+        ("x: 1\ny: \x00\n", 2, r"the character '\x00' is not allowed"),
+    ],
+    ids=["sequence", "mapping", "tab", "aliases", "no such alias", "date", "character"],
+)
+def test_what_is_not_yaml_is_told_with_its_line(text: str, line: int, what: str, tmp_path: Path) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load(path, {}, env={})
+    told = str(caught.value)
+    assert told.startswith(f"{path}:{line}: not valid YAML: "), told
+    assert what in told
+    assert "<unicode string>" not in told
+
+
+def test_bytes_that_are_not_utf_8_are_told_with_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "warmroute.yaml"
+    path.write_bytes(b"x: 1\ny: \xff\n")
+    with pytest.raises(ConfigError, match=r"warmroute\.yaml:2: not valid YAML: the byte 0xff is not UTF-8"):
+        load(path, {}, env={})
+
+
 def test_aliases_within_bounds_are_no_error(tmp_path: Path) -> None:
     text = f"pools:\n- replicas: &r [{{url: '{URL}', name: a}}]\nprices: {{a: &p {{input: 1, output: 1}}, b: *p, c: *p}}"
     assert len(load(written(tmp_path, text), {}, env={}).prices) == 3
@@ -588,6 +622,7 @@ def test_each_problem_has_its_place_and_none_is_told_twice(raw: dict[str, Any]) 
         ({"admin_listen": "8001"}, "admin_listen: '8001' is not host:port, .* nor 'unix:/path', nor 'off', nor 'auto'"),
         ({"metrics_listen": "auto"}, "metrics_listen: 'auto' is not host:port, for example 0.0.0.0:8000, nor 'off'"),
         ({"routing": {"isolation": "user"}}, "routing.isolation: 'user' is not one of none, tenant"),
+        ({"routing": {"isolation": True}}, "routing.isolation: none or tenant is expected, got True"),
         ({"routing": {"expose_headers": "some"}}, "routing.expose_headers: 'some' is not one of operators, all"),
     ],
 )

@@ -293,6 +293,40 @@ async def test_a_head_is_bounded_as_a_whole(end: bytes) -> None:
         await released(run)
 
 
+@pytest.mark.parametrize("line", [b"X-A: " + b"a" * 70_000, b"a" * 70_000 + b": x"], ids=["value", "name"])
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
+async def test_a_single_header_is_bounded(line: bytes, end: bytes) -> None:
+    async with FakeReplica() as replica, running(replica) as run:
+        async with dial(run) as (reader, writer):
+            writer.write(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n" + line + end)
+            assert await refused_as(reader) == (431, "head_too_large")
+        await released(run)
+
+
+async def test_a_request_line_is_bounded() -> None:
+    async with FakeReplica() as replica, running(replica) as run:
+        async with dial(run) as (reader, writer):
+            writer.write(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert await refused_as(reader) == (431, "head_too_large")
+        await released(run)
+
+
+async def test_what_is_not_http_is_said_in_a_whole_sentence() -> None:
+    async with FakeReplica() as replica, running(replica) as run, dial(run) as (reader, writer):
+        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n")
+        message = error_of((await read_answer(reader))[2])["message"]
+        assert message == "The request is not valid HTTP/1.1: Content-Length can't be present with Transfer-Encoding"
+
+
+async def refused_as(reader: asyncio.StreamReader) -> tuple[int, str]:
+    """(status, error code) of an answer in HTTP/1.1 after which the connection is closed."""
+    line = await reader.readline()
+    assert line.startswith(b"HTTP/1.1 "), line
+    headers, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert b"connection: close" in headers.lower()
+    return int(line.split()[1]), error_of(body)["code"]
+
+
 async def test_a_head_just_below_the_bound_is_read() -> None:
     async with FakeReplica() as replica, running(replica) as run, dial(run) as (reader, writer):
         writer.write(large_head(MAX_HEAD_BYTES - 4000) + b"\r\n")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.log_output import Output
-from gateway.logs import Handler, JsonFormatter
+from gateway.logs import Handler, JsonFormatter, first_of
 from gateway.request_log import RequestLog
 
 
@@ -54,6 +54,16 @@ def test_a_line_has_time_level_logger_message_and_the_extras() -> None:
         "models": ["m"],
         "cost": 0.5,
     }
+
+
+def test_long_names_that_begin_alike_can_be_told_apart() -> None:
+    names = [f"http://{'inference.' * 20}example:{port}" for port in (8001, 8002)]
+    told = first_of("replicas", [*names, "x" * 100, "c"], 3)
+    first, second, whole = told["replicas"]  # type: ignore[misc]
+    assert (len(first), len(second), whole) == (100, 100, "x" * 100)
+    assert first != second
+    assert (first[:60], first[-37:]) == (names[0][:60], names[0][-37:])
+    assert told["more_replicas"] == 1
 
 
 cycle: list[Any] = []

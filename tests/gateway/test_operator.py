@@ -150,7 +150,7 @@ async def test_metrics_on_the_admin_listener_ask_for_the_key_as_operator_endpoin
                 assert (answer.status, (await answer.json())["error"]["code"]) == (401, "invalid_admin_key")
         async with run.session.get(f"{run.admin_url}/metrics", headers={"Authorization": "Bearer k-1"}) as answer:
             assert answer.status == 200
-        assert (await run.get("/metrics"))[0] == 403, "on the clients' port"
+        assert (await run.get("/metrics"))[0] == 401, "on the clients' port"
     async with FakeReplica() as one, running(one) as run:
         async with run.session.get(f"{run.admin_url}/metrics", headers={"X-Forwarded-For": "203.0.113.5"}) as answer:
             error = (await answer.json())["error"]
@@ -300,6 +300,8 @@ async def test_what_cannot_be_added_or_drained_is_said() -> None:
             ({}, 400, "invalid_request", "url: missing"),
             ({"url": "ftp://x"}, 400, "invalid_request", "is not a base URL"),
             ({"url": "http://x", "nmae": "y"}, 400, "invalid_request", "did you mean 'name'"),
+            ({"url": "http://x", "zzz": 1}, 400, "invalid_request", "known keys: url, name, capacity_tokens, pool"),
+            ({"url": "http://x", "pol": 0}, 400, "invalid_request", "did you mean 'pool'"),
             ({"url": "http://x", "pool": 1}, 400, "invalid_request", "there is no pool 1"),
             ({"url": "http://x", "pool": True}, 400, "invalid_request", "'pool' is needed"),
             ({"url": one.url}, 409, "replica_exists", one.name),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from gateway.config import Config, load
+from gateway.config import Config, ReplicaConfig, load
 from gateway.reload import Source
 from gateway.typed import ConfigError
 from tests.configmap import ConfigMap
@@ -101,8 +101,32 @@ async def test_who_joins_answers_at_once_and_who_leaves_finishes_what_runs() -> 
         gauges = {name for name in await run.metrics() if name.startswith("warmroute_replica_") and "_total" not in name}
         assert not [name for name in gauges if old.name in name]
         assert [name for name in gauges if new.name in name]
-        await eventually(lambda: old.url not in repr(run.gateway.relay))
+        await eventually(lambda: old.name not in repr(run.gateway.relay))
         run.gateway.router.check()
+
+
+async def test_an_addition_that_fails_keeps_the_way_to_a_replica_that_is_leaving() -> None:
+    """An operator adds a replica with the URL of one that is leaving, and hangs up before it has answered."""
+    go_on, asked = asyncio.Event(), asyncio.Event()
+
+    async def silent(_request: FakeRequest, _writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await go_on.wait()
+
+    health = {"interval_s": 60}
+    async with FakeReplica([streams("a", "b", hold=go_on)]) as old, FakeReplica() as new, running(old, health=health) as run:
+        parts = await opened(run)
+        await reload(run, new, health=health)
+        old.listing = silent
+        adding = asyncio.create_task(run.gateway.reload.add(0, ReplicaConfig(old.url, "again")))
+        await asked.wait()
+        adding.cancel()
+        await asyncio.wait([adding])
+        assert adding.cancelled()
+        assert old.name in repr(run.gateway.relay)
+        go_on.set()
+        assert [part.choices[0].delta.content async for part in parts] == ["b"]
+        await eventually(lambda: old.name not in repr(run.gateway.relay))
 
 
 class Counted:
@@ -455,3 +479,11 @@ async def test_a_reload_to_many_replicas_does_not_hold_requests(pools: int, repl
                 await eventually(lambda: all(state.failed_probes > 1 for state in run.gateway.fleet.replicas))
 
             assert await longest_pause(change) < 0.12
+
+
+async def test_the_event_loop_turns_while_many_replicas_are_asked_that_will_join() -> None:
+    urls = [{"url": f"http://127.0.0.1:9/{number}", "name": f"r{number}"} for number in range(2000)]
+    config = load(None, {"listen": "127.0.0.1:0", "pools": [{"replicas": urls}]}, env={})
+    async with FakeReplica() as one, running(one) as run:
+        longest = await longest_pause(lambda: run.gateway.fleet.meet(config, run.gateway.relay))
+    assert longest < 0.05, "at once it would take 0.1 s"

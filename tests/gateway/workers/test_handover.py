@@ -8,6 +8,8 @@ import os
 import socket
 from collections.abc import Iterator
 
+import pytest
+
 from gateway.workers.handover import BATCH, Handover, Receiver
 from tests.gateway.conftest import eventually
 from tests.limits import open_files as open_files_limit
@@ -85,6 +87,25 @@ async def test_without_file_descriptors_it_asks_again_later_and_not_at_once() ->
                 await eventually(lambda: handover._retry is not None)
             assert await asyncio.to_thread(client.recv, 5) == b"hello"
         handover.close()
+        receiver.close()
+
+
+async def test_connections_that_are_lost_for_want_of_descriptors_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    with sockets() as (listener, ours, its):
+        receiver = Receiver(its, Greeter)
+        for lost in (5, 3):
+            caplog.clear()
+            with open_files_limit(0):
+                for _ in range(lost):
+                    socket.send_fds(ours, [b"c"], [listener.fileno()])
+                await eventually(lambda lost=lost: receiver.lost == lost)  # type: ignore[misc]
+            with contextlib.closing(Handover([listener], lambda: [ours])):
+                assert await greeting(listener) == b"hello"
+            told = [(record.message, vars(record).get("lost")) for record in caplog.records]
+            assert told == [
+                ("connections that are handed over are lost: this worker has no file descriptors left", None),
+                ("connections that are handed over arrive again", lost),
+            ]
         receiver.close()
 
 
