@@ -89,8 +89,8 @@ class NeedsHelper(Exception):
 def chat_prompt(body: Mapping[str, Any], most: int = 0) -> bytes:
     """The canonical prompt of a chat request. Raises GatewayError 400 where the messages are not messages.
 
-    most: how many parts it may have, or NeedsHelper is raised; 0: any number. A message and the list of its content count before
-    their fields and parts are read, so that no more than `most` of them are read in vain.
+    most: how many parts it may have, or NeedsHelper is raised; 0: any number. The further fields of a message and the parts of
+    a content are counted before they are read, so that no more than `most` are read in vain.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
