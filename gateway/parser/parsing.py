@@ -4,8 +4,8 @@ What a body costs depends on its values more than on its length. So a body is pa
 cannot have too many values (UNCOUNTED_BYTES: half a millisecond; 10 to 20 if it consists of brackets), or if it is not long
 (INLINE_BYTES) and has no more values than INLINE_STRUCTURE. Counting them takes half a millisecond a MiB. Parsing takes 1 to 3
 ms a MiB of text, and 15 to 40 ms for the worst of such bodies: an object with 131,000 different names, say, or 64,000 nested
-objects. How long it takes to put the prompt together is bounded by MAX_PARTS, which is checked before the fields of a message or
-a list of parts are read: a body that has more costs little more than its parsing.
+objects. How long it takes to put the prompt together is bounded by MAX_PARTS, which is checked before the fields of a message
+or a list of parts are read: a body that has more costs little more than its parsing.
 
 Any other body is parsed by `process.py` while the loop turns, with a bound on its structure, and comes back as an ApiRequest
 whose block keys are made already. bench/parsing.py has the measurements.
