@@ -183,10 +183,9 @@ def _part(part: Any, where: str) -> bytes:
     kind, text = part.get("type", "text"), part.get("text")
     if not isinstance(text, str) or not isinstance(kind, str) or kind not in _TEXT_TYPES:
         return _DIGEST + _digest(part)
-    if len(part) == 1 + ("type" in part):
+    if len(part) == 1 + ("type" in part) + (_MARKER in part):
         return text.encode()
-    others = _without(part, "type", "text", _MARKER)
-    return text.encode() + _DIGEST + _digest(others) if others else text.encode()
+    return text.encode() + _DIGEST + _digest(_without(part, "type", "text", _MARKER))
 
 
 def _digest(part: dict[str, Any]) -> bytes:
