@@ -76,10 +76,10 @@ _USUAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "echo": (False,),
 }
 _MAX_TOKEN_ID: Final = (1 << 32) - 1
-_PLACED_KEYS: Final = frozenset(["role", "name", "content"])
 _TEXT_TYPES: Final = frozenset(["text", "input_text", "output_text"])
 # A marker for a provider's cache: it moves to the newest message with every turn, and no template prints it.
 _MARKER: Final = "cache_control"
+_NO_FURTHER_FIELDS: Final = frozenset(["role", "name", "content", _MARKER])  # of a message
 
 
 class NeedsHelper(Exception):
@@ -89,7 +89,8 @@ class NeedsHelper(Exception):
 def chat_prompt(body: Mapping[str, Any], most: int = 0) -> bytes:
     """The canonical prompt of a chat request. Raises GatewayError 400 where the messages are not messages.
 
-    most: how many parts it may have, or NeedsHelper is raised; 0: any number.
+    most: how many parts it may have, or NeedsHelper is raised; 0: any number. The further fields of a message and the parts of
+    a content are counted before they are read, so that no more than `most` are read in vain.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -153,15 +154,21 @@ def _add_message(parts: list[bytes], message: Any, index: int, most: int) -> Non
     elif content is not None:
         _add_content(parts, content, f"messages[{index}].content", most)
     if len(message) > 1 + ("content" in message) + ("name" in message):
-        # A template reads a message's fields by name: their order does not matter.
-        others = sorted(key for key, value in message.items() if value is not None and key not in _PLACED_KEYS)
-        parts += [_FIELD + key.encode() + b"=" + _json(message[key]) for key in others if key != _MARKER]
+        if len(parts) + len(message) > most:
+            raise NeedsHelper
+        # A template reads a message's fields by name: their order does not matter. Names in UTF-8 sort as the texts do, by code
+        # point, and long ones that begin alike sort faster. No two are equal, so the values are not compared.
+        fields = [
+            (key.encode(), value) for key, value in message.items() if value is not None and key not in _NO_FURTHER_FIELDS
+        ]
+        fields.sort()
+        parts += [_FIELD + key + b"=" + _json(value) for key, value in fields]
 
 
 def _add_content(parts: list[bytes], content: Any, where: str, most: int) -> None:
     if not isinstance(content, list):
         raise bad_request(f"{where} must be a string or a list of content parts.", where)
-    if len(parts) + len(content) > most:
+    if len(parts) + 2 * len(content) - 1 > most:  # each part, and what separates it from the next
         raise NeedsHelper
     # One text part reads as the plain string: templates print both alike.
     for number, part in enumerate(content):
@@ -176,16 +183,23 @@ def _part(part: Any, where: str) -> bytes:
     kind, text = part.get("type", "text"), part.get("text")
     if not isinstance(text, str) or not isinstance(kind, str) or kind not in _TEXT_TYPES:
         return _DIGEST + _digest(part)
-    if len(part) == 1 + ("type" in part):
+    if len(part) == 1 + ("type" in part) + (_MARKER in part):
         return text.encode()
-    others = {key: value for key, value in part.items() if key not in ("type", "text", _MARKER)}
-    return text.encode() + _DIGEST + _digest(others) if others else text.encode()
+    return text.encode() + _DIGEST + _digest(_without(part, "type", "text", _MARKER))
 
 
-def _digest(part: Mapping[str, Any]) -> bytes:
+def _digest(part: dict[str, Any]) -> bytes:
     if _MARKER in part:
-        part = {key: value for key, value in part.items() if key != _MARKER}
+        part = _without(part, _MARKER)
     return xxhash.xxh3_128_digest(_json(part))
+
+
+def _without(part: dict[str, Any], *names: str) -> dict[str, Any]:
+    """A copy, its fields in their order, without some. A part may have 100,000 fields: they are not looked at one by one."""
+    others = part.copy()
+    for name in names:
+        others.pop(name, None)
+    return others
 
 
 def completion_prompt(body: Mapping[str, Any], key: str) -> bytes | list[int]:

@@ -1,10 +1,14 @@
 """Where a body is parsed: at once in the event loop if it cannot take long, else in the parser process.
 
 What a body costs depends on its values more than on its length. So a body is parsed in the loop if it is so short that it
-cannot have too many values (UNCOUNTED_BYTES: a millisecond, 20 to 30 if it consists of brackets), or if it is not long
-(INLINE_BYTES) and counting says that it has no more than such a body, which takes as long as parsing a text, 1 ms a MiB. Any
-other is parsed by `process.py` while the loop turns, with a bound on its structure, and comes back as an ApiRequest whose block
-keys are made already. bench/parsing.py has the measurements.
+cannot have too many values (UNCOUNTED_BYTES: half a millisecond; 10 to 20 if it consists of brackets), or if it is not long
+(INLINE_BYTES) and has no more values than INLINE_STRUCTURE. Counting them takes half a millisecond a MiB. Parsing takes 1 to 3
+ms a MiB of text, and 15 to 40 ms for the worst of such bodies: an object with 131,000 different names, say, or 64,000 nested
+objects. How long it takes to put the prompt together is bounded by MAX_PARTS, which is checked before the fields of a message
+or a list of parts are read: a body that has more costs little more than its parsing.
+
+Any other body is parsed by `process.py` while the loop turns, with a bound on its structure, and comes back as an ApiRequest
+whose block keys are made already. bench/parsing.py has the measurements.
 """
 
 from __future__ import annotations
@@ -28,8 +32,8 @@ from router import Prompt
 
 UNCOUNTED_BYTES: Final = 256 << 10
 INLINE_BYTES: Final = 2 << 20
-INLINE_STRUCTURE: Final = 1 << 17  # signs, as `structure.signs` counts them
-MAX_PARTS: Final = 8192  # of a prompt that is put together in the loop: messages, and the parts of their contents
+INLINE_STRUCTURE: Final = 1 << 17  # signs, as `structure.signs` counts them; `{` counts twice, for an object costs the most
+MAX_PARTS: Final = 8192  # of a prompt that is put together in the loop: three for a message, two for a part of its content, ...
 _COPIED_AT_ONCE: Final = 1 << 20
 _NO_OBJECT: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[ \t\r\n]{0,1024}+[^ \t\r\n{]")  # to a parser of UTF-8
 
@@ -47,7 +51,7 @@ class Parsing:
         if len(raw) > UNCOUNTED_BYTES:
             if kind == openai.OTHER and _NO_OBJECT.match(raw):
                 return openai.unread(raw)
-            if len(raw) > INLINE_BYTES or signs(raw) > INLINE_STRUCTURE:
+            if len(raw) > INLINE_BYTES or _has_many_values(raw):
                 return None
         try:
             return openai.parse_other(raw, MAX_PARTS) if kind == openai.OTHER else openai.parse(kind, raw, MAX_PARTS)
@@ -87,6 +91,12 @@ class Parsing:
         if verdict == IMPOSSIBLE:
             return None
         return b"" if verdict == COMPLETE else await _edited(body, edits)
+
+
+def _has_many_values(raw: bytes) -> bool:
+    """Whether a body may have more values than INLINE_STRUCTURE. Its objects are counted only where they decide."""
+    count = signs(raw)
+    return 2 * count > INLINE_STRUCTURE and count + raw.count(b"{") > INLINE_STRUCTURE
 
 
 async def _edited(raw: bytes, edits: Sequence[Edit]) -> bytes:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -164,6 +166,66 @@ def test_more_parts_than_wanted_are_not_put_together(messages: list[Any]) -> Non
     assert chat_prompt({"messages": messages}) == chat_prompt({"messages": messages}, 400)
     with pytest.raises(NeedsHelper):
         chat_prompt({"messages": messages}, 100)
+
+
+class Fields(dict[str, Any]):
+    """Fields of a message or a part, counted as they are read one by one."""
+
+    read = 0
+
+    def items(self) -> Any:
+        for item in super().items():
+            self.read += 1
+            yield item
+
+
+def fields(count: int) -> dict[str, Any]:
+    return {f"{number:05}": number for number in range(count)}
+
+
+@pytest.mark.parametrize("value", [1, None, object()])
+@pytest.mark.parametrize("before", [0, 20])
+def test_fields_of_a_message_that_are_too_many_are_not_read(value: Any, before: int) -> None:
+    message = Fields(user("x", **dict.fromkeys(fields(1000), value)))
+    with pytest.raises(NeedsHelper):
+        chat_prompt({"messages": [user("x", a=1)] * before + [message]}, 1000)
+    assert message.read == 0
+
+
+def test_fields_of_all_messages_are_bounded_together() -> None:
+    messages = [Fields(user("x", **fields(100))) for _ in range(100)]
+    with pytest.raises(NeedsHelper):
+        chat_prompt({"messages": messages}, 1000)
+    assert 900 < sum(message.read for message in messages) <= 1000
+
+
+@pytest.mark.parametrize("fixed", [{"type": "text", "text": "x"}, {"type": "image_url"}, {"text": "x"}])
+def test_fields_of_a_part_are_not_read_one_by_one(fixed: dict[str, Any]) -> None:
+    """Neither with a marker nor without: a single part may have as many as a body may have values."""
+    plain = Fields({**fixed, **fields(1000)})
+    marked = Fields({**fixed, "cache_control": {}, **fields(1000)})
+    assert chat_prompt({"messages": [user([plain])]}, 100) == chat_prompt({"messages": [user([marked])]}, 100)
+    assert plain.read == marked.read == 0
+
+
+def test_parts_that_are_too_many_with_what_separates_them_are_not_read() -> None:
+    assert chat_prompt({"messages": [user([{"text": "x"}] * 49)]}, 100)
+    with pytest.raises(NeedsHelper):
+        chat_prompt({"messages": [user([{"text": "x"}] * 50 + ["not a part"])]}, 100)
+
+
+@given(st.dictionaries(st.text("ab=\x1fé\uffff\U00010000", max_size=4), st.none() | st.integers(0, 9)))
+def test_further_fields_of_a_message_stand_sorted_by_code_point(further: dict[str, Any]) -> None:
+    expected = "".join(f"\x1f{key}={value}" for key, value in sorted(further.items()) if value is not None)
+    assert chat_prompt({"messages": [user("x", **further)]}) == f"\x1euser\x1fx{expected}".encode()
+
+
+@given(st.dictionaries(st.text("abé", max_size=3), st.integers(0, 9), min_size=1), st.integers(0, 40))
+def test_further_fields_of_a_part_keep_their_order(further: dict[str, Any], at: int) -> None:
+    items = [*further.items()]
+    items[at % len(items) : at % len(items)] = [("text", "x"), ("cache_control", 1), ("type", "text")]
+    digest = xxhash.xxh3_128_digest(orjson.dumps(further))
+    assert part_prompt(dict(items)) == b"\x1euser\x1fx\x1a" + digest
 
 
 def test_an_image_stands_as_a_digest() -> None:

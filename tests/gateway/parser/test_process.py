@@ -59,7 +59,7 @@ async def test_it_is_started_once_and_only_when_it_is_needed() -> None:
 
 async def test_a_body_that_is_not_long_and_cannot_have_many_values_is_parsed_at_once() -> None:
     async with parser() as (parsing, process):
-        commas = INLINE_STRUCTURE - signs(body()) - 1
+        commas = INLINE_STRUCTURE - signs(body()) - body().count(b"{") - 1
         for text in ("x" * (INLINE_BYTES - 2000), "," * commas + "x" * UNCOUNTED_BYTES, "," * (UNCOUNTED_BYTES - 2000)):
             api = parsing.at_once(openai.CHAT, body().replace(b'"m"', b'"m","x":"%b"' % text.encode()))
             assert api
@@ -67,6 +67,35 @@ async def test_a_body_that_is_not_long_and_cannot_have_many_values_is_parsed_at_
         for text in ("x" * INLINE_BYTES, "," * (commas + 1) + "x" * UNCOUNTED_BYTES):
             assert parsing.at_once(openai.CHAT, body().replace(b'"m"', b'"m","x":"%b"' % text.encode())) is None
         assert process.started == 0
+
+
+COSTLY = {
+    "fields of a message": b'"content":"x"%b' % b"".join(b',"%05d":0' % number for number in range(27_000)),
+    "more of them": b'"content":"x"%b' % b"".join(b',"%05d":0' % number for number in range(99_000)),
+    "null fields of a message": b'"content":"x"%b' % b"".join(b',"%05d":null' % number for number in range(99_000)),
+    "parts": b'"content":[%b{"text":""}]' % (b'{"text":"","a":0},' * 5_000),
+    "objects": b'"x":%b0%b' % (b'{"":' * 100_000, b"}" * 100_000),
+    "objects in lists": b'"x":[%b0]' % (b'{"a":1},' * 50_000),
+}
+
+
+@pytest.mark.parametrize("shape", COSTLY)
+async def test_a_body_of_costly_values_is_left_to_the_process(shape: str) -> None:
+    async with parser() as (parsing, process):
+        raw = b'{"model":"m","messages":[{"role":"user",%b}]}' % COSTLY[shape]
+        assert len(raw) <= INLINE_BYTES
+        assert signs(raw) <= INLINE_STRUCTURE
+        for kind in (openai.CHAT, openai.OTHER, openai.GUESS):
+            assert parsing.at_once(kind, raw) is None
+        assert process.started == 0
+
+
+async def test_as_many_objects_as_half_of_the_values_are_parsed_at_once() -> None:
+    async with parser() as (parsing, _):
+        raw = body(UNCOUNTED_BYTES, x=[{}] * (INLINE_STRUCTURE // 3 - 5))
+        assert 2 * signs(raw) > INLINE_STRUCTURE
+        assert parsing.at_once(openai.CHAT, raw)
+        assert parsing.at_once(openai.CHAT, raw.replace(b"{}", b"{},0")) is None
 
 
 async def test_many_at_once_get_their_own_results() -> None:
