@@ -274,6 +274,10 @@ class ClientConnection(web.RequestHandler):
         """Its turn has come."""
         assert self._bounded is not None
         self.lease = lease = self._bounded.next_request()
+        if self._half_closed and (request := self._current_request):
+            # It knows no interim responses, or its body will never be whole.
+            if request.version < HttpVersion11 or not request.content.is_eof():
+                self.force_close()
         return lease
 
     async def finish_response(

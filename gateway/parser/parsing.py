@@ -45,6 +45,13 @@ class Parsing:
         self.process = process
         self._block_bytes = block_bytes
         self._block_tokens = block_tokens
+        self._large = asyncio.Lock()
+
+    async def in_turn(self, kind: str, raw: bytes) -> ApiRequest | None:
+        """`at_once` of a body beyond UNCOUNTED_BYTES: one in each turn of the event loop, for many may arrive in the same."""
+        async with self._large:
+            await asyncio.sleep(0)
+            return self.at_once(kind, raw)
 
     def at_once(self, kind: str, raw: bytes) -> ApiRequest | None:
         """The request, if it can be parsed here and now; None: `parse` has to be awaited. Raises GatewayError."""

@@ -181,17 +181,20 @@ def test_a_client_that_leaves_frees_its_replica(
 
 
 @on_both_loops
-def test_a_client_of_http_1_0_that_sends_no_more_has_left(run: Run) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_client_of_http_1_0_that_sends_no_more_has_left(run: Run, at_once: bool) -> None:
     """It takes no interim response, so nothing could tell whether it is still there."""
 
     async def scenario() -> None:
         async with FakeReplica([hangs(asyncio.Event()), answers()]) as replica, running(replica) as gateway:
             async with dial(gateway) as (reader, writer):
                 writer.write(post(version=b"1.0"))
-                await eventually(lambda: replica.requests)
+                if not at_once:
+                    await eventually(lambda: replica.requests)
                 writer.write_eof()
-                await eventually(lambda: replica.gone == 1)
                 assert await reader.read() == b""
+                await eventually(lambda: replica.gone == len(replica.requests))
+                replica.script = [answers()]
             await served(gateway)
 
     run(scenario())
@@ -199,12 +202,14 @@ def test_a_client_of_http_1_0_that_sends_no_more_has_left(run: Run) -> None:
 
 @on_both_loops
 @pytest.mark.parametrize("frame", [post, chunked])
-def test_a_request_that_ends_in_its_middle_is_none(frame: Callable[[bytes], bytes], run: Run) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_request_that_ends_in_its_middle_is_none(frame: Callable[[bytes], bytes], run: Run, at_once: bool) -> None:
     async def scenario() -> None:
         async with FakeReplica() as replica, running(replica) as gateway:
             async with dial(gateway) as (reader, writer):
                 writer.write(frame(RAW)[:-5])
-                await eventually(lambda: gateway.gateway.budget.held)
+                if not at_once:
+                    await eventually(lambda: gateway.gateway.budget.held)
                 writer.write_eof()
                 assert await reader.read() == b""
             assert not replica.requests
