@@ -42,5 +42,6 @@ def has_dot_segment(target: str) -> bool:
 
 
 def invalid_http(why: str) -> GatewayError:
-    """What is not HTTP/1.1. why: one line. aiohttp's ends with a colon where the bytes are shown below it."""
-    return bad_request(f"The request is not valid HTTP/1.1: {why.removesuffix(':')}", code="invalid_http")
+    """What is not HTTP/1.1. why: its first line counts; aiohttp's ends with a colon where the bytes are shown below it."""
+    line = why.encode("ascii", "backslashreplace").decode().splitlines()[0].removesuffix(":")
+    return bad_request(f"The request is not valid HTTP/1.1: {line}", code="invalid_http")

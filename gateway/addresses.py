@@ -97,6 +97,11 @@ def host_and_port(base_url: str) -> tuple[str, int]:
     return parts.hostname or "", parts.port or (443 if parts.scheme.lower() == "https" else 80)
 
 
+def is_local(peer: object) -> bool:
+    """Whether a socket's peer is on this machine, by its name: a tuple with the host first; of a Unix socket, a text."""
+    return is_loopback(str(peer[0])) if isinstance(peer, tuple) else isinstance(peer, str | bytes)
+
+
 def is_loopback(host: str) -> bool:
     """`localhost`, 127.0.0.0/8, ::1, and 127.0.0.0/8 as an IPv4-mapped address.
 

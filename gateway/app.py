@@ -270,11 +270,6 @@ async def model_entry(request: web.Request) -> web.Response:
     return _json_response(request.app[GATEWAY].fleet.entry(request.match_info["model"]))
 
 
-def _forget_frames(error: web.HTTPException) -> None:
-    """Of an error that aiohttp's match keeps: they refer to the request, and that to the match."""
-    error.__traceback__ = None
-
-
 def _json_response(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json")
 
@@ -289,10 +284,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ConnectionError:
         raise  # the client left
     except web.HTTPNotFound as error:
-        _forget_frames(error)
+        error.__traceback__ = None  # aiohttp's match keeps the error: its frames refer to the request, and that to the match
         return error_response(GatewayError(404, "not_found", f"There is nothing at {request.path}; {request.app[_SERVES]}"))
     except web.HTTPMethodNotAllowed as error:
-        _forget_frames(error)
+        error.__traceback__ = None  # likewise
         allowed = ", ".join(sorted(error.allowed_methods))
         return error_response(GatewayError(405, "method_not_allowed", f"{request.path} takes {allowed}."))
     except web.HTTPException as error:

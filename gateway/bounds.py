@@ -14,7 +14,7 @@ by the error that is raised here; a request by `front.py`, which finds its lease
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -161,3 +161,10 @@ def refusal_of(lease: Lease) -> GatewayError | None:
     if lease.head > MAX_HEAD_BYTES * HEAD_COPIES:
         return head_too_large(MAX_HEAD_BYTES)
     return over_budget(lease.refused, lease.account.largest)
+
+
+def forget_frames(messages: Iterable[tuple[Any, Any]]) -> None:
+    """Of errors that aiohttp keeps and that nobody will see any more: their frames refer to them, and to the connection."""
+    for message, _ in messages:
+        if (error := getattr(message, "exc", None)) is not None:
+            error.__traceback__ = None

@@ -25,14 +25,14 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.acceptable import invalid_http
-from gateway.addresses import is_loopback
-from gateway.bounds import BoundedParser, Refused
+from gateway.addresses import is_local
+from gateway.bounds import BoundedParser, Refused, forget_frames
 from gateway.budget import Lease, client_of
 from gateway.errors import internal_error
 from gateway.plain import Beginning, read_head
 from gateway.reply import Reply
 from gateway.short import ShortWay
-from gateway.turns import AT_ONCE, first_turn
+from gateway.turns import AT_ONCE, Late
 
 if TYPE_CHECKING:
     from gateway.front import Front
@@ -63,12 +63,9 @@ class ClientConnection(web.RequestHandler):
         "_gone",
         "_half_closed",
         "_late",
-        "_late_lease",
-        "_late_size",
         "_lent",
         "_lost_track",
         "_short",
-        "_turn",
         "_unread",
         "lease",
         "local",
@@ -83,10 +80,7 @@ class ClientConnection(web.RequestHandler):
         self._bounded: BoundedParser | None = None
         self._lent = False  # aiohttp was given a message, and may still be at it
         self._lost_track = False  # it was given bytes of which we do not know where their message ends
-        self._late: bytes | None = None  # what aiohttp is to get in later turns of the event loop; meanwhile nothing is read
-        self._late_size = 0  # so many bytes of it in a turn
-        self._late_lease: Lease | None = None
-        self._turn = False  # the next one is due
+        self._late = Late()  # of what aiohttp is to get
         self._half_closed = False  # the client sends no more
         self._gone: asyncio.Future[None] | None = None  # while the connection lingers
         self._client = ""  # what fairness goes by; "" before it is admitted and after its end
@@ -108,7 +102,7 @@ class ClientConnection(web.RequestHandler):
             return
         cast(asyncio.Transport, transport).set_write_buffer_limits(MAX_UNCHARGED)
         self._client = client
-        self.local = _is_local(peer)
+        self.local = is_local(peer)
         lease = self._front.budget.lease(client)
         self._short.account = lease.account
         self._bounded = BoundedParser(self._parser, lease)
@@ -128,10 +122,8 @@ class ClientConnection(web.RequestHandler):
             self._bounded = None  # it refers to the parser, and that to this connection
         if self.lease:
             self.lease.close()
-        for message, _ in self._messages:  # of an error nobody has seen: its frames refer to it, and to this connection
-            if (error := getattr(message, "exc", None)) is not None:
-                error.__traceback__ = None
-        self._drop_late()
+        forget_frames(self._messages)
+        self._late.clear()
         self._release_unread()
         self._end_linger()
 
@@ -149,7 +141,7 @@ class ClientConnection(web.RequestHandler):
     def idle(self) -> bool:
         """Whether it waits for a request: none is being handled or answered, and of the next one the head is not complete."""
         waits = self._waiter is not None and not self._waiter.done()
-        return waits and not self._messages and self._short.request is None and self._late is None
+        return waits and not self._messages and self._short.request is None and not self._late.size
 
     def make_room(self, client: str) -> None:
         """Close this connection, whose place a connection of that client takes at once."""
@@ -170,72 +162,38 @@ class ClientConnection(web.RequestHandler):
                 self._short.begin(begun, data)
             return
         self._lent, self._lost_track = True, begun is None or len(data) != begun.end + begun.length
-        if self._late is not None:  # TLS in front of aiohttp may have some more when it is told to pause
-            self._wait_turn(self._late + data)
-        elif len(data) > AT_ONCE and (size := first_turn(data)) < len(data):
-            self._late_size = size
-            self._wait_turn(data[size:])
-            self._lend(data[:size])
-            self._go_on()
-        else:
-            self._lend(data)
-
-    def _wait_turn(self, late: bytes) -> None:
-        """Give it to aiohttp in further turns of the event loop, and read nothing meanwhile."""
-        if self._late_lease is None:
-            assert self._short.account
-            self._late_lease = self._short.account.lease()
-        if not self._late_lease.resize(len(late)):
-            self._abort()
-            return
-        self._late = late
-        self._pause_transport_reading()
-
-    def _go_on(self) -> None:
-        """The next part of what is late, in the next turn, if aiohttp takes more."""
-        if self._late is not None and not (self._turn or self._reading_paused or self._buffer_paused):
-            self._turn = True
-            self._loop.call_soon(self._next_turn)
-
-    def _next_turn(self) -> None:
-        self._turn = False
-        late = self._late
-        if late is None or self._reading_paused or self._buffer_paused:
-            return
-        if self.transport is None or self.transport.is_closing():
-            self._drop_late()
-            return
-        if len(late) > self._late_size:
-            self._late = late[self._late_size :]
-            self._lend(late[: self._late_size])
-            self._go_on()
-        else:
-            self._drop_late()
-            self._lend(late)
-            if not (self._reading_paused or self._buffer_paused):
-                self._resume_transport_reading()
-
-    def _drop_late(self) -> None:
-        self._late = None
-        if self._late_lease is not None:
-            self._late_lease.close()
-            self._late_lease = None
-
-    def _resume_transport_reading(self) -> None:
-        """aiohttp takes more: what is late comes first."""
-        if self._late is None:
-            super()._resume_transport_reading()
-        else:
-            self._go_on()
+        if len(data) > AT_ONCE or self._late.size:
+            data = self._late.first(data)
+        self._lend(data)
 
     def _lend(self, data: bytes) -> None:
-        """Give bytes to aiohttp."""
+        """Give bytes to aiohttp; what is late in the next turns of the event loop, as long as it takes them."""
         super().data_received(data)
         if self._bounded:
-            paused = self._reading_paused or self._buffer_paused or self._upgraded
-            self._bounded.note_paused(len(data) if paused else 0)
+            paused = self._aiohttp_pauses or self._upgraded
+            self._bounded.note_paused((len(data) if paused else 0) + self._late.size)
         if self._buffer_paused:
             self._watch(self._ended_unread)
+        if self._late.size:
+            self._pause_transport_reading()
+            self._resume_transport_reading()
+
+    @property
+    def _aiohttp_pauses(self) -> bool:
+        return bool(self._reading_paused or self._buffer_paused)
+
+    def _resume_transport_reading(self) -> None:
+        """What is late comes first."""
+        if not self._late.size:
+            super()._resume_transport_reading()
+        elif not self._aiohttp_pauses:
+            self._late.schedule(self._loop, self._next_turn)
+
+    def _next_turn(self) -> None:
+        if self._late.due() and not self._aiohttp_pauses:
+            self._lend(self._late.next())
+            if not (self._late.size or self._aiohttp_pauses):
+                self._resume_transport_reading()
 
     def _ours(self, begun: Beginning) -> bool:
         head = begun.head
@@ -274,10 +232,9 @@ class ClientConnection(web.RequestHandler):
         """Its turn has come."""
         assert self._bounded is not None
         self.lease = lease = self._bounded.next_request()
-        if self._half_closed and (request := self._current_request):
-            # It knows no interim responses, or its body will never be whole.
-            if request.version < HttpVersion11 or not request.content.is_eof():
-                self.force_close()
+        request = self._current_request
+        if self._half_closed and request and (request.version < HttpVersion11 or not request.content.is_eof()):
+            self.force_close()  # it knows no interim responses, or its body will never be whole
         return lease
 
     async def finish_response(
@@ -427,11 +384,7 @@ class ClientConnection(web.RequestHandler):
             super().log_exception(*args, **options)
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """What is not HTTP is answered once, in our shape, and without a traceback: it is the client's fault."""
         if isinstance(exc, HttpProcessingError):
@@ -440,13 +393,7 @@ class ClientConnection(web.RequestHandler):
         if isinstance(exc, Refused):
             return self._front.refuse(exc.error)
         if status < 500:
-            why = (message or "it cannot be read").encode("ascii", "backslashreplace")  # it quotes what the client sent
-            return self._front.refuse(invalid_http(why.decode().splitlines()[0]))
+            return self._front.refuse(invalid_http(message or "it cannot be read"))
         if not isinstance(exc, ConnectionError):  # the client left: nobody's fault, and nobody reads this
             log.error("unhandled error", exc_info=exc)
         return self._front.refuse(internal_error())
-
-
-def _is_local(peer: object) -> bool:
-    """Of a socket's peer name: a tuple with the host first; of a Unix socket, a text."""
-    return is_loopback(str(peer[0])) if isinstance(peer, tuple) else isinstance(peer, str | bytes)

@@ -6,6 +6,8 @@ a chunk, a header or an event, which is work by itself: whoever sends little els
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Final
 
 AT_ONCE: Final = 4096  # bytes: so many are always read at once, whatever they are
@@ -19,3 +21,58 @@ def first_turn(data: bytes) -> int:
         return size
     lines = data.count(b"\n") + data.count(b"\r")
     return size if lines <= _LINES else max(AT_ONCE // 4, size * _LINES // lines)
+
+
+class Late:
+    """What has arrived on a connection and is to be read in later turns. While there is any, the connection reads nothing more.
+
+    size: in bytes.
+    """
+
+    __slots__ = ("_at", "_data", "_due", "_part", "size")
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._at = 0  # what of it was read
+        self._part = 0  # bytes of a turn
+        self._due = False
+        self.size = 0
+
+    def first(self, data: bytes) -> bytes:
+        """More has arrived: returns what to read now."""
+        if self.size:  # there should be no more, but TLS may have some when it is told to pause
+            self._data, self._at = self._data[self._at :] + data, 0
+            self.size = len(self._data)
+            return b""
+        self._part = first_turn(data)
+        if self._part == len(data):
+            return data
+        self._data, self._at, self.size = data, self._part, len(data) - self._part
+        return data[: self._part]
+
+    def next(self) -> bytes:
+        """What to read in this turn."""
+        begin = self._at
+        part = self._data[begin : begin + self._part]
+        self._at = begin + len(part)
+        self.size -= len(part)
+        if not self.size:
+            self._data = b""
+        return part
+
+    def schedule(self, loop: asyncio.AbstractEventLoop, turn: Callable[[], None]) -> None:
+        """Call it in the next turn of the event loop; it is to call `due` first."""
+        if not self._due:
+            self._due = True
+            loop.call_soon(turn)
+
+    def due(self) -> int:
+        """The turn has come. Returns `size`."""
+        self._due = False
+        return self.size
+
+    def clear(self) -> None:
+        self._data, self.size = b"", 0
+
+    def __repr__(self) -> str:
+        return f"<Late {self.size} bytes>"

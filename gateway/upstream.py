@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, cast
 
 from gateway.errors import ClientStalled, ReplicaFailure
 from gateway.http1 import Answer, FramingError
-from gateway.turns import AT_ONCE, first_turn
+from gateway.turns import AT_ONCE, Late, first_turn
 
 MAX_UNREAD: Final = 1 << 18  # bytes of an answer that nobody has asked for yet; beyond this the connection is not read
 MAX_JOINED: Final = 1 << 16  # bytes of a body that goes out in one buffer with its head
@@ -48,8 +48,6 @@ class Connection(asyncio.Protocol):
         "_begun",
         "_flowing",
         "_late",
-        "_late_from",
-        "_late_size",
         "_limits",
         "_loop",
         "_parts",
@@ -59,7 +57,6 @@ class Connection(asyncio.Protocol):
         "_sink",
         "_timer",
         "_transport",
-        "_turn",
         "_unsent",
         "_waiter",
         "_writable",
@@ -84,10 +81,7 @@ class Connection(asyncio.Protocol):
         self._writable = True  # the transport accepts more: its buffer is below its high-water mark
         self._sent: Callable[[], None] | None = None  # to be called when the whole request has left this process
         self._paused_by = 0  # by whom reading is held back: a sum of _OWNER, _UNREAD and _LATE
-        self._late: bytes | None = None  # a read of which not all was read in its turn of the event loop
-        self._late_from = 0  # what of it was read
-        self._late_size = 0  # what of it is read in a turn
-        self._turn = False  # the next one is due
+        self._late = Late()
         self._poll: select.poll | None = None
         self._limits = Limits(0, 0, 0)
         self._active = self._begun = self.idle_since = 0.0
@@ -228,7 +222,7 @@ class Connection(asyncio.Protocol):
             and answer.head is not None
             and answer.head.keep_alive
             and not answer.rest
-            and self._late is None
+            and not self._late.size
             and transport is not None
             and not transport.is_closing()
             and not transport.get_write_buffer_size()
@@ -243,7 +237,8 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once: how an engine learns that nobody waits for its answer any more."""
-        self._unsent = self._late = None
+        self._unsent = None
+        self._late.clear()
         if self._transport:
             self._transport.abort()
 
@@ -271,40 +266,25 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
-        if self._late is not None:  # TLS may have some more when it is told to pause
-            self._late, self._late_from = self._late[self._late_from :] + data, 0
-        elif len(data) > AT_ONCE and (size := first_turn(data)) < len(data):
-            self._late, self._late_from, self._late_size = data, 0, size
-            self._hold(_LATE, on=True)
-            self._read_turn()
-        else:
-            self._read(data)
-
-    def _next_turn(self) -> None:
-        self._turn = False
-        if self._paused_by == _LATE:  # else `_hold` continues
-            self._read_turn()
-
-    def _read_turn(self) -> None:
-        """Read some of what is late, and more of it in the next turn of the event loop."""
-        late = self._late
-        if late is None:
-            return
-        begin, end = self._late_from, self._late_from + self._late_size
-        self._late_from = end
-        if end < len(late):
-            self._read(late[begin:end])
-            self._go_on()
-        else:
-            self._late = None
-            self._read(late[begin:])
-            self._hold(_LATE, on=False)
+        if len(data) > AT_ONCE or self._late.size:
+            data = self._late.first(data)
+            if self._late.size:
+                self._hold(_LATE, on=True)
+        self._read(data)
+        self._go_on()
 
     def _go_on(self) -> None:
-        """Read the next part of what is late, if nothing else holds reading back."""
-        if self._late is not None and self._paused_by == _LATE and not self._turn:
-            self._turn = True
-            self._loop.call_soon(self._next_turn)
+        """Read what is late in the next turn of the event loop, if nothing else holds reading back; or all that comes."""
+        if self._paused_by & _LATE:
+            if not self._late.size:
+                self._hold(_LATE, on=False)
+            elif self._paused_by == _LATE:
+                self._late.schedule(self._loop, self._next_turn)
+
+    def _next_turn(self) -> None:
+        if self._late.due() and self._paused_by == _LATE:  # else `_hold` continues
+            self._read(self._late.next())
+            self._go_on()
 
     def _read(self, data: bytes) -> None:
         answer = self.answer
@@ -349,7 +329,8 @@ class Connection(asyncio.Protocol):
         """No half-open connections: a replica that stops sending is gone. asyncio closes the transport."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = self._unsent = self._late = None
+        self._transport = self._unsent = None
+        self._late.clear()
         if self._timer:
             self._timer.cancel()
             self._timer = None

@@ -99,14 +99,21 @@ async def test_the_process_stays_below_its_budget_and_100_mb(
             if data is SMALL:
                 for sock in sockets:  # the answer has begun, and now waits for its client
                     await asyncio.get_running_loop().sock_recv(sock, 1)
-            page = (await gateway.get("/metrics"))[1]
-            held, refused = (metric(page, f"warmroute_{name}") for name in ("inflight_bytes", "inflight_refused_total"))
             if data is not SMALL:
-                assert held / 2**20 > 0.8 * BUDGET_MB, "it is full"
-                assert refused > 0
+                await full(gateway)
             peak = megabytes(gateway, "VmHWM")
             over.set()
         assert peak - base < BUDGET_MB + BESIDE_MB
+
+
+async def full(gateway: Gateway) -> None:
+    """Until the budget is used up: bodies are read one after the other."""
+    async with asyncio.timeout(40):
+        while True:
+            page = (await gateway.get("/metrics"))[1]
+            held, refused = (metric(page, f"warmroute_{name}") for name in ("inflight_bytes", "inflight_refused_total"))
+            if held / 2**20 > 0.8 * BUDGET_MB and refused:
+                return
 
 
 async def send(gateway: Gateway, number: int, data: bytes) -> socket.socket:
