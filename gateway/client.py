@@ -164,35 +164,36 @@ class ClientConnection(web.RequestHandler):
         self._lent, self._lost_track = True, begun is None or len(data) != begun.end + begun.length
         if len(data) > AT_ONCE or self._late.size:
             data = self._late.first(data)
+            if self._late.size:
+                self._pause_transport_reading()
         self._lend(data)
+        if self._late.size:
+            self._resume_transport_reading()
 
     def _lend(self, data: bytes) -> None:
         """Give bytes to aiohttp; what is late in the next turns of the event loop, as long as it takes them."""
         super().data_received(data)
         if self._bounded:
-            paused = self._aiohttp_pauses or self._upgraded
+            paused = self._reading_paused or self._buffer_paused or self._upgraded
             self._bounded.note_paused((len(data) if paused else 0) + self._late.size)
         if self._buffer_paused:
             self._watch(self._ended_unread)
-        if self._late.size:
-            self._pause_transport_reading()
-            self._resume_transport_reading()
 
-    @property
-    def _aiohttp_pauses(self) -> bool:
-        return bool(self._reading_paused or self._buffer_paused)
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        if self._reading_paused:  # aiohttp calls it for each piece of a body that it reads
+            super().resume_reading(resume_parser)
 
     def _resume_transport_reading(self) -> None:
         """What is late comes first."""
         if not self._late.size:
             super()._resume_transport_reading()
-        elif not self._aiohttp_pauses:
+        elif not (self._reading_paused or self._buffer_paused):
             self._late.schedule(self._loop, self._next_turn)
 
     def _next_turn(self) -> None:
-        if self._late.due() and not self._aiohttp_pauses:
+        if self._late.due() and not (self._reading_paused or self._buffer_paused):
             self._lend(self._late.next())
-            if not (self._late.size or self._aiohttp_pauses):
+            if not (self._reading_paused or self._buffer_paused):
                 self._resume_transport_reading()
 
     def _ours(self, begun: Beginning) -> bool:
