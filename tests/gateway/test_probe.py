@@ -440,5 +440,5 @@ async def test_the_log_names_a_few_of_a_replicas_models(
         one.listing = models(*(f"m{number:03}" + "x" * 200 for number in range(count)))
         async with running(one):
             (line,) = lines(caplog, "replica up")
-        assert line["models"] == [f"m{number:03}" + "x" * 96 for number in range(20)]
+        assert line["models"] == [f"m{number:03}" + "x" * 56 + "..." + "x" * 37 for number in range(20)]
         assert {key: value for key, value in line.items() if key == "more_models"} == more
