@@ -54,9 +54,11 @@ class BoundedParser:
         self._leases: deque[Lease] = deque()  # of the requests that were not handed out
         self._last: Lease | None = None  # of the last request
         self.closed = False
+        self.paused = False  # until it is given nothing, it may keep what it was given
 
     def pause_reading(self) -> None:
         if not self.closed:
+            self.paused = True
             self._parser.pause_reading()
 
     def message_consumed(self) -> None:
@@ -74,6 +76,8 @@ class BoundedParser:
         """Raises HttpProcessingError, once."""
         if self.closed:
             return NOTHING
+        if not data:
+            self.paused = False
         payload = self._payload
         before = payload.total_bytes if payload is not None else 0
         try:

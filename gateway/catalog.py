@@ -1,6 +1,7 @@
 """The models that clients see: the union of what the replicas list.
 
-Where several replicas of a pool list the same id, it has the first one's entry. Each model is shown by the pool that serves it.
+Where several replicas of a pool list the same id, it has the first one's entry. Each model is shown by the pool that serves it
+(as far as lists are looked at: see _MAX_LISTED).
 
 The list is made in one go, and replicas choose how long theirs are, so all of it is bounded; the pools take turns, so that no
 long list of one keeps another's models out before half of the room is used. What is not shown is served all the same.
@@ -54,7 +55,7 @@ def _union(pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> di
         for name, shown in entries:
             # A pool with prefixes serves nothing else, and no other pool serves what has one of them.
             home = by_prefix(name) or (None if pool.models else first.get(name, pool))
-            if home is pool and len(shown) <= bytes_left and len(union) < MAX_SHOWN:
+            if home is pool and name not in union and len(shown) <= bytes_left and len(union) < MAX_SHOWN:
                 bytes_left -= len(shown)
                 union[name] = shown
     return union

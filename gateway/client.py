@@ -16,7 +16,6 @@ closed with unread bytes is reset, and the client might lose the answer.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -29,6 +28,7 @@ from gateway.addresses import is_local
 from gateway.bounds import BoundedParser, Refused, forget_frames
 from gateway.budget import Lease, client_of
 from gateway.errors import internal_error
+from gateway.half_closed import speaks_1_1, until_gone
 from gateway.plain import Beginning, read_head
 from gateway.reply import Reply
 from gateway.short import ShortWay
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("warmroute.gateway")
 
 SHORT: Final = frozenset(["/v1/chat/completions", "/v1/completions"])
-LINGER_S: Final = 10.0
 MAX_UNCHARGED: Final = 8 << 10  # bytes of answers that may wait for a client without being charged
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -180,7 +179,8 @@ class ClientConnection(web.RequestHandler):
             self._watch(self._ended_unread)
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        if self._reading_paused:  # aiohttp calls it for each piece of a body that it reads
+        # aiohttp calls it for each piece of a body that it reads.
+        if self._reading_paused or (self._bounded and self._bounded.paused):
             super().resume_reading(resume_parser)
 
     def _resume_transport_reading(self) -> None:
@@ -195,6 +195,7 @@ class ClientConnection(web.RequestHandler):
             self._lend(self._late.next())
             if not (self._reading_paused or self._buffer_paused):
                 self._resume_transport_reading()
+            self._end_if_incomplete()
 
     def _ours(self, begun: Beginning) -> bool:
         head = begun.head
@@ -204,7 +205,7 @@ class ClientConnection(web.RequestHandler):
         """Whether aiohttp has still to answer what it was given."""
         if self._lent:
             self._lent = bool(self._messages) or self._waiter is None or self._waiter.done()
-        return self._lent
+        return self._lent or self._late.size > 0
 
     def served(self, behind: bytes, *, keep: bool) -> None:
         """A plain request is over. behind: what came after it; keep: the connection may be used again."""
@@ -215,8 +216,9 @@ class ClientConnection(web.RequestHandler):
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if behind:
             self.data_received(behind)
-        if self._half_closed and self._short.request is None and not self._at_work():
-            self.force_close()
+        plain = self._short.request
+        if self._half_closed and (not self._at_work() if plain is None else not plain.complete):
+            self.force_close()  # nothing is left to be answered, or its body will never be whole
 
     def hold(self, *, on: bool) -> None:
         """Read no more for now: more has come behind a request than should wait."""
@@ -233,10 +235,14 @@ class ClientConnection(web.RequestHandler):
         """Its turn has come."""
         assert self._bounded is not None
         self.lease = lease = self._bounded.next_request()
-        request = self._current_request
-        if self._half_closed and request and (request.version < HttpVersion11 or not request.content.is_eof()):
-            self.force_close()  # it knows no interim responses, or its body will never be whole
+        self._end_if_incomplete()
         return lease
+
+    def _end_if_incomplete(self) -> None:
+        """The client sends no more, and the body of the current request is not whole: it has left."""
+        request = self._current_request
+        if self._half_closed and request and not (self._late.size or request.content.is_eof()) and self.transport:
+            self.transport.close()  # after the answers before it
 
     async def finish_response(
         self, request: web.BaseRequest, answer: Any, begun: float | None
@@ -250,7 +256,7 @@ class ClientConnection(web.RequestHandler):
             self.reply = None
             if self.lease:
                 self.lease.drop_body()  # its head stays in memory while the connection lingers
-            if not self._messages:
+            if not (self._messages or self._late.size):
                 await self._end_if_last()
             return finished
         except TimeoutError:
@@ -314,7 +320,7 @@ class ClientConnection(web.RequestHandler):
         """Write something that means nothing, which a client that has left answers with a reset."""
         if self.reply:
             self.reply.probe()
-        elif self.transport and (self._short.request or self._current_request):
+        elif self.transport and (self._short.request or speaks_1_1(self._current_request)):
             self.transport.write(CONTINUE)
 
     def _ended_unread(self) -> None:
@@ -329,7 +335,7 @@ class ClientConnection(web.RequestHandler):
         if plain := self._short.request:
             return plain.complete
         if request := self._current_request:
-            return request.version >= HttpVersion11 and request.content.is_eof()
+            return speaks_1_1(request) and request.content.is_eof()
         return self._at_work()
 
     def _abort(self) -> None:
@@ -339,13 +345,9 @@ class ClientConnection(web.RequestHandler):
 
     async def linger(self) -> None:
         """After the last answer: read and drop what the client still sends, until it sends no more."""
-        if self.transport is None or self.transport.is_closing() or self._half_closed:
-            return
-        self._gone = self._loop.create_future()
-        with contextlib.suppress(TimeoutError, OSError):  # OSError: the client has just left
-            self.transport.write_eof()
-            async with asyncio.timeout(LINGER_S):
-                await self._gone
+        if self.transport and not (self.transport.is_closing() or self._half_closed):
+            self._gone = self._loop.create_future()
+            await until_gone(self.transport, self._gone)
 
     def _end_linger(self) -> None:
         if self._gone and not self._gone.done():
@@ -355,8 +357,6 @@ class ClientConnection(web.RequestHandler):
         if self._short.request is not None:  # aiohttp does not see it, and would take the connection for idle
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         super()._process_keepalive()
-
-    # -- flow control, errors
 
     def pause_writing(self) -> None:
         """The client does not keep up: hold the replica back, and charge what waits for the client."""

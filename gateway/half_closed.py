@@ -19,6 +19,11 @@ import asyncio
 import contextlib
 import select
 from collections.abc import Callable
+from typing import Final
+
+from aiohttp import HttpVersion11, web
+
+LINGER_S: Final = 10.0
 
 
 class HalfClosed:
@@ -75,3 +80,16 @@ class HalfClosed:
 
     def __repr__(self) -> str:
         return f"<HalfClosed {len(self._watched)} connections>"
+
+
+def speaks_1_1(request: web.BaseRequest | None) -> bool:
+    """Whether there is a request whose client takes interim responses."""
+    return request is not None and request.version >= HttpVersion11
+
+
+async def until_gone(transport: asyncio.Transport, gone: asyncio.Future[None]) -> None:
+    """Say that no more answers come, and wait a while until the client has said that no more requests do."""
+    with contextlib.suppress(TimeoutError, OSError):  # OSError: the client has just left
+        transport.write_eof()
+        async with asyncio.timeout(LINGER_S):
+            await gone

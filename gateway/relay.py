@@ -25,10 +25,11 @@ from gateway.dialer import Dialer
 from gateway.errors import ReplicaFailure
 from gateway.http1 import Head, lines
 from gateway.idle import Pool
+from gateway.limits import Limits, limits_of
 from gateway.locations import relative
 from gateway.loops import LoopGuard
 from gateway.resolver import Resolver
-from gateway.upstream import Connection, Limits, Sink
+from gateway.upstream import Connection, Sink
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -230,7 +231,7 @@ class Relay:
         connection that was idle for so long is closed from there. loops: marks what goes to replicas (default: a new id).
         """
         self._loops = loops or LoopGuard()
-        self._limits = _limits_of(timeouts)
+        self._limits = limits_of(timeouts)
         self._hung_up = hung_up
         self._roads: dict[str, Road] = {}
         self._guarded: set[str] = set()
@@ -239,7 +240,7 @@ class Relay:
 
     def retime(self, timeouts: TimeoutConfig) -> None:
         """Calls from now on have these limits."""
-        self._limits = _limits_of(timeouts)
+        self._limits = limits_of(timeouts)
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -328,10 +329,6 @@ class Relay:
 
     def __repr__(self) -> str:
         return f"<Relay {[road.pool for road in self._roads.values()]}>"
-
-
-def _limits_of(timeouts: TimeoutConfig) -> Limits:
-    return Limits(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s, timeouts.total_s or None)
 
 
 async def _answer(road: Road, connection: Connection, head: bytes, call: Call, limits: Limits) -> Attempt:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 AT_ONCE: Final = 4096  # bytes: so many are always read at once, whatever they are
-_LINES: Final = 256  # line ends
+LARGE: Final = 32 << 10  # bytes: after such a read of a replica's answer, the next one is in another turn
+_LINES: Final = 256  # line ends, on average
 
 
 def first_turn(data: bytes) -> int:

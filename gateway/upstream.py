@@ -18,11 +18,12 @@ import asyncio
 import math
 import select
 from collections.abc import Callable
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 from gateway.errors import ClientStalled, ReplicaFailure
 from gateway.http1 import Answer, FramingError
-from gateway.turns import AT_ONCE, Late, first_turn
+from gateway.limits import Limits
+from gateway.turns import AT_ONCE, LARGE, Late, first_turn
 
 MAX_UNREAD: Final = 1 << 18  # bytes of an answer that nobody has asked for yet; beyond this the connection is not read
 MAX_JOINED: Final = 1 << 16  # bytes of a body that goes out in one buffer with its head
@@ -31,21 +32,13 @@ SLICE: Final = 1 << 20  # bytes of a larger body that are written in one turn of
 Sink = Callable[[bytes], None]
 
 
-class Limits(NamedTuple):
-    """Seconds. first_byte: from the request to the body's first byte; idle: silence after it; total: of the whole answer."""
-
-    connect_s: float
-    first_byte_s: float
-    idle_s: float
-    total_s: float | None = None
-
-
 class Connection(asyncio.Protocol):
     """See the top of this file. One owner at a time calls `send`, then `wait`, then `take` or `pump`."""
 
     __slots__ = (
         "_active",
         "_begun",
+        "_ended",
         "_flowing",
         "_late",
         "_limits",
@@ -82,6 +75,7 @@ class Connection(asyncio.Protocol):
         self._sent: Callable[[], None] | None = None  # to be called when the whole request has left this process
         self._paused_by = 0  # by whom reading is held back: a sum of _OWNER, _UNREAD and _LATE
         self._late = Late()
+        self._ended: Exception | None = None  # why the connection was lost; EOFError: for no reason
         self._poll: select.poll | None = None
         self._limits = Limits(0, 0, 0)
         self._active = self._begun = self.idle_since = 0.0
@@ -152,9 +146,7 @@ class Connection(asyncio.Protocol):
             raise self.failure
 
     def peek(self, start: int = 0) -> bytes:
-        """What of the body is here, from this byte on; it stays here. O(its length), if parts have come since `start` bytes
-        were here.
-        """
+        """What of the body is here, from this byte on; it stays here. O(its length) if `start` is where parts meet."""
         parts, missing = self._parts, self.unread - start
         if start == 0:
             return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -172,12 +164,14 @@ class Connection(asyncio.Protocol):
 
     def take_turn(self) -> bytes:
         """What of the body is here, or as much of it as should be read in one turn of the event loop: the rest stays here."""
-        data = self.take()
+        data = self.peek()
         size = first_turn(data)
-        if size < len(data):
-            data, rest = data[:size], data[size:]
-            self._parts, self.unread = [rest], len(rest)
-        return data
+        if size == len(data):
+            return self.take()
+        self._parts, self.unread = [data[size:]], len(data) - size
+        if self.unread <= MAX_UNREAD:
+            self._hold(_UNREAD, on=False)
+        return data[:size]
 
     def still_prefill(self) -> None:
         """The bytes of the body so far are not the answer (keep-alive comments): `first_byte_s` goes on counting."""
@@ -186,10 +180,7 @@ class Connection(asyncio.Protocol):
             self._look_at_time()
 
     async def pump(self, sink: Sink) -> None:
-        """Give the rest of the body to `sink` as it comes, until all is here.
-
-        Raises ReplicaFailure, ClientStalled, or what `sink` raises.
-        """
+        """Give the rest of the body to `sink` as it comes. Raises ReplicaFailure, ClientStalled, or what `sink` raises."""
         while self._parts:
             sink(self.take_turn())
             if self._parts:
@@ -267,6 +258,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if len(data) > AT_ONCE or self._late.size:
+            if len(data) > LARGE:
+                self._hold(_LATE, on=True)  # uvloop reads up to 32 times in a turn
             data = self._late.first(data)
             if self._late.size:
                 self._hold(_LATE, on=True)
@@ -274,16 +267,17 @@ class Connection(asyncio.Protocol):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Read what is late in the next turn of the event loop, if nothing else holds reading back; or all that comes."""
-        if self._paused_by & _LATE:
-            if not self._late.size:
-                self._hold(_LATE, on=False)
-            elif self._paused_by == _LATE:
-                self._late.schedule(self._loop, self._next_turn)
+        """Read on in the next turn of the event loop, what is late or what comes, if nothing else holds reading back."""
+        if self._paused_by == _LATE:
+            self._late.schedule(self._loop, self._next_turn)
 
     def _next_turn(self) -> None:
-        if self._late.due() and self._paused_by == _LATE:  # else `_hold` continues
-            self._read(self._late.next())
+        size = self._late.due()
+        if self._paused_by == _LATE:  # else `_hold` continues
+            if size:
+                self._read(self._late.next())
+            if not self._late.size:
+                self._hold(_LATE, on=False)
             self._go_on()
 
     def _read(self, data: bytes) -> None:
@@ -330,16 +324,22 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._unsent = None
-        self._late.clear()
+        self._ended = exc or EOFError()
+        if self.lost:
+            self.lost(self)
+        if not self._late.size:
+            self._end(self._ended)
+        # else TLS told of the end at once: what came before it comes first (`_hold`)
+
+    def _end(self, exc: Exception) -> None:
+        """The connection is lost, and all that came was read."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        if self.lost:
-            self.lost(self)
         if self.answer is None or self.answer.complete or self.failure:
             return
         try:
-            if exc:
+            if not isinstance(exc, EOFError):
                 raise FramingError(str(exc) or type(exc).__name__)
             self.answer.end()
         except FramingError as error:
@@ -384,6 +384,8 @@ class Connection(asyncio.Protocol):
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
+        if self._ended and not self._late.size:
+            self._end(self._ended)
         self._go_on()
 
     def __repr__(self) -> str:

@@ -160,6 +160,9 @@ def of_attacks(seen: Outcome, limits: Limits) -> Iterator[str]:
         others = {what: count for what, count in outcomes.items() if what not in (*EXPECTED[kind], "silent")}
         if (count := sum(others.values())) > (1 - limits.answered) * outcomes.total():
             excess.append((count, f"{count} of {outcomes.total()} hostile requests ({kind}) came to {others}"))
+        answers = {what for what in others if what.isdigit()}  # a worker that is killed gives none
+        if answers and sum(others[what] for what in answers) > (1 - limits.answered) * outcomes.total():
+            excused = 0
     if sum(count for count, _ in excess) > excused:
         yield from (sentence for _, sentence in excess)
 

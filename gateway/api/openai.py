@@ -86,7 +86,7 @@ class ApiRequest:
 
     def drop(self) -> None:
         """The request is over: drop what is large, whoever still refers to it."""
-        self.body, self.prompt = b"", None
+        self.body, self.prompt, self.made = b"", None, None
 
     @property
     def metered(self) -> bool:

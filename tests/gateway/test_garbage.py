@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 from yarl import URL
 
+from gateway.api.openai import ApiRequest
 from gateway.errors import GatewayError
 from gateway.parser.process import ParserProcess
 from tests.fakes import (
@@ -289,3 +290,32 @@ def test_a_collection_goes_through_a_part_of_what_is_kept() -> None:
     """The prefix index is millions of objects in plain Python, and the collector stops everything meanwhile."""
     run = subprocess.run([sys.executable, "-c", LIVES], capture_output=True, text=True, check=True)
     assert 20_000 < int(run.stdout) < 90_000
+
+
+SMALL = """
+import gc
+from gateway.process import relax_garbage_collection
+relax_garbage_collection()
+frozen = gc.get_freeze_count()
+kept = [[] for _ in range(10_000)]
+gc.collect()
+print(gc.get_freeze_count() - frozen)
+"""
+
+
+def test_few_survivors_of_a_collection_are_looked_at_again() -> None:
+    """Or what is under way at every collection would be beyond the collector for ever."""
+    run = subprocess.run([sys.executable, "-c", SMALL], capture_output=True, text=True, check=True)
+    assert int(run.stdout) <= 0
+
+
+async def test_a_request_that_is_over_has_no_body_whoever_keeps_it() -> None:
+    go = asyncio.Event()
+    async with FakeReplica([hangs(go)]) as replica, running(replica) as run:
+        task = asyncio.create_task(exchange(run, post(BODY)))
+        await eventually(lambda: replica.requests)
+        kept = [each for each in gc.get_objects() if isinstance(each, ApiRequest) and each.body == BODY]
+        assert kept
+        go.set()
+        await task
+        assert [(each.body, each.prompt, each.made) for each in kept] == [(b"", None, None)] * len(kept)

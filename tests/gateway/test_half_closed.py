@@ -6,6 +6,7 @@ On both event loops, for this is about what they make of the end of what a clien
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Coroutine
@@ -181,21 +182,33 @@ def test_a_client_that_leaves_frees_its_replica(
 
 
 @on_both_loops
-@pytest.mark.parametrize("at_once", [False, True])
-def test_a_client_of_http_1_0_that_sends_no_more_has_left(run: Run, at_once: bool) -> None:
+def test_a_client_of_http_1_0_that_sends_no_more_has_left(run: Run) -> None:
     """It takes no interim response, so nothing could tell whether it is still there."""
 
     async def scenario() -> None:
         async with FakeReplica([hangs(asyncio.Event()), answers()]) as replica, running(replica) as gateway:
             async with dial(gateway) as (reader, writer):
                 writer.write(post(version=b"1.0"))
-                if not at_once:
-                    await eventually(lambda: replica.requests)
+                await eventually(lambda: replica.requests)
                 writer.write_eof()
                 assert await reader.read() == b""
-                await eventually(lambda: replica.gone == len(replica.requests))
-                replica.script = [answers()]
+                await eventually(lambda: replica.gone == 1)
             await served(gateway)
+
+    run(scenario())
+
+
+@on_both_loops
+def test_a_client_of_http_1_0_gets_no_interim_response(run: Run) -> None:
+    """Its end may come with its request."""
+
+    async def scenario() -> None:
+        async with FakeReplica() as replica, running(replica) as gateway:
+            for data in (post(version=b"1.0"), b"GET /health HTTP/1.0\r\n\r\n"):
+                async with dial(gateway) as (reader, writer):
+                    writer.write(data)
+                    writer.write_eof()
+                    assert (await reader.read()).split(b" ")[1] == b"200", "not 100"
 
     run(scenario())
 
@@ -203,7 +216,9 @@ def test_a_client_of_http_1_0_that_sends_no_more_has_left(run: Run, at_once: boo
 @on_both_loops
 @pytest.mark.parametrize("frame", [post, chunked])
 @pytest.mark.parametrize("at_once", [False, True])
-def test_a_request_that_ends_in_its_middle_is_none(frame: Callable[[bytes], bytes], run: Run, at_once: bool) -> None:
+def test_a_request_that_ends_in_its_middle_is_none(
+    frame: Callable[[bytes], bytes], run: Run, at_once: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         async with FakeReplica() as replica, running(replica) as gateway:
             async with dial(gateway) as (reader, writer):
@@ -214,6 +229,60 @@ def test_a_request_that_ends_in_its_middle_is_none(frame: Callable[[bytes], byte
                 assert await reader.read() == b""
             assert not replica.requests
             await served(gateway)
+
+    run(scenario())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+DENSE = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], "stop": ["\n"] * 5000}, indent=0).encode()
+
+
+@on_both_loops
+def test_a_whole_request_behind_another_is_answered_though_it_is_read_in_turns(run: Run) -> None:
+    pieces = b"".join(b"3\r\n%b\r\n" % DENSE[at : at + 3] for at in range(0, len(DENSE) // 3 * 3, 3))
+    rest = DENSE[len(DENSE) // 3 * 3 :]
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    second = head + pieces + (b"%x\r\n%b\r\n" % (len(rest), rest) if rest else b"") + b"0\r\n\r\n"
+
+    async def scenario() -> None:
+        go = asyncio.Event()
+        async with FakeReplica([after(go, answers()), answers()]) as replica, running(replica) as gateway:
+            async with dial(gateway) as (reader, writer):
+                writer.write(post(RAW) + second)
+                writer.write_eof()
+                await eventually(lambda: replica.requests)
+                go.set()
+                assert len([got for got in await all_of(reader) if got.startswith(b"HTTP/1.1 200 ")]) == 2
+            assert [request.body for request in replica.requests] == [RAW, DENSE]
+
+    run(scenario())
+
+
+async def all_of(reader: asyncio.StreamReader) -> list[bytes]:
+    """The answers until the end, less interim ones."""
+    data = (await reader.read()).replace(CONTINUE, b"")
+    return [b"HTTP/1.1" + part for part in data.split(b"HTTP/1.1")[1:]]
+
+
+@on_both_loops
+def test_pipelined_bodies_of_many_chunks_are_all_read(run: Run) -> None:
+    """aiohttp stops reading in the middle of the second one."""
+    body = b'{"model":"m","prompt":"' + b"x" * 16_360 + b'"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    def request(size: int) -> bytes:
+        padded = body + b" " * (size - len(body))
+        return head + b"".join(b"1\r\n%c\r\n" % byte for byte in padded) + b"0\r\n\r\n"
+
+    async def scenario() -> None:
+        async with FakeReplica() as replica, running(replica) as gateway:
+            for size in (16_384, 16_385, 16_386):
+                async with dial(gateway) as (reader, writer):
+                    writer.write(request(16_385) + request(size) + request(size))
+                    writer.write_eof()
+                    async with asyncio.timeout(20):
+                        assert len([got for got in await all_of(reader) if got.startswith(b"HTTP/1.1 200 ")]) == 3
+            assert len(replica.requests) == 9
 
     run(scenario())
 

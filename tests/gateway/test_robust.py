@@ -14,8 +14,8 @@ import pytest
 
 from gateway.dialer import Dialer
 from gateway.idle import Pool
+from gateway.limits import Limits
 from gateway.resolver import Resolver
-from gateway.upstream import Limits
 from tests.fakes import (
     DONE,
     STREAM_HEAD,

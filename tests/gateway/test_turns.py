@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from gateway.turns import AT_ONCE, first_turn
-from gateway.upstream import Connection
+from gateway.turns import AT_ONCE, LARGE, first_turn
+from gateway.upstream import MAX_UNREAD, Connection
 from tests.fakes import STREAM_HEAD, FakeReplica, FakeRequest, answers, chunk, event
 from tests.fakes import says as writes
 from tests.gateway.conftest import eventually, longest_pause, running
 from tests.gateway.test_garbage import STREAMED, post
 from tests.gateway.test_upstream import ANSWER, LIMITS, connected
 
-TURN_S = 0.1  # of CPU: five times what they take; read at once they take some tenths of a second
+TURN_S = 0.04  # of CPU: some times what a turn takes; what is read at once takes up to some tenths of a second
 
 
 @given(st.lists(st.sampled_from([b"\n", b"\r", b"x", b"\n" * 999, b"x" * 999, b"data: a\n\n"]), max_size=400).map(b"".join))
@@ -46,10 +46,10 @@ class Sink:
         self.parts.append(data)
 
 
-def begun() -> Connection:
+def begun(length: bytes = b"") -> Connection:
     connection, _ = connected()
     connection.send(b"GET", to_head=False, limits=LIMITS)
-    connection.data_received(ANSWER)
+    connection.data_received(ANSWER[:-2] + length + b"\r\n")
     return connection
 
 
@@ -98,11 +98,76 @@ async def test_a_dense_read_waits_while_its_owner_is_paused() -> None:
     assert b"".join(sink.parts) == DENSE
 
 
+@pytest.mark.parametrize("length", [b"", b"Content-Length: %d\r\n" % len(DENSE)], ids=["until the end", "by length"])
+@pytest.mark.parametrize("paused", [False, True])
+async def test_what_came_before_the_end_of_a_connection_is_read(length: bytes, paused: bool) -> None:
+    """TLS tells of it at once."""
+    connection, sink = begun(length), Sink()
+    task = asyncio.create_task(connection.pump(sink))
+    await asyncio.sleep(0)
+    connection.data_received(DENSE)
+    if paused:
+        connection.pause()
+    connection.connection_lost(None)
+    await asyncio.sleep(0.01)
+    connection.resume()
+    await task
+    assert b"".join(sink.parts) == DENSE
+    assert connection.complete
+
+
+async def test_what_waits_for_its_owner_is_bounded_while_it_is_read_in_turns() -> None:
+    connection, transport = connected()
+    sink = Sink()
+    connection.send(b"GET", to_head=False, limits=LIMITS)
+    connection.data_received(ANSWER)
+    for _ in range(3):
+        connection.data_received(b"x" * 4000 + b"\n" * 96_000)
+        await asyncio.sleep(0.01)  # all of it is read
+    task = asyncio.create_task(connection.pump(sink))
+    for _ in range(50):
+        if transport.reads:
+            connection.data_received(b"x" * 200_000)
+        await asyncio.sleep(0)
+        assert connection.unread <= 2 * MAX_UNREAD
+    connection.connection_lost(None)
+    await task
+
+
+async def test_a_large_read_is_the_last_one_of_its_turn() -> None:
+    """uvloop reads up to 32 times as long as nobody says stop."""
+    connection, transport = connected()
+    sink = Sink()
+    connection.send(b"GET", to_head=False, limits=LIMITS)
+    connection.data_received(ANSWER)
+    task = asyncio.create_task(connection.pump(sink))
+    await asyncio.sleep(0)
+    for size, reads in ((1000, True), (LARGE, True), (LARGE + 1, False)):
+        connection.data_received(b"x" * size)
+        assert transport.reads is reads
+        assert len(sink.parts[-1]) == size
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert transport.reads
+    connection.pause()
+    connection.data_received(b"x" * (LARGE + 1))
+    await asyncio.sleep(0.01)
+    assert not transport.reads
+    connection.resume()
+    await asyncio.sleep(0.01)
+    assert transport.reads
+    connection.connection_lost(None)
+    await task
+
+
 async def test_a_connection_with_unread_bytes_is_not_used_again() -> None:
     connection, transport = connected()
     connection.send(b"GET", to_head=False, limits=LIMITS)
-    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok" + DENSE)
+    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1024\r\n\r\n")
+    connection.data_received(DENSE)
     assert connection.complete
+    assert connection.answer
+    assert not connection.answer.rest, "all of the first turn is the answer's"
     assert not connection.release()
     assert transport.closed
     connection.connection_lost(None)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream import SLICE, Connection, Limits
+from gateway.limits import Limits
+from gateway.upstream import SLICE, Connection
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 LIMITS = Limits(5, 5, 5)
@@ -28,6 +29,7 @@ class FakeTransport(asyncio.Transport):
         self.full = False
         self.buffered = 0
         self.closed = False
+        self.reads = True  # more may come; nothing comes by itself
 
     def write(self, data: Any) -> None:
         self.data += data
@@ -59,10 +61,10 @@ class FakeTransport(asyncio.Transport):
         self.closed = True
 
     def pause_reading(self) -> None:
-        """Nothing comes by itself."""
+        self.reads = False
 
     def resume_reading(self) -> None:
-        """Nothing comes by itself."""
+        self.reads = True
 
 
 def connected() -> tuple[Connection, FakeTransport]:
