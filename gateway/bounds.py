@@ -13,6 +13,7 @@ by the error that is raised here; a request by `front.py`, which finds its lease
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -20,8 +21,11 @@ from typing import Any, Final
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.acceptable import invalid_http
 from gateway.budget import Lease
-from gateway.errors import GatewayError, head_too_large, line_too_long, over_budget
+from gateway.errors import GatewayError, head_too_large, internal_error, line_too_long, over_budget
+
+log = logging.getLogger("warmroute.gateway")
 
 MAX_HEAD_BYTES: Final = 64 << 10  # request line and headers
 HEAD_COPIES: Final = 3  # what aiohttp makes of a head: the raw headers, the decoded ones, and what is around them
@@ -172,3 +176,14 @@ def forget_frames(messages: Iterable[tuple[Any, Any]]) -> None:
     for message, _ in messages:
         if (error := getattr(message, "exc", None)) is not None:
             error.__traceback__ = None
+
+
+def error_of(status: int, error: BaseException | None, message: str | None) -> GatewayError:
+    """The answer to what aiohttp could not make a request of, or could not handle."""
+    if isinstance(error, Refused):
+        return error.error
+    if status < 500:
+        return invalid_http(message or "it cannot be read")
+    if not isinstance(error, ConnectionError):  # the client left: nobody's fault, and nobody reads this
+        log.error("unhandled error", exc_info=error)
+    return internal_error()

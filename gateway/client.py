@@ -23,11 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gateway.acceptable import invalid_http
 from gateway.addresses import is_local
-from gateway.bounds import BoundedParser, Refused, forget_frames
+from gateway.bounds import BoundedParser, error_of, forget_frames
 from gateway.budget import Lease, client_of
-from gateway.errors import internal_error
 from gateway.half_closed import speaks_1_1, until_gone
 from gateway.plain import Beginning, read_head
 from gateway.reply import Reply
@@ -140,7 +138,7 @@ class ClientConnection(web.RequestHandler):
     def idle(self) -> bool:
         """Whether it waits for a request: none is being handled or answered, and of the next one the head is not complete."""
         waits = self._waiter is not None and not self._waiter.done()
-        return waits and not self._messages and self._short.request is None and not self._late.size
+        return waits and not self._messages and self._short.request is None and not self._late.waits()
 
     def make_room(self, client: str) -> None:
         """Close this connection, whose place a connection of that client takes at once."""
@@ -161,19 +159,19 @@ class ClientConnection(web.RequestHandler):
                 self._short.begin(begun, data)
             return
         self._lent, self._lost_track = True, begun is None or len(data) != begun.end + begun.length
-        if len(data) > AT_ONCE or self._late.size:
-            data = self._late.first(data)
-            if self._late.size:
-                self._pause_transport_reading()
-        self._lend(data)
-        if self._late.size:
+        if self._late.waits():
+            self._late.add(data)
+            return
+        self._lend(self._late.first(data) if len(data) > AT_ONCE else data)
+        if self._late.waits():
+            self._pause_transport_reading()
             self._resume_transport_reading()
 
     def _lend(self, data: bytes) -> None:
         """Give bytes to aiohttp; what is late in the next turns of the event loop, as long as it takes them."""
         super().data_received(data)
         if self._bounded:
-            paused = self._reading_paused or self._buffer_paused or self._upgraded
+            paused = self._full() or self._upgraded
             self._bounded.note_paused((len(data) if paused else 0) + self._late.size)
         if self._buffer_paused:
             self._watch(self._ended_unread)
@@ -185,16 +183,23 @@ class ClientConnection(web.RequestHandler):
 
     def _resume_transport_reading(self) -> None:
         """What is late comes first."""
-        if not self._late.size:
+        if not self._late.waits():
             super()._resume_transport_reading()
-        elif not (self._reading_paused or self._buffer_paused):
+        elif not self._full():
             self._late.schedule(self._loop, self._next_turn)
 
+    def _full(self) -> bool:
+        """Whether aiohttp takes no more for now."""
+        return self._reading_paused or self._buffer_paused
+
     def _next_turn(self) -> None:
-        if self._late.due() and not (self._reading_paused or self._buffer_paused):
-            self._lend(self._late.next())
-            if not (self._reading_paused or self._buffer_paused):
-                self._resume_transport_reading()
+        self._late.due()
+        if not self._full():
+            for part in self._late.turn():
+                self._lend(part)
+                if self._full():
+                    return
+            self._resume_transport_reading()
             self._end_if_incomplete()
 
     def _ours(self, begun: Beginning) -> bool:
@@ -205,7 +210,7 @@ class ClientConnection(web.RequestHandler):
         """Whether aiohttp has still to answer what it was given."""
         if self._lent:
             self._lent = bool(self._messages) or self._waiter is None or self._waiter.done()
-        return self._lent or self._late.size > 0
+        return self._lent or self._late.waits()
 
     def served(self, behind: bytes, *, keep: bool) -> None:
         """A plain request is over. behind: what came after it; keep: the connection may be used again."""
@@ -241,7 +246,7 @@ class ClientConnection(web.RequestHandler):
     def _end_if_incomplete(self) -> None:
         """The client sends no more, and the body of the current request is not whole: it has left."""
         request = self._current_request
-        if self._half_closed and request and not (self._late.size or request.content.is_eof()) and self.transport:
+        if self._half_closed and request and not (self._late.waits() or request.content.is_eof()) and self.transport:
             self.transport.close()  # after the answers before it
 
     async def finish_response(
@@ -256,7 +261,7 @@ class ClientConnection(web.RequestHandler):
             self.reply = None
             if self.lease:
                 self.lease.drop_body()  # its head stays in memory while the connection lingers
-            if not (self._messages or self._late.size):
+            if not (self._messages or self._late.waits()):
                 await self._end_if_last()
             return finished
         except TimeoutError:
@@ -391,10 +396,4 @@ class ClientConnection(web.RequestHandler):
         if isinstance(exc, HttpProcessingError):
             request._version = HttpVersion11  # aiohttp takes what it cannot read for HTTP/1.0
             exc.__traceback__ = None  # its frames hold what the client has sent, and the connection may linger
-        if isinstance(exc, Refused):
-            return self._front.refuse(exc.error)
-        if status < 500:
-            return self._front.refuse(invalid_http(message or "it cannot be read"))
-        if not isinstance(exc, ConnectionError):  # the client left: nobody's fault, and nobody reads this
-            log.error("unhandled error", exc_info=exc)
-        return self._front.refuse(internal_error())
+        return self._front.refuse(error_of(status, exc, message))

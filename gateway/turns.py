@@ -7,11 +7,13 @@ a chunk, a header or an event, which is work by itself: whoever sends little els
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Final
 
 AT_ONCE: Final = 4096  # bytes: so many are always read at once, whatever they are
 LARGE: Final = 32 << 10  # bytes: after such a read of a replica's answer, the next one is in another turn
+TURN_S: Final = 0.0005  # for what is late, on one connection
 _LINES: Final = 256  # line ends, on average
 
 
@@ -25,41 +27,44 @@ def first_turn(data: bytes) -> int:
 
 
 class Late:
-    """What has arrived on a connection and is to be read in later turns. While there is any, the connection reads nothing more.
-
-    size: in bytes.
-    """
+    """What has arrived on a connection and is to be read in later turns, in parts. size: in bytes."""
 
     __slots__ = ("_at", "_data", "_due", "_part", "size")
 
     def __init__(self) -> None:
         self._data = b""
         self._at = 0  # what of it was read
-        self._part = 0  # bytes of a turn
+        self._part = 0  # bytes
         self._due = False
         self.size = 0
 
     def first(self, data: bytes) -> bytes:
-        """More has arrived: returns what to read now."""
-        if self.size:  # there should be no more, but TLS may have some when it is told to pause
-            self._data, self._at = self._data[self._at :] + data, 0
-            self.size = len(self._data)
-            return b""
+        """While nothing is late: what of this to read now; the rest is late."""
         self._part = first_turn(data)
         if self._part == len(data):
             return data
         self._data, self._at, self.size = data, self._part, len(data) - self._part
         return data[: self._part]
 
-    def next(self) -> bytes:
-        """What to read in this turn."""
-        begin = self._at
-        part = self._data[begin : begin + self._part]
-        self._at = begin + len(part)
-        self.size -= len(part)
-        if not self.size:
-            self._data = b""
-        return part
+    def add(self, data: bytes) -> None:
+        """This is late as well."""
+        if self.size:
+            data = self._data[self._at :] + data
+        self._data, self._at, self._part, self.size = data, 0, first_turn(data), len(data)
+
+    def turn(self) -> Iterator[bytes]:
+        """The next parts, until they have taken `TURN_S`."""
+        end = time.perf_counter() + TURN_S
+        while self.size:
+            begin = self._at
+            part = self._data[begin : begin + self._part]
+            self._at = begin + len(part)
+            self.size -= len(part)
+            if not self.size:
+                self._data = b""
+            yield part
+            if time.perf_counter() > end:
+                return
 
     def schedule(self, loop: asyncio.AbstractEventLoop, turn: Callable[[], None]) -> None:
         """Call it in the next turn of the event loop; it is to call `due` first."""
@@ -67,10 +72,12 @@ class Late:
             self._due = True
             loop.call_soon(turn)
 
-    def due(self) -> int:
-        """The turn has come. Returns `size`."""
+    def waits(self) -> bool:
+        return self.size > 0
+
+    def due(self) -> None:
+        """The turn has come."""
         self._due = False
-        return self.size
 
     def clear(self) -> None:
         self._data, self.size = b"", 0

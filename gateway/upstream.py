@@ -5,8 +5,9 @@
 
 A connection is an asyncio protocol that carries one call at a time. What comes in goes through `http1.Answer` and on at once:
 into a sink, called from within the event loop's read, or into a buffer until there is one. Nothing is scheduled for a chunk,
-and no task wakes up for it. A connection is used again only if its answer ended exactly where its framing says, with not a
-byte behind it and not a byte of the request unsent, and if nothing has come since: a second answer is not the next call's.
+and no task wakes up for it, but for what is too much for one turn of the event loop (`turns.py`). A connection is used again
+only if its answer ended exactly where its framing says, with not a byte behind it and not a byte of the request unsent, and if
+nothing has come since: a second answer is not the next call's.
 
 Silence is measured by one timer a call, which looks at the time of the last byte when it fires: at least once in `idle_s`, so
 that it is never late. Before the body nothing is a sign of life, or a head sent byte by byte would hold a request for ever.
@@ -26,6 +27,7 @@ from gateway.limits import Limits
 from gateway.turns import AT_ONCE, LARGE, Late, first_turn
 
 MAX_UNREAD: Final = 1 << 18  # bytes of an answer that nobody has asked for yet; beyond this the connection is not read
+MAX_LATE: Final = 4 << 20  # bytes that TLS may bring while the connection is not read
 MAX_JOINED: Final = 1 << 16  # bytes of a body that goes out in one buffer with its head
 SLICE: Final = 1 << 20  # bytes of a larger body that are written in one turn of the event loop: TLS encrypts them at once
 
@@ -48,7 +50,9 @@ class Connection(asyncio.Protocol):
         "_poll",
         "_sent",
         "_sink",
+        "_stopped",
         "_timer",
+        "_tls",
         "_transport",
         "_unsent",
         "_waiter",
@@ -74,6 +78,8 @@ class Connection(asyncio.Protocol):
         self._writable = True  # the transport accepts more: its buffer is below its high-water mark
         self._sent: Callable[[], None] | None = None  # to be called when the whole request has left this process
         self._paused_by = 0  # by whom reading is held back: a sum of _OWNER, _UNREAD and _LATE
+        self._stopped = False  # the transport is paused
+        self._tls = False
         self._late = Late()
         self._ended: Exception | None = None  # why the connection was lost; EOFError: for no reason
         self._poll: select.poll | None = None
@@ -107,9 +113,7 @@ class Connection(asyncio.Protocol):
             self._write_slice()
 
     def _write_slice(self) -> None:
-        """Write the next slice of a large body; the one after it in another turn of the event loop, once the transport accepts
-        more.
-        """
+        """Write the next slice of a large body: one in each turn of the event loop, when the transport accepts more."""
         unsent, transport = self._unsent, self._transport
         if unsent is None or not self._writable:
             return
@@ -251,34 +255,31 @@ class Connection(asyncio.Protocol):
             self._poll.register(self._transport.get_extra_info("socket"), select.POLLIN)
         return not self._poll.poll(0)
 
-    # -- the event loop's side
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._tls = transport.get_extra_info("ssl_object") is not None
 
     def data_received(self, data: bytes) -> None:
-        if len(data) > AT_ONCE or self._late.size:
-            if len(data) > LARGE:
-                self._hold(_LATE, on=True)  # uvloop reads up to 32 times in a turn
-            data = self._late.first(data)
-            if self._late.size:
+        if self._paused_by:
+            self._late.add(data)
+            self._hold(_LATE, on=True)
+            return
+        if len(data) > AT_ONCE:
+            now = self._late.first(data)
+            if self._late.size or len(data) > LARGE:
                 self._hold(_LATE, on=True)
+            data = now
         self._read(data)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Read on in the next turn of the event loop, what is late or what comes, if nothing else holds reading back."""
-        if self._paused_by == _LATE:
-            self._late.schedule(self._loop, self._next_turn)
 
     def _next_turn(self) -> None:
-        size = self._late.due()
-        if self._paused_by == _LATE:  # else `_hold` continues
-            if size:
-                self._read(self._late.next())
-            if not self._late.size:
-                self._hold(_LATE, on=False)
-            self._go_on()
+        """Read what is late, as long as nothing else holds it back; then what comes."""
+        self._late.due()
+        if self._paused_by == _LATE:
+            for part in self._late.turn():
+                self._read(part)
+                if self._paused_by != _LATE:
+                    break
+            self._hold(_LATE, on=self._late.size > 0)
 
     def _read(self, data: bytes) -> None:
         answer = self.answer
@@ -324,12 +325,11 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._unsent = None
-        self._ended = exc or EOFError()
+        self._ended = exc or (ConnectionError("it ended while nobody read it") if self._stopped and self._tls else EOFError())
         if self.lost:
             self.lost(self)
-        if not self._late.size:
+        if not self._late.size:  # else what is late comes first: `_hold`
             self._end(self._ended)
-        # else TLS told of the end at once: what came before it comes first (`_hold`)
 
     def _end(self, exc: Exception) -> None:
         """The connection is lost, and all that came was read."""
@@ -346,8 +346,6 @@ class Connection(asyncio.Protocol):
             self._fail(ReplicaFailure("reset", str(error)))
         else:
             self._wake()
-
-    # -- inside
 
     def _look_at_time(self) -> None:
         if self._timer:
@@ -378,15 +376,19 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _hold(self, who: int, *, on: bool) -> None:
-        before, self._paused_by = self._paused_by, self._paused_by | who if on else self._paused_by & ~who
-        if self._transport and not self._transport.is_closing() and bool(before) != bool(self._paused_by):
-            if on:
+        self._paused_by = self._paused_by | who if on else self._paused_by & ~who
+        # uvloop's TLS drops what it has read of a connection that ends while it is paused: so a little more is taken from it.
+        stop = self._paused_by != 0 and (self._late.size > MAX_LATE or not self._tls)
+        if stop != self._stopped and self._transport and not self._transport.is_closing():
+            self._stopped = stop
+            if stop:
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
+        if self._paused_by == _LATE:
+            self._late.schedule(self._loop, self._next_turn)
         if self._ended and not self._late.size:
             self._end(self._ended)
-        self._go_on()
 
     def __repr__(self) -> str:
         return f"<Connection {'up' if self.alive else 'down'}, used {self.used} times, {self.answer!r}>"
