@@ -123,7 +123,7 @@ async def test_what_waits_for_its_owner_is_bounded_while_it_is_read_in_turns() -
     connection.data_received(ANSWER)
     for _ in range(3):
         connection.data_received(b"x" * 4000 + b"\n" * 96_000)
-        await asyncio.sleep(0.01)  # all of it is read
+        await asyncio.sleep(0.05)  # all of it is read
     task = asyncio.create_task(connection.pump(sink))
     for _ in range(50):
         if transport.reads:
