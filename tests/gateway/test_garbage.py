@@ -314,7 +314,7 @@ async def test_a_request_that_is_over_has_no_body_whoever_keeps_it() -> None:
     async with FakeReplica([hangs(go)]) as replica, running(replica) as run:
         task = asyncio.create_task(exchange(run, post(BODY)))
         await eventually(lambda: replica.requests)
-        kept = [each for each in gc.get_objects() if isinstance(each, ApiRequest) and each.body == BODY]
+        kept = [each for each in gc.get_objects() if type(each) is ApiRequest and each.body == BODY]
         assert kept
         go.set()
         await task
