@@ -29,12 +29,13 @@ def first_turn(data: bytes) -> int:
 class Late:
     """What has arrived on a connection and is to be read in later turns, in parts. size: in bytes."""
 
-    __slots__ = ("_at", "_data", "_due", "_part", "size")
+    __slots__ = ("_at", "_data", "_due", "_more", "_part", "size")
 
     def __init__(self) -> None:
         self._data = b""
         self._at = 0  # what of it was read
         self._part = 0  # bytes
+        self._more = bytearray()  # what comes behind _data: in one piece, for it may come byte by byte
         self._due = False
         self.size = 0
 
@@ -48,20 +49,22 @@ class Late:
 
     def add(self, data: bytes) -> None:
         """This is late as well."""
-        if self.size:
-            data = self._data[self._at :] + data
-        self._data, self._at, self._part, self.size = data, 0, first_turn(data), len(data)
+        self._more += data
+        self.size += len(data)
 
     def turn(self) -> Iterator[bytes]:
         """The next parts, until they have taken `TURN_S`."""
         end = time.perf_counter() + TURN_S
         while self.size:
+            if self._at == len(self._data):
+                self._data, self._at, self._more = bytes(self._more), 0, bytearray()
+                self._part = min(LARGE, first_turn(self._data))
             begin = self._at
             part = self._data[begin : begin + self._part]
             self._at = begin + len(part)
             self.size -= len(part)
             if not self.size:
-                self._data = b""
+                self._data, self._at = b"", 0
             yield part
             if time.perf_counter() > end:
                 return
@@ -80,7 +83,7 @@ class Late:
         self._due = False
 
     def clear(self) -> None:
-        self._data, self.size = b"", 0
+        self._data, self._at, self._more, self.size = b"", 0, bytearray(), 0
 
     def __repr__(self) -> str:
         return f"<Late {self.size} bytes>"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from gateway.turns import AT_ONCE, LARGE, first_turn
+from gateway.turns import AT_ONCE, LARGE, Late, first_turn
 from gateway.upstream import MAX_UNREAD, Connection
 from tests.fakes import STREAM_HEAD, FakeReplica, FakeRequest, answers, chunk, event
 from tests.fakes import says as writes
@@ -31,6 +31,26 @@ def test_a_turn_is_everything_unless_it_has_very_many_lines(data: bytes) -> None
     else:
         assert size >= 1024
         assert size <= max(1024, 256 * len(data) / lines)
+
+
+@given(
+    st.binary(max_size=5), st.lists(st.sampled_from([b"", b"x", b"\n" * 9000, b"y" * 200_000]), max_size=9), st.integers(0, 9)
+)
+def test_what_is_late_is_read_in_order_and_in_parts(begin: bytes, pieces: list[bytes], turns: int) -> None:
+    """Some turns come between the pieces."""
+    late = Late()
+    data = begin + b"\n" * 9000
+    read = [late.first(data)]
+    for number, piece in enumerate(pieces):
+        if late.size:
+            late.add(piece)
+            data += piece
+            if number < turns:
+                read += late.turn()
+    while late.size:
+        read += late.turn()
+    assert b"".join(read) == data
+    assert max(map(len, read)) <= LARGE
 
 
 DENSE = b"a\n" * 50_000
