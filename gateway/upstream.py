@@ -27,7 +27,7 @@ from gateway.limits import Limits
 from gateway.turns import AT_ONCE, LARGE, Late, first_turn
 
 MAX_UNREAD: Final = 1 << 18  # bytes of an answer that nobody has asked for yet; beyond this the connection is not read
-MAX_LATE: Final = 4 << 20  # bytes that TLS may bring while the connection is not read
+MAX_LATE: Final = 1 << 20  # bytes that TLS may bring while the connection is not read
 MAX_JOINED: Final = 1 << 16  # bytes of a body that goes out in one buffer with its head
 SLICE: Final = 1 << 20  # bytes of a larger body that are written in one turn of the event loop: TLS encrypts them at once
 

@@ -82,6 +82,8 @@ class Line:
         try:
             async with asyncio.timeout(seconds):
                 data = await self.reader.read(PIECE)
+                while data.startswith(b"HTTP/1.1 1"):  # interim
+                    data = data.partition(b"\r\n\r\n")[2] or await self.reader.read(PIECE)
         except TimeoutError:
             return else_
         except OSError:

@@ -1,8 +1,9 @@
 """`workers: N`: starts N workers, replaces those that end, and takes them down together. It serves no request itself.
 
 A worker that ends is replaced at once, one that does not live long after a pause that grows. One that has said nothing for
-HUNG_S, or does not read what it is told, is killed, and so replaced; after SILENT_S already other workers get its new
-connections (`handover.py`). The configuration is read here, and goes to all workers in one order with what operators want.
+HUNG_S, or does not read what it is told, is killed, and so replaced. Other workers get its new connections (`handover.py`):
+after SILENT_S already, and those of one that has ended at once, until its successor serves. The configuration is read here, and
+goes to all workers in one order with what operators want.
 """
 
 from __future__ import annotations
@@ -150,6 +151,7 @@ class Supervisor:
             slot.short_lives = slot.short_lives + 1 if time.monotonic() - born < SHORT_LIFE_S else 0
             log.error("worker ended", extra={"worker": slot.who, "status": status, "short_lives": slot.short_lives})
             self.hub.restarted()
+            self._hand_over(slot)
             if not self._served and slot.short_lives >= TRIES:
                 slot.failed.set()
                 return
@@ -227,7 +229,12 @@ class Supervisor:
                     serving = self.hub.members[slot.who].serving
                     level, state = (logging.WARNING, "silent") if serving else (logging.INFO, "still starting")
                     log.log(level, f"worker is {state}: others take its new connections", extra={"worker": slot.who})
-                slot.handover = Handover(slot.listeners, self._receivers)
+                self._hand_over(slot)
+
+    def _hand_over(self, slot: Slot) -> None:
+        """Other workers get its new connections, until it is well: `_relieve`."""
+        slot.keep()
+        slot.handover = Handover(slot.listeners, self._receivers)
 
     def _receivers(self) -> Sequence[socket.socket]:
         well = set(self.hub.well(WELL_S))

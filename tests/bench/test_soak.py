@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
 import json
 import os
@@ -19,7 +21,7 @@ import pytest
 from bench.cpu import cores
 from bench.soak import report
 from bench.soak.__main__ import main
-from bench.soak.attacks import EXPECTED, attacks, chat, post, repeated
+from bench.soak.attacks import EXPECTED, Line, attacks, chat, post, repeated
 from bench.soak.clients import MOST_WHYS, Tally
 from bench.soak.fleet import ROOT, Setup, fleet
 from bench.soak.health import OK, Answer, ask, schedule
@@ -144,6 +146,19 @@ def test_every_kind_of_attack_has_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names) == 16 + len(POISONS)
     assert set(names) == set(EXPECTED), "and the law knows what it is to come to"
     assert not {"answers_429"} & set(FAULTS), "the chaos tests' failures stay those that a good gateway hides"
+
+
+@pytest.mark.parametrize("interim", [b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2], ids=["none", "two"])
+@pytest.mark.parametrize("apart", [False, True])
+async def test_an_interim_answer_is_none(interim: bytes, apart: bool) -> None:
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    final = b"HTTP/1.1 404 Not Found\r\n\r\n"
+    with theirs, contextlib.closing(writer):
+        theirs.sendall(interim + (b"" if apart else final))
+        if apart:
+            asyncio.get_running_loop().call_later(0.1, theirs.sendall, final)
+        assert await Line(reader, writer, Counter()).ends() == "404"
 
 
 def test_a_poisoned_prompt_names_its_poison() -> None:

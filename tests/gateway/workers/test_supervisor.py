@@ -124,6 +124,22 @@ async def test_who_waits_to_be_accepted_by_a_dead_worker_waits_for_its_successor
         assert not first.keys() & run.pids.keys()
 
 
+async def test_who_waits_to_be_accepted_by_a_dead_worker_goes_to_another_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "SILENT_S", 1000.0)  # only because it has ended
+    async with FakeReplica([answers()]) as one, supervised(one) as run:
+        monkeypatch.setattr(supervisor, "_BOOT", "import time; time.sleep(1000)")  # a successor that does not serve
+        first, second = run.pids
+        os.kill(run.pids[first], signal.SIGSTOP)
+        asked = [asyncio.create_task(run.post()) for _ in range(40)]
+        await eventually(lambda: sum(task.done() for task in asked) + queued(run.url) == 40)
+        assert queued(run.url)
+        os.kill(run.pids[first], signal.SIGKILL)
+        async with asyncio.timeout(30):
+            assert [(await task)[0] for task in asked] == [200] * 40
+            assert [(await run.post())[0] for _ in range(20)] == [200] * 20
+        assert list(run.pids) == [second]
+
+
 def queued(url: str) -> int:
     """Connections that no worker has accepted yet, by the kernel's account."""
     port = int(url.rpartition(":")[2])
