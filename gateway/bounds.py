@@ -108,6 +108,9 @@ class BoundedParser:
     def note_paused(self, size: int) -> None:
         """After each `feed_data`. size: bytes that the parser may hold back, because it is paused."""
         if not self._lease.resize(self._head * HEAD_COPIES + size):
+            if self._payload is not None and self._last is not None:  # its body will not be whole
+                self._last.refused = self._last.held + size
+                self._cut(self._payload)
             self.close()
 
     def next_request(self) -> Lease:
@@ -146,9 +149,13 @@ class BoundedParser:
         """Charge bytes to the last request. If they may not be held, what is here of its body is dropped, and no more comes."""
         assert self._last is not None
         if size and not self._last.grow(size):
-            self.close()
-            payload.read_nowait()
-            payload.feed_eof()  # wakes its reader, which finds the lease refused
+            self._cut(payload)
+
+    def _cut(self, payload: Any) -> None:
+        """No more comes of a body, and what is here of it is dropped. Its reader wakes up, and finds its lease refused."""
+        self.close()
+        payload.feed_eof()
+        payload.read_nowait()
 
     def _check_head(self) -> None:
         """Raises Refused if the head that is on its way is too large, by itself or for the budget."""

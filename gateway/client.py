@@ -3,9 +3,9 @@
 A connection may bring requests of both kinds. Bytes go either to `short.py` or to aiohttp's parser, and a plain request is
 taken only where that parser is known to stand between two messages: it was given nothing yet, or whole messages, one by one and
 by the same strict reading, and has answered all of them. This is a seam with the insides of aiohttp's connection: `_waiter`,
-`_messages`, `_close`, `_force_close`, `_parser`, `_current_request`, `_reading_paused`, `_buffer_paused`, `_upgraded`, its
-calls of `data_received` with nothing, and the time of its keep-alive timer. `tests/gateway/test_front.py` fails where a release
-moves it.
+`_messages`, `_close`, `_force_close`, `_parser`, `_current_request`, `_reading_paused`, `_buffer_paused`, `_upgraded`,
+`_max_msg_queue_size`, its calls of `data_received` with nothing, and the time of its keep-alive timer.
+`tests/gateway/test_front.py` fails where a release moves it.
 
 A client that closes its sending side gets its answer, as long as it has not closed its socket (`half_closed.py`). Without
 interim responses that cannot be told apart, so an HTTP/1.0 client that sends no more has left. An answer to a request that has
@@ -47,8 +47,7 @@ class ClientConnection(web.RequestHandler):
     """One client's connection.
 
     source: the replica's answer that is being written to it; it is paused while nobody reads. reply: the answer to the current
-    request, once it has begun. lease: what the request holds that aiohttp has read and that is being handled. local: the other
-    end is on this machine.
+    request, once it has begun. lease: what aiohttp's current request holds. local: the other end is on this machine.
     """
 
     __slots__ = (
@@ -72,6 +71,9 @@ class ClientConnection(web.RequestHandler):
 
     def __init__(self, front: Front, **options: Any) -> None:
         super().__init__(front, **options)
+        # The parser counts one too many once a request was taken before its body was whole, and stops at this bound. Nobody
+        # would ask it to go on if the queue were not full one earlier.
+        self._max_msg_queue_size -= 1
         self._front = front
         self._short = ShortWay(self, front.handler, self._loop)
         self._bounded: BoundedParser | None = None
@@ -112,7 +114,9 @@ class ClientConnection(web.RequestHandler):
         super().connection_lost(exc)
         if self._flush:
             self._flush.cancel()
-        self._release_place()
+        if self._client:
+            self._front.places.release(self._client)
+            self._client = ""
         self._short.lost()
         if self._bounded:
             self._bounded.lost()
@@ -123,11 +127,6 @@ class ClientConnection(web.RequestHandler):
         self._late.clear()
         self._release_unread()
         self._end_linger()
-
-    def _release_place(self) -> None:
-        if self._client:
-            self._front.places.release(self._client)
-            self._client = ""
 
     @property
     def client(self) -> str:
@@ -172,7 +171,9 @@ class ClientConnection(web.RequestHandler):
         super().data_received(data)
         if self._bounded:
             paused = self._full() or self._upgraded
-            self._bounded.note_paused((len(data) if paused else 0) + self._late.size)
+            self._bounded.note_paused((len(data) if paused else 0) + self._late.held)
+            if self._bounded.closed:  # it takes nothing more
+                self._late.clear()
         if self._buffer_paused:
             self._watch(self._ended_unread)
 
@@ -185,6 +186,7 @@ class ClientConnection(web.RequestHandler):
         """What is late comes first."""
         if not self._late.waits():
             super()._resume_transport_reading()
+            self._end_if_incomplete()
         elif not self._full():
             self._late.schedule(self._loop, self._next_turn)
 
@@ -200,7 +202,6 @@ class ClientConnection(web.RequestHandler):
                 if self._full():
                     return
             self._resume_transport_reading()
-            self._end_if_incomplete()
 
     def _ours(self, begun: Beginning) -> bool:
         head = begun.head
@@ -222,7 +223,7 @@ class ClientConnection(web.RequestHandler):
         if behind:
             self.data_received(behind)
         plain = self._short.request
-        if self._half_closed and (not self._at_work() if plain is None else not plain.complete):
+        if self._half_closed and not (plain.complete if plain else self._at_work()):
             self.force_close()  # nothing is left to be answered, or its body will never be whole
 
     def hold(self, *, on: bool) -> None:

@@ -74,11 +74,11 @@ class Dialer:
         if self._guarded() and is_link_local(address):
             raise PermissionError(f"{address} is link-local or a cloud's metadata service (allow_link_local)")
         loop = asyncio.get_running_loop()
-        name, begun = self.host if self._tls else None, loop.time()
+        begun = loop.time()
         try:
-            _, connection = await loop.create_connection(
-                lambda: Connection(loop), address, self.port, ssl=self._tls, server_hostname=name
-            )
+            _, connection = await loop.create_connection(lambda: Connection(loop), address, self.port)
+            if self._tls:
+                await connection.secure(self._tls, self.host)
         except (OSError, asyncio.CancelledError) as error:
             if isinstance(error, OSError) or loop.time() - begun >= STAGGER_S:  # it was given up: another was faster
                 self._bad |= {address}

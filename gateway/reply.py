@@ -8,13 +8,17 @@ This is the one seam with the insides of aiohttp's server, and it is narrow. Wha
   is the answer that has begun.
 `tests/gateway/test_reply.py` fails where a release of aiohttp moves it.
 
-An answer is framed by its length, else in chunks, else (HTTP/1.0) by the end of the connection.
+An answer is framed by its length, else in chunks, else (HTTP/1.0) by the end of the connection; one that breaks off there has
+its connection reset.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
+import socket
+import struct
 import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 MAX_JOINED: Final = 1 << 16  # bytes of a body that go out in one buffer with the head
 
+_RESET: Final = struct.pack("ii", 1, 0)  # on, and do not linger: what is closed is reset
 _BODILESS: Final = frozenset([204, 304])
 _REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 
@@ -54,14 +59,14 @@ _dates = Dates()
 class Reply:
     """One answer to one client: `begin`, `write` any number of times, `end`. Raises ConnectionResetError if the client left."""
 
-    __slots__ = ("_chunked", "_ended", "_patience_s", "_request", "_transport", "begun", "keep_alive")
+    __slots__ = ("_chunked", "_ended", "_patience_s", "_request", "_transport", "_until_end", "begun", "keep_alive")
 
     def __init__(self, request: web.BaseRequest | PlainRequest, *, keep_alive: bool, patience_s: float) -> None:
         """keep_alive: whether the connection may be used again. patience_s: how long a client may not read at the end."""
         self._request = request
         self._transport = request.transport
         self._patience_s = patience_s
-        self._chunked = False
+        self._chunked = self._until_end = False  # how the body is framed
         self._ended = False
         self.keep_alive = keep_alive and request.keep_alive
         self.begun = False
@@ -81,6 +86,7 @@ class Reply:
             self._chunked = True
         else:
             framing = b""
+            self._until_end = True
             self.keep_alive = False
         if not self.keep_alive:
             framing += b"Connection: close\r\n"
@@ -116,6 +122,10 @@ class Reply:
         """Break off, so that the client sees that something is missing."""
         self.keep_alive = False
         if self._transport:
+            if self._until_end:  # which must not look like that of a whole answer
+                sock: socket.socket = self._transport.get_extra_info("socket")
+                with contextlib.suppress(OSError):  # it is closed already
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._transport.abort()
 
     def probe(self) -> None:

@@ -20,32 +20,49 @@ _LINES: Final = 256  # line ends, on average
 def first_turn(data: bytes) -> int:
     """How many of these bytes to read now; the rest is to wait for the next turn. O(bytes)."""
     size = len(data)
-    if size <= AT_ONCE:
+    if size <= AT_ONCE or _line_ends(data, 0, size) <= _LINES:
         return size
-    lines = data.count(b"\n") + data.count(b"\r")
-    return size if lines <= _LINES else max(AT_ONCE // 4, size * _LINES // lines)
+    return _part(data, 0)
+
+
+def _part(data: bytes, at: int) -> int:
+    """How many of the bytes from there on to read at once: by those that come next, for lines may be dense in one place."""
+    size = min(LARGE, len(data) - at)
+    if size <= AT_ONCE // 4 or (lines := _line_ends(data, at, at + size)) <= _LINES:
+        return size
+    return min(size, max(AT_ONCE // 4, size * _LINES // lines))
+
+
+def _line_ends(data: bytes, begin: int, end: int) -> int:
+    return data.count(b"\n", begin, end) + data.count(b"\r", begin, end)
 
 
 class Late:
-    """What has arrived on a connection and is to be read in later turns, in parts. size: in bytes."""
+    """What has arrived on a connection and is to be read in later turns, in parts.
 
-    __slots__ = ("_at", "_data", "_due", "_more", "_part", "size")
+    size: bytes that are to be read. held: bytes in memory; what was read of one piece is there until all of it was.
+    """
+
+    __slots__ = ("_at", "_data", "_due", "_more", "size")
 
     def __init__(self) -> None:
         self._data = b""
         self._at = 0  # what of it was read
-        self._part = 0  # bytes
         self._more = bytearray()  # what comes behind _data: in one piece, for it may come byte by byte
         self._due = False
         self.size = 0
 
+    @property
+    def held(self) -> int:
+        return len(self._data) + len(self._more)
+
     def first(self, data: bytes) -> bytes:
         """While nothing is late: what of this to read now; the rest is late."""
-        self._part = first_turn(data)
-        if self._part == len(data):
+        now = first_turn(data)
+        if now == len(data):
             return data
-        self._data, self._at, self.size = data, self._part, len(data) - self._part
-        return data[: self._part]
+        self._data, self._at, self.size = data, now, len(data) - now
+        return data[:now]
 
     def add(self, data: bytes) -> None:
         """This is late as well."""
@@ -58,10 +75,9 @@ class Late:
         while self.size:
             if self._at == len(self._data):
                 self._data, self._at, self._more = bytes(self._more), 0, bytearray()
-                self._part = min(LARGE, first_turn(self._data))
             begin = self._at
-            part = self._data[begin : begin + self._part]
-            self._at = begin + len(part)
+            self._at += _part(self._data, begin)
+            part = self._data[begin : self._at]
             self.size -= len(part)
             if not self.size:
                 self._data, self._at = b"", 0

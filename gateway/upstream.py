@@ -11,6 +11,9 @@ nothing has come since: a second answer is not the next call's.
 
 Silence is measured by one timer a call, which looks at the time of the last byte when it fires: at least once in `idle_s`, so
 that it is never late. Before the body nothing is a sign of life, or a head sent byte by byte would hold a request for ever.
+
+What is held back is held back in the kernel, also of TLS: a paused TLS transport of uvloop loses what it has read when the
+connection ends, so it is never paused, but the TCP transport beneath it.
 """
 
 from __future__ import annotations
@@ -18,18 +21,17 @@ from __future__ import annotations
 import asyncio
 import math
 import select
+import ssl
 from collections.abc import Callable
 from typing import Final, cast
 
 from gateway.errors import ClientStalled, ReplicaFailure
 from gateway.http1 import Answer, FramingError
 from gateway.limits import Limits
+from gateway.sending import Sending
 from gateway.turns import AT_ONCE, LARGE, Late, first_turn
 
 MAX_UNREAD: Final = 1 << 18  # bytes of an answer that nobody has asked for yet; beyond this the connection is not read
-MAX_LATE: Final = 1 << 20  # bytes that TLS may bring while the connection is not read
-MAX_JOINED: Final = 1 << 16  # bytes of a body that goes out in one buffer with its head
-SLICE: Final = 1 << 20  # bytes of a larger body that are written in one turn of the event loop: TLS encrypts them at once
 
 Sink = Callable[[bytes], None]
 
@@ -41,6 +43,7 @@ class Connection(asyncio.Protocol):
         "_active",
         "_begun",
         "_ended",
+        "_flow",
         "_flowing",
         "_late",
         "_limits",
@@ -48,15 +51,12 @@ class Connection(asyncio.Protocol):
         "_parts",
         "_paused_by",
         "_poll",
-        "_sent",
+        "_sending",
         "_sink",
         "_stopped",
         "_timer",
-        "_tls",
         "_transport",
-        "_unsent",
         "_waiter",
-        "_writable",
         "answer",
         "failure",
         "idle_since",
@@ -69,17 +69,15 @@ class Connection(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
+        self._flow: asyncio.Transport | None = None  # TCP's, which is paused and resumed; without TLS the same
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._sink: Sink | None = None
         self._parts: list[bytes] = []
         self.unread = 0  # bytes of the body that are here and were not taken: the length of all _parts
-        self._unsent: memoryview | None = None  # the part of the request's body that was not given to the transport yet
-        self._writable = True  # the transport accepts more: its buffer is below its high-water mark
-        self._sent: Callable[[], None] | None = None  # to be called when the whole request has left this process
+        self._sending = Sending(loop)
         self._paused_by = 0  # by whom reading is held back: a sum of _OWNER, _UNREAD and _LATE
-        self._stopped = False  # the transport is paused
-        self._tls = False
+        self._stopped = False  # _flow is paused
         self._late = Late()
         self._ended: Exception | None = None  # why the connection was lost; EOFError: for no reason
         self._poll: select.poll | None = None
@@ -94,6 +92,18 @@ class Connection(asyncio.Protocol):
 
     # -- the owner's side
 
+    async def secure(self, tls: ssl.SSLContext, name: str) -> None:
+        """Speak TLS from now on, before the first call. name: of the server. Raises OSError."""
+        assert self._flow is not None
+        try:
+            transport = await self._loop.start_tls(self._flow, self, tls, server_hostname=name)
+        except BaseException:
+            self.abort()
+            raise
+        if self._transport is None or transport is None:
+            raise ConnectionResetError("it ended with its TLS handshake")
+        self._transport = self._sending.transport = transport
+
     def send(self, head: bytes, body: bytes = b"", *, to_head: bool, limits: Limits) -> None:
         """Begin a call: a whole request. A large body is not copied."""
         assert self._transport is not None
@@ -103,39 +113,11 @@ class Connection(asyncio.Protocol):
         soonest = now + min(limits.first_byte_s, limits.idle_s, limits.total_s or math.inf)
         if self._timer is None or self._timer.when() > soonest:  # one that fires too early sees that it does
             self._look_at_time()
-        if len(body) <= MAX_JOINED:
-            self._transport.write(head + body)
-        elif len(body) <= SLICE:
-            self._transport.writelines((head, body))
-        else:
-            self._transport.write(head)
-            self._unsent = memoryview(body)
-            self._write_slice()
-
-    def _write_slice(self) -> None:
-        """Write the next slice of a large body: one in each turn of the event loop, when the transport accepts more."""
-        unsent, transport = self._unsent, self._transport
-        if unsent is None or not self._writable:
-            return
-        if transport is None or transport.is_closing():
-            self._unsent = None
-            return
-        self._unsent = unsent[SLICE:] if len(unsent) > SLICE else None
-        transport.write(unsent[:SLICE])
-        if self._unsent is not None:
-            if self._writable:  # else `resume_writing` continues
-                self._loop.call_soon(self._write_slice)
-        elif self._sent:
-            self.when_sent(self._sent)
+        self._sending.write(head, body)
 
     def when_sent(self, call: Callable[[], None]) -> None:
         """Call it when nothing of the request is in memory here any more: mostly at once, but a replica may answer early."""
-        if self._transport is None or (self._unsent is None and not self._transport.get_write_buffer_size()):
-            self._sent = None
-            call()
-            return
-        self._sent = call
-        self._transport.set_write_buffer_limits(0)  # `resume_writing` is called when nothing is left
+        self._sending.when_sent(call)
 
     @property
     def complete(self) -> bool:
@@ -207,11 +189,12 @@ class Connection(asyncio.Protocol):
     def release(self) -> bool:
         """The call is over for its owner. True if the connection can carry another; else it is closed."""
         transport, answer = self._transport, self.answer
-        self.answer = self._sink = self._sent = None
+        sent = self._sending.end()
+        self.answer = self._sink = None
         self.failure = None  # once it is raised, it refers to all that was called, and so to this connection
         self._parts, self.unread = [], 0
         good = (
-            self._unsent is None
+            sent
             and answer is not None
             and answer.complete
             and answer.head is not None
@@ -220,7 +203,6 @@ class Connection(asyncio.Protocol):
             and not self._late.size
             and transport is not None
             and not transport.is_closing()
-            and not transport.get_write_buffer_size()
         )
         if not good:
             self.abort()
@@ -232,10 +214,13 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once: how an engine learns that nobody waits for its answer any more."""
-        self._unsent = None
+        self._sending.drop()
         self._late.clear()
         if self._transport:
             self._transport.abort()
+        elif self._timer:
+            self._timer.cancel()
+            self._timer = None
 
     @property
     def alive(self) -> bool:
@@ -256,8 +241,7 @@ class Connection(asyncio.Protocol):
         return not self._poll.poll(0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-        self._tls = transport.get_extra_info("ssl_object") is not None
+        self._transport = self._flow = self._sending.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
         if self._paused_by:
@@ -310,22 +294,18 @@ class Connection(asyncio.Protocol):
             self._wake()
 
     def pause_writing(self) -> None:
-        self._writable = False
+        self._sending.pause()
 
     def resume_writing(self) -> None:
-        self._writable = True
-        if self._unsent is not None:
-            self._write_slice()
-        elif self._sent:
-            sent, self._sent = self._sent, None
-            sent()
+        self._sending.resume()
 
     def eof_received(self) -> None:
         """No half-open connections: a replica that stops sending is gone. asyncio closes the transport."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = self._unsent = None
-        self._ended = exc or (ConnectionError("it ended while nobody read it") if self._stopped and self._tls else EOFError())
+        self._transport = self._flow = self._sending.transport = None
+        self._sending.drop()
+        self._ended = exc or EOFError()
         if self.lost:
             self.lost(self)
         if not self._late.size:  # else what is late comes first: `_hold`
@@ -377,14 +357,13 @@ class Connection(asyncio.Protocol):
 
     def _hold(self, who: int, *, on: bool) -> None:
         self._paused_by = self._paused_by | who if on else self._paused_by & ~who
-        # uvloop's TLS drops what it has read of a connection that ends while it is paused: so a little more is taken from it.
-        stop = self._paused_by != 0 and (self._late.size > MAX_LATE or not self._tls)
-        if stop != self._stopped and self._transport and not self._transport.is_closing():
+        stop = self._paused_by != 0
+        if stop != self._stopped and self._flow and not self._flow.is_closing():
             self._stopped = stop
             if stop:
-                self._transport.pause_reading()
+                self._flow.pause_reading()
             else:
-                self._transport.resume_reading()
+                self._flow.resume_reading()
         if self._paused_by == _LATE:
             self._late.schedule(self._loop, self._next_turn)
         if self._ended and not self._late.size:

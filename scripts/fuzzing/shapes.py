@@ -22,7 +22,7 @@ from gateway.api.openai import SCANNED_AT_ONCE
 from gateway.api.structure import MAX_STRUCTURE
 from gateway.inflate import RATIO_FROM
 from gateway.parser.parsing import INLINE_BYTES, INLINE_STRUCTURE, MAX_PARTS, UNCOUNTED_BYTES
-from gateway.upstream import MAX_JOINED
+from gateway.sending import MAX_JOINED
 from scripts.fuzzing import stage
 from scripts.fuzzing.answers import Outcome
 from scripts.fuzzing.bodies import (

@@ -9,6 +9,7 @@ import asyncio
 import json
 import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import uvloop
 
 from gateway.http1 import Answer
+from tests.chaos.wire import port_of
 from tests.fakes import Behaviour, FakeReplica, FakeRequest, answers, hangs, streams
 from tests.gateway.conftest import eventually, running
 from tests.gateway.test_robust import RAW, STREAM, dial, post, served
@@ -305,5 +307,25 @@ def test_a_client_that_leaves_silently_after_its_probe_is_noticed_when_its_answe
             assert gateway.gateway.router.ledger.open_leases == 1
             await eventually(lambda: gateway.gateway.router.ledger.open_leases == 0)
             await eventually(lambda: gateway.gateway.budget.clients == 0)
+
+    run(scenario())
+
+
+@on_both_loops
+def test_a_refused_client_that_sends_on_is_not_reset(run: Run) -> None:
+    """It sends all before it reads; what is left of its head is read in turns, and dropped."""
+    lines = b"GET / HTTP/1.1\r\nHost: h\r\n" + b"a: b\r\n" * 330_000
+
+    def ask(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=40) as sock:
+            sock.sendall(lines)
+            time.sleep(0.05)  # after which it may have been reset
+            return b"".join(iter(lambda: sock.recv(1 << 16), b""))
+
+    async def scenario() -> None:
+        async with FakeReplica() as replica, running(replica) as gateway:
+            for _ in range(3):
+                answer = await asyncio.to_thread(ask, port_of(gateway.url))
+                assert answer.startswith(b"HTTP/1.1 400 ")
 
     run(scenario())

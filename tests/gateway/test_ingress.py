@@ -378,6 +378,45 @@ async def test_pipelined_requests_are_bounded_in_memory(first: bytes) -> None:
         await eventually(lambda: replica.gone == 1)
 
 
+def in_pieces(body: bytes) -> bytes:
+    """A request whose body costs much to read for its length: each byte is a chunk."""
+    head, _, _ = chunked(b"").partition(b"0\r\n")
+    return head + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("count", [31, 40, 100, 2000])
+@pytest.mark.parametrize("apart", [False, True], ids=["in turns", "apart"])
+async def test_all_pipelined_requests_are_answered(count: int, apart: bool) -> None:
+    """Also behind one whose head is read before its body: aiohttp's parser counts it twice, and stops too early."""
+    first = in_pieces(RAW + b" " * 4000)
+    head = first[: first.index(b"\r\n\r\n") + 4] if apart else b""
+    async with FakeReplica([answers()]) as replica, running(replica) as run, dial(run) as (reader, writer):
+        if apart:
+            writer.write(head)
+            await eventually(lambda: run.gateway.budget.held)
+        writer.write(first[len(head) :] + b"GET /nowhere HTTP/1.1\r\nHost: h\r\n\r\n" * count)
+        async with asyncio.timeout(40):
+            assert (await read_answer(reader))[0] == 200
+            for _ in range(count):
+                assert (await read_answer(reader))[0] == 404
+
+
+async def test_a_body_that_may_not_be_held_is_refused_though_it_is_read_in_turns() -> None:
+    """At once, and not when the time for its body is over."""
+    data = in_pieces(filled(30_000))
+    async with FakeReplica([answers()]) as replica, running(replica, limits={"body_s": 1000}) as run:
+        budget = run.gateway.budget
+        other = budget.lease("other")
+        budget.limit = 8 * MIB
+        assert other.grow(budget.largest)
+        budget.limit = budget.held + 20_000
+        async with dial(run) as (reader, writer), asyncio.timeout(40):
+            writer.write(data)
+            assert (await read_answer(reader))[0] == 503
+        other.close()
+        assert not replica.requests
+
+
 async def test_pipelined_bytes_beyond_the_budget_end_the_connection() -> None:
     """After the answer to the request before them; the client sees that there is none to them, and may repeat them."""
     go = asyncio.Event()

@@ -106,6 +106,25 @@ async def test_every_framing(handler: Handler, request_bytes: bytes, expected: l
         assert bare(await ask(port, request_bytes)) == expected
 
 
+@pytest.mark.parametrize("length", [None, 9])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_an_answer_that_breaks_off_does_not_look_whole(length: int | None, version: bytes) -> None:
+    async def handler(request: web.Request) -> Any:
+        reply = Reply(request, keep_alive=True, patience_s=5)
+        reply.begin(200, b"", length=length, first=b"hello")
+        await asyncio.sleep(0)
+        reply.cut()
+        return reply
+
+    async with serving(handler) as port:
+        if version == b"1.0" and length is None:
+            with pytest.raises(ConnectionResetError):
+                await ask(port, b"GET / HTTP/1.0\r\n\r\n")
+        else:
+            got = await ask(port, b"GET / HTTP/%b\r\nHost: h\r\n\r\n" % version)
+            assert got.endswith(b"hello" if length else b"5\r\nhello\r\n")
+
+
 async def test_a_connection_carries_many_answers() -> None:
     """`keep_alive` is what aiohttp asks a handler's result for; without it the second request would not be answered."""
     async with serving(replies(None, b"a")) as port:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.errors import ReplicaFailure
-from gateway.upstream import MAX_LATE, Connection
+from gateway.upstream import Connection
+from tests.gateway.conftest import eventually
 from tests.gateway.test_dialer import certificate
 from tests.gateway.test_upstream import LIMITS
 
@@ -22,16 +22,21 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 on_both_loops = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 __all__ = ["certificate"]
 
-LINES, TEXT = b"a\n" * 400_000, b"x" * 900_000
+LINES, TEXT, LARGE = b"a\n" * 400_000, b"x" * 900_000, b"y" * 6_500_000
+
+
+def contexts(path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The replica's, and ours."""
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(path, path.with_name("key"))
+    return theirs, ssl.create_default_context(cafile=str(path))
 
 
 async def answer(body: bytes, head: bytes, path: Path, *, held_s: float = 0.0) -> bytes:
     """What of an answer goes into the sink that is sent at once, with the connection's end behind it. held_s: for so long it is
     held back at its beginning.
     """
-    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    theirs.load_cert_chain(path, path.with_name("key"))
-    ours = ssl.create_default_context(cafile=str(path))
+    theirs, ours = contexts(path)
 
     def serve() -> None:
         plain, _ = listener.accept()
@@ -47,10 +52,9 @@ async def answer(body: bytes, head: bytes, path: Path, *, held_s: float = 0.0) -
     served = asyncio.create_task(asyncio.to_thread(serve))
     port = listener.getsockname()[1]
     loop, parts = asyncio.get_running_loop(), list[bytes]()
-    _, connection = await loop.create_connection(
-        lambda: Connection(loop), "127.0.0.1", port, ssl=ours, server_hostname="replica.test"
-    )
+    _, connection = await loop.create_connection(lambda: Connection(loop), "127.0.0.1", port)
     try:
+        await connection.secure(ours, "replica.test")
         connection.send(b"GET", to_head=False, limits=LIMITS)
         await connection.wait()
         if held_s:
@@ -66,7 +70,7 @@ async def answer(body: bytes, head: bytes, path: Path, *, held_s: float = 0.0) -
 
 
 @on_both_loops
-@pytest.mark.parametrize("body", [LINES, TEXT], ids=["lines", "text"])
+@pytest.mark.parametrize("body", [LINES, TEXT, LARGE], ids=["lines", "text", "large"])
 @pytest.mark.parametrize("framed", [True, False])
 @pytest.mark.parametrize("held_s", [0.0, 0.3])
 def test_the_whole_answer_is_read(body: bytes, framed: bool, held_s: float, certificate: Path, run: Run) -> None:
@@ -80,12 +84,101 @@ def test_the_whole_answer_is_read(body: bytes, framed: bool, held_s: float, cert
 
 
 @on_both_loops
-def test_an_answer_that_may_have_lost_its_end_is_broken_off(certificate: Path, run: Run) -> None:
-    """It is framed by the connection's end, and was held back for so long that uvloop's TLS has dropped some of it."""
-    body = b"x" * (MAX_LATE + 350_000)
+def test_what_is_held_back_stays_in_the_kernel(certificate: Path, run: Run) -> None:
+    """However much the replica sends; and all of it is there when it goes on."""
+    theirs, ours = contexts(certificate)
+    answers, sent = b"HTTP/1.1 200 OK\r\n\r\n", 0
 
     async def scenario() -> None:
-        with contextlib.suppress(ReplicaFailure):
-            assert await answer(body, b"", certificate, held_s=0.5) == body
+        nonlocal sent
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal sent
+            await reader.read(3)
+            writer.write(answers)
+            while sent < FLOOD:
+                writer.write(PIECE)
+                sent += len(PIECE)
+                await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=theirs)
+        loop, got = asyncio.get_running_loop(), list[int]()
+        _, connection = await loop.create_connection(lambda: Connection(loop), *server.sockets[0].getsockname())
+        await connection.secure(ours, "replica.test")
+        connection.send(b"GET", to_head=False, limits=LIMITS)
+        await connection.wait()
+        connection.pause()
+        pumped = asyncio.create_task(connection.pump(lambda data: got.append(len(data))))
+        before = -1
+        while sent > before:  # nobody takes more of it
+            before = sent
+            await asyncio.sleep(0.1)
+        assert sent < FLOOD
+        assert sum(got) + connection.unread + connection._late.held < 1 << 20
+        connection.resume()
+        async with asyncio.timeout(40):
+            await pumped
+        assert sum(got) == FLOOD
+        connection.abort()
+        server.close()
+        await server.wait_closed()
+
+    run(scenario())
+
+
+PIECE, FLOOD = b"z" * 65_536, 65_536 * 800
+
+
+@on_both_loops
+def test_a_replica_that_speaks_with_its_handshake_is_not_used(certificate: Path, run: Run) -> None:
+    theirs, ours = contexts(certificate)
+
+    async def scenario() -> None:
+        async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            with contextlib.suppress(OSError):
+                await _reader.read()
+            writer.transport.abort()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=theirs)
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: Connection(loop), *server.sockets[0].getsockname())
+        with contextlib.suppress(OSError):
+            await connection.secure(ours, "replica.test")
+            await eventually(lambda: not connection.alive)
+        assert not connection.alive
+        server.close()
+        await server.wait_closed()
+
+    run(scenario())
+
+
+@on_both_loops
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["nothing", "no TLS"])
+def test_a_handshake_that_fails_closes_the_connection(says: bytes, certificate: Path, run: Run) -> None:
+    _, ours = contexts(certificate)
+
+    async def scenario() -> None:
+        ended = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.write(says)
+            if says:
+                with contextlib.suppress(OSError):
+                    await reader.read()
+            writer.transport.abort()
+            ended.set()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: Connection(loop), *server.sockets[0].getsockname())
+        with pytest.raises((ConnectionError, ssl.SSLError)):
+            await connection.secure(ours, "replica.test")
+        async with asyncio.timeout(20):
+            await ended.wait()
+        server.close()
+        await server.wait_closed()
 
     run(scenario())

@@ -19,18 +19,46 @@ from tests.gateway.conftest import eventually, longest_pause, running
 from tests.gateway.test_garbage import STREAMED, post
 from tests.gateway.test_upstream import ANSWER, LIMITS, connected
 
+MOST_LINES = 2897  # in one part: the square root of 256 * 32 KiB
 TURN_S = 0.04  # of CPU: some times what a turn takes; what is read at once takes up to some tenths of a second
 
 
 @given(st.lists(st.sampled_from([b"\n", b"\r", b"x", b"\n" * 999, b"x" * 999, b"data: a\n\n"]), max_size=400).map(b"".join))
 def test_a_turn_is_everything_unless_it_has_very_many_lines(data: bytes) -> None:
-    size, lines = first_turn(data), data.count(b"\n") + data.count(b"\r")
+    size, lines = first_turn(data), lines_of(data)
     assert 0 <= size <= len(data)
     if len(data) <= AT_ONCE or lines <= 256:
         assert size == len(data)
     else:
-        assert size >= 1024
-        assert size <= max(1024, 256 * len(data) / lines)
+        assert 1024 <= size <= LARGE
+        assert lines_of(data[:size]) <= MOST_LINES
+
+
+def lines_of(data: bytes) -> int:
+    return data.count(b"\n") + data.count(b"\r")
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"\n", b"x", b"x\r"]), st.integers(1, 40_000)), min_size=1, max_size=8))
+def test_lines_that_are_dense_in_one_place_are_read_in_parts(runs: list[tuple[bytes, int]]) -> None:
+    data = b"".join(piece * count for piece, count in runs)
+    late = Late()
+    read = [late.first(data)]
+    while late.size:
+        read += late.turn()
+    assert b"".join(read) == data
+    if len(read) > 1:
+        assert max(map(lines_of, read)) <= MOST_LINES
+
+
+def test_what_is_held_is_what_is_in_memory() -> None:
+    late = Late()
+    late.first(DENSE)
+    late.add(b"more")
+    assert late.held == len(DENSE) + 4
+    assert late.size < late.held
+    while late.size:
+        list(late.turn())
+    assert late.held == 0
 
 
 @given(

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.limits import Limits
-from gateway.upstream import SLICE, Connection
+from gateway.sending import SLICE
+from gateway.upstream import Connection
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 LIMITS = Limits(5, 5, 5)
@@ -124,6 +125,16 @@ def test_a_peek_is_what_came_from_a_byte_on(parts: list[bytes], start: int) -> N
         connection.connection_lost(None)
 
     asyncio.run(look())
+
+
+async def test_a_connection_that_is_lost_with_late_bytes_leaves_no_timer() -> None:
+    connection, _ = connected()
+    connection.send(b"GET", to_head=False, limits=LIMITS)
+    connection.data_received(ANSWER + b"a\n" * 50_000)
+    connection.pause()
+    connection.connection_lost(None)
+    assert not connection.release()
+    assert connection._timer is None
 
 
 BODY = bytes(range(256)) * (SLICE // 256) * 5 + b"end"
