@@ -80,6 +80,8 @@ class Answers:
                 error = await self.resumer.go_on(exchange, reply, kept, failure)
             else:
                 error = self.failover.broke_off(exchange, failure) if failure else None
+            if failure:
+                self.failover.settle(exchange, completed=error is None)
             if error:
                 self._cut(exchange, reply, error, events=True)
         except ClientStalled:
@@ -153,7 +155,9 @@ class Answers:
             reply.end()
             record.usage = tail.usage() if tail else None
         except ReplicaFailure as failure:
-            self._cut(exchange, reply, self.failover.broke_off(exchange, failure), events=False)
+            error = self.failover.broke_off(exchange, failure)
+            self.failover.settle(exchange, completed=False)
+            self._cut(exchange, reply, error, events=False)
         except ClientStalled:
             reply.cut()
             raise

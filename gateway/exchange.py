@@ -12,6 +12,7 @@ from gateway.api import openai
 from gateway.body import lease_of
 from gateway.budget import LARGE_BODY
 from gateway.errors import bad_request, over_budget
+from gateway.health import Attempt as Watched
 from gateway.plain import PlainRequest
 from gateway.plain_answer import UsageTail
 from gateway.record import Record
@@ -52,13 +53,15 @@ class Exchange:
     salt: for engines, where tenants are isolated (`routing.isolation`), else empty.
     body: of a plain answer, read whole, or the beginning of a large one. tail: only for a large one: it reads the usage as the
     answer passes. complete: the answer was good and went out whole. resumptions: attempts to go on with
-    a broken stream that may have reached a replica.
+    a broken stream that may have reached a replica. watched: the attempt that the replica `chosen` answers, for its breaker;
+    broken: those whose answer broke off.
     """
 
     __slots__ = (
         "api",
         "body",
         "booking",
+        "broken",
         "complete",
         "copied",
         "record",
@@ -68,6 +71,7 @@ class Exchange:
         "salt",
         "tail",
         "target",
+        "watched",
     )
 
     def __init__(self, request: Request, api: openai.ApiRequest, target: Target, booking: Booking, record: Record) -> None:
@@ -83,6 +87,8 @@ class Exchange:
         self.resumptions = 0
         self.salt = b""
         self.copied = False
+        self.watched: tuple[Watched, ReplicaState] | None = None
+        self.broken: list[tuple[Watched, ReplicaState]] = []
 
     def call_to(self, replica: ReplicaState, call: Call) -> Call:
         """The call as it goes to this replica: with the salt, if its engine knows what to do with it.

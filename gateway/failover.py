@@ -100,12 +100,25 @@ class Failover:
         exchange.record.attempt_failed(candidate.replica, failure.reason, failure.message)
 
     def broke_off(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
-        """The replica failed after its answer's first byte. Returns what the client may be told."""
+        """The replica failed after its answer's first byte; `settle` is to follow. Returns what the client may be told."""
         replica = exchange.booking.chosen.replica
+        if exchange.watched:
+            exchange.broken.append(exchange.watched)
+            exchange.watched = None
         self.metrics.broken.add((exchange.record.label, replica))
         self.fleet.failed(replica, failure)
         text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
         return GatewayError(502, "replica_failed", text, public="The replica failed while it answered. Retry the request.")
+
+    def settle(self, exchange: Exchange, *, completed: bool) -> None:
+        """An answer broke off. If another replica completed it, or no other one was asked, it was its replica's fault; if the
+        rest broke off too, it was the request's.
+        """
+        broken, exchange.broken = exchange.broken, []
+        if completed or len(broken) == 1:
+            for watched, state in broken:
+                watched.broke_off(self.clock())
+                self.fleet.troubles(state)
 
     async def elsewhere(self, exchange: Exchange, body: bytes) -> Attempt | None:
         """The answer broke off: the first of the others that begins to stream what `body` asks for. None if none does."""
@@ -183,6 +196,7 @@ class Failover:
                 watched.success()
             else:
                 doubts.answer(exchange.request, attempt, state, watched, self.clock())
+            exchange.watched = watched, state
             return attempt
         except ReplicaFailure as failure:
             doubts.failure(failure, state, watched, self.clock())

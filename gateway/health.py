@@ -12,6 +12,10 @@ The probe's slot is free again as soon as the replica begins to answer, and at t
 or silent answer must not keep a replica out that is well again. Each probe that stays without an answer doubles that time, so
 that a replica that answers nothing does not collect requests.
 
+An answer is judged at its beginning. If it breaks off later, its success becomes a failure, which counts for the share, not for
+the row (it may be the request that breaks answers off). If it was the probe that closed the breaker, that opens again as
+if it had failed.
+
 `begin` returns an `Attempt`: it is judged once, and an attempt without a verdict (its client went away) frees the probe's slot
 by `abandoned`. Only attempts that began in the present state count: those sent before the breaker opened are no news, or each
 of a hundred requests that die together would double the back-off.
@@ -160,11 +164,13 @@ class BreakerRules:
 class Attempt:
     """One request on its way to a replica. Made by `Breaker.begin`; the first verdict counts."""
 
-    __slots__ = ("_breaker", "_era")
+    __slots__ = ("_breaker", "_closed", "_era", "_good")
 
     def __init__(self, breaker: Breaker, era: int) -> None:
         self._breaker: Breaker | None = breaker
         self._era = era
+        self._good: Breaker | None = None  # the breaker that has counted it as a success
+        self._closed = False  # which closed it
 
     def answers(self) -> None:
         """The replica begins to answer. No verdict yet, but if this is the probe, another one may be sent."""
@@ -175,7 +181,14 @@ class Attempt:
     def success(self) -> None:
         """The replica answers as it should; to be called at the answer's beginning, for a stream is long."""
         if breaker := self._judged():
-            breaker._succeeded()
+            self._closed = breaker._succeeded()
+            self._good, self._era = breaker, breaker._era
+
+    def broke_off(self, now: float) -> None:
+        """The answer that had begun well did not come to its end, by the replica's fault."""
+        breaker, self._good = self._good, None
+        if breaker is not None and breaker._era == self._era:
+            breaker._broke_off(now, closed=self._closed)
 
     def failure(self, now: float) -> None:
         if breaker := self._judged():
@@ -206,6 +219,7 @@ class Breaker:
         "_era",
         "_good",
         "_opened",
+        "_opened_before",
         "_outcomes",
         "_probe",
         "_probe_until",
@@ -223,6 +237,7 @@ class Breaker:
         self.retry_at = float("-inf")
         self._probe: Attempt | None = None  # half open: the one that is out
         self._unanswered = 0  # half open: probes that were out for longer than they hold the slot
+        self._opened_before = 0  # times in a row before it closed
         self._close()
 
     def state(self, now: float) -> str:
@@ -268,15 +283,31 @@ class Breaker:
         self._unanswered = 0
         self._good = 0  # half open: good ones in a row
 
-    def _succeeded(self) -> None:
+    def _succeeded(self) -> bool:
+        """Whether that closes it."""
         if self._opened:
             self._good += 1
-            if self._good >= self._rules.needed:
-                self._era += 1
-                self._close()
-            return
+            if self._good < self._rules.needed:
+                return False
+            self._era += 1
+            self._opened_before = self._opened
+            self._close()
+            return True
         self._row = 0
         self._count(0)
+        return False
+
+    def _broke_off(self, now: float, *, closed: bool) -> None:
+        """One of the present state's successes was none. closed: the one that closed it."""
+        if closed:
+            self._opened = self._opened_before
+        if self._opened:
+            self._open(now)
+            return
+        successes = ~self._outcomes & ((1 << self._seen) - 1)
+        self._outcomes |= successes & -successes  # the last one, for which one it was is not kept
+        if self._too_many():
+            self._open(now)
 
     def _failed(self, now: float) -> None:
         if self._opened:
@@ -284,10 +315,12 @@ class Breaker:
             return
         self._row += 1
         self._count(1)
-        rules = self._rules
-        too_many = self._seen >= rules.least and self._outcomes.bit_count() > rules.failed_share * self._seen
-        if self._row >= rules.failures or too_many:
+        if self._row >= self._rules.failures or self._too_many():
             self._open(now)
+
+    def _too_many(self) -> bool:
+        rules = self._rules
+        return self._seen >= rules.least and self._outcomes.bit_count() > rules.failed_share * self._seen
 
     def _count(self, failed: int) -> None:
         window = self._rules.window

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from tests.fakes import (
     http,
     says,
     status,
+    streams,
 )
 from tests.gateway.conftest import BODY, Running, eventually, running
 
@@ -226,6 +228,55 @@ async def test_a_client_that_leaves_between_two_attempts_leaves_no_doubt_behind(
             await asyncio.wait([asking])
             await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
         assert await cut_off(run) == 1, "each failed attempt was the only one with a verdict"
+
+
+STREAM = {**BODY, "stream": True, "max_tokens": 9}
+BREAKS_OFF = streams("a", die=True)
+
+
+def pool(*replicas: FakeReplica, resume: bool) -> dict[str, Any]:
+    return {"pools": [{"replicas": [replica.url for replica in replicas], "resume_streams": resume}], **TURNS}
+
+
+async def streamed(run: Running) -> bytes:
+    async with run.session.post(f"{run.url}/v1/chat/completions", json=STREAM) as answer:
+        assert answer.status == 200
+        return await answer.read()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+async def test_a_replica_that_breaks_its_streams_off_is_cut_off(resume: bool) -> None:
+    """It begins each of them well."""
+    broken, good = FakeReplica([BREAKS_OFF]), FakeReplica([streams("a", "b")])
+    async with broken, good, running(**pool(broken, good, resume=resume)) as run:
+        answers = [await streamed(run) for _ in range(100)]
+        assert await cut_off(run) == 1
+        assert 20 <= len(broken.requests) < 40
+        assert sum(b"replica_failed" in answer for answer in answers) == (0 if resume else len(broken.requests))
+
+
+async def test_a_stream_that_several_replicas_break_off_is_the_requests_fault() -> None:
+    fleet = [FakeReplica([BREAKS_OFF]) for _ in range(2)]
+    async with fleet[0], fleet[1], running(**pool(*fleet, resume=True)) as run:
+        for _ in range(50):
+            assert b"replica_failed" in await streamed(run)
+        assert [len(replica.requests) for replica in fleet] == [50, 50]
+        assert await cut_off(run) == 0
+
+
+async def test_a_large_answer_that_breaks_off_counts() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 3000000\r\n\r\n{"
+
+    async def breaks_off(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(head + b" " * 2_000_000)
+        await writer.drain()
+        writer.close()
+
+    async with FakeReplica([breaks_off]) as broken, FakeReplica() as good, running(broken, good, **TURNS) as run:
+        for _ in range(42):
+            with contextlib.suppress(aiohttp.ClientError):
+                await run.post()
+        assert await cut_off(run) == 1
 
 
 # -- who is tried

@@ -117,7 +117,9 @@ class BreakerMachine(CountedMachine):
         self.probe: Sent | None = None  # it has the slot, until then
         self.probe_until = 0.0
         self.outcomes: list[bool] = []  # since it closed; True: failed
+        self.row = 0  # of them failed
         self.sent: list[Sent] = []
+        self.began: list[tuple[Attempt, int, int]] = []  # well; the era, how often it was open before
         self.judged: list[Attempt] = []
 
     @property
@@ -162,14 +164,37 @@ class BreakerMachine(CountedMachine):
         attempt.success()
         if not counts:
             return
+        before = 0
         if not self.opened:
             self.outcomes.append(False)
+            self.row = 0
+        else:
+            self.good += 1
+            if self.good == self.rules.needed:
+                before = self.opened
+                self.opened, self.outcomes, self.row = 0, [], 0
+                self.era += 1
+                self.no_probe()
+        self.judged.remove(attempt)
+        self.began.append((attempt, self.era, before))
+
+    @precondition(lambda self: self.began)
+    @rule(data=st.data())
+    def breaks_off(self, data: st.DataObject) -> None:
+        began = data.draw(st.sampled_from(self.began))
+        self.began.remove(began)
+        attempt, era, before = began
+        self.judged.append(attempt)
+        attempt.broke_off(self.now)
+        if era != self.era:
             return
-        self.good += 1
-        if self.good == self.rules.needed:
-            self.opened, self.outcomes = 0, []
-            self.era += 1
-            self.no_probe()
+        self.opened = self.opened or before
+        recent = self.outcomes[-self.rules.window :]
+        if not self.opened and False in recent:
+            last = len(self.outcomes) - 1 - self.outcomes[::-1].index(False)
+            self.outcomes[last] = True
+        if self.opened or self.too_many():
+            self.open()
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data())
@@ -179,15 +204,19 @@ class BreakerMachine(CountedMachine):
         if not counts:
             return
         self.outcomes.append(True)
-        in_a_row = self.outcomes[-self.rules.failures :] == [True] * self.rules.failures
+        self.row += 1
+        if self.opened or self.row == self.rules.failures or self.too_many():
+            self.open()
+
+    def too_many(self) -> bool:
         recent = self.outcomes[-self.rules.window :]
-        too_many = len(recent) >= self.rules.least and sum(recent) / len(recent) > self.rules.failed_share
-        if self.opened or in_a_row or too_many:
-            back_off_s = min(30.0, 2.0**self.opened) * (0.75 + 0.25 * self.chance)
-            self.retry_at = self.now + back_off_s
-            self.opened += 1
-            self.era += 1
-            self.no_probe()
+        return len(recent) >= self.rules.least and sum(recent) / len(recent) > self.rules.failed_share
+
+    def open(self) -> None:
+        self.retry_at = self.now + min(30.0, 2.0**self.opened) * (0.75 + 0.25 * self.chance)
+        self.opened += 1
+        self.era += 1
+        self.no_probe()
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data())
@@ -202,6 +231,7 @@ class BreakerMachine(CountedMachine):
         attempt.abandoned()
         attempt.failure(self.now)
         attempt.success()
+        attempt.broke_off(self.now)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 8.0, 30.0]))
     def pass_time(self, seconds: float) -> None:
@@ -274,6 +304,38 @@ def test_the_back_off_doubles_with_every_failed_probe_and_is_forgotten_with_a_go
     breaker.begin(now).success()
     opened(breaker, now)
     assert breaker.retry_at == now + 1.0
+
+
+def test_answers_that_break_off_count_for_the_share_and_not_for_the_row() -> None:
+    breaker, count = Breaker(Always(1.0)), 0
+    while breaker.state(0.0) == "closed":
+        attempt, count = breaker.begin(0.0), count + 1
+        attempt.success()
+        attempt.broke_off(0.0)
+        attempt.broke_off(0.0)  # once is enough
+    assert count == 20
+    breaker = Breaker(Always(1.0))
+    for number in range(100):
+        attempt = breaker.begin(0.0)
+        attempt.success()
+        if number % 2:
+            attempt.broke_off(0.0)
+    assert breaker.state(0.0) == "closed", "no more than half of them"
+
+
+def test_a_probe_whose_answer_breaks_off_failed() -> None:
+    breaker, now, waits = Breaker(Always(1.0)), 0.0, []
+    opened(breaker, now)
+    for _ in range(4):
+        waits.append(breaker.retry_at - now)
+        now = breaker.retry_at
+        probe = breaker.begin(now)
+        probe.success()
+        assert breaker.state(now) == "closed"
+        now += 0.5
+        probe.broke_off(now)
+        assert breaker.state(now) == "open"
+    assert waits == [1.0, 2.0, 4.0, 8.0]
 
 
 def test_chance_takes_up_to_a_quarter_off_the_back_off() -> None:
