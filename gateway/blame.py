@@ -9,9 +9,9 @@ A failed attempt is judged when the request's outcome is known:
 
 A connection that could not be had is no request's fault, and counts at once. 429 says nothing about the replica unless several
 clients hear it (`health.Refusals`); 503 with Retry-After means that the replica wants to rest, and is no failure; 501 means
-that its engine does not have such an endpoint: an answer like 404, the same everywhere. What breaks off after it has begun is
-judged by `Failover.settle`. 508 to a request that has passed
-another gateway is about its way, or a client has forged that header, and is no failure either.
+that its engine does not have such an endpoint: an answer like 404, the same everywhere. 508 to a request that has passed
+another gateway is about its way, or a client has forged that header, and is no failure either. What breaks off after it has
+begun is judged by `Failover.settle`.
 """
 
 from __future__ import annotations

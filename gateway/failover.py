@@ -111,8 +111,8 @@ class Failover:
         return GatewayError(502, "replica_failed", text, public="The replica failed while it answered. Retry the request.")
 
     def settle(self, exchange: Exchange, *, completed: bool) -> None:
-        """An answer broke off. If another replica completed it, or no other one was asked, it was its replica's fault; if the
-        rest broke off too, it was the request's.
+        """An answer broke off. If another replica completed it, or no other one broke it off, it was its replica's fault; else
+        it was the request's.
         """
         broken, exchange.broken = exchange.broken, []
         if completed or len(broken) == 1:
