@@ -66,7 +66,7 @@ class Answers:
             headers += b"Cache-Control: no-cache\r\n"
         headers += b"X-Accel-Buffering: no\r\n"  # nginx in front must not hold chunks back
         record.last_byte = self.clock()
-        kept = None
+        kept, completed = None, False
         if exchange.api.metered and attempt.status == 200:
             record.first_byte = record.last_byte
             if exchange.api.countable:  # else the router would take the prefill of several prompts for that of one
@@ -80,8 +80,7 @@ class Answers:
                 error = await self.resumer.go_on(exchange, reply, kept, failure)
             else:
                 error = self.failover.broke_off(exchange, failure) if failure else None
-            if failure:
-                self.failover.settle(exchange, completed=error is None)
+            completed = error is None
             if error:
                 self._cut(exchange, reply, error, events=True)
         except ClientStalled:
@@ -93,6 +92,8 @@ class Answers:
             self._cut(exchange, reply, shutting_down(), events=True)
         finally:
             reply.feed_from(None)
+            if exchange.broken:
+                self.failover.settle(exchange, completed=completed)
 
     async def _pump(
         self, exchange: Exchange, attempt: Attempt, reply: Reply, headers: bytes, kept: Kept | None
@@ -156,7 +157,8 @@ class Answers:
             record.usage = tail.usage() if tail else None
         except ReplicaFailure as failure:
             error = self.failover.broke_off(exchange, failure)
-            self.failover.settle(exchange, completed=False)
+            if exchange.broken:
+                self.failover.settle(exchange, completed=False)
             self._cut(exchange, reply, error, events=False)
         except ClientStalled:
             reply.cut()

@@ -107,6 +107,8 @@ class BoundedParser:
 
     def note_paused(self, size: int) -> None:
         """After each `feed_data`. size: bytes that the parser may hold back, because it is paused."""
+        if self.closed:
+            return
         if not self._lease.resize(self._head * HEAD_COPIES + size):
             if self._payload is not None and self._last is not None:  # its body will not be whole
                 self._last.refused = self._last.held + size

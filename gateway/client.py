@@ -5,7 +5,7 @@ taken only where that parser is known to stand between two messages: it was give
 by the same strict reading, and has answered all of them. This is a seam with the insides of aiohttp's connection: `_waiter`,
 `_messages`, `_close`, `_force_close`, `_parser`, `_current_request`, `_reading_paused`, `_buffer_paused`, `_upgraded`,
 `_max_msg_queue_size`, its calls of `data_received` with nothing, and the time of its keep-alive timer.
-`tests/gateway/test_front.py` fails where a release moves it.
+`tests/gateway/test_front.py` and `test_ingress.py` fail where a release moves it.
 
 A client that closes its sending side gets its answer, as long as it has not closed its socket (`half_closed.py`). Without
 interim responses that cannot be told apart, so an HTTP/1.0 client that sends no more has left. An answer to a request that has
@@ -71,8 +71,8 @@ class ClientConnection(web.RequestHandler):
 
     def __init__(self, front: Front, **options: Any) -> None:
         super().__init__(front, **options)
-        # The parser counts one too many once a request was taken before its body was whole, and stops at this bound. Nobody
-        # would ask it to go on if the queue were not full one earlier.
+        # aiohttp's parser may count one message too many, and stops at this bound; it is asked to go on only after the queue
+        # was full. So that is full one earlier.
         self._max_msg_queue_size -= 1
         self._front = front
         self._short = ShortWay(self, front.handler, self._loop)

@@ -154,10 +154,12 @@ class ReplicaFailure(Exception):
     reason: a timeout, a name that does not resolve), "reset" (it broke), "timeout" (it was silent), "garbage" (not what an
     engine says), "status" (not the status that it should have).
     reached: how often the request was sent, so that a replica may have begun to work on it, and it may be what kills it.
+    blameless: a limit of the gateway's ended it, which shows nothing about the replica.
     """
 
-    def __init__(self, reason: str, message: str, *, reached: int | None = None) -> None:
+    def __init__(self, reason: str, message: str, *, reached: int | None = None, blameless: bool = False) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.blameless = blameless
         self.reached = int(reason not in (REFUSED, UNREACHABLE)) if reached is None else reached

@@ -102,27 +102,29 @@ class Failover:
     def broke_off(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
         """The replica failed after its answer's first byte; `settle` is to follow. Returns what the client may be told."""
         replica = exchange.booking.chosen.replica
-        if exchange.watched:
+        if exchange.watched and not (exchange.record.told or failure.blameless):
             exchange.broken.append(exchange.watched)
-            exchange.watched = None
+        exchange.watched = None
         self.metrics.broken.add((exchange.record.label, replica))
         self.fleet.failed(replica, failure)
         text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
         return GatewayError(502, "replica_failed", text, public="The replica failed while it answered. Retry the request.")
 
     def settle(self, exchange: Exchange, *, completed: bool) -> None:
-        """An answer broke off. If another replica completed it, or no other one broke it off, it was its replica's fault; else
-        it was the request's.
+        """An answer broke off. If it was completed, or nobody else failed with it, that was its replica's fault; else it was
+        the request's. A replica that has come up since is another one.
         """
         broken, exchange.broken = exchange.broken, []
-        if completed or len(broken) == 1:
+        if completed or (len(broken) == 1 and not exchange.resumptions):
             for watched, state in broken:
-                watched.broke_off(self.clock())
-                self.fleet.troubles(state)
+                if state.up_since <= exchange.record.begun:
+                    watched.broke_off(self.clock())
+                    self.fleet.troubles(state)
 
     async def elsewhere(self, exchange: Exchange, body: bytes) -> Attempt | None:
         """The answer broke off: the first of the others that begins to stream what `body` asks for. None if none does."""
         doubts = Doubts(self.fleet)
+        doubts.unsure = True  # one has failed with this request already
         try:
             attempt = await self._continuation(exchange, call_of(exchange, body), doubts)
             doubts.answered = attempt is not None

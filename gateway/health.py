@@ -12,9 +12,9 @@ The probe's slot is free again as soon as the replica begins to answer, and at t
 or silent answer must not keep a replica out that is well again. Each probe that stays without an answer doubles that time, so
 that a replica that answers nothing does not collect requests.
 
-An answer is judged at its beginning. If it breaks off later, its success becomes a failure, which counts for the share, not for
-the row (it may be the request that breaks answers off). If it was the probe that closed the breaker, that opens again as
-if it had failed.
+An answer is judged at its beginning. If it breaks off later, the last success becomes a failure (its own one may be out of the
+window), which counts for the share, not for the row: it may be the request that breaks answers off. If it was the probe that
+closed the breaker, that opens again as if it had failed.
 
 `begin` returns an `Attempt`: it is judged once, and an attempt without a verdict (its client went away) frees the probe's slot
 by `abandoned`. Only attempts that began in the present state count: those sent before the breaker opened are no news, or each
@@ -305,7 +305,7 @@ class Breaker:
             self._open(now)
             return
         successes = ~self._outcomes & ((1 << self._seen) - 1)
-        self._outcomes |= successes & -successes  # the last one, for which one it was is not kept
+        self._outcomes |= successes & -successes  # the last one
         if self._too_many():
             self._open(now)
 

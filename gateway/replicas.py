@@ -204,8 +204,9 @@ class Fleet:
     # -- what requests tell
 
     def troubles(self, state: ReplicaState) -> None:
-        """A request has failed there; its breaker may be open."""
-        self._troubled.add(state)
+        """A request has failed there; its breaker may be open. A replica that has left is nobody's trouble."""
+        if self._by_name.get(state.name) is state:
+            self._troubled.add(state)
 
     def rests(self, state: ReplicaState, seconds: float, now: float) -> None:
         """It asked to be left alone for a while, of which a minute counts at most."""

@@ -124,7 +124,7 @@ class Reply:
         if self._transport:
             if self._until_end:  # which must not look like that of a whole answer
                 sock: socket.socket = self._transport.get_extra_info("socket")
-                with contextlib.suppress(OSError):  # it is closed already
+                with contextlib.suppress(OSError, ValueError):  # it is closed already
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._transport.abort()
 

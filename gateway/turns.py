@@ -14,7 +14,7 @@ from typing import Final
 AT_ONCE: Final = 4096  # bytes: so many are always read at once, whatever they are
 LARGE: Final = 32 << 10  # bytes: after such a read of a replica's answer, the next one is in another turn
 TURN_S: Final = 0.0005  # for what is late, on one connection
-_LINES: Final = 256  # line ends, on average
+_LINES: Final = 256  # line ends in one part, where they are evenly spread
 
 
 def first_turn(data: bytes) -> int:

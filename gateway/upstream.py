@@ -94,7 +94,8 @@ class Connection(asyncio.Protocol):
 
     async def secure(self, tls: ssl.SSLContext, name: str) -> None:
         """Speak TLS from now on, before the first call. name: of the server. Raises OSError."""
-        assert self._flow is not None
+        if self._flow is None or self._flow.is_closing():
+            raise ConnectionResetError("it ended before its TLS handshake")
         try:
             transport = await self._loop.start_tls(self._flow, self, tls, server_hostname=name)
         except BaseException:
@@ -105,8 +106,9 @@ class Connection(asyncio.Protocol):
         self._transport = self._sending.transport = transport
 
     def send(self, head: bytes, body: bytes = b"", *, to_head: bool, limits: Limits) -> None:
-        """Begin a call: a whole request. A large body is not copied."""
-        assert self._transport is not None
+        """Begin a call: a whole request. A large body is not copied. Raises ReplicaFailure if the connection has ended."""
+        if self._transport is None:
+            raise ReplicaFailure("reset", "the connection ended before the request was sent", reached=0)
         self.answer, self.failure, self.started = Answer(to_head=to_head), None, False
         self._limits, self._flowing = limits, False
         self._active = self._begun = now = self._loop.time()
@@ -340,7 +342,7 @@ class Connection(asyncio.Protocol):
         if now < due:
             self._timer = self._loop.call_at(min(due, now + limits.idle_s), self._look_at_time)
         elif limits.total_s is not None and now >= end:
-            self._fail(ReplicaFailure("timeout", f"the answer took longer than {limits.total_s:g} s"))
+            self._fail(ReplicaFailure("timeout", f"the answer took longer than {limits.total_s:g} s", blameless=True))
         elif self._paused_by & _OWNER:
             self._fail(ClientStalled(f"the client has not read for {silence:g} s"))
         else:

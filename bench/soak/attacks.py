@@ -22,13 +22,14 @@ from typing import Any
 
 from scripts.fuzzing.requests import make
 from tests.chaos.hostile import POISON, POISONS
-from tests.chaos.wire import chunks, read_head
+from tests.chaos.wire import Message, chunks, read_head
 
 PATIENCE_S = 60.0  # for an answer
 LINGER_S = 4.0  # for which a slow client goes on
 PIECE = 64 << 10
 AT_ONCE = 16  # requests of one hostile client
 CHAT = "/v1/chat/completions"
+BROKEN = (OSError, EOFError, ValueError, LookupError, asyncio.LimitOverrunError)  # no answer, or none that is HTTP
 
 
 @dataclass(slots=True)
@@ -53,9 +54,7 @@ class Line:
         """The status of the next answer, which is read to its end; interim ones (1xx) are passed over."""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                head = await read_head(self.reader)
-                while head.status < 200:
-                    head = await read_head(self.reader)
+                head = await self._head()
                 size = int(head.headers.get("content-length", 0))
                 if head.headers.get("transfer-encoding") == "chunked":
                     async for part in chunks(self.reader):
@@ -64,9 +63,15 @@ class Line:
                     self.traffic["received"] += len(await self.reader.readexactly(size))
         except TimeoutError:
             return "silent"
-        except (OSError, EOFError, ValueError, LookupError, asyncio.LimitOverrunError):
+        except BROKEN:
             return "closed"
         return str(head.status)
+
+    async def _head(self) -> Message:
+        """Of the next answer that is no interim one."""
+        while (head := await read_head(self.reader)).status < 200:
+            pass
+        return head
 
     async def ends(self) -> str:
         """The status that comes at once, or "closed"; "left" if the gateway waits for more for `LINGER_S`."""
@@ -81,15 +86,11 @@ class Line:
     async def _within(self, seconds: float, else_: str) -> str:
         try:
             async with asyncio.timeout(seconds):
-                data = await self.reader.read(PIECE)
-                while data.startswith(b"HTTP/1.1 1"):  # interim
-                    data = data.partition(b"\r\n\r\n")[2] or await self.reader.read(PIECE)
+                return str((await self._head()).status)
         except TimeoutError:
             return else_
-        except OSError:
+        except BROKEN:
             return "closed"
-        self.traffic["received"] += len(data)
-        return data[9:12].decode("latin-1") if data.startswith(b"HTTP/") else "closed"
 
     def reset(self) -> str:
         sock: socket.socket = self.writer.get_extra_info("socket")

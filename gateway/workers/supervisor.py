@@ -1,9 +1,9 @@
 """`workers: N`: starts N workers, replaces those that end, and takes them down together. It serves no request itself.
 
 A worker that ends is replaced at once, one that does not live long after a pause that grows. One that has said nothing for
-HUNG_S, or does not read what it is told, is killed, and so replaced. Other workers get its new connections (`handover.py`):
-after SILENT_S already, and those of one that has ended at once, until its successor serves. The configuration is read here, and
-goes to all workers in one order with what operators want.
+HUNG_S, or does not read what it is told, is killed, and so replaced. Other workers get its new connections (`handover.py`)
+after SILENT_S of silence, or at once when it has ended. The configuration is read here, and goes to all workers in one order
+with what operators want.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ WELL_S = 1.5  # who was heard within that time may get them; three signs of life
 LOOK_S = 0.5
 UNSENT_BYTES = 64 << 20
 SHORT_LIFE_S = 5.0
+HAND_OVER_S = 0.2  # that connections get to be passed on before their listener is closed
 PAUSE_S = 0.5, 30.0  # before a worker that did not live long is replaced: at first, at most
 TRIES = 3  # to start a worker, before anything has served
 LAST_WORDS_S = 5.0  # that a worker takes to end after its requests have
@@ -160,10 +161,16 @@ class Supervisor:
 
     async def _pause(self, slot: Slot) -> None:
         """Before the next try; meanwhile connections are for the other workers, instead of waiting for this one."""
-        slot.close()
         least, most = PAUSE_S
+        pause_s = min(most, least * 2.0 ** min(slot.short_lives - 2, 30))
+        await self._stops_within(HAND_OVER_S)  # who waits here is passed on: to close would reset them
+        slot.close()
+        await self._stops_within(pause_s - HAND_OVER_S)
+
+    async def _stops_within(self, seconds: float) -> None:
+        """Wait for so long, or until all go down."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(most, least * 2.0 ** min(slot.short_lives - 2, 30))):
+            async with asyncio.timeout(seconds):
                 await self._stopping.wait()
 
     async def _live(self, slot: Slot) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gateway.bounds import HEAD_COPIES, MAX_HEAD_BYTES
+from gateway.bounds import HEAD_COPIES, MAX_HEAD_BYTES, BoundedParser
 from gateway.budget import Budget
 from gateway.client import MAX_UNCHARGED
 from gateway.config import load
@@ -352,6 +352,16 @@ async def test_unfinished_heads_are_counted() -> None:
             writer.write(post())
             assert (await read_answer(reader))[0] == 200
         await released(run)
+
+
+def test_a_parser_that_is_closed_charges_nothing_more() -> None:
+    budget = Budget(MIB)
+    parser = BoundedParser(object(), budget.lease("client"))
+    parser.note_paused(1000)
+    assert budget.held == 1000
+    parser.close()
+    parser.note_paused(1000)
+    assert budget.held == 0
 
 
 # -- floods

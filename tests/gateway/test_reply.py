@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
+import uvloop
 from aiohttp import HttpVersion10, HttpVersion11, web
 
 from gateway.budget import Budget
@@ -123,6 +124,37 @@ async def test_an_answer_that_breaks_off_does_not_look_whole(length: int | None,
         else:
             got = await ask(port, b"GET / HTTP/%b\r\nHost: h\r\n\r\n" % version)
             assert got.endswith(b"hello" if length else b"5\r\nhello\r\n")
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_an_answer_is_broken_off_though_its_client_has_just_left(run: Callable[[Any], None]) -> None:
+    """The connection is closed already, and nothing can be set on it."""
+    cut = asyncio.Event()
+
+    async def handler(request: web.Request) -> Any:
+        reply = Reply(request, keep_alive=True, patience_s=5)
+        reply.begin(200, b"", length=None, first=b"hello")
+        assert request.transport
+        request.transport.abort()
+
+        def later() -> None:
+            reply.cut()
+            cut.set()
+
+        asyncio.get_running_loop().call_later(0.05, later)
+        return reply
+
+    async def scenario() -> None:
+        async with serving(handler) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            async with asyncio.timeout(20):
+                await cut.wait()
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    run(scenario())
 
 
 async def test_a_connection_carries_many_answers() -> None:

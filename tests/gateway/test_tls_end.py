@@ -135,19 +135,22 @@ def test_a_replica_that_speaks_with_its_handshake_is_not_used(certificate: Path,
     theirs, ours = contexts(certificate)
 
     async def scenario() -> None:
-        async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        spoke = False
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal spoke
+            spoke = True  # the handshake is over
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
             with contextlib.suppress(OSError):
-                await _reader.read()
+                await reader.read()
             writer.transport.abort()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=theirs)
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(lambda: Connection(loop), *server.sockets[0].getsockname())
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(ConnectionResetError):  # it may be noticed at once
             await connection.secure(ours, "replica.test")
-            await eventually(lambda: not connection.alive)
-        assert not connection.alive
+        await eventually(lambda: spoke and not connection.alive)
         server.close()
         await server.wait_closed()
 
@@ -155,30 +158,60 @@ def test_a_replica_that_speaks_with_its_handshake_is_not_used(certificate: Path,
 
 
 @on_both_loops
-@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["nothing", "no TLS"])
-def test_a_handshake_that_fails_closes_the_connection(says: bytes, certificate: Path, run: Run) -> None:
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_handshake_that_fails_or_is_given_up_closes_the_connection(cancelled: bool, certificate: Path, run: Run) -> None:
     _, ours = contexts(certificate)
 
     async def scenario() -> None:
-        ended = asyncio.Event()
+        begun, ended = asyncio.Event(), asyncio.Event()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read(1)
-            writer.write(says)
-            if says:
-                with contextlib.suppress(OSError):
-                    await reader.read()
+            begun.set()
+            if not cancelled:
+                writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            with contextlib.suppress(OSError):
+                while await reader.read(1000):
+                    """Until we close it."""
             writer.transport.abort()
             ended.set()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(lambda: Connection(loop), *server.sockets[0].getsockname())
-        with pytest.raises((ConnectionError, ssl.SSLError)):
-            await connection.secure(ours, "replica.test")
+        securing = asyncio.create_task(connection.secure(ours, "replica.test"))
+        await begun.wait()
+        if cancelled:
+            securing.cancel()
+        with pytest.raises((ssl.SSLError, asyncio.CancelledError)):
+            await securing
         async with asyncio.timeout(20):
             await ended.wait()
         server.close()
         await server.wait_closed()
+
+    run(scenario())
+
+
+@on_both_loops
+def test_a_connection_that_ends_before_its_handshake_is_refused_without_noise(certificate: Path, run: Run) -> None:
+    _, ours = contexts(certificate)
+
+    async def scenario() -> None:
+        async def hangs_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        loop, noise = asyncio.get_running_loop(), list[object]()
+        loop.set_exception_handler(lambda _loop, context: noise.append(context))
+        async with await asyncio.start_server(hangs_up, "127.0.0.1", 0) as server:
+            for turns in range(6):
+                _, connection = await loop.create_connection(lambda: Connection(loop), *server.sockets[0].getsockname())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                with pytest.raises(ConnectionError):
+                    await connection.secure(ours, "replica.test")
+                assert not connection.alive
+            await asyncio.sleep(0.05)
+        assert not noise
 
     run(scenario())

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.errors import ReplicaFailure
 from gateway.limits import Limits
 from gateway.sending import SLICE
 from gateway.upstream import Connection
@@ -125,6 +126,14 @@ def test_a_peek_is_what_came_from_a_byte_on(parts: list[bytes], start: int) -> N
         connection.connection_lost(None)
 
     asyncio.run(look())
+
+
+async def test_a_call_on_a_connection_that_has_ended_was_not_sent() -> None:
+    connection, _ = connected()
+    connection.connection_lost(None)
+    with pytest.raises(ReplicaFailure, match="ended before the request") as caught:
+        connection.send(b"GET", to_head=False, limits=LIMITS)
+    assert caught.value.reached == 0
 
 
 async def test_a_connection_that_is_lost_with_late_bytes_leaves_no_timer() -> None:

@@ -288,6 +288,25 @@ async def test_a_worker_that_dies_again_and_again_does_not_keep_connections_wait
         assert slot.listeners
 
 
+async def test_who_waits_for_a_worker_that_dies_again_is_passed_on_before_its_listener_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with FakeReplica([answers()]) as one, supervised(one) as run:
+        monkeypatch.setattr(supervisor, "_BOOT", "raise SystemExit(3)")
+        monkeypatch.setattr(supervisor, "SHORT_LIFE_S", 1000.0)
+        first, second = run.pids
+        slot = next(slot for slot in run.made._slots if slot.who == first)
+        slot.short_lives = 1  # so that there is a pause at once
+        os.kill(run.pids[first], signal.SIGSTOP)
+        asked = [asyncio.create_task(run.post()) for _ in range(40)]
+        await eventually(lambda: sum(task.done() for task in asked) + queued(run.url) == 40)
+        assert queued(run.url)
+        os.kill(run.pids[first], signal.SIGKILL)
+        assert [(await task)[0] for task in asked] == [200] * 40
+        await eventually(lambda: not slot.listeners)
+        assert list(run.pids) == [second]
+
+
 # -- as a command
 
 
