@@ -170,7 +170,7 @@ class Attempt:
         self._breaker: Breaker | None = breaker
         self._era = era
         self._good: Breaker | None = None  # the breaker that has counted it as a success
-        self._closed = False  # which closed it
+        self._closed = False  # whether that success closed it
 
     def answers(self) -> None:
         """The replica begins to answer. No verdict yet, but if this is the probe, another one may be sent."""
