@@ -60,6 +60,7 @@ def per_request(tree: Path, work: Work, requests: int, windows: int, url: str) -
         process = _start(tree, port, url, folder)
         try:
             _await_start(process, port)
+            _control(process, "--instr=on")
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S)
             bodies = (request.partition(b"\r\n\r\n")[2] for request in Requests(work.size, work.chunks))
             _send(connection, bodies, requests)
@@ -76,7 +77,7 @@ def per_request(tree: Path, work: Work, requests: int, windows: int, url: str) -
 def _start(tree: Path, port: int, url: str, folder: Path) -> subprocess.Popen[bytes]:
     config = {"listen": f"127.0.0.1:{port}", "pools": [{"replicas": [url]}], "health": {"interval_s": PROBES_S}}
     (folder / "config.yaml").write_text(json.dumps(config), "utf-8")
-    count = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/out"]
+    count = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/out"]
     return subprocess.Popen(
         [*count, sys.executable, "-m", "gateway.cli", "serve", "--config", str(folder / "config.yaml")],
         stdout=subprocess.DEVNULL,
