@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 # make demo ONCE=1: exit after the table, with status 0 only if every later turn hit the cache
 ONCE ?=
 # Processes that share the tests. make test JOBS=0: in one process, for a debugger; ARGS: anything else for pytest.
-# One more than there are cores: many tests wait for processes and timers.
-JOBS ?= $(shell expr $$(nproc) + 1)
+# Two more than there are cores: many tests wait for processes and timers.
+JOBS ?= $(shell expr $$(nproc) + 2)
 ARGS ?=
 
 .PHONY: install demo test test-image test-nightly test-compiled compiled soak lint bench peers mutants fmt tools clean
