@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator
 from io import BytesIO
 from typing import Final, TypeGuard
@@ -22,9 +21,9 @@ from gateway.budget import PARSE_COPIES, Lease, peak_of
 from gateway.errors import GatewayError, bad_request, over_budget
 from gateway.inflate import CODINGS, INFLATER_BYTES, Inflater
 from gateway.plain import PlainRequest
+from gateway.turns import turns_of
 
 UNKNOWN: Final = "unknown"
-SLICE_S: Final = 0.004  # how long decompression may hold the event loop
 
 
 def lease_of(request: web.Request | PlainRequest) -> Lease:
@@ -105,18 +104,14 @@ async def _collect(request: web.Request, lease: Lease, limit: int) -> bytes:
 
 
 async def _inflate(request: web.Request, lease: Lease, inflater: Inflater) -> bytes:
-    """Decompress what comes, with a turn for everybody else every few milliseconds."""
-    pieces = BytesIO()
-    turn_ends = time.monotonic() + SLICE_S
+    """Decompress what comes, slice by slice, in turn with everybody else."""
+    pieces, turns = BytesIO(), turns_of(asyncio.get_running_loop())
     while chunk := await _next(request, lease):
         inflater.feed(chunk)
-        while part := inflater.take():
+        while part := await turns.take(inflater.take):
             if not lease.grow(len(part)):
                 raise over_budget(lease.held + len(part), lease.account.largest)
             pieces.write(part)
-            if time.monotonic() > turn_ends:
-                await asyncio.sleep(0)
-                turn_ends = time.monotonic() + SLICE_S
         lease.shrink(len(chunk))
     inflater.finish()
     return pieces.getvalue()

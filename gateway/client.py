@@ -30,7 +30,7 @@ from gateway.half_closed import speaks_1_1, until_gone
 from gateway.plain import Beginning, read_head
 from gateway.reply import Reply
 from gateway.short import ShortWay
-from gateway.turns import AT_ONCE, Late
+from gateway.turns import Late, turns_of
 
 if TYPE_CHECKING:
     from gateway.front import Front
@@ -79,7 +79,7 @@ class ClientConnection(web.RequestHandler):
         self._bounded: BoundedParser | None = None
         self._lent = False  # aiohttp was given a message, and may still be at it
         self._lost_track = False  # it was given bytes of which we do not know where their message ends
-        self._late = Late()  # of what aiohttp is to get
+        self._late = Late(turns_of(self._loop))  # of what aiohttp is to get
         self._half_closed = False  # the client sends no more
         self._gone: asyncio.Future[None] | None = None  # while the connection lingers
         self._client = ""  # what fairness goes by; "" before it is admitted and after its end
@@ -161,7 +161,7 @@ class ClientConnection(web.RequestHandler):
         if self._late.waits():
             self._late.add(data)
             return
-        self._lend(self._late.first(data) if len(data) > AT_ONCE else data)
+        self._lend(self._late.first(data))
         if self._late.waits():
             self._pause_transport_reading()
             self._resume_transport_reading()
@@ -188,7 +188,7 @@ class ClientConnection(web.RequestHandler):
             super()._resume_transport_reading()
             self._end_if_incomplete()
         elif not self._full():
-            self._late.schedule(self._loop, self._next_turn)
+            self._late.schedule(self._next_turn)
 
     def _full(self) -> bool:
         """Whether aiohttp takes no more for now."""

@@ -17,7 +17,7 @@ from gateway.drain import Drain
 from gateway.errors import GatewayError, internal_error, shutting_down
 from gateway.exchange import Request
 from gateway.loops import VIA_HEADER, LoopGuard
-from gateway.parser.parsing import UNCOUNTED_BYTES, Parsing
+from gateway.parser.parsing import Parsing
 from gateway.proxy import Proxy
 from gateway.record import CLIENT_LEFT, Record, begin
 from gateway.reply import Reply
@@ -47,8 +47,8 @@ class Entry:
             self.loops.require_no_loop(request.headers.get(VIA_HEADER))
             kind = _kind_of(request, record)
             raw = request.take() if body_here(request) else await self._read(request, record, kind)
-            small = len(raw) <= UNCOUNTED_BYTES
-            api = self.parsing.at_once(kind, raw) if small else await self.parsing.in_turn(kind, raw)
+            now = self.parsing.turns.free
+            api = self.parsing.at_once(kind, raw) if now else await self.parsing.in_turn(kind, raw)
             if api is None:
                 with parsing(lease_of(request), len(raw)):
                     scope, client = self.proxy.scope(request.headers), lease_of(request).account.client

@@ -29,7 +29,7 @@ from gateway.errors import ClientStalled, ReplicaFailure
 from gateway.http1 import Answer, FramingError
 from gateway.limits import Limits
 from gateway.sending import Sending
-from gateway.turns import AT_ONCE, LARGE, Late, first_turn
+from gateway.turns import AT_ONCE, LARGE, Late, first_turn, turns_of
 
 MAX_UNREAD: Final = 1 << 18  # bytes of an answer that nobody has asked for yet; beyond this the connection is not read
 
@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
         self._sending = Sending(loop)
         self._paused_by = 0  # by whom reading is held back: a sum of _OWNER, _UNREAD and _LATE
         self._stopped = False  # _flow is paused
-        self._late = Late()
+        self._late = Late(turns_of(loop))
         self._ended: Exception | None = None  # why the connection was lost; EOFError: for no reason
         self._poll: select.poll | None = None
         self._limits = Limits(0, 0, 0)
@@ -255,7 +255,8 @@ class Connection(asyncio.Protocol):
             if self._late.size or len(data) > LARGE:
                 self._hold(_LATE, on=True)
             data = now
-        self._read(data)
+        if data:
+            self._read(data)
 
     def _next_turn(self) -> None:
         """Read what is late, as long as nothing else holds it back; then what comes."""
@@ -367,7 +368,7 @@ class Connection(asyncio.Protocol):
             else:
                 self._flow.resume_reading()
         if self._paused_by == _LATE:
-            self._late.schedule(self._loop, self._next_turn)
+            self._late.schedule(self._next_turn)
         if self._ended and not self._late.size:
             self._end(self._ended)
 

@@ -4,8 +4,9 @@ What a body costs depends on its values more than on its length. So a body is pa
 cannot have too many values (UNCOUNTED_BYTES: half a millisecond; 10 to 20 if it consists of brackets), or if it is not long
 (INLINE_BYTES) and has no more values than INLINE_STRUCTURE. Counting them takes half a millisecond a MiB. Parsing takes 1 to 3
 ms a MiB of text, and 15 to 40 ms for the worst of such bodies: an object with 131,000 different names, say, or 64,000 nested
-objects. How long it takes to put the prompt together is bounded by MAX_PARTS, which is checked before the fields of a message
-or a list of parts are read: a body that has more costs little more than its parsing.
+objects. Of many bodies that arrive at once, `Turns` put off what does not fit into one turn of the loop. How long it takes to
+put the prompt together is bounded by MAX_PARTS, which is checked before the fields of a message or a list of parts are read: a
+body that has more costs little more than its parsing.
 
 Any other body is parsed by `process.py` while the loop turns, with a bound on its structure, and comes back as an ApiRequest
 whose block keys are made already. bench/parsing.py has the measurements.
@@ -16,7 +17,9 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from gateway.api import openai
@@ -28,6 +31,7 @@ from gateway.parser import wire
 from gateway.parser.process import ParserProcess
 from gateway.resume import Told
 from gateway.resume_request import COMPLETE, IMPOSSIBLE, continuation
+from gateway.turns import Turns, turns_of
 from router import Prompt
 
 UNCOUNTED_BYTES: Final = 256 << 10
@@ -45,16 +49,30 @@ class Parsing:
         self.process = process
         self._block_bytes = block_bytes
         self._block_tokens = block_tokens
-        self._large = asyncio.Lock()
+        self._turns: Turns | None = None
 
-    async def in_turn(self, kind: str, raw: bytes) -> ApiRequest | None:
-        """`at_once` of a body beyond UNCOUNTED_BYTES: one in each turn of the event loop, for many may arrive in the same."""
-        async with self._large:
-            await asyncio.sleep(0)
-            return self.at_once(kind, raw)
+    @property
+    def turns(self) -> Turns:
+        """In which bodies are parsed in the event loop, for many may arrive in the same turn of it."""
+        if self._turns is None:
+            self._turns = turns_of(asyncio.get_running_loop())
+        return self._turns
 
     def at_once(self, kind: str, raw: bytes) -> ApiRequest | None:
-        """The request, if it can be parsed here and now; None: `parse` has to be awaited. Raises GatewayError."""
+        """The request, if it can be parsed here; None: `parse` has to be awaited. Raises GatewayError. While `turns` are not
+        free, `in_turn` is to be awaited instead.
+        """
+        begin = time.perf_counter()
+        try:
+            return self._here(kind, raw)
+        finally:
+            self.turns.spent(time.perf_counter() - begin)
+
+    async def in_turn(self, kind: str, raw: bytes) -> ApiRequest | None:
+        """`at_once`, when it is this body's turn."""
+        return await self.turns.take(partial(self._here, kind, raw))
+
+    def _here(self, kind: str, raw: bytes) -> ApiRequest | None:
         if len(raw) > UNCOUNTED_BYTES:
             if kind == openai.OTHER and _NO_OBJECT.match(raw):
                 return openai.unread(raw)

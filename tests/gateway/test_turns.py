@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 import json
+import random
+import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from gateway.turns import AT_ONCE, LARGE, Late, first_turn
+from gateway.turns import ALL_S, AT_ONCE, LARGE, SMALL, Late, Turns, first_turn, turns_of
 from gateway.upstream import MAX_UNREAD, Connection
 from tests.fakes import STREAM_HEAD, FakeReplica, FakeRequest, answers, chunk, event
 from tests.fakes import says as writes
@@ -41,7 +46,7 @@ def lines_of(data: bytes) -> int:
 @given(st.lists(st.tuples(st.sampled_from([b"\n", b"x", b"x\r"]), st.integers(1, 40_000)), min_size=1, max_size=8))
 def test_lines_that_are_dense_in_one_place_are_read_in_parts(runs: list[tuple[bytes, int]]) -> None:
     data = b"".join(piece * count for piece, count in runs)
-    late = Late()
+    late = Late(Turns())
     read = [late.first(data)]
     while late.size:
         read += late.turn()
@@ -51,7 +56,7 @@ def test_lines_that_are_dense_in_one_place_are_read_in_parts(runs: list[tuple[by
 
 
 def test_what_is_held_is_what_is_in_memory() -> None:
-    late = Late()
+    late = Late(Turns())
     late.first(DENSE)
     late.add(b"more")
     assert late.held == len(DENSE) + 4
@@ -66,7 +71,7 @@ def test_what_is_held_is_what_is_in_memory() -> None:
 )
 def test_what_is_late_is_read_in_order_and_in_parts(begin: bytes, pieces: list[bytes], turns: int) -> None:
     """Some turns come between the pieces."""
-    late = Late()
+    late = Late(Turns())
     data = begin + b"\n" * 9000
     read = [late.first(data)]
     for number, piece in enumerate(pieces):
@@ -79,6 +84,106 @@ def test_what_is_late_is_read_in_order_and_in_parts(begin: bytes, pieces: list[b
         read += late.turn()
     assert b"".join(read) == data
     assert max(map(len, read)) <= LARGE
+
+
+async def test_work_that_fills_a_turn_waits_for_the_next_ones_in_order() -> None:
+    turns, done, in_turn = Turns(), list[int](), list[int]()
+    counted = 0
+
+    def turn() -> None:
+        nonlocal counted
+        counted += 1
+        if len(done) < 5:
+            asyncio.get_running_loop().call_soon(turn)
+
+    def work(number: int) -> int:
+        begin = time.perf_counter()
+        while time.perf_counter() <= begin + ALL_S:
+            """It takes that long."""
+        done.append(number)
+        in_turn.append(counted)
+        return number
+
+    turn()
+    assert await asyncio.gather(*(turns.take(partial(work, number)) for number in range(5))) == [0, 1, 2, 3, 4]
+    assert done == [0, 1, 2, 3, 4]
+    assert len(set(in_turn)) == 5
+
+
+async def test_work_that_takes_nothing_does_not_wait() -> None:
+    turns, done = Turns(), 0
+
+    def work() -> None:
+        nonlocal done
+        done += 1
+
+    for _ in range(100):
+        await turns.take(work)
+    assert (done, turns.free) == (100, True)
+    for _ in range(100):
+        turns.later(work)
+    assert (done, turns.free) == (100, False)
+    await eventually(lambda: turns.free)
+    assert done == 200
+
+
+async def test_work_that_fails_or_that_nobody_waits_for_keeps_nobody_waiting() -> None:
+    turns, called, errors = Turns(), list[str](), list[object]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    failure = ValueError("it fails")
+
+    def fails() -> None:
+        called.append("fails")
+        raise failure
+
+    def fills_its_turn() -> None:
+        called.append("first")
+        begin = time.perf_counter()
+        while time.perf_counter() <= begin + ALL_S:
+            """It takes that long."""
+
+    left = asyncio.ensure_future(turns.take(lambda: called.append("left")))
+    told = asyncio.ensure_future(turns.take(fails))
+    turns.later(fills_its_turn)
+    await asyncio.sleep(0)  # both wait for the next turn
+    left.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await left
+    with pytest.raises(ValueError, match="it fails"):
+        await told
+    assert not errors
+    turns.later(fails)
+    turns.later(lambda: called.append("last"))
+    await eventually(lambda: turns.free)
+    assert errors == [failure]
+    assert called == ["first", "fails", "fails", "last"]
+
+
+async def test_all_of_an_event_loop_take_turns_with_each_other() -> None:
+    loop = asyncio.get_running_loop()
+    assert turns_of(loop) is turns_of(loop)
+
+
+async def test_while_others_wait_only_what_is_small_is_read_at_once() -> None:
+    turns = Turns()
+    turns.later(lambda: None)
+    late = Late(turns)
+    assert late.first(b"x" * SMALL) == b"x" * SMALL
+    assert late.first(b"x" * (SMALL + 1)) == b""
+    assert late.size == SMALL + 1
+    await eventually(lambda: turns.free)
+    assert b"".join(late.turn()) == b"x" * (SMALL + 1)
+    assert late.first(b"x" * AT_ONCE) == b"x" * AT_ONCE
+
+
+async def test_what_was_read_at_once_counts_for_the_turn() -> None:
+    late = Late(turns := Turns())
+    reads = 0
+    while turns.free:
+        reads += 1
+        late.first(b"\n" * AT_ONCE)
+    assert 1 < reads < 10
 
 
 DENSE = b"a\n" * 50_000
@@ -271,6 +376,34 @@ async def test_a_client_s_tiny_chunks_do_not_hold_the_loop_and_all_arrive() -> N
     async with FakeReplica([answers()]) as replica, running(replica) as run:
         await holds_no_loop(run.url, head + chunks + b"0\r\n\r\n", least=100, times=4)
         assert [request.body for request in replica.requests] == [body] * 4
+
+
+def of_values(values: bytes) -> bytes:
+    return b'{"model":"m","messages":[{"role":"user","content":"x"}],"x":%b}' % values
+
+
+@pytest.mark.parametrize(
+    ("body", "times"),
+    [
+        pytest.param(of_values(b"[" + b"[]," * 86_000 + b"[]]"), 100, id="brackets"),
+        pytest.param(of_values(b"{" + b",".join(b'"%x":1' % number for number in range(27_000)) + b"}"), 100, id="names"),
+        pytest.param(
+            gzip.compress(of_values(b'"' + random.Random(0).randbytes(10_000).hex().encode() * 200 + b'"'), 1), 25, id="gzip"
+        ),
+    ],
+)
+async def test_many_bodies_that_arrive_at_once_do_not_hold_the_loop(body: bytes, times: int) -> None:
+    coding = ("Content-Encoding: gzip",) if body.startswith(b"\x1f\x8b") else ()
+    async with FakeReplica([answers()]) as replica, running(replica) as run:
+        data = post(body, "Connection: close", *coding)
+        await holds_no_loop(run.url, data, least=100, times=times)
+
+
+async def test_tiny_chunks_of_many_clients_at_once_do_not_hold_the_loop() -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in of_values(b'"' + b"x" * 9000 + b'"'))
+    async with FakeReplica([answers()]) as replica, running(replica) as run:
+        await holds_no_loop(run.url, head + chunks + b"0\r\n\r\n", least=100, times=100)
 
 
 def pool(*replicas: FakeReplica, resume: bool) -> dict[str, object]:

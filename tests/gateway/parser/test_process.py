@@ -90,25 +90,6 @@ async def test_a_body_of_costly_values_is_left_to_the_process(shape: str) -> Non
         assert process.started == 0
 
 
-async def test_of_large_bodies_one_is_parsed_in_each_turn_of_the_event_loop() -> None:
-    async with parser() as (parsing, _):
-        loop, turns, parsed_in = asyncio.get_running_loop(), 0, list[int]()
-
-        def turn() -> None:
-            nonlocal turns
-            turns += 1
-            if len(parsed_in) < 5:
-                loop.call_soon(turn)
-
-        async def parse() -> None:
-            assert await parsing.in_turn(openai.CHAT, body().replace(b'"m"', b'"m","x":"%b"' % (b"x" * UNCOUNTED_BYTES)))
-            parsed_in.append(turns)
-
-        turn()
-        await asyncio.gather(*(parse() for _ in range(5)))
-        assert len(set(parsed_in)) == 5
-
-
 async def test_as_many_objects_as_half_of_the_values_are_parsed_at_once() -> None:
     async with parser() as (parsing, _):
         raw = body(UNCOUNTED_BYTES, x=[{}] * (INLINE_STRUCTURE // 3 - 5))
