@@ -1,8 +1,9 @@
 """From the first byte on: a replica's answer goes to the client as it comes, and what it says of usage is noted.
 
 Nothing is held back and nothing waits for a task: `sink` runs where the replica's bytes are read. After the first byte an error
-can only be told inside the stream; where the dialect has no words for it, the connection is cut. A pool may want broken streams
-to be resumed: then what goes out is kept, and `resumer.py` tries that first.
+can only be an event of the stream (`api/stream_errors.py`). Where its API is not known, or the client has the head of an event
+and not its end, the connection is cut: what followed would be a part of that event, or make it look whole. A pool may want
+broken streams to be resumed: then what goes out is kept, and `resumer.py` tries that first.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.api import openai
+from gateway.api.stream_errors import is_numbered, number_in, stream_error
 from gateway.body import lease_of
 from gateway.drain import Drain
 from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
@@ -101,9 +102,13 @@ class Answers:
         """The events of one replica. kept: where to keep what goes out. Returns why it did not come to an end."""
         record, clock = exchange.record, self.clock
         tap = StreamTap(exchange.api.strip_usage)
+        numbered = is_numbered(record.path)
 
         def sink(data: bytes) -> None:
-            reply.write(tap.feed(data))
+            out = tap.feed(data)
+            if numbered:
+                exchange.last_number = number_in(out, exchange.last_number)
+            reply.write(out)
             record.last_byte = clock()
 
         def keep(data: bytes) -> None:
@@ -116,7 +121,10 @@ class Answers:
 
         try:
             if kept is None:
-                reply.begin(attempt.status, headers, length=None, first=tap.feed(attempt.take_turn()))
+                first = tap.feed(attempt.take_turn())
+                if numbered:
+                    exchange.last_number = number_in(first, -1)
+                reply.begin(attempt.status, headers, length=None, first=first)
             else:
                 reply.begin(attempt.status, headers, length=None)
                 keep(attempt.take_turn())
@@ -130,6 +138,7 @@ class Answers:
             return failure
         finally:
             record.told = tap.done
+            exchange.within_event = tap.within_event
             if tap.usage:  # also when the client leaves before the very end
                 record.usage = tap.usage
         return None
@@ -175,12 +184,16 @@ class Answers:
         if exchange.record.told:
             reply.end()  # nothing is missing but the end of the framing, and nothing may follow [DONE]
             return
-        exchange.record.error = error.message
-        if events:
-            seen = error if self.audience.is_operator(exchange.request) else error.redacted(exchange.record.id)
-            reply.end(openai.stream_error(seen))
-        else:
+        record = exchange.record
+        record.error = error.message
+        event = None
+        if events and not exchange.within_event:
+            seen = error if self.audience.is_operator(exchange.request) else error.redacted(record.id)
+            event = stream_error(record.path, seen, exchange.last_number)
+        if event is None:
             reply.cut()
+        else:
+            reply.end(event)
 
 
 def _length(attempt: Attempt, method: str) -> int | None:

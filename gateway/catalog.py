@@ -5,20 +5,28 @@ Where several replicas of a pool list the same id, it has the first one's entry.
 
 The list is made in one go, and replicas choose how long theirs are, so all of it is bounded; the pools take turns, so that no
 long list of one keeps another's models out before half of the room is used. What is not shown is served all the same.
+
+A replica whose models are all others' than its pool's is most likely configured wrongly: `warn_of_misfit`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from gateway.api.openai import model_list
+from gateway.logs import first_of
 from gateway.pools import Pool
+from gateway.replica_state import ReplicaState
+
+log = logging.getLogger("warmroute.replicas")
 
 MAX_SHOWN: Final = 8192  # models
 MAX_SHOWN_BYTES: Final = 8 << 20  # of their entries
 _MAX_LOOKUPS: Final = 2 * MAX_SHOWN  # of models whose pool is asked for: another one may serve them
+_MAX_LOGGED: Final = 20  # models that a log line names
 _MAX_LISTED: Final = 100_000  # entries of replicas' lists that are looked at: most replicas list what the others do
 
 
@@ -82,3 +90,17 @@ def _first_to_list(pools: Sequence[Pool]) -> dict[str, Pool]:
                 return first
             first.update({name: pool for name in state.models if name not in first})
     return first
+
+
+def warn_of_misfit(state: ReplicaState, pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> None:
+    """Log it if a replica that is up lists models, and its pool serves none of them. O(replicas + its models)."""
+    for pool in pools if state.up and state.models else ():
+        if state in pool.replicas and not any(_fits(pool, by_prefix(model)) for model in state.models):
+            wanted = ", ".join(pool.models) or "any that no other pool names"
+            about = {"replica": state.name, **first_of("models", state.models, _MAX_LOGGED), "pool_models": wanted}
+            log.warning("none of the replica's models is one that its pool serves (pools[].models)", extra=about)
+
+
+def _fits(pool: Pool, named: Pool | None) -> bool:
+    """Whether the pool serves a model. named: the pool whose configuration names that."""
+    return named is pool or (named is None and not pool.models)

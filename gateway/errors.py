@@ -67,10 +67,11 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_req
     return GatewayError(400, code, message, param=param)
 
 
-def unknown_model(model: str, known: Sequence[str]) -> GatewayError:
-    """known: the names of models that GET /v1/models shows, sorted. O(1): there may be thousands."""
+def unknown_model(model: str, known: Sequence[str], *, listed: bool) -> GatewayError:
+    """known: the names of models that GET /v1/models shows, sorted. listed: replicas list some. O(1): there may be many."""
     more = f" and {len(known) - NAMED_MODELS} more in GET /v1/models" if len(known) > NAMED_MODELS else ""
-    have = f"this gateway serves: {', '.join(known[:NAMED_MODELS])}{more}" if known else "no replica lists any model"
+    nothing = "no model that a replica lists fits its pool (pools[].models)" if listed else "no replica lists any model"
+    have = f"this gateway serves: {', '.join(known[:NAMED_MODELS])}{more}" if known else nothing
     return GatewayError(404, "model_not_found", f"The model {model[:100]!r} does not exist here; {have}.", param="model")
 
 

@@ -55,6 +55,7 @@ class Exchange:
     answer passes. complete: the answer was good and went out whole. resumptions: attempts to go on with
     a broken stream that may have reached a replica. watched: the attempt that the replica `chosen` answers, for its breaker;
     broken: those whose answer broke off.
+    within_event: the head of an event went out, and not its end. last_number: of the last event, where they are numbered.
     """
 
     __slots__ = (
@@ -64,6 +65,7 @@ class Exchange:
         "broken",
         "complete",
         "copied",
+        "last_number",
         "record",
         "reply",
         "request",
@@ -72,6 +74,7 @@ class Exchange:
         "tail",
         "target",
         "watched",
+        "within_event",
     )
 
     def __init__(self, request: Request, api: openai.ApiRequest, target: Target, booking: Booking, record: Record) -> None:
@@ -83,7 +86,8 @@ class Exchange:
         self.reply: Reply | None = None
         self.body = b""
         self.tail: UsageTail | None = None
-        self.complete = False
+        self.complete = self.within_event = False
+        self.last_number = -1
         self.resumptions = 0
         self.salt = b""
         self.copied = False

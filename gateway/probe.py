@@ -230,14 +230,16 @@ class Prober:
             log.warning("cannot probe", extra={"replica": state.name, "error": heard.message})
             return False
         keyed = heard is None
-        if keyed != state.keyed or (heard is not None and heard != state.models):
-            self._changed(state)
-            state.keyed = keyed
-            if heard is not None:
-                _warn_of_bounds(state.name, heard)
-        if heard is not None and heard != state.models:
+        other = heard is not None and heard != state.models
+        changed = other or keyed != state.keyed
+        if changed and heard is not None:
+            _warn_of_bounds(state.name, heard)
+        state.keyed = keyed
+        if heard is not None and other:
             state.models = heard
             self.bound(state)
+        if changed:
+            self._changed(state)
         self._set_up(state)
         return True
 

@@ -23,7 +23,7 @@ from typing import Any
 import pygtrie
 
 from gateway.admission import Admission, Permit, priority_of
-from gateway.catalog import Catalog
+from gateway.catalog import Catalog, warn_of_misfit
 from gateway.config import MATCH_ALL, Config, ReplicaConfig
 from gateway.eligible import eligible
 from gateway.errors import GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
@@ -81,7 +81,7 @@ class Fleet:
         self._catalog: Catalog | None = None  # likewise
         self._router = router
         self._clock = clock
-        self._prober = Prober(config.health, config.routing.block_bytes, router, metrics, self._changed, clock)
+        self._prober = Prober(config.health, config.routing.block_bytes, router, metrics, self._heard, clock)
         self._chance = chance
         self._labels: set[str] = set()
         self._troubled: set[ReplicaState] = set()  # who may not be all right: few, mostly nobody
@@ -108,12 +108,13 @@ class Fleet:
         return self._catalog
 
     def entry(self, model: str) -> bytes:
-        """The model as GET /v1/models has it, or would if it were long enough. Raises GatewayError 404."""
+        """The model as GET /v1/models has it, or would if it were long enough. Raises GatewayError 404 or 503."""
         if home := self._home(model):
             for state in home[1].serving:
                 if entry := state.models.get(model):
                     return entry.shown
-        raise unknown_model(model, self.catalog.names)
+            self.target(model).require()
+        raise self._unknown(model)
 
     # -- where a request may go
 
@@ -199,7 +200,8 @@ class Fleet:
             public = f"The model {model[:100]!r} is not known yet: not all replicas have answered so far. Retry."
             text = f"The model {model[:100]!r} is not known yet: {', '.join(blind)} did not answer so far. Retry."
             return no_replica(text, public=public)
-        return unknown_model(model, self.catalog.names)
+        listed = any(state.models for state in self.replicas if state.up)
+        return unknown_model(model, self.catalog.names, listed=listed)
 
     # -- what requests tell
 
@@ -358,6 +360,11 @@ class Fleet:
         """A replica came, went, or serves other models than before."""
         self._forget_lists()
         self._troubled.add(state)
+
+    def _heard(self, state: ReplicaState) -> None:
+        """Its prober has found such a change."""
+        self._changed(state)
+        warn_of_misfit(state, self.pools, self._by_prefix)
 
     # -- probing
 

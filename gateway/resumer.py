@@ -122,6 +122,7 @@ class Resumer:
                 raise ReplicaFailure("reset", "the stream ended without [DONE]")
             reply.end(last)
         finally:
+            exchange.within_event = splice.tap.within_event
             if splice.usage:
                 record.usage = splice.usage
 

@@ -55,6 +55,11 @@ class StreamTap:
         self._held: bytes | bytearray = b""  # an event that is not whole yet
         self._too_long = False  # the head of the held event was passed on already
 
+    @property
+    def within_event(self) -> bool:
+        """Whether the head of an event was passed on, and its end was not: what follows would be taken for a part of it."""
+        return self._too_long
+
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes of the stream; returns what may go to the client now."""
         whole = not self._held and chunk.endswith(b"\n\n") and not chunk.endswith(_ONE_TOO_MANY)
@@ -100,8 +105,10 @@ class StreamTap:
         """The stream is over, as it should be; returns what was still held (an event without its end)."""
         if not self._held:
             return b""
-        rest, self._held = bytes(self._held), b""
-        return rest if self._passes(rest) else b""
+        rest, self._held, within_event = bytes(self._held), b"", self._too_long
+        passes = self._passes(rest)
+        self._too_long = within_event  # `rest` is not an event's end, whether it is passed on or not
+        return rest if passes else b""
 
     def _overflow(self) -> bytes:
         if len(self._held) <= MAX_EVENT_BYTES:

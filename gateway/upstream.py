@@ -243,7 +243,8 @@ class Connection(asyncio.Protocol):
         return not self._poll.poll(0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = self._flow = self._sending.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport = self._flow = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._sending.transport = self._sending.flow = self._transport
 
     def data_received(self, data: bytes) -> None:
         if self._paused_by:
@@ -306,7 +307,7 @@ class Connection(asyncio.Protocol):
         """No half-open connections: a replica that stops sending is gone. asyncio closes the transport."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = self._flow = self._sending.transport = None
+        self._transport = self._flow = self._sending.transport = self._sending.flow = None
         self._sending.drop()
         self._ended = exc or EOFError()
         if self.lost:

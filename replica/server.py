@@ -284,8 +284,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except ApiError as error:
         return _refused(error)
-    except web.HTTPRequestEntityTooLarge as error:
-        return _refused(ApiError(413, f"{error.text}. Send a smaller body.", code="request_too_large"))
+    except web.HTTPRequestEntityTooLarge:
+        text = f"A body may have {request.client_max_size:,} bytes at most. Send a smaller body."
+        return _refused(ApiError(413, text, code="request_too_large"))
     except web.HTTPNotFound:
         served = "/v1/chat/completions, /v1/completions, /v1/models"
         return _refused(ApiError(404, f"Unknown path {request.path}: this replica serves {served}."))

@@ -304,13 +304,13 @@ def router_prompt(
 
 def error_body(error: GatewayError) -> bytes:
     """OpenAI's error shape."""
+    return orjson.dumps(error_of(error))
+
+
+def error_of(error: GatewayError) -> dict[str, dict[str, str | None]]:
+    """The same, before it is JSON."""
     kind = "invalid_request_error" if error.fault == "client" else "server_error"
-    return orjson.dumps({"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}})
-
-
-def stream_error(error: GatewayError) -> bytes:
-    """An error after a stream began: the frame that makes official clients raise, then the end, as vLLM does."""
-    return b"data: " + error_body(error) + b"\n\ndata: [DONE]\n\n"
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def model_list(entries: Iterable[bytes]) -> bytes:

@@ -45,6 +45,13 @@ class Handover:
         self.passed_on = 0
         self._watch()
 
+    def waits(self) -> bool:
+        """Whether a connection waits to be accepted. O(listeners)."""
+        poll = select.poll()
+        for listener in self._listeners:
+            poll.register(listener, select.POLLIN)
+        return bool(poll.poll(0))
+
     def _watch(self) -> None:
         self._retry = None
         for listener in self._listeners:

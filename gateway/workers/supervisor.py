@@ -38,6 +38,7 @@ WELL_S = 1.5  # who was heard within that time may get them; three signs of life
 LOOK_S = 0.5
 UNSENT_BYTES = 64 << 20
 SHORT_LIFE_S = 5.0
+TOGETHER_S = 0.1  # in which workers that crash together are all seen to have ended: what is passed to a dying one is lost
 HAND_OVER_S = 0.2  # that connections get to be passed on before their listener is closed
 PAUSE_S = 0.5, 30.0  # before a worker that did not live long is replaced: at first, at most
 TRIES = 3  # to start a worker, before anything has served
@@ -152,6 +153,7 @@ class Supervisor:
             slot.short_lives = slot.short_lives + 1 if time.monotonic() - born < SHORT_LIFE_S else 0
             log.error("worker ended", extra={"worker": slot.who, "status": status, "short_lives": slot.short_lives})
             self.hub.restarted()
+            await self._stops_within(TOGETHER_S)
             self._hand_over(slot)
             if not self._served and slot.short_lives >= TRIES:
                 slot.failed.set()
@@ -160,12 +162,20 @@ class Supervisor:
                 await self._pause(slot)
 
     async def _pause(self, slot: Slot) -> None:
-        """Before the next try; meanwhile connections are for the other workers, instead of waiting for this one."""
+        """Before the next try. As soon as another worker is well, connections are for the others, and the listener is closed.
+        While none is, they wait here: for the first that is, or for this worker's successor.
+        """
         least, most = PAUSE_S
-        pause_s = min(most, least * 2.0 ** min(slot.short_lives - 2, 30))
-        await self._stops_within(HAND_OVER_S)  # who waits here is passed on: to close would reset them
-        slot.close()
-        await self._stops_within(pause_s - HAND_OVER_S)
+        due = time.monotonic() + min(most, least * 2.0 ** min(slot.short_lives - 2, 30))
+        while not self._stopping.is_set() and (left_s := due - time.monotonic()) > 0:
+            if not slot.listeners or not self._receivers():
+                await self._stops_within(min(LOOK_S, left_s))
+                continue
+            if not (slot.handover and slot.handover.open):
+                self._hand_over(slot)
+            await self._stops_within(min(HAND_OVER_S, left_s))
+            if self._receivers() and slot.handover and not slot.handover.waits():  # to close resets who still waits here
+                slot.close()
 
     async def _stops_within(self, seconds: float) -> None:
         """Wait for so long, or until all go down."""

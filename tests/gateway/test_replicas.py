@@ -85,6 +85,39 @@ async def test_the_model_list_is_the_union() -> None:
         assert (await run.get("/v1/models/none"))[0] == 404
 
 
+async def test_a_pool_that_serves_none_of_its_replicas_models_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    one, two, three = FakeReplica(listing=models("sim")), FakeReplica(listing=models("llama")), FakeReplica(listing=models("x"))
+    async with one, two, three, running(pools=[pool(one, models=("llama", "qwen")), pool(two), pool(three)]) as run:
+        found = [record for record in caplog.records if "none of the replica's models" in record.getMessage()]
+        logged = [(record.replica, record.models, record.pool_models) for record in found]  # type: ignore[attr-defined]
+        assert sorted(logged) == sorted(
+            [(one.name, ["sim"], "llama, qwen"), (two.name, ["llama"], "any that no other pool names")]
+        )
+        status, _, answer = await run.post({**BODY, "model": "sim"})
+        assert (status, answer["error"]["message"]) == (404, "The model 'sim' does not exist here; this gateway serves: x.")
+
+
+async def test_a_list_that_changes_to_what_its_pool_does_not_serve_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeReplica(listing=models("llama")) as one:
+        async with running(pools=[pool(one, models=("llama",))], health={"interval_s": 0.02}) as run:
+            assert "none of the replica's models" not in caplog.text
+            one.listing = models("sim")
+            await eventually(lambda: "none of the replica's models" in caplog.text)
+            await eventually(lambda: not run.gateway.fleet.catalog.names)
+            status, _, body = await run.get("/v1/models/sim")
+            assert status == 404
+            assert b"no model that a replica lists fits its pool (pools[].models)" in body
+        assert caplog.text.count("none of the replica's models") == 1
+
+
+async def test_a_model_of_a_pool_that_is_down_is_unavailable_not_unknown() -> None:
+    async with running(pools=[{"replicas": ["http://127.0.0.1:9"], "models": ["llama"]}]) as run:
+        status, headers, body = await run.get("/v1/models/llama-70b")
+        assert (status, "Retry-After" in headers) == (503, True)
+        assert b"no_replica_available" in body
+        assert (await run.get("/v1/models/other"))[0] == 404
+
+
 async def test_a_replica_that_never_answered_makes_models_unknown_not_absent() -> None:
     async with FakeReplica(listing=models("a")) as one, running(one, "http://127.0.0.1:9") as run:
         assert names(run, "a") == {one.name}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -213,5 +214,56 @@ def test_a_connection_that_ends_before_its_handshake_is_refused_without_noise(ce
                 assert not connection.alive
             await asyncio.sleep(0.05)
         assert not noise
+
+    run(scenario())
+
+
+@on_both_loops
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_request_is_sent_when_its_ciphertext_is(certificate: Path, run: Run, *, reads: bool) -> None:
+    """TLS has encrypted it at once, and most of it waits in the TCP transport, for the replica answers before it reads."""
+    theirs, ours = contexts(certificate)
+
+    async def scenario() -> None:
+        go_on, sent = threading.Event(), list[int]()
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+
+        def serve() -> None:
+            plain, _ = listener.accept()
+            with plain, theirs.wrap_socket(plain, server_side=True) as sock:
+                sock.recv(3)
+                sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                go_on.wait()
+                with contextlib.suppress(OSError):
+                    while sock.recv(1 << 16):
+                        """Until the client closes."""
+
+        served = asyncio.create_task(asyncio.to_thread(serve))
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: Connection(loop), *listener.getsockname())
+        flow = connection._flow
+        assert flow
+        flow.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+        try:
+            await connection.secure(ours, "replica.test")
+            connection.send(b"POST", TEXT, to_head=False, limits=LIMITS)
+            await connection.wait()
+            tls = connection._transport
+            assert tls
+            assert (tls.get_write_buffer_size(), flow.get_write_buffer_size() > 0) == (0, True)
+            connection.when_sent(lambda: sent.append(flow.get_write_buffer_size()))
+            assert not sent
+            if reads:
+                go_on.set()
+                await eventually(lambda: sent)
+                assert sent == [0]
+            connection.take()
+            assert connection.release() is reads
+        finally:
+            connection.abort()
+            go_on.set()
+            await served
+            listener.close()
 
     run(scenario())

@@ -179,7 +179,7 @@ async def test_many_streams_at_once(replica: Replica) -> None:
         ("/v1/chat/completions", chat("Hi", messages=[{"role": "A B", "content": ""}]), 400, "chat template"),
         ("/v1/completions", {"prompt": [-1]}, 400, "token ids outside"),
         ("/v1/completions", {"prompt": [1 << 40]}, 400, "token ids outside"),
-        ("/v1/completions", {"prompt": "x" * 200_000}, 413, "Send a smaller body"),
+        ("/v1/completions", {"prompt": "x" * 200_000}, 413, "A body may have 100,000 bytes at most. Send a smaller body."),
         ("/v1/nothing", {}, 404, "Unknown path /v1/nothing"),
         ("/health", {}, 405, "use GET, HEAD"),
     ],

@@ -307,6 +307,45 @@ async def test_who_waits_for_a_worker_that_dies_again_is_passed_on_before_its_li
         assert list(run.pids) == [second]
 
 
+async def test_while_all_workers_die_again_connections_wait_for_their_successors(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeReplica([answers()]) as one, supervised(one) as run:
+        monkeypatch.setattr(supervisor, "SHORT_LIFE_S", 1000.0)
+        monkeypatch.setattr(supervisor, "PAUSE_S", (3.0, 3.0))
+        slots, asked = run.made._slots, await all_die_again(run, [1, 1])
+        await eventually(lambda: all(slot.short_lives == 2 for slot in slots) and not run.pids)
+        asked += [asyncio.create_task(run.post()) for _ in range(20)]
+        await eventually(lambda: queued(run.url) == 40)
+        async with asyncio.timeout(40):
+            assert [(await task)[0] for task in asked] == [200] * 40
+
+
+async def test_who_waits_for_workers_that_die_again_goes_to_the_first_that_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeReplica([answers()]) as one, supervised(one) as run:
+        monkeypatch.setattr(supervisor, "SHORT_LIFE_S", 1000.0)
+        monkeypatch.setattr(supervisor, "PAUSE_S", (0.5, 1000.0))
+        soon, late = run.made._slots
+        asked = await all_die_again(run, [1, 30])  # the second one's pause is longer than any test
+        async with asyncio.timeout(40):
+            assert [(await task)[0] for task in asked] == [200] * 20
+        await eventually(lambda: not late.listeners)
+        assert list(run.pids) == [soon.who]
+        assert [(await run.post())[0] for _ in range(20)] == [200] * 20
+
+
+async def all_die_again(run: Run, short_lives: list[int]) -> list[asyncio.Task[tuple[int, Any]]]:
+    """Kill both workers, after this number of short lives each. Returns 20 requests that were waiting to be accepted."""
+    pids = list(run.pids.values())
+    for slot, lives in zip(run.made._slots, short_lives, strict=True):
+        slot.short_lives = lives
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    asked = [asyncio.create_task(run.post()) for _ in range(20)]
+    await eventually(lambda: queued(run.url) == 20 and not any(run.made.hub.well(supervisor.WELL_S)))
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    return asked
+
+
 # -- as a command
 
 
