@@ -49,7 +49,8 @@ def verdict(broken: Sequence[str], limits: Limits) -> Iterator[str]:
             "client's connection is open, and no more sockets or files than at the start but for two connections of each "
             "worker to each replica, the parser processes and their like (`law.py`: LATER); what the gateway counted it also "
             "logged (if no worker was killed), and it logged no error but ended workers; memory grew by at most "
-            f"{limits.grow_mb:g} MB a process, and its peak was at most {limits.peak_mb:g} MB; `/health` was answered all the time, within {limits.health_s:g} s."
+            f"{limits.grow_mb:g} MB a process, and its peak was at most {limits.peak_mb:g} MB; `/health` was answered all the "
+            f"time, within {limits.health_s:g} s."
         )
 
 
