@@ -8,11 +8,13 @@ turned meanwhile, and the parser process's peak memory.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import gc
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -122,18 +124,29 @@ def _peak_mb(pid: int | None) -> int:
     return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM"))
 
 
-async def main() -> None:
+async def measured(shapes: Collection[str], most: int) -> None:
     parsing = Parsing(ParserProcess(), 256, 64)
     await parsing.parse(openai.CHAT, body_of("text", 1000))
     print(f"{'shape':14} {'body':>11}  {'least':>11}  {'longest gap':>11}  {'turns':>7}  peak MiB")
     try:
-        for size in SIZES:
-            for shape in SHAPES:
+        for size in [size for size in SIZES if size <= most]:
+            for shape in shapes:
                 print(await measure(parsing, shape, size), flush=True)
     finally:
         await parsing.process.close()
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.parsing", description="What a body costs before it is forwarded.")
+    parser.add_argument(
+        "--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="SHAPE", help=f"of: {', '.join(SHAPES)}"
+    )
+    parser.add_argument("--most", type=int, default=SIZES[-1], help="bytes of the largest bodies (default: %(default)s)")
+    options = parser.parse_args(arguments)
     relax_garbage_collection()
-    run(main())
+    run(measured(options.shapes, options.most))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

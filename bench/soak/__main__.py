@@ -11,16 +11,19 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.cpu import rss_bytes
-from bench.machine import command, versions
-from bench.mock import many_files
-from bench.soak import law, report
-from bench.soak.attacks import Target, attacks
-from bench.soak.clients import Attackers, Crowd
-from bench.soak.fleet import BYSTANDERS, MODEL, ROOT, Fleet, Setup, fleet
-from bench.soak.law import FAILING, Limits, Outcome, State, at_rest, requests_total, violations
-from bench.soak.watch import Watch
-from tests.chaos.wire import port_of
+try:
+    from bench.cpu import rss_bytes
+    from bench.machine import command, versions
+    from bench.mock import many_files
+    from bench.soak import law, report
+    from bench.soak.attacks import Target, attacks
+    from bench.soak.clients import Attackers, Crowd
+    from bench.soak.fleet import BYSTANDERS, MODEL, ROOT, Fleet, Setup, fleet
+    from bench.soak.law import FAILING, Limits, Outcome, State, at_rest, requests_total, violations
+    from bench.soak.watch import Watch
+    from tests.chaos.wire import port_of
+except ModuleNotFoundError as missing:  # it borrows from the tests
+    raise SystemExit(f"bench.soak needs {missing.name}. Run `make install` first, then .venv/bin/python.") from None
 
 WARM_S = 3.0
 BESIDE_MB = 100  # of memory for each worker, beside the budget
@@ -43,7 +46,14 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--program", type=Path, default=ROOT, help="the gateway's folder, such as build/compiled (default: .)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="where the report is written (default: standard output)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.out:  # now, and not after half an hour
+        try:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.open("a").close()
+        except OSError as error:
+            parser.error(f"--out: no report can be written there: {error}")
+    return options
 
 
 async def state_of(running: Fleet) -> State:
@@ -114,6 +124,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[str, list[str
         requests_after=after,
         exit_status=status,
         log=log_counts,
+        slowest=watch.slowest[0] if watch.slowest else None,
     )
     broken = list(violations(seen, limits))
     made = [f"`{command('bench.soak', None)}`", versions()]

@@ -11,10 +11,20 @@ from typing import Any
 
 from bench.soak.attacks import EXPECTED
 from bench.soak.clients import Tally
+from bench.soak.health import PAUSE_S, Answer
 from tests.chaos.load import ANSWERED, LOST, UNREACHED, WRONG
 from tests.chaos.stage import Stage
 
-BOOKINGS = ("replica_inflight", "replica_booked_tokens", "pool_inflight", "pool_waiting")
+# Gauges, and what they come to at rest, at most. The question for them is a client's: one connection, and the head of one
+# request, which is always the same, so that at the end nothing may come to more than at the start.
+BOOKINGS: Mapping[str, float] = {
+    "replica_inflight": 0,
+    "replica_booked_tokens": 0,
+    "pool_inflight": 0,
+    "pool_waiting": 0,
+    "inflight_bytes": 256,
+    "client_connections": 1,
+}
 SETTLE_S = 60.0
 # What a worker opens later and keeps: an epoll for half-closed clients; both ends of the socket pair to its parser process, and
 # that process's three standard files.
@@ -52,7 +62,7 @@ class Outcome:
     """All that was seen. workers_killed: each may take the requests with it that it had.
 
     clients: of each group. replicas: how many there are. requests_before, requests_after: what the gateway has counted since it
-    began, before and after the soak. health_answers: of any status.
+    began, before and after the soak. health_answers: of any status. slowest: the one that took the longest.
     """
 
     tallies: Mapping[str, Tally]
@@ -72,6 +82,7 @@ class Outcome:
     requests_after: float
     exit_status: int
     log: Mapping[str, Any]
+    slowest: Answer | None = None
 
     @property
     def processes(self) -> int:
@@ -98,7 +109,8 @@ async def at_rest(stage: Stage, workers: int) -> tuple[Mapping[str, float], Coun
         bookings = {name: await stage.total(name) for name in BOOKINGS}
         await asyncio.sleep(0.2)  # the connection of the last question is closed meanwhile
         sockets = stage.sockets()
-        rests = not (any(bookings.values()) or sockets["clients"] or sockets["closed"]) and sockets["replicas"] <= most
+        booked = any(value > BOOKINGS[name] for name, value in bookings.items())
+        rests = not (booked or sockets["clients"] or sockets["closed"]) and sockets["replicas"] <= most
         if rests or time.monotonic() > end:
             return bookings, sockets
 
@@ -120,11 +132,25 @@ def violations(seen: Outcome, limits: Limits) -> Iterator[str]:
     if not seen.health_answers:
         yield "/health was never answered"
     if seen.longest_health_s > limits.health_s:
-        yield f"/health was not answered for {seen.longest_health_s:.2f} s, {limits.health_s:g} s at most"
+        late = f"/health was not answered for {seen.longest_health_s:.2f} s, {limits.health_s:g} s at most"
+        yield f"{late}{of_the_cpu(seen)}"
     if seen.health_failures > seen.workers_killed:
         yield f"{seen.health_failures} questions for /health were not answered with 200, {seen.workers_killed} may be"
     yield from of_counts(seen)
     yield from of_the_log(seen)
+
+
+def of_the_cpu(seen: Outcome) -> str:
+    """What the gateway's main thread did while /health was not answered for the longest time, where that is known: a machine
+    with too much else to do is not the gateway's fault. With several workers the thread that is looked at is the supervisor's.
+    """
+    slowest = seen.slowest
+    if seen.workers > 1 or slowest is None or not (slowest.ran_s or slowest.ready_s):
+        return ""
+    if slowest.took_s + PAUSE_S < seen.longest_health_s:  # the longest time was not over with an answer
+        return ""
+    waited, ran = f"{slowest.ready_s:.2f} s", f"{slowest.ran_s:.2f} s"
+    return f"; of these its main thread waited {waited} for a CPU that others had, and ran {ran}"
 
 
 def of_requests(name: str, tally: Tally, seen: Outcome) -> Iterator[str]:
@@ -181,15 +207,16 @@ def of_counts(seen: Outcome) -> Iterator[str]:
 def of_the_end(seen: Outcome, limits: Limits) -> Iterator[str]:
     for when, state in (("start", seen.start), ("end", seen.end)):
         for name, value in state.bookings.items():
-            if value:
-                yield f"{name} is {value:g} at the {when}"
+            most = min(BOOKINGS[name], seen.start.bookings[name]) if when == "end" else BOOKINGS[name]
+            if value > most:
+                yield f"{name} is {value:g} at the {when}, {most:g} at most"
         for kind in AT_REST:
             if count := state.sockets[kind]:
                 yield f"open {kind}: {count} at the {when}, none may be"
     for kind in sorted((seen.start.sockets | seen.end.sockets).keys() - set(AT_REST)):
-        most = seen.most_idle if kind == "replicas" else seen.start.sockets[kind] + seen.workers * LATER.get(kind, 0)
-        if (after := seen.end.sockets[kind]) > most:
-            yield f"open {kind}: {after} at the end, {most} may be"
+        allowed = seen.most_idle if kind == "replicas" else seen.start.sockets[kind] + seen.workers * LATER.get(kind, 0)
+        if (after := seen.end.sockets[kind]) > allowed:
+            yield f"open {kind}: {after} at the end, {allowed} may be"
     if seen.end.rss_mb > seen.start.rss_mb + limits.grow_mb * seen.processes:
         yield f"memory is {seen.end.rss_mb:.0f} MB at the end, {seen.start.rss_mb:.0f} MB at the start"
 

@@ -43,12 +43,14 @@ def verdict(broken: Sequence[str], limits: Limits) -> Iterator[str]:
         yield (
             "**The law holds:** every request of a well-behaved client was answered, cut with an error, or refused with one "
             f"(but for those that ran in a worker when it was killed), at least {limits.answered:.0%} of each group's were "
-            "answered, and none wrongly; every hostile client that waited for an answer got one or was hung up on, and each "
-            "kind came to what it is to come to (`attacks.py`: EXPECTED); no booking is open, no client's connection is, and "
-            "no more sockets or files than at the start but for two connections of each worker to each replica, the parser "
-            "processes and their like (`law.py`: LATER); what the gateway counted it also logged (if no worker was killed), "
-            f"and it logged no error but ended workers; memory grew by at most {limits.grow_mb:g} MB a process, and its peak "
-            f"was at most {limits.peak_mb:g} MB; `/health` was answered all the time, within {limits.health_s:g} s."
+            "answered, and none wrongly; every hostile client that waited for an answer got one or was hung up on, and at "
+            f"least {limits.answered:.0%} of each kind came to what it is to come to (`attacks.py`: EXPECTED), but for as many "
+            "as the killed workers may have had; no booking is open, no more bytes of requests are held than at the start, no "
+            "client's connection is open, and no more sockets or files than at the start but for two connections of each "
+            "worker to each replica, the parser processes and their like (`law.py`: LATER); what the gateway counted it also "
+            "logged (if no worker was killed), and it logged no error but ended workers; memory grew by at most "
+            f"{limits.grow_mb:g} MB a process, and its peak was at most {limits.peak_mb:g} MB; `/health` was answered all the "
+            f"time, within {limits.health_s:g} s."
         )
 
 

@@ -11,6 +11,7 @@ import random
 import re
 import socket
 import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +21,7 @@ import pytest
 
 from bench.cpu import cores
 from bench.soak import report
-from bench.soak.__main__ import main
+from bench.soak.__main__ import main, options_of
 from bench.soak.attacks import EXPECTED, Line, attacks, chat, post, repeated
 from bench.soak.clients import MOST_WHYS, Tally
 from bench.soak.fleet import ROOT, Setup, fleet
@@ -32,7 +33,7 @@ from tests.chaos.hostile import FAULTS, POISONS, poison_of
 
 LIMITS = Limits(health_s=1.0, grow_mb=100.0, peak_mb=356.0, answered=0.99)
 SOCKETS = Counter({"listening": 1, "files": 11, "replicas": 2})
-REST = State(dict.fromkeys(BOOKINGS, 0.0), SOCKETS, 60.0)
+REST = State({**dict.fromkeys(BOOKINGS, 0.0), "inflight_bytes": 132.0, "client_connections": 1.0}, SOCKETS, 60.0)
 
 
 def tally(**fates: int) -> Tally:
@@ -93,14 +94,30 @@ def test_a_good_soak_breaks_nothing() -> None:
             {"workers_killed": 1, "attacks": {"half closed": Counter(closed=5)}},
             r"5 of 5 hostile requests \(half closed\) came to",
         ),
-        ({"end": replace(REST, bookings={**REST.bookings, "pool_waiting": 1.0})}, "pool_waiting is 1 at the end"),
+        ({"end": replace(REST, bookings={**REST.bookings, "pool_waiting": 1.0})}, "pool_waiting is 1 at the end, 0 at most"),
+        (
+            {"end": replace(REST, bookings={**REST.bookings, "inflight_bytes": 133.0})},
+            "inflight_bytes is 133 at the end, 132 at most",
+        ),
+        ({"start": replace(REST, bookings={**REST.bookings, "inflight_bytes": 257.0})}, "is 257 at the start, 256 at most"),
+        (
+            {"end": replace(REST, bookings={**REST.bookings, "client_connections": 2.0})},
+            "client_connections is 2 at the end, 1 at most",
+        ),
         ({"end": replace(REST, sockets=SOCKETS + Counter(files=5))}, "open files: 16 at the end, 15 may be"),
         ({"end": replace(REST, sockets=SOCKETS + Counter(clients=1))}, "open clients: 1 at the end, none may be"),
         ({"start": replace(REST, sockets=SOCKETS + Counter(clients=1))}, "open clients: 1 at the start, none may be"),
         ({"start": replace(REST, bookings={**REST.bookings, "pool_waiting": 1.0})}, "pool_waiting is 1 at the start"),
         ({"end": replace(REST, sockets=SOCKETS + Counter(replicas=9))}, "open replicas: 11 at the end, 10 may be"),
         ({"end": replace(REST, rss_mb=161.0)}, "memory is 161 MB at the end, 60 MB at the start"),
-        ({"longest_health_s": 1.5}, "/health was not answered for 1.50 s, 1 s at most"),
+        ({"longest_health_s": 1.5}, "/health was not answered for 1.50 s, 1 s at most$"),
+        (
+            {"longest_health_s": 3.2, "slowest": Answer(3.2, 0.004, 3.19, OK)},
+            "for 3.20 s, 1 s at most; of these its main thread waited 3.19 s for a CPU that others had, and ran 0.00 s$",
+        ),
+        ({"longest_health_s": 9.0, "slowest": Answer(3.2, 0.004, 3.19, OK)}, "for 9.00 s, 1 s at most$"),
+        ({"longest_health_s": 3.2, "slowest": Answer(3.2, 0.0, 0.0, OK)}, "for 3.20 s, 1 s at most$"),
+        ({"longest_health_s": 3.2, "slowest": Answer(3.2, 0.004, 3.19, OK), "workers": 2}, "for 3.20 s, 1 s at most$"),
         ({"health_answers": 0}, "/health was never answered"),
         ({"health_failures": 1}, "1 questions for /health were not answered with 200, 0 may be"),
         ({"end": replace(REST, sockets=SOCKETS + Counter(closed=1))}, "open closed: 1 at the end, none may be"),
@@ -220,6 +237,7 @@ def test_the_page_says_what_is_broken() -> None:
     watch = Watch(stage=None)  # type: ignore[arg-type]
     good = report.page(["made"], GOOD, watch, LIMITS, Counter(kills=3), Counter(sent=5_000_000), [])
     assert "**The law holds:**" in good
+    assert "at least 99% of each kind came to what it is to come to" in good
     assert "| half closed | 100 | 200: 99, 502: 1 |" in good
     bad = report.page(["made"], GOOD, watch, LIMITS, Counter(), Counter(), ["one thing", "another"])
     assert "**The law is broken:**\n\n- one thing\n- another\n" in bad
@@ -238,6 +256,24 @@ def test_a_short_run_does_not_overwrite_the_report(minutes: str, workers: int, r
     command = ["make", "--dry-run", "soak", f"MINUTES={minutes}", f"WORKERS={workers}"]
     told = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True).stdout
     assert told.split("--out ")[1].split()[0] == report
+
+
+def test_where_the_report_goes_is_seen_to_before_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "soak.md"
+    assert options_of(["--out", str(out)]).out == out
+    out.write_text("the last report", "utf-8")
+    assert options_of(["--out", str(out)]).out.read_text("utf-8") == "the last report", "until there is another one"
+    with pytest.raises(SystemExit):
+        options_of(["--out", str(out.parent)])
+    assert "--out: no report can be written there" in capsys.readouterr().err
+
+
+def test_without_what_tests_need_it_says_what_to_do() -> None:
+    """As `python -m bench.soak`, where pytest is not installed."""
+    without = "import sys, runpy; sys.modules['pytest'] = None; runpy.run_module('bench.soak', run_name='__main__')"
+    told = subprocess.run([sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stdout) == (1, "")
+    assert told.stderr == "bench.soak needs pytest. Run `make install` first, then .venv/bin/python.\n"
 
 
 def test_a_short_soak_holds_the_law(tmp_path: Path) -> None:

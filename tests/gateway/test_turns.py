@@ -206,6 +206,12 @@ def begun(length: bytes = b"") -> Connection:
     return connection
 
 
+async def some_turns() -> None:
+    """More than it takes until anything happens that nothing holds back: nothing here waits for time or for a network."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 async def pumped(connection: Connection, size: int, sink: Callable[[bytes], None]) -> None:
     """Until so many bytes have gone into the sink."""
     task = asyncio.create_task(connection.pump(sink))
@@ -243,8 +249,7 @@ async def test_a_dense_read_waits_while_its_owner_is_paused() -> None:
     await asyncio.sleep(0)
     connection.data_received(DENSE)
     connection.pause()
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await some_turns()
     assert sum(map(len, sink.parts)) <= 1024
     connection.resume()
     await task
@@ -262,8 +267,11 @@ async def test_what_came_before_the_end_of_a_connection_is_read(length: bytes, p
     if paused:
         connection.pause()
     connection.connection_lost(None)
-    await asyncio.sleep(0.01)
-    connection.resume()
+    if paused:
+        await some_turns()
+        assert not task.done()
+        assert sum(map(len, sink.parts)) <= 1024, "what is late is kept until it goes on"
+        connection.resume()
     await task
     assert b"".join(sink.parts) == DENSE
     assert connection.complete
@@ -276,7 +284,9 @@ async def test_what_waits_for_its_owner_is_bounded_while_it_is_read_in_turns() -
     connection.data_received(ANSWER)
     for _ in range(3):
         connection.data_received(b"x" * 4000 + b"\n" * 96_000)
-        await asyncio.sleep(0.05)  # all of it is read
+        await eventually(lambda: not connection._late.size or connection.unread > MAX_UNREAD)
+    assert connection.unread > MAX_UNREAD
+    assert not transport.reads
     task = asyncio.create_task(connection.pump(sink))
     for _ in range(50):
         if transport.reads:
@@ -304,11 +314,10 @@ async def test_a_large_read_is_the_last_one_of_its_turn() -> None:
         assert transport.reads
     connection.pause()
     connection.data_received(b"x" * (LARGE + 1))
-    await asyncio.sleep(0.01)
+    await some_turns()
     assert not transport.reads
     connection.resume()
-    await asyncio.sleep(0.01)
-    assert transport.reads
+    await eventually(lambda: transport.reads)
     connection.connection_lost(None)
     await task
 
