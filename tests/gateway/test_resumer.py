@@ -170,6 +170,15 @@ async def test_a_request_that_kills_its_engines_ends_after_a_few(request_lines: 
         assert "failed while it answered" in request_lines()[0]["error"]
 
 
+@pytest.mark.parametrize("before", [1, 2])
+async def test_what_was_sent_before_the_first_byte_counts_too(before: int) -> None:
+    cast = Cast(*[dies] * before, tells(until=3))
+    fleet = [FakeReplica([cast]) for _ in range(6)]
+    async with fleet[0], fleet[1], fleet[2], fleet[3], fleet[4], fleet[5], resuming(*fleet) as run:
+        await fails(run, chat(), "failed")
+        assert len(cast.asked) == 4
+
+
 @pytest.mark.parametrize("refusal", [dies, status(503), status(429), says(b"\x00 what?\r\n\r\n")])
 async def test_replicas_that_do_not_begin_are_passed_over(refusal: Behaviour, request_lines: Lines) -> None:
     cast = Cast(tells(until=5), refusal, tells())
