@@ -171,9 +171,9 @@ class HealthConfig:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutConfig:
-    """connect_s: to open a connection to a replica. first_byte_s: from the request to the first byte of the answer's body, so
-    queue and prefill. idle_s: the longest silence after it; also how long a client may leave an answer unread. total_s: from
-    the request to the last byte (0: no limit).
+    """connect_s: to open a connection to a replica. first_byte_s: from when the request is sent there to the first byte of the
+    answer's body, so queue and prefill, and all of the generation if it is not streamed. idle_s: the longest silence after it;
+    also how long a client may leave an answer unread. total_s: likewise to the last byte (0: no limit), each replica anew.
     """
 
     connect_s: float = 2.0

@@ -52,9 +52,9 @@ class Exchange:
     copied: a copy of the body with the salt is charged.
     salt: for engines, where tenants are isolated (`routing.isolation`), else empty.
     body: of a plain answer, read whole, or the beginning of a large one. tail: only for a large one: it reads the usage as the
-    answer passes. complete: the answer was good and went out whole. resumptions: attempts to go on with
-    a broken stream that may have reached a replica. watched: the attempt that the replica `chosen` answers, for its breaker;
-    broken: those whose answer broke off.
+    answer passes. complete: the answer was good and went out whole. sent: times that the request may have reached a replica
+    until its answer's first byte was here. resumptions: attempts to go on with a broken stream that may have reached one.
+    watched: the attempt that the replica `chosen` answers, for its breaker; broken: those whose answer broke off.
     within_event: the head of an event went out, and not its end. last_number: of the last event, where they are numbered.
     """
 
@@ -71,6 +71,7 @@ class Exchange:
         "request",
         "resumptions",
         "salt",
+        "sent",
         "tail",
         "target",
         "watched",
@@ -89,6 +90,7 @@ class Exchange:
         self.complete = self.within_event = False
         self.last_number = -1
         self.resumptions = 0
+        self.sent = 0
         self.salt = b""
         self.copied = False
         self.watched: tuple[Watched, ReplicaState] | None = None

@@ -8,7 +8,8 @@ connection needs no budget: what a dead replica was doing moves to the others, a
 
 What a failed attempt means for its replica's breaker is decided when the request's outcome is known (`blame.py`).
 
-The same for a stream that broke off after its first byte, where it may be resumed (`resumer.py`): `elsewhere`.
+The same for a stream that broke off after its first byte, where it may be resumed (`resumer.py`): `elsewhere`. With what was
+sent before that byte, the request is sent MAX_SENT times at most.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from gateway.replicas import Fleet
 from gateway.tap import MAX_COMMENT_BYTES, StreamBegin, failure_of, first_event
 from router import Candidate
 
-MAX_REACHED: Final = 3
-MAX_RESUMPTIONS: Final = 3
+MAX_REACHED: Final = 3  # times that a request is sent before its answer's first byte
+MAX_SENT: Final = 4  # times that it is sent in all, where broken streams are resumed
 
 EVENT_STREAM: Final = "text/event-stream"
 _LOST: Final = frozenset([REFUSED, UNREACHABLE, "reset"])
@@ -73,6 +74,7 @@ class Failover:
                     if is_answer(attempt):
                         doubts.answered = True
                         exchange.record.error = _said(attempt) if attempt.status >= 400 else ""
+                        exchange.sent = reached + attempt.sends
                         return attempt
                     refusal = attempt
                     reached += attempt.sends
@@ -134,7 +136,8 @@ class Failover:
                 doubts.settle(self.clock())
 
     async def _continuation(self, exchange: Exchange, call: Call, doubts: Doubts) -> Attempt | None:
-        while exchange.resumptions < MAX_RESUMPTIONS and await self._next(exchange, exchange.resumptions + 1, doubts):
+        most = MAX_SENT - exchange.sent
+        while exchange.resumptions < most and await self._next(exchange, exchange.resumptions + 1, doubts):
             candidate = exchange.booking.chosen
             exchange.record.chose(candidate)
             try:

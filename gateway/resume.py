@@ -14,7 +14,7 @@ Pure: bytes in, bytes out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from gateway.api.openai import CHAT
 from gateway.api.splice import Edit, Members, read_object
 from gateway.budget import Lease
 from gateway.metering import Usage, parse_usage
-from gateway.tap import EventData, StreamTap, data_of, events_of, object_of
+from gateway.tap import EventData, StreamTap, data_of, event_at, events_of, object_of, skipped_at
 
 MAX_KEPT_BYTES = 4 << 20  # of one stream; a longer one is not resumed
 KEPT_STEP = 1 << 16
@@ -35,36 +35,37 @@ _HEAD = ("id", "object", "created", "model")
 class Kept:
     """The bytes that went to a client, as long as they are not too many, by themselves or for the budget."""
 
-    __slots__ = ("_charged", "_lease", "_parts", "_size", "_too_many")
+    __slots__ = ("_charged", "_data", "_lease", "_too_many")
 
     def __init__(self, lease: Lease | None = None) -> None:
         """lease: the request's; they are charged to it, in steps of KEPT_STEP."""
-        self._parts: list[bytes] = []
+        self._data = bytearray()  # in one piece: they may come byte by byte
         self._lease = lease
-        self._size = self._charged = 0
+        self._charged = 0
         self._too_many = False
 
     def add(self, data: bytes) -> None:
         if self._too_many:
             return
-        self._size += len(data)
-        self._parts.append(data)
-        if self._size > self._charged or self._size > MAX_KEPT_BYTES:
-            self._charge()
-
-    def whole(self) -> bytes | None:
-        """None: they were too many."""
-        return None if self._too_many else b"".join(self._parts)
-
-    def _charge(self) -> None:
-        step = self._size - self._charged + KEPT_STEP
-        if self._size <= MAX_KEPT_BYTES and (self._lease is None or self._lease.grow(step)):
-            self._charged += step
+        size = len(self._data) + len(data)
+        if (size > self._charged or size > MAX_KEPT_BYTES) and not self._charge(size):
             return
+        self._data += data
+
+    def whole(self) -> bytearray | None:
+        """None: they were too many. It is no copy."""
+        return None if self._too_many else self._data
+
+    def _charge(self, size: int) -> bool:
+        step = size - self._charged + KEPT_STEP
+        if size <= MAX_KEPT_BYTES and (self._lease is None or self._lease.grow(step)):
+            self._charged += step
+            return True
         self._too_many = True
-        self._parts.clear()
+        self._data = bytearray()
         if self._lease is not None:
             self._lease.shrink(self._charged)
+        return False
 
 
 @dataclass(slots=True)
@@ -91,23 +92,46 @@ class Told:
 
 def told(kind: str, data: bytes) -> Told | None:
     """What these events tell; None if it is more than one text. O(data)."""
-    reading = Reading(kind)
-    return reading.result() if reading.take(events_of(data)) else None
+    reading = Reading(kind, data)
+    while not reading.over:
+        if not reading.step():
+            return None
+    return reading.result()
 
 
 class Reading:
-    """What the events of a stream tell, read some at a time: `take` them in order, then ask for the `result`."""
+    """What the events of a stream tell, read one at a time: `step` until it is `over`, then ask for the `result`.
 
-    __slots__ = ("_kind", "_so_far", "_texts")
+    data: whole events. Half of one, which the tap lets pass if it is very long, is no text that could go on.
+    """
 
-    def __init__(self, kind: str) -> None:
+    __slots__ = ("_at", "_data", "_kind", "_so_far", "_texts")
+
+    def __init__(self, kind: str, data: bytes | bytearray) -> None:
         self._kind = kind
+        self._data = data
+        self._at = 0  # what of it was read
         self._so_far = Told()
         self._texts: list[str] = []
 
-    def take(self, events: Sequence[bytes]) -> bool:
-        """False: they are more than one text, and nothing more is to be asked. O(their length)."""
-        return all(self._event(event) for event in events)
+    @property
+    def over(self) -> bool:
+        return self._at == len(self._data)
+
+    def step(self) -> bool:
+        """Read one event, or many lines without data. False: they are more than one text, and nothing more is to be asked.
+
+        O(MAX_PARSED_EVENT), and nothing is made of what comes behind it.
+        """
+        at = skipped_at(self._data, self._at)
+        if at > self._at:
+            self._at = at
+            return True
+        event = event_at(self._data, at)
+        if event is None:
+            return False
+        self._at = at + len(event)
+        return self._event(event)
 
     def _event(self, event: bytes) -> bool:
         so_far, content = self._so_far, data_of(event).strip()

@@ -7,16 +7,19 @@
 
 The rules are those of failover: the lease moves to the best of the others, each replica is tried once, each outcome goes to its
 breaker, and a few attempts are enough, for it may be the request that kills its engine.
+
+A replica that dies breaks all its streams off at once. So they go on one after the other (`Past`), each in a turn of the event
+loop of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
 
 from gateway.body import lease_of
+from gateway.budget import LARGE_BODY, Lease
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.exchange import Exchange
 from gateway.failover import Failover
@@ -25,9 +28,56 @@ from gateway.parser.parsing import Parsing
 from gateway.relay import Attempt
 from gateway.reply import Reply
 from gateway.resume import Kept, Reading, Splice, Told, ending
-from gateway.tap import events_of
+from gateway.turns import TURN_S
 
-EVENTS_AT_ONCE: Final = 512  # read without giving the event loop back
+
+class Past:
+    """What clients of broken streams know, read one stream at a time: first come, first served. clock: monotonic seconds."""
+
+    __slots__ = ("_clock", "_lock")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = asyncio.Lock()
+
+    async def told(self, kind: str, kept: Kept) -> Told | None:
+        """`resume.told` of what was kept, with turns for everybody else. None also if that was too much."""
+        async with self._lock:
+            data = kept.whole()
+            if data is None:
+                return None
+            reading, due = Reading(kind, data), self._clock() + TURN_S
+            while not reading.over:
+                if not reading.step():
+                    return None
+                if self._clock() >= due:
+                    await asyncio.sleep(0)
+                    due = self._clock() + TURN_S
+            return reading.result()
+
+
+class Copy:
+    """The request with the text so far, beside the client's own: charged to the request's lease until it is sent."""
+
+    __slots__ = ("_lease", "_size")
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._size = 0
+
+    def charge(self, size: int) -> bool:
+        """False: there is no room for so many bytes. A small one is not worth counting."""
+        if size < LARGE_BODY:
+            return True
+        if not self._lease.grow(size):
+            return False
+        self._size += size
+        return True
+
+    def drop(self) -> None:
+        """Idempotent."""
+        size, self._size = self._size, 0
+        self._lease.shrink(size)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -39,6 +89,10 @@ class Resumer:
     metrics: Metrics
     total_s: float
     clock: Callable[[], float]
+    past: Past = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.past = Past(self.clock)
 
     async def go_on(self, exchange: Exchange, reply: Reply, kept: Kept, failure: ReplicaFailure) -> GatewayError | None:
         """Complete the answer of which `kept` went out. Returns what to tell the client if that cannot be done."""
@@ -52,6 +106,9 @@ class Resumer:
                 unsaid = await self._elsewhere(exchange, reply, kept, error)
         except TimeoutError:
             unsaid = error
+            if record.told:  # only the end of the framing is missing
+                reply.end()
+                unsaid = None
         except GatewayError as ours:
             unsaid = ours
         attempted = exchange.resumptions or len(record.failed_attempts) > tried
@@ -63,29 +120,39 @@ class Resumer:
         """Go on at one replica after the other. error: what to say where that ends."""
         api = exchange.api
         while True:
-            data = kept.whole()
-            so_far = None if data is None else await _told(api.kind, data)
+            so_far = await self.past.told(api.kind, kept)
             if so_far is None:
                 return error
-            complete = so_far.finished or so_far.done
-            client = lease_of(exchange.request).account.client
-            rest = b"" if complete else await self.parsing.continuation(api.kind, api.body, so_far, client)
-            if rest is None:
-                return error
-            if not rest:
-                self._end(exchange, reply, so_far)
-                return None
-            attempt = await self.failover.elsewhere(exchange, rest)
-            if attempt is None:
-                return error
+            copy = Copy(lease_of(exchange.request))
+            attempt: Attempt | None = None
             try:
+                rest = await self._rest(exchange, so_far, copy)
+                if rest == b"":
+                    self._end(exchange, reply, so_far)
+                    return None
+                attempt = await self.failover.elsewhere(exchange, rest) if rest else None
+                if attempt is None:
+                    return error
+                rest, so_far.text = None, ""  # it is sent, and nobody else needs it
+                attempt.when_sent(copy.drop)
                 await self._splice(exchange, reply, kept, attempt, Splice(so_far, api.strip_usage))
                 return None
             except ReplicaFailure as failure:
                 error = self._note(exchange, failure)
             finally:
                 reply.feed_from(None)
-                attempt.close()
+                if attempt:
+                    attempt.close()
+                copy.drop()
+
+    async def _rest(self, exchange: Exchange, so_far: Told, copy: Copy) -> bytes | None:
+        """The request for the rest. b"": only the end is missing; None: it cannot be asked for, or there is no room for it."""
+        if so_far.finished or so_far.done:
+            return b""
+        api, text = exchange.api, so_far.text
+        if text and not copy.charge(len(api.body) + len(text)):
+            return None
+        return await self.parsing.continuation(api.kind, api.body, so_far, lease_of(exchange.request).account.client)
 
     def _note(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
         """The replica that has the answer broke it off."""
@@ -121,17 +188,11 @@ class Resumer:
             if not splice.tap.done:
                 raise ReplicaFailure("reset", "the stream ended without [DONE]")
             reply.end(last)
+        except ReplicaFailure:
+            if not splice.tap.done:
+                raise
+            reply.end()  # what comes after [DONE] is no failure: the answer is complete
         finally:
-            exchange.within_event = splice.tap.within_event
+            record.told, exchange.within_event = splice.tap.done, splice.tap.within_event
             if splice.usage:
                 record.usage = splice.usage
-
-
-async def _told(kind: str, data: bytes) -> Told | None:
-    """`resume.told`, with turns for everybody else: a dead replica breaks all its streams off at once."""
-    events, reading = events_of(data), Reading(kind)
-    for at in range(0, len(events), EVENTS_AT_ONCE):
-        if not reading.take(events[at : at + EVENTS_AT_ONCE]):
-            return None
-        await asyncio.sleep(0)
-    return reading.result()

@@ -12,9 +12,8 @@ Pure: bytes in, bytes out. Any cutting of the stream into chunks gives the same 
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import orjson
@@ -140,10 +139,28 @@ class StreamTap:
         return not (self.strip_usage and answer.get("choices") == [])
 
 
-def events_of(data: bytes) -> list[bytes]:
-    """The events of a stream, each with its end; the last one may lack it."""
-    ends = [match.end() for match in _EVENT_END.finditer(data)]
-    return [data[start:end] for start, end in itertools.pairwise([0, *ends, len(data)]) if start < end]
+def events_of(data: bytes) -> Iterator[bytes]:
+    """The events of a stream, each with its end; the last one may lack it. Each is made when it is asked for."""
+    start = 0
+    for match in _EVENT_END.finditer(data):
+        yield data[start : match.end()]
+        start = match.end()
+    if start < len(data):
+        yield data[start:]
+
+
+def event_at(data: bytes | bytearray, at: int) -> bytes | None:
+    """The event that begins there, with its end. None: it has none, or it is longer than what is parsed. O(its length)."""
+    end = _EVENT_END.search(data, at, at + MAX_PARSED_EVENT)
+    return bytes(data[at : end.end()]) if end else None
+
+
+def skipped_at(data: bytes | bytearray, at: int) -> int:
+    """Where the lines end that begin there and carry no data, as far as they are in the next MAX_PARSED_EVENT bytes."""
+    if data.startswith(_DATA, at):
+        return at  # nearly all events
+    found = _NO_DATA.match(data, at, at + MAX_PARSED_EVENT)
+    return found.end() if found else at
 
 
 def data_of(event: bytes) -> bytes:

@@ -19,7 +19,7 @@ AT_ONCE: Final = 4096  # bytes: so many are always read at once, whatever they a
 SMALL: Final = 512  # bytes: so many are read at once even while others wait, for a probe or a scrape is no more
 BYTE_S: Final = 0.0000003  # what a byte costs at most, if it is read at once: tiny chunks
 LARGE: Final = 32 << 10  # bytes: after such a read of a replica's answer, the next one is in another turn
-TURN_S: Final = 0.0005  # for what is late, on one connection
+TURN_S: Final = 0.0005  # for one connection: what is late there, or what its client knows of a stream that broke off
 ALL_S: Final = 0.004  # in one turn of the event loop for the work of all connections that goes by `Turns`
 _LINES: Final = 256  # line ends in one part, where they are evenly spread
 

@@ -21,6 +21,7 @@ from gateway.api.openai import ApiRequest
 from gateway.errors import GatewayError
 from gateway.parser.process import ParserProcess
 from tests.fakes import (
+    DONE,
     STREAM_HEAD,
     Behaviour,
     FakeReplica,
@@ -159,7 +160,18 @@ def held_stream(until: asyncio.Event) -> Behaviour:
 SAYS_ERROR = writes(STREAM_HEAD + chunk(event("a")) + chunk(b'data: {"error":{"code":500,"message":"out of memory"}}\n\n'))
 
 
-@pytest.mark.parametrize("behaviour", [streams("a", "b", die=True), SAYS_ERROR, dies_after_headers, streams("a", "b")])
+async def breaks_off_before_and_after_done(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    if b"continue_final_message" not in request.body:
+        return await streams("a", "b", die=True)(request, writer)
+    writer.write(STREAM_HEAD + chunk(event("c") + DONE))
+    await writer.drain()
+    return writer.close()
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [streams("a", "b", die=True), SAYS_ERROR, dies_after_headers, streams("a", "b"), breaks_off_before_and_after_done],
+)
 async def test_a_stream_that_may_be_resumed_leaves_no_garbage(behaviour: Behaviour) -> None:
     async with FakeReplica([behaviour]) as one, FakeReplica([behaviour]) as other:
         pools = [{"replicas": [one.url, other.url], "resume_streams": True}]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -15,7 +17,7 @@ from gateway.api.openai import CHAT
 from gateway.metering import Usage
 from gateway.resume import Kept, Splice, Told, ending, told
 from gateway.resume_request import continuation
-from gateway.tap import StreamTap
+from gateway.tap import MAX_PARSED_EVENT, StreamTap
 from tests.fakes import DONE
 from tests.gateway.test_resume_request import kind_of
 from tests.gateway.test_splice import json_text, names
@@ -161,9 +163,60 @@ def test_streams_beyond_a_bound_are_not_kept() -> None:
         kept.add(b"x")
         kept.add(b"y")
         assert kept.whole() is None
-        assert kept._parts == []
+        assert not kept._data
     finally:
         resume.MAX_KEPT_BYTES = original
+
+
+def memory_of(work: Callable[[], object]) -> int:
+    """Bytes that it takes at most."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_comes_in_small_pieces_takes_no_more_memory() -> None:
+    kept = Kept()
+
+    def keep() -> None:
+        for number in range(100_000):
+            kept.add(b"%06d" % number)
+
+    assert memory_of(keep) < 2 * 600_000
+    whole = kept.whole()
+    assert whole
+    assert len(whole) == 600_000
+
+
+@pytest.mark.parametrize("small", [b"\n\n", b"\r\n\r\n", b":\n\n", b": ping\r\n\r\n", b"retry: 1\n\n", b"data:\n\n", b"id\n\n"])
+def test_small_events_without_data_are_not_held_together(small: bytes) -> None:
+    first, second = chunk_of(delta={"content": "a"}), chunk_of(delta={"content": "b"})
+    data = first + small * 40_000 + second
+    assert memory_of(lambda: told(CHAT, data)) < 100_000
+    so_far = told(CHAT, data)
+    assert so_far is not None
+    assert (so_far.text, so_far.pieces) == ("ab", 2)
+
+
+@given(
+    st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b": c\n", b":\r", b"retry: 9\n", b"data: [DONE]\n\n", b"data:\r\n\r\n"]))
+)
+def test_lines_without_data_change_nothing_wherever_they_are(lines: list[bytes]) -> None:
+    data = b"".join(lines) + b"\n\n"
+    so_far = told(CHAT, chunk_of(delta={"content": "a"}) + data + chunk_of(delta={"content": "b"}))
+    assert so_far is not None
+    assert (so_far.text, so_far.done) == ("ab", b"[DONE]" in data)
+
+
+@pytest.mark.parametrize(
+    "long", [b"data:\n" * 100_000 + b"\n", b": " + b"x" * MAX_PARSED_EVENT + b"\n\n", b"data", b": half", b"id: 1\n"]
+)
+def test_an_event_that_is_not_read_whole_is_no_text(long: bytes) -> None:
+    """One without an end passes if it is very long: what follows would be part of it."""
+    assert told(CHAT, chunk_of(delta={"content": "a"}) + long) is None
 
 
 def test_each_event_of_a_continuation_passes_at_once() -> None:

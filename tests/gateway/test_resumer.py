@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import tracemalloc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -11,6 +13,9 @@ from typing import Any
 import openai
 import pytest
 
+from gateway.api.openai import CHAT
+from gateway.resume import Kept
+from gateway.resumer import Past
 from tests.fakes import (
     DONE,
     STREAM_HEAD,
@@ -20,13 +25,14 @@ from tests.fakes import (
     answers,
     chunk,
     dies,
+    event,
     http,
     says,
     status,
     streams,
 )
 from tests.gateway.conftest import Running, eventually, running
-from tests.teller import CACHED_TOKENS, ENDS, PROMPT_TOKENS, STORY, TEXT, chat, completion, events, line, tells
+from tests.teller import CACHED_TOKENS, ENDS, ENGINE_ERROR, PROMPT_TOKENS, STORY, TEXT, chat, completion, events, line, tells
 
 USAGE = {"stream_options": {"include_usage": True}}
 Lines = Callable[[], list[dict[str, Any]]]
@@ -108,8 +114,9 @@ async def test_bad_framing_in_mid_stream_is_a_break_like_any_other() -> None:
     go_on = asyncio.Event()
 
     async def babbles(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
-        for event in (STREAM_HEAD, *map(chunk, events(request.json)[:3])):
-            writer.write(event)
+        writer.write(STREAM_HEAD)
+        for each in events(request.json)[:3]:
+            writer.write(chunk(each))
         await go_on.wait()
         writer.write(b"what is this?\r\n")
 
@@ -168,6 +175,15 @@ async def test_a_request_that_kills_its_engines_ends_after_a_few(request_lines: 
         await eventually(request_lines)
         assert request_lines()[0]["resumed"] == 3
         assert "failed while it answered" in request_lines()[0]["error"]
+
+
+@pytest.mark.parametrize("before", [1, 2])
+async def test_what_was_sent_before_the_first_byte_counts_too(before: int) -> None:
+    cast = Cast(*[dies] * before, tells(until=3))
+    fleet = [FakeReplica([cast]) for _ in range(6)]
+    async with fleet[0], fleet[1], fleet[2], fleet[3], fleet[4], fleet[5], resuming(*fleet) as run:
+        await fails(run, chat(), "failed")
+        assert len(cast.asked) == 4
 
 
 @pytest.mark.parametrize("refusal", [dies, status(503), status(429), says(b"\x00 what?\r\n\r\n")])
@@ -267,6 +283,138 @@ async def test_the_time_of_an_answer_is_limited_over_all_its_parts(request_lines
     async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two, timeouts={"total_s": 0.2}) as run:
         assert (await fails(run, chat(), "failed"))[0] == "".join([*STORY[:2], "and"])
         assert len(request_lines()[0]["failed_attempts"]) == 1, "the second had less time than any answer"
+
+
+def tells_then(end: Callable[[asyncio.StreamWriter], None]) -> Behaviour:
+    """The whole story with its [DONE], but not the end of its framing; then that."""
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(b"".join(events(request.json))))
+        await writer.drain()
+        end(writer)
+        await asyncio.Event().wait()
+
+    return behave
+
+
+def says_error(writer: asyncio.StreamWriter) -> None:
+    writer.write(chunk(ENGINE_ERROR))
+
+
+@pytest.mark.parametrize("end", [lambda writer: writer.close(), says_error, lambda _: None], ids=["close", "error", "silence"])
+async def test_what_comes_after_done_is_no_failure(end: Callable[[asyncio.StreamWriter], None], request_lines: Lines) -> None:
+    cast = Cast(tells(until=5), tells_then(end))
+    async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two, timeouts={"total_s": 0.5}) as run:
+        assert (await stream_of(run, chat()))[0] == TEXT
+        assert await counted(run, "broken_answers_total") == await counted(run, "resumed_streams_total", result="good") == 1
+        await eventually(request_lines)
+        logged = request_lines()[0]
+        assert (len(logged["failed_attempts"]), logged["resumed"], "error" in logged) == (1, 1, False)
+
+
+class Ticks:
+    """A clock of which each reading is a millisecond later."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+async def test_streams_that_break_off_together_are_read_in_turns_and_one_after_the_other() -> None:
+    past, turns, ended = Past(Ticks()), 0, list[tuple[str, int]]()
+
+    async def read(name: str) -> None:
+        kept = Kept()
+        for _ in range(40):
+            kept.add(event(name))
+        so_far = await past.told(CHAT, kept)
+        assert so_far is not None
+        assert so_far.text == 40 * name
+        ended.append((name, turns))
+
+    reading = asyncio.gather(*map(read, "abc"))
+    while not reading.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert [name for name, _ in ended] == ["a", "b", "c"]
+    at = [turn for _, turn in ended]
+    assert min(at[0], at[1] - at[0], at[2] - at[1]) >= 40
+
+
+async def test_who_leaves_while_another_stream_is_read_holds_nobody_up() -> None:
+    past, kept = Past(Ticks()), Kept()
+    kept.add(40 * event("a"))
+    reads = [asyncio.create_task(past.told(CHAT, kept)) for _ in range(3)]
+    await asyncio.sleep(0)
+    reads[0].cancel()
+    reads[1].cancel()
+    so_far = await reads[2]
+    assert so_far is not None
+    assert so_far.pieces == 40
+
+
+def large(size: int) -> dict[str, Any]:
+    return {**chat(**USAGE), "messages": [{"role": "user", "content": "x" * size}]}
+
+
+@pytest.mark.parametrize("room", [True, False])
+async def test_the_request_for_the_rest_is_charged_until_it_is_sent(room: bool) -> None:
+    breaks, goes_on = asyncio.Event(), asyncio.Event()
+    cast = Cast(streams("a", "b", hold=breaks, die=True), streams("c", hold=goes_on))
+    limits = {"inflight_mb": 4, "body_mb": 1, "drain_timeout_s": 1}
+    async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two, limits=limits) as run:
+        budget = run.gateway.budget
+        asked = asyncio.create_task(stream_of(run, large(1_000_000)))
+        await eventually(lambda: cast.asked)
+        others = budget.lease("another client")
+        assert others.grow(1 << (10 if room else 21))
+        breaks.set()
+        if room:
+            await eventually(lambda: len(cast.asked) == 2)
+            await eventually(lambda: 1_000_000 < budget.held < 1_200_000)
+        goes_on.set()
+        text, parsed, _ = await asked
+        assert (text, len(cast.asked)) == (("abc", 2) if room else ("ab", 1))
+        assert [event["error"]["code"] for event in parsed if "error" in event] == ([] if room else ["replica_failed"])
+        assert await counted(run, "resumed_streams_total", result="good" if room else "impossible") == 1
+        others.close()
+
+
+async def test_the_request_for_the_rest_is_dropped_when_it_is_sent() -> None:
+    size, holds = 1_000_000, [asyncio.Event(), asyncio.Event()]
+    parts = iter([streams("first", "second", hold=holds[0], die=True), streams("third", hold=holds[1])])
+
+    async def plays(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await next(parts)(request, writer)
+
+    def memory() -> int:
+        """With one request, that of the replica that answers now."""
+        one.requests.clear()
+        two.requests.clear()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        async with (
+            FakeReplica([plays]) as one,
+            FakeReplica([plays]) as two,
+            resuming(one, two) as run,
+            run.session.post(f"{run.url}/v1/chat/completions", json=large(size)) as answer,
+        ):
+            assert b"first" in await answer.content.readuntil(b"\n\n")
+            before = memory()
+            holds[0].set()
+            while b"third" not in await answer.content.readuntil(b"\n\n"):
+                """It is about to go on."""
+            await eventually(lambda: memory() - before < size // 2)
+            holds[1].set()
+            await answer.read()
+    finally:
+        tracemalloc.stop()
 
 
 async def test_official_clients_read_it() -> None:
