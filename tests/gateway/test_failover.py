@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -338,13 +338,25 @@ async def test_a_client_whose_requests_fail_everywhere_cuts_off_one_replica_at_m
         assert min(len(replica.requests) for replica in fleet) >= 20
 
 
-async def test_a_client_whose_streams_break_off_everywhere_cuts_off_one_replica_at_most() -> None:
-    """Each begins well, and another one is always on its way."""
-    fleet = [FakeReplica([BREAKS_OFF]) for _ in range(4)]
-    async with fleet[0], fleet[1], fleet[2], fleet[3], running(*fleet, **TURNS) as run:
-        for _ in range(40):
-            await asyncio.gather(*(streamed(run) for _ in range(4)))
-            assert await cut_off(run) <= 1
+async def test_a_client_whose_streams_break_off_everywhere_is_told_by_it() -> None:
+    """Each begins well, which shows nothing: at each replica the next one has begun before another replica breaks off."""
+    holds: deque[asyncio.Event] = deque()
+
+    async def breaks_off(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        holds.append(asyncio.Event())
+        await streams("a", hold=holds[-1], die=True)(request, writer)
+
+    async with FakeReplica([breaks_off]) as one, FakeReplica([breaks_off]) as two, running(one, two, **TURNS) as run:
+        begun: deque[aiohttp.ClientResponse] = deque()
+        for number in range(60):
+            begun.append(await run.session.post(run.url + "/v1/chat/completions", json=STREAM))
+            if number:
+                holds.popleft().set()
+                assert b"replica_failed" in await begun.popleft().read()
+        holds.popleft().set()
+        await begun.popleft().read()
+        breakers = sorted(repr(state.breaker) for state in run.gateway.fleet.replicas)
+        assert breakers == ["<Breaker closed, 0 of 30 failed>", "<Breaker closed, 1 of 30 failed>"], "only the very first"
 
 
 @pytest.mark.parametrize("bad", [status(500), dies])

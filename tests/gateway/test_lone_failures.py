@@ -80,6 +80,14 @@ def test_an_answer_that_was_on_its_way_before_the_failure_takes_nothing_back() -
     assert lone.failed(1, "b", 13.0)
 
 
+def test_the_replica_whose_failures_counted_is_not_forgotten_for_others() -> None:
+    lone = LoneFailures()
+    assert [lone.failed(1, replica, at) for at, replica in enumerate("abc")] == [True, False, False]
+    lone.answered(1, "c", 3.0)
+    lone.answered(1, "b", 3.0)
+    assert not lone.failed(1, "b", 4.0)
+
+
 def test_a_flood_of_clients_is_bounded_and_those_who_fail_are_remembered() -> None:
     lone, chance = LoneFailures(), Random(1)
     for number in range(20_000):
