@@ -35,6 +35,27 @@ _NOT_IMPLEMENTED: Final = 501
 _UNAVAILABLE: Final = 503
 
 
+class Alone:
+    """What the failures show that no other replica could be compared with: `lone_failures.py`, for requests."""
+
+    __slots__ = ("_lone",)
+
+    def __init__(self) -> None:
+        self._lone = LoneFailures()
+
+    def failed(self, request: Request, state: ReplicaState, now: float) -> bool:
+        """Whether it counts for the replica's breaker."""
+        return self._lone.failed(_client(request), state.name, now)
+
+    def answered(self, request: Request, state: ReplicaState, watched: Watched) -> None:
+        """The replica's answer was good and went out whole."""
+        if watched.begun < self._lone.until:  # mostly there is nothing to be forgotten
+            self._lone.answered(_client(request), state.name, watched.begun)
+
+    def __repr__(self) -> str:
+        return f"<Alone {self._lone!r}>"
+
+
 class Doubts:
     """One request's failed attempts, until its outcome is known; then `settle`.
 
@@ -42,11 +63,11 @@ class Doubts:
     there and not tried, or gave no verdict.
     """
 
-    __slots__ = ("_fleet", "_lone", "_request", "answered", "failed", "refused", "unsure")
+    __slots__ = ("_alone", "_fleet", "_request", "answered", "failed", "refused", "unsure")
 
-    def __init__(self, fleet: Fleet, lone: LoneFailures, request: Request) -> None:
+    def __init__(self, fleet: Fleet, alone: Alone, request: Request) -> None:
         self._fleet = fleet
-        self._lone = lone
+        self._alone = alone
         self._request = request
         self.failed: list[tuple[Watched, ReplicaState]] = []
         self.answered = self.refused = self.unsure = False
@@ -68,7 +89,7 @@ class Doubts:
         if status == _OVERLOADED:
             watched.success()
             if seconds := _retry_after(attempt):
-                self._fleet.refused(state, self._client, seconds, now)
+                self._fleet.refused(state, _client(self._request), seconds, now)
         elif status < 500 or status == _NOT_IMPLEMENTED:
             watched.success()
             if state.refusals:
@@ -86,7 +107,7 @@ class Doubts:
         failed, self.failed = self.failed, []
         replicas_fault = self.answered
         if len(failed) == 1 and not (replicas_fault or self.unsure):
-            replicas_fault = self._lone.failed(self._client, failed[0][1].name, now)
+            replicas_fault = self._alone.failed(self._request, failed[0][1], now)
         for watched, state in failed:
             if replicas_fault:
                 watched.failure(now)
@@ -94,12 +115,12 @@ class Doubts:
             else:
                 watched.abandoned()
 
-    @property
-    def _client(self) -> int:
-        return hash(address_of(self._request))
-
     def __repr__(self) -> str:
         return f"<Doubts about {[state.name for _, state in self.failed]}>"
+
+
+def _client(request: Request) -> int:
+    return hash(address_of(request))
 
 
 def is_answer(attempt: Attempt) -> bool:

@@ -19,15 +19,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from gateway.blame import Doubts, is_answer
+from gateway.blame import Alone, Doubts, is_answer
 from gateway.body import lease_of
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
 from gateway.excerpt import excerpt
 from gateway.exchange import Exchange
 from gateway.health import RetryBudget, jitter
-from gateway.lone_failures import LoneFailures
 from gateway.metrics import Metrics
-from gateway.outgoing import address_of, call_of
+from gateway.outgoing import call_of
 from gateway.plain_answer import MAX_HELD_ANSWER, UsageTail, usage_of
 from gateway.relay import Attempt, Call, Relay
 from gateway.replicas import Fleet
@@ -51,12 +50,12 @@ class Failover:
     clock: Callable[[], float]
     chance: random.Random
     budget: RetryBudget = field(default_factory=RetryBudget)
-    lone: LoneFailures = field(default_factory=LoneFailures)
+    alone: Alone = field(default_factory=Alone)
 
     async def first_answer(self, exchange: Exchange) -> Attempt:
         """The first attempt that gives an answer, else the last refusal. Raises GatewayError if there is neither."""
         self.budget.request()
-        call, doubts = call_of(exchange, exchange.api.body), Doubts(self.fleet, self.lone, exchange.request)
+        call, doubts = call_of(exchange, exchange.api.body), Doubts(self.fleet, self.alone, exchange.request)
         reached = tries = 0
         refusal: Attempt | None = None
         most = MAX_REACHED if call.repeatable else 1
@@ -122,7 +121,7 @@ class Failover:
         for watched, state in broken:
             if state.up_since > watched.begun:
                 continue
-            if completed if compared else self.lone.failed(hash(address_of(exchange.request)), state.name, now):
+            if completed if compared else self.alone.failed(exchange.request, state, now):
                 watched.broke_off(now)
                 self.fleet.troubles(state)
 
@@ -130,12 +129,11 @@ class Failover:
         """The answer was good and went out whole."""
         if exchange.watched:
             watched, state = exchange.watched
-            if watched.begun < self.lone.until:  # mostly there is nothing to be forgotten
-                self.lone.answered(hash(address_of(exchange.request)), state.name, watched.begun)
+            self.alone.answered(exchange.request, state, watched)
 
     async def elsewhere(self, exchange: Exchange, body: bytes) -> Attempt | None:
         """The answer broke off: the first of the others that begins to stream what `body` asks for. None if none does."""
-        doubts = Doubts(self.fleet, self.lone, exchange.request)
+        doubts = Doubts(self.fleet, self.alone, exchange.request)
         doubts.unsure = True  # one has failed with this request already
         try:
             attempt = await self._continuation(exchange, call_of(exchange, body), doubts)
