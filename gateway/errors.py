@@ -155,7 +155,8 @@ class ReplicaFailure(Exception):
     reason: a timeout, a name that does not resolve), "reset" (it broke), "timeout" (it was silent), "garbage" (not what an
     engine says), "status" (not the status that it should have).
     reached: how often the request was sent, so that a replica may have begun to work on it, and it may be what kills it.
-    blameless: a limit of the gateway's ended it, which shows nothing about the replica.
+    blameless: it shows nothing about the replica: a limit of the gateway's ended it, or it ended while it was held back for a
+    client that did not read.
     """
 
     def __init__(self, reason: str, message: str, *, reached: int | None = None, blameless: bool = False) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from gateway.blame import Doubts, is_answer
+from gateway.blame import Alone, Doubts, is_answer
 from gateway.body import lease_of
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
 from gateway.excerpt import excerpt
@@ -51,11 +51,12 @@ class Failover:
     clock: Callable[[], float]
     chance: random.Random
     budget: RetryBudget = field(default_factory=RetryBudget)
+    alone: Alone = field(default_factory=Alone)
 
     async def first_answer(self, exchange: Exchange) -> Attempt:
         """The first attempt that gives an answer, else the last refusal. Raises GatewayError if there is neither."""
         self.budget.request()
-        call, doubts = call_of(exchange, exchange.api.body), Doubts(self.fleet)
+        call, doubts = call_of(exchange, exchange.api.body), Doubts(self.fleet, self.alone, exchange.request)
         reached = tries = 0
         refusal: Attempt | None = None
         most = MAX_REACHED if call.repeatable else 1
@@ -107,25 +108,34 @@ class Failover:
         if exchange.watched and not (exchange.record.told or failure.blameless):
             exchange.broken.append(exchange.watched)
         exchange.watched = None
-        self.metrics.broken.add((exchange.record.label, replica))
+        if not failure.blameless:
+            self.metrics.broken.add((exchange.record.label, replica))
         self.fleet.failed(replica, failure)
         text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
         return GatewayError(502, "replica_failed", text, public="The replica failed while it answered. Retry the request.")
 
     def settle(self, exchange: Exchange, *, completed: bool) -> None:
-        """An answer broke off. If it was completed, or nobody else failed with it, that was its replica's fault; else it was
-        the request's. A replica that has come up since is another one.
+        """An answer broke off: by its replica's fault if another replica completed it, by the request's if another one failed
+        with it as well; if nobody else was asked, `lone_failures.py` tells. A replica that has come up since is another one.
         """
         broken, exchange.broken = exchange.broken, []
-        if completed or (len(broken) == 1 and not exchange.resumptions):
-            for watched, state in broken:
-                if state.up_since <= exchange.record.begun:
-                    watched.broke_off(self.clock())
-                    self.fleet.troubles(state)
+        now, compared = self.clock(), exchange.resumptions > 0
+        for watched, state in broken:
+            if state.up_since > watched.begun:
+                continue
+            if completed if compared else self.alone.failed(exchange.request, state, now):
+                watched.broke_off(now)
+                self.fleet.troubles(state)
+
+    def completed(self, exchange: Exchange) -> None:
+        """The answer was good and went out whole."""
+        if exchange.watched:
+            watched, state = exchange.watched
+            self.alone.answered(exchange.request, state, watched)
 
     async def elsewhere(self, exchange: Exchange, body: bytes) -> Attempt | None:
         """The answer broke off: the first of the others that begins to stream what `body` asks for. None if none does."""
-        doubts = Doubts(self.fleet)
+        doubts = Doubts(self.fleet, self.alone, exchange.request)
         doubts.unsure = True  # one has failed with this request already
         try:
             attempt = await self._continuation(exchange, call_of(exchange, body), doubts)
@@ -200,7 +210,7 @@ class Failover:
             if is_answer(attempt) and not state.refusals:
                 watched.success()
             else:
-                doubts.answer(exchange.request, attempt, state, watched, self.clock())
+                doubts.answer(attempt, state, watched, self.clock())
             exchange.watched = watched, state
             return attempt
         except ReplicaFailure as failure:

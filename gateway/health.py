@@ -14,7 +14,8 @@ that a replica that answers nothing does not collect requests.
 
 An answer is judged at its beginning. If it breaks off later, the last success becomes a failure (its own one may be out of the
 window), which counts for the share, not for the row: it may be the request that breaks answers off. If it was the probe that
-closed the breaker, that opens again as if it had failed.
+closed the breaker, and fewer than `least` others have been judged since, the breaker opens again as if the probe had failed:
+until then it alone spoke for the replica, and later the share does.
 
 `begin` returns an `Attempt`: it is judged once, and an attempt without a verdict (its client went away) frees the probe's slot
 by `abandoned`. Only attempts that began in the present state count: those sent before the breaker opened are no news, or each
@@ -162,11 +163,12 @@ class BreakerRules:
 
 
 class Attempt:
-    """One request on its way to a replica. Made by `Breaker.begin`; the first verdict counts."""
+    """One request on its way to a replica, since `begun`. Made by `Breaker.begin`; the first verdict counts."""
 
-    __slots__ = ("_breaker", "_closed", "_era", "_good")
+    __slots__ = ("_breaker", "_closed", "_era", "_good", "begun")
 
-    def __init__(self, breaker: Breaker, era: int) -> None:
+    def __init__(self, breaker: Breaker, era: int, begun: float) -> None:
+        self.begun = begun
         self._breaker: Breaker | None = breaker
         self._era = era
         self._good: Breaker | None = None  # the breaker that has counted it as a success
@@ -252,11 +254,11 @@ class Breaker:
     def begin(self, now: float) -> Attempt:
         """A request is sent: half open it takes the probe's slot. One that is not allowed may be sent, but does not count."""
         if not self._opened:
-            return Attempt(self, self._era)
+            return Attempt(self, self._era, now)
         if not self.allows(now):
-            return Attempt(self, UNHEARD)
+            return Attempt(self, UNHEARD, now)
         self._unanswered += self._probe is not None
-        self._probe = probe = Attempt(self, self._era)
+        self._probe = probe = Attempt(self, self._era, now)
         self._probe_until = now + self._doubled(self._opened - 1 + self._unanswered)
         return probe
 
@@ -299,7 +301,7 @@ class Breaker:
 
     def _broke_off(self, now: float, *, closed: bool) -> None:
         """One of the present state's successes was none. closed: the one that closed it."""
-        if closed:
+        if closed and self._seen < self._rules.least:
             self._opened = self._opened_before
         if self._opened:
             self._open(now)

@@ -97,6 +97,8 @@ class Proxy:
             finally:
                 attempt.close()
             ok = exchange.complete = attempt.status < 400 and not record.error
+            if ok:
+                self.failover.completed(exchange)
             return answer
         except (asyncio.CancelledError, ConnectionError):
             # The client left. What the replica has prefilled by then it does hold.

@@ -206,14 +206,16 @@ class Fleet:
     # -- what requests tell
 
     def troubles(self, state: ReplicaState) -> None:
-        """A request has failed there; its breaker may be open. A replica that has left is nobody's trouble."""
+        """It may not be all right: a request has failed there, say. A replica that was forgotten is nobody's trouble, and would
+        never be dropped: nobody is sent there who could close its breaker.
+        """
         if self._by_name.get(state.name) is state:
             self._troubled.add(state)
 
     def rests(self, state: ReplicaState, seconds: float, now: float) -> None:
         """It asked to be left alone for a while, of which a minute counts at most."""
         state.rests_until = max(state.rests_until, now + min(seconds, REST_MOST_S))
-        self._troubled.add(state)
+        self.troubles(state)
 
     def refused(self, state: ReplicaState, client: int, seconds: float, now: float) -> None:
         """It refused a client (by hash) for so long. It rests only if that does not seem to be about this client."""
@@ -359,7 +361,7 @@ class Fleet:
     def _changed(self, state: ReplicaState) -> None:
         """A replica came, went, or serves other models than before."""
         self._forget_lists()
-        self._troubled.add(state)
+        self.troubles(state)
 
     def _heard(self, state: ReplicaState) -> None:
         """Its prober has found such a change."""

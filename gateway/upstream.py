@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from gateway.errors import ClientStalled, ReplicaFailure
+from gateway.held import Held
 from gateway.http1 import Answer, FramingError
 from gateway.limits import Limits
 from gateway.sending import Sending
@@ -45,6 +46,7 @@ class Connection(asyncio.Protocol):
         "_ended",
         "_flow",
         "_flowing",
+        "_held",
         "_late",
         "_limits",
         "_loop",
@@ -78,6 +80,7 @@ class Connection(asyncio.Protocol):
         self._sending = Sending(loop)
         self._paused_by = 0  # by whom reading is held back: a sum of _OWNER, _UNREAD and _LATE
         self._stopped = False  # _flow is paused
+        self._held = Held()  # by the owner
         self._late = Late(turns_of(loop))
         self._ended: Exception | None = None  # why the connection was lost; EOFError: for no reason
         self._poll: select.poll | None = None
@@ -111,6 +114,7 @@ class Connection(asyncio.Protocol):
             raise ReplicaFailure("reset", "the connection ended before the request was sent", reached=0)
         self.answer, self.failure, self.started = Answer(to_head=to_head), None, False
         self._limits, self._flowing = limits, False
+        self._held.clear()
         self._active = self._begun = now = self._loop.time()
         soonest = now + min(limits.first_byte_s, limits.idle_s, limits.total_s or math.inf)
         if self._timer is None or self._timer.when() > soonest:  # one that fires too early sees that it does
@@ -182,10 +186,12 @@ class Connection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Whoever takes the bytes cannot keep up."""
+        self._held.turn(self._loop.time(), on=True)
         self._hold(_OWNER, on=True)
 
     def resume(self) -> None:
-        self._active = self._loop.time()  # until now it was not the replica that was silent
+        self._active = now = self._loop.time()  # until now it was not the replica that was silent
+        self._held.turn(now, on=False)
         self._hold(_OWNER, on=False)
 
     def release(self) -> bool:
@@ -327,7 +333,9 @@ class Connection(asyncio.Protocol):
                 raise FramingError(str(exc) or type(exc).__name__)
             self.answer.end()
         except FramingError as error:
-            self._fail(ReplicaFailure("reset", str(error)))
+            held = self._held.lately(self._loop.time())
+            text = f"{error}, after its client had not read for a while" if held else str(error)
+            self._fail(ReplicaFailure("reset", text, blameless=held))
         else:
             self._wake()
 
@@ -344,7 +352,11 @@ class Connection(asyncio.Protocol):
         if now < due:
             self._timer = self._loop.call_at(min(due, now + limits.idle_s), self._look_at_time)
         elif limits.total_s is not None and now >= end:
-            self._fail(ReplicaFailure("timeout", f"the answer took longer than {limits.total_s:g} s", blameless=True))
+            text = f"the answer took longer than {limits.total_s:g} s"
+            if self._paused_by & _OWNER and self._held.lately(now):
+                self._fail(ClientStalled(f"{text}, and the client has not read for a while"))
+            else:
+                self._fail(ReplicaFailure("timeout", text, blameless=True))
         elif self._paused_by & _OWNER:
             self._fail(ClientStalled(f"the client has not read for {silence:g} s"))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.config import load
 from gateway.errors import ReplicaFailure
 from gateway.failover import first_data
 from gateway.health import RetryBudget
@@ -302,7 +303,97 @@ async def test_an_answer_that_takes_too_long_for_us_does_not_cut_its_replica_off
         assert await cut_off(run) == 0
 
 
-async def test_a_replica_that_has_left_or_come_back_is_not_blamed_for_what_it_broke_off_before() -> None:
+async def test_a_limit_of_ours_before_the_first_byte_does_not_cut_its_replica_off() -> None:
+    one, two = FakeReplica([hangs(asyncio.Event())]), FakeReplica()
+    async with one, two, running(one, two, timeouts={"total_s": 1}, **TURNS) as run:
+        codes = await asyncio.gather(*(run.post() for _ in range(20)))
+        assert [code for code, _, _ in codes] == [200] * 20
+        assert len(one.requests) == 10
+        assert await cut_off(run) == 0
+
+
+async def test_what_failed_after_a_limit_of_ours_has_nobody_to_be_compared_with() -> None:
+    one, two = FakeReplica([hangs(asyncio.Event())]), FakeReplica([status(500)])
+    async with one, two, running(one, two, timeouts={"total_s": 1}, **TURNS) as run:
+        codes = await asyncio.gather(*(run.post() for _ in range(12)))
+        assert {code for code, _, _ in codes} == {500, 502}, "by who was asked last"
+        assert len(one.requests) == len(two.requests) == 12
+        assert await cut_off(run) == 0
+
+
+# -- what nobody else was asked
+
+
+@pytest.mark.parametrize("good", [False, True])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/files"])
+async def test_a_client_whose_requests_fail_everywhere_cuts_off_one_replica_at_most(path: str, good: bool) -> None:
+    """They may be sent once only, so that no second replica is asked."""
+    fleet = [FakeReplica([if_(poisoned, status(500))]) for _ in range(4)]
+    async with fleet[0], fleet[1], fleet[2], fleet[3], running(*fleet, **TURNS) as run:
+        for number in range(80):
+            assert (await run.post({"model": "m", "input": "POISON"}, path))[0] == 500
+            if good and number % 5 == 0:
+                assert (await run.post({"model": "m", "input": "fine"}, path))[0] == 200
+            assert await cut_off(run) <= 1
+        assert min(len(replica.requests) for replica in fleet) >= 20
+
+
+async def test_a_client_whose_streams_break_off_everywhere_is_told_by_it() -> None:
+    """Each begins well, which shows nothing: at each replica the next one has begun before another replica breaks off."""
+    holds: deque[asyncio.Event] = deque()
+
+    async def breaks_off(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        holds.append(asyncio.Event())
+        await streams("a", hold=holds[-1], die=True)(request, writer)
+
+    async with FakeReplica([breaks_off]) as one, FakeReplica([breaks_off]) as two, running(one, two, **TURNS) as run:
+        begun: deque[aiohttp.ClientResponse] = deque()
+        for number in range(60):
+            begun.append(await run.session.post(run.url + "/v1/chat/completions", json=STREAM))
+            if number:
+                holds.popleft().set()
+                assert b"replica_failed" in await begun.popleft().read()
+        holds.popleft().set()
+        await begun.popleft().read()
+        breakers = sorted(repr(state.breaker) for state in run.gateway.fleet.replicas)
+        assert breakers == ["<Breaker closed, 0 of 30 failed>", "<Breaker closed, 1 of 30 failed>"], "only the very first"
+
+
+@pytest.mark.parametrize("bad", [status(500), dies])
+async def test_a_replica_that_fails_with_what_is_sent_once_is_cut_off(bad: Behaviour) -> None:
+    """All requests come from one address, and some would fail at any replica."""
+    well = if_(poisoned, status(500))
+    fleet = [FakeReplica([bad]), FakeReplica([well]), FakeReplica([well])]
+    async with fleet[0], fleet[1], fleet[2], running(*fleet, **TURNS) as run:
+        asked = 0
+        while asked < 200 and not await cut_off(run):
+            asked += 1
+            await run.post({"model": "m", "input": "POISON" if asked % 10 == 5 else "fine"}, "/v1/responses")
+        state = run.gateway.fleet.named(fleet[0].name)
+        assert state
+        assert state.breaker.state(run.gateway.clock()) != "closed"
+
+
+async def test_a_request_that_waited_in_line_counts_from_when_it_was_sent() -> None:
+    hold = asyncio.Event()
+    one = FakeReplica([streams("a", hold=hold), BREAKS_OFF])
+    async with one, running(pools=[{"replicas": [one.url], "max_inflight": 1}]) as run:
+        state = run.gateway.fleet.named(one.name)
+        assert state
+        first = asyncio.create_task(streamed(run))
+        await eventually(lambda: len(one.requests) == 1)
+        second = asyncio.create_task(streamed(run))
+        await eventually(lambda: run.gateway.fleet.pools[0].admission.waiting == 1)
+        state.up_since = run.gateway.clock()  # it came up while one waited
+        hold.set()
+        assert b"replica_failed" in (await asyncio.gather(first, second))[1]
+        assert repr(state.breaker) == "<Breaker closed, 1 of 2 failed>"
+
+
+# -- who is not there any more
+
+
+async def test_a_replica_that_has_come_back_is_not_blamed_for_what_it_broke_off_before() -> None:
     hold = asyncio.Event()
     one = FakeReplica([streams("a", hold=hold, die=True)])
     async with one, FakeReplica([streams("a")]) as two, running(one, two, **TURNS) as run:
@@ -314,10 +405,40 @@ async def test_a_replica_that_has_left_or_come_back_is_not_blamed_for_what_it_br
         hold.set()
         await asyncio.gather(*asked)
         assert await cut_off(run) == 0
-        run.gateway.fleet._by_name.pop(state.name)
-        run.gateway.fleet.troubles(state)
-        assert state not in run.gateway.fleet._troubled
-        run.gateway.fleet._by_name[state.name] = state
+
+
+@pytest.mark.parametrize("rests", [False, True])
+async def test_a_replica_that_has_left_is_nobodys_trouble(rests: bool) -> None:
+    """Its name goes to another address while requests run there; then it breaks them off, or wants to rest."""
+    hold = asyncio.Event()
+
+    async def refuses(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await hold.wait()
+        await status(503, "busy", "Retry-After: 1")(request, writer)
+
+    former = FakeReplica([refuses if rests else streams("a", hold=hold, die=True)])
+    async with former, FakeReplica([streams("a")]) as new, FakeReplica([streams("a")]) as other:
+
+        def at(url: str) -> list[dict[str, Any]]:
+            return [{"replicas": [{"name": "a", "url": url}, {"name": "b", "url": other.url}]}]
+
+        async with running(pools=at(former.url), **TURNS) as run:
+            fleet, reload = run.gateway.fleet, run.gateway.reload
+            state = fleet.named("a")
+            assert state
+            asked = [asyncio.create_task(streamed(run)) for _ in range(50)]
+            await eventually(lambda: len(former.requests) == 25)
+            if rests:  # its breaker is open already, and nobody will close it
+                for _ in range(5):
+                    state.breaker.begin(run.gateway.clock()).failure(run.gateway.clock())
+            raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "limits": {"drain_timeout_s": 1}}
+            await reload.take(load(None, {"pools": at(new.url), **raw, **TURNS}, env={}))
+            assert fleet.named("a") is not state
+            hold.set()
+            await asyncio.gather(*asked)
+            assert state.breaker.state(run.gateway.clock()) != "closed"
+            assert state not in fleet._troubled
+            assert await cut_off(run) == 0
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

@@ -188,7 +188,8 @@ class BreakerMachine(CountedMachine):
         attempt.broke_off(self.now)
         if era != self.era:
             return
-        self.opened = self.opened or before
+        if not self.opened and len(self.outcomes) < self.rules.least:
+            self.opened = before
         recent = self.outcomes[-self.rules.window :]
         if not self.opened and False in recent:
             last = len(self.outcomes) - 1 - self.outcomes[::-1].index(False)
@@ -336,6 +337,24 @@ def test_a_probe_whose_answer_breaks_off_failed() -> None:
         probe.broke_off(now)
         assert breaker.state(now) == "open"
     assert waits == [1.0, 2.0, 4.0, 8.0]
+
+
+@pytest.mark.parametrize("others", [0, 19, 20, 10_000])
+def test_a_probe_whose_answer_breaks_off_when_others_have_answered_is_one_of_many(others: int) -> None:
+    """From twenty answers on their share tells, and what was before the breaker closed is forgotten."""
+    breaker = Breaker(Always(1.0))
+    opened(breaker, 0.0)
+    probe = breaker.begin(1.0)
+    probe.success()
+    for _ in range(others):
+        breaker.begin(1.0).success()
+    probe.broke_off(1.0)
+    breaker.check()
+    assert repr(breaker) == (
+        "<Breaker opened 2 times in a row, until 3.000>"
+        if others < 20
+        else f"<Breaker closed, 1 of {min(others, BreakerRules().window)} failed>"
+    )
 
 
 def test_chance_takes_up_to_a_quarter_off_the_back_off() -> None:

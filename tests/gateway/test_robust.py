@@ -56,6 +56,18 @@ async def dial(run: Running) -> AsyncIterator[tuple[asyncio.StreamReader, asynci
         writer.transport.abort()
 
 
+@contextlib.asynccontextmanager
+async def unread(run: Running, sent: bytes) -> AsyncIterator[socket.socket]:
+    """A client that has sent this and reads nothing by itself."""
+    loop, (host, port) = asyncio.get_running_loop(), run.url.removeprefix("http://").split(":")
+    with socket.socket() as plain:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plain.setblocking(False)
+        await loop.sock_connect(plain, (host, int(port)))
+        await loop.sock_sendall(plain, sent)
+        yield plain
+
+
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
     """One answer with a length or in chunks."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -653,13 +665,8 @@ async def test_a_client_that_stops_reading_is_not_the_replicas_fault(
     async with FakeReplica([flood, answers()]) as replica, FakeReplica([answers()]) as other:
         pools = [{"replicas": [replica.url], "resume_streams": resume}, {"models": ["other"], "replicas": [other.url]}]
         async with running(pools=pools, timeouts={"idle_s": 0.2}) as run:
-            with socket.socket() as plain:
-                plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                plain.setblocking(False)
-                loop, (host, port) = asyncio.get_running_loop(), run.url.removeprefix("http://").split(":")
-                await loop.sock_connect(plain, (host, int(port)))
-                sent = body if body == STREAM else b'{"model": "m", "x": "y"}'
-                await loop.sock_sendall(plain, post(sent, path=path))
+            sent = body if body == STREAM else b'{"model": "m", "x": "y"}'
+            async with unread(run, post(sent, path=path)):
                 await eventually(request_lines)
                 await settled(run)
             (line,) = request_lines()
@@ -672,6 +679,62 @@ async def test_a_client_that_stops_reading_is_not_the_replicas_fault(
             assert not state.look_now.is_set()
             assert repr(state.breaker) == "<Breaker closed, 0 of 1 failed>"
             await served(run)
+
+
+async def test_a_client_that_stops_reading_until_the_answers_time_is_over_is_not_the_replicas_fault(
+    request_lines: Callable[[], list[dict[str, Any]]],
+) -> None:
+    async def flood(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        while True:
+            writer.write(chunk(event("x" * 1000)) * 64)
+            await writer.drain()
+
+    async with FakeReplica([flood, answers()]) as replica, running(replica, timeouts={"total_s": 3}) as run:
+        async with unread(run, post(STREAM)):
+            await eventually(request_lines)
+        (line,) = request_lines()
+        assert (line["status"], line["error"]) == (
+            499,
+            "the answer took longer than 3 s, and the client has not read for a while",
+        )
+        assert not [name for name in await run.metrics() if name.startswith("warmroute_broken_answers_total{")]
+        await served(run)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+async def test_a_replica_that_gives_up_a_client_who_does_not_read_is_not_blamed(resume: bool) -> None:
+    """As a server does that cannot write for too long. The gateway reads of it when the client reads again."""
+    gave_up = asyncio.Event()
+
+    async def gives_up(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        if gave_up.is_set():
+            await streams("rest")(request, writer)
+            return
+        writer.write(STREAM_HEAD + chunk(event("x" * 1000)) * 20_000)
+        before, turns = -1, 0
+        while turns < 150:  # it cannot write for so many looks: more than a second, and the gateway had its turns
+            await asyncio.sleep(0.01)
+            left = writer.transport.get_write_buffer_size()
+            before, turns = left, turns + 1 if left == before else 0
+        assert before
+        dies_now(writer)
+        gave_up.set()
+
+    async with FakeReplica([gives_up]) as one, FakeReplica([gives_up]) as two:
+        pools = [{"replicas": [one.url, two.url], "resume_streams": resume}]
+        async with running(pools=pools) as run:
+            async with asyncio.timeout(40), unread(run, post(STREAM)) as client:
+                await gave_up.wait()
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)  # else it takes a minute
+                got = b""
+                while not got.endswith(b"0\r\n\r\n"):
+                    data = await asyncio.get_running_loop().sock_recv(client, 1 << 20)
+                    assert data, "it is cut"
+                    got = got[-100:] + data
+            assert DONE in got
+            assert all("closed, 0 of" in repr(state.breaker) for state in run.gateway.fleet.replicas)
+            assert not [name for name in await run.metrics() if name.startswith("warmroute_broken_answers_total{")]
 
 
 # -- clients that take their time
@@ -729,12 +792,19 @@ async def test_a_replica_that_dies_in_the_answers_to_many_leaves_nothing(
         await writer.drain()
         dies_now(writer)
 
-    async def one(run: Running) -> int:
+    async def one(run: Running) -> tuple[int, bytes]:
         async with dial(run) as (reader, writer):
             writer.write(post(STREAM))
-            return (await read_answer(reader))[0]
+            code, _, body = await read_answer(reader)
+            return code, body
 
     async with FakeReplica([*[dies_late] * 20, answers()]) as replica, running(replica) as run:
-        codes = await asyncio.gather(*(one(run) for _ in range(20)))
-        assert len(codes) == len(request_lines()) == 20
+        got = await asyncio.gather(*(one(run) for _ in range(20)))
+        assert [code for code, _ in got] == [200] * 20
+        for _, body in got:
+            assert body.startswith(event("a"))
+            assert b'"replica_failed"' in body
+            assert body.endswith(DONE)
+        await eventually(lambda: len(request_lines()) == 20)
+        assert all(line["status"] == 200 and "failed while it answered" in line["error"] for line in request_lines())
         await settled(run)

@@ -146,6 +146,55 @@ async def test_a_connection_that_is_lost_with_late_bytes_leaves_no_timer() -> No
     assert connection._timer is None
 
 
+class SettableLoop(asyncio.SelectorEventLoop):
+    """Its time can be moved on."""
+
+    ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_s
+
+
+@pytest.mark.parametrize(
+    ("held_s", "free_s", "blameless"),
+    [(0.0, 0.0, False), (0.2, 0.0, False), (60.0, None, True), (60.0, 0.0, True), (60.0, 3.0, True), (60.0, 10.0, False)],
+)
+def test_an_end_counts_unless_the_answer_was_held_back_for_its_client(
+    held_s: float, free_s: float | None, blameless: bool
+) -> None:
+    """free_s: since the client reads again; None: it does not."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SettableLoop)
+        connection, _ = connected()
+        for _ in range(2):  # what was held back in one answer says nothing about the next one
+            connection.send(b"GET", to_head=False, limits=Limits(900, 900, 900))
+            connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\na")
+            if not connection.used:
+                connection.pause()
+                loop.ahead_s += 60
+                connection.resume()
+                connection.data_received(b"b")
+                assert connection.release()
+        pumped = asyncio.create_task(connection.pump(lambda _: None))
+        await turn()
+        if held_s:
+            connection.pause()
+            loop.ahead_s += held_s
+        if held_s and free_s is not None:
+            connection.resume()
+            loop.ahead_s += free_s
+        connection.connection_lost(ConnectionResetError("reset by peer"))
+        with pytest.raises(ReplicaFailure, match="reset by peer") as caught:
+            await pumped
+        assert caught.value.blameless is blameless
+        connection.release()
+
+    with asyncio.Runner(loop_factory=SettableLoop) as runner:
+        runner.run(scenario())
+
+
 BODY = bytes(range(256)) * (SLICE // 256) * 5 + b"end"
 
 
