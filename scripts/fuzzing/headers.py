@@ -303,10 +303,10 @@ class Watched:
     async def check_kept(self) -> None:
         """Raises AssertionError if the gateway keeps too much, or its metrics have too many labels."""
         gc.collect()
-        entries, size, by_type = size_of(self.run)
-        self.grown = entries - self.kept[0], size - self.kept[1]
-        assert self.grown[0] < MOST_KEPT[0], (self.grown, by_type.most_common(10))
-        assert self.grown[1] < MOST_KEPT[1], (self.grown, by_type.most_common(10))
+        found = size_of(self.run)
+        self.grown = found.entries - self.kept[0], found.size - self.kept[1]
+        assert self.grown[0] < MOST_KEPT[0], (self.grown, found.by_type.most_common(10))
+        assert self.grown[1] < MOST_KEPT[1], (self.grown, found.by_type.most_common(10))
         page = (await self.run.get("/metrics"))[2].decode()
         samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
         tenants = {sample.labels["tenant"] for sample in samples if "tenant" in sample.labels}
@@ -334,7 +334,7 @@ async def watched() -> AsyncIterator[Watched]:
             async with running(replica.url, prices=prices, routing={"memory_mb": 1}) as run:
                 await stage.ask(run.url, _framed(_LINES[0] + b"\r\nHost: h", 0))
                 gc.collect()
-                entries, size, _ = size_of(run)
-                made = Watched(run, replica, errors, (entries, size))
+                found = size_of(run)
+                made = Watched(run, replica, errors, (found.entries, found.size))
                 yield made
                 await made.check_kept()
