@@ -59,11 +59,11 @@ class Turns:
             finally:
                 self.spent(time.perf_counter() - begin)
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.later(partial(_settle, done, work))
+        self.later(partial(_settle, [done], work))
         try:
             return await done
         finally:
-            del done, work  # an error that it holds refers to this frame
+            del done  # an error that it holds refers to this frame
 
     def _rest(self) -> None:
         self.free = False
@@ -87,13 +87,16 @@ class Turns:
         return f"<Turns, {len(self._waiting)} wait>"
 
 
-def _settle(done: asyncio.Future[T], work: Callable[[], T]) -> None:
-    if done.done():  # who waited has left
+def _settle(waiter: list[asyncio.Future[T]], work: Callable[[], T]) -> None:
+    """waiter: one, who is taken out of it: an error refers to this frame, which must not refer to who holds the error."""
+    if waiter[0].done():  # it has left
         return
     try:
-        done.set_result(work())
+        made = work()
     except Exception as error:  # noqa: BLE001  # it is for who waits
-        done.set_exception(error)
+        waiter.pop().set_exception(error)
+    else:
+        waiter.pop().set_result(made)
 
 
 _TURNS: Final = WeakKeyDictionary[asyncio.AbstractEventLoop, Turns]()

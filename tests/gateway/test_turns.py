@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
+from gateway.errors import GatewayError, bad_request
 from gateway.turns import ALL_S, AT_ONCE, LARGE, SMALL, Late, Turns, first_turn, turns_of
 from gateway.upstream import MAX_UNREAD, Connection
 from tests.fakes import STREAM_HEAD, FakeReplica, FakeRequest, answers, chunk, event
 from tests.fakes import says as writes
 from tests.gateway.conftest import eventually, longest_pause, running
-from tests.gateway.test_garbage import STREAMED, post
+from tests.gateway.test_garbage import STREAMED, garbage, post
 from tests.gateway.test_upstream import ANSWER, LIMITS, connected
 
 MOST_LINES = 2897  # in one part: the square root of 256 * 32 KiB
@@ -158,6 +159,26 @@ async def test_work_that_fails_or_that_nobody_waits_for_keeps_nobody_waiting() -
     await eventually(lambda: turns.free)
     assert errors == [failure]
     assert called == ["first", "fails", "fails", "last"]
+
+
+async def test_work_that_fails_leaves_no_garbage() -> None:
+    turns = Turns()
+
+    def fails() -> None:
+        raise bad_request("it fails")
+
+    async def waits() -> bool:
+        try:
+            await turns.take(fails)
+        except GatewayError:
+            return True
+        return False
+
+    with garbage() as found:
+        for _ in range(10):
+            turns.later(lambda: None)  # else it would not wait
+            assert await waits()
+    assert not found
 
 
 async def test_all_of_an_event_loop_take_turns_with_each_other() -> None:
