@@ -57,6 +57,7 @@ class BoundedParser:
         self._payload: Any = None  # of the last request, while it is not complete
         self._leases: deque[Lease] = deque()  # of the requests that were not handed out
         self._last: Lease | None = None  # of the last request
+        self._excess: GatewayError | None = None  # what the next `feed_data` raises
         self.closed = False
         self.paused = False  # until it is given nothing, it may keep what it was given
 
@@ -78,6 +79,9 @@ class BoundedParser:
 
     def feed_data(self, data: bytes) -> tuple[Sequence[Any], bool, bytes]:
         """Raises HttpProcessingError, once."""
+        if excess := self._excess:
+            self._excess = None
+            raise Refused(excess)
         if self.closed:
             return NOTHING
         if not data:
@@ -105,15 +109,21 @@ class BoundedParser:
             self._check_head()
         return messages, upgraded, tail
 
-    def note_paused(self, size: int) -> None:
-        """After each `feed_data`. size: bytes that the parser may hold back, because it is paused."""
-        if self.closed:
-            return
-        if not self._lease.resize(self._head * HEAD_COPIES + size):
-            if self._payload is not None and self._last is not None:  # its body will not be whole
-                self._last.refused = self._last.held + size
-                self._cut(self._payload)
-            self.close()
+    def note_paused(self, size: int) -> bool:
+        """After each `feed_data`. size: bytes that wait for the parser, which may be paused.
+
+        Returns True if they may not be held and belong to no request that would tell so: `feed_data(b"")` is to be called,
+        which raises the reason.
+        """
+        if self.closed or self._lease.resize(self._head * HEAD_COPIES + size):
+            return False
+        if self._payload is not None and self._last is not None:  # its body will not be whole
+            self._last.refused = self._last.held + size
+            self._cut(self._payload)
+            return False
+        self._excess = over_budget(size, self._lease.account.largest)
+        self.close()
+        return True
 
     def next_request(self) -> Lease:
         """The lease of the request whose turn it is; the caller closes it."""

@@ -27,6 +27,7 @@ MAX_SHOWN: Final = 8192  # models
 MAX_SHOWN_BYTES: Final = 8 << 20  # of their entries
 _MAX_LOOKUPS: Final = 2 * MAX_SHOWN  # of models whose pool is asked for: another one may serve them
 _MAX_LOGGED: Final = 20  # models that a log line names
+_MAX_COMPARED: Final = 256  # models of a replica; one that lists more is no mistake of a name
 _MAX_LISTED: Final = 100_000  # entries of replicas' lists that are looked at: most replicas list what the others do
 
 
@@ -93,8 +94,8 @@ def _first_to_list(pools: Sequence[Pool]) -> dict[str, Pool]:
 
 
 def warn_of_misfit(state: ReplicaState, pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> None:
-    """Log it if a replica that is up lists models, and its pool serves none of them. O(replicas + its models)."""
-    for pool in pools if state.up and state.models else ():
+    """Log it if a replica that is up lists a few models, and its pool serves none of them. O(replicas)."""
+    for pool in pools if state.up and 0 < len(state.models) <= _MAX_COMPARED else ():
         if state in pool.replicas and not any(_fits(pool, by_prefix(model)) for model in state.models):
             wanted = ", ".join(pool.models) or "any that no other pool names"
             about = {"replica": state.name, **first_of("models", state.models, _MAX_LOGGED), "pool_models": wanted}

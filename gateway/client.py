@@ -170,8 +170,8 @@ class ClientConnection(web.RequestHandler):
         """Give bytes to aiohttp; what is late in the next turns of the event loop, as long as it takes them."""
         super().data_received(data)
         if self._bounded:
-            paused = self._full() or self._upgraded
-            self._bounded.note_paused((len(data) if paused else 0) + self._late.held)
+            if self._bounded.note_paused(self._late.held + (len(data) if self._full() or self._upgraded else 0)):
+                super().data_received(b"")  # so that aiohttp answers what it raises
             if self._bounded.closed:  # it takes nothing more
                 self._late.clear()
         if self._buffer_paused:
@@ -360,7 +360,7 @@ class ClientConnection(web.RequestHandler):
             self._gone.set_result(None)
 
     def _process_keepalive(self) -> None:
-        if self._short.request is not None:  # aiohttp does not see it, and would take the connection for idle
+        if self._short.request is not None or self._late.waits():  # aiohttp sees neither, and would take it for idle
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         super()._process_keepalive()
 

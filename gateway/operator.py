@@ -154,7 +154,7 @@ class Operator:
         self._allow(request)
         raw = await read_body(request, self._config().limits.body_s)
         scope = self._proxy.scope(request.headers)
-        api = self._parsing.at_once(openai.GUESS, raw)
+        api = await self._parsing.in_turn(openai.GUESS, raw)
         if api is None:
             api = await self._parsing.parse(openai.GUESS, raw, scope, lease_of(request).account.client)
         target = self._fleet.target(api.model)

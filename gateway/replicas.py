@@ -270,6 +270,7 @@ class Fleet:
     def apply(self, config: Config, met: Mapping[str, Heard]) -> None:
         """From now on as this configuration says. met: what `meet` said of it."""
         before, known = set(self.replicas), set(self._by_name.values())
+        served = {state: pool.models for pool in self.pools for state in pool.replicas}
         self._prober.retune(config.health)
         self._build(config, met)
         left = before.difference(self.replicas)
@@ -284,6 +285,9 @@ class Fleet:
                     state.up_since = self._clock()
             joining += joined
         _log_each("replica joins", "more replicas join", joining)
+        others = (state for pool in self.pools for state in pool.replicas if served.get(state) != pool.models)
+        for state in islice(others, LOGGED):
+            warn_of_misfit(state, self.pools, self._by_prefix)
 
     def uses(self, url: str) -> bool:
         """Whether a replica has this URL, one that is leaving included. O(replicas)."""

@@ -1,6 +1,6 @@
 """A stream that broke off: what its client knows, and the events of its continuation as part of the first stream.
 
-    what went to the client ── told ──► text so far ── continuation ──► another replica ── Splice ──► one stream for the client
+    what went to the client ── Reading ──► text so far ── continuation ──► another replica ── Splice ──► one stream for it
 
 The tap passes whole events only, so what the client has is known exactly. The other replica gets the same request with the text
 so far as the beginning of the answer (`resume_request.py`). Its events take the first part's id, model and time; its usage
@@ -88,15 +88,6 @@ class Told:
     def tokens(self) -> int:
         """Generated so far."""
         return max(self.usage.completion, self.pieces) if self.usage else self.pieces
-
-
-def told(kind: str, data: bytes) -> Told | None:
-    """What these events tell; None if it is more than one text. O(data)."""
-    reading = Reading(kind, data)
-    while not reading.over:
-        if not reading.step():
-            return None
-    return reading.result()
 
 
 class Reading:

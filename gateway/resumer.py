@@ -41,8 +41,9 @@ class Past:
         self._lock = asyncio.Lock()
 
     async def told(self, kind: str, kept: Kept) -> Told | None:
-        """`resume.told` of what was kept, with turns for everybody else. None also if that was too much."""
+        """What was kept tells, as `resume.Reading` has it, with turns for everybody else. None also if that was too much."""
         async with self._lock:
+            await asyncio.sleep(0)  # so that also those of little text queue up behind the first, and have a turn each
             data = kept.whole()
             if data is None:
                 return None
@@ -110,7 +111,7 @@ class Resumer:
                 reply.end()
                 unsaid = None
         except GatewayError as ours:
-            unsaid = ours
+            unsaid = ours.with_traceback(None)  # that refers to this frame
         attempted = exchange.resumptions or len(record.failed_attempts) > tried
         result = "good" if unsaid is None else "failed" if attempted else "impossible"
         self.metrics.resumed.add((record.label, result))

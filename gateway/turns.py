@@ -45,7 +45,7 @@ class Turns:
             self._rest()
 
     def later(self, work: Callable[[], object]) -> None:
-        """Call it in a later turn of the event loop."""
+        """Call it when it is its turn: behind all that wait, in this turn of the event loop or in a later one."""
         self._waiting.append(work)
         if self.free:
             self._rest()
@@ -66,22 +66,21 @@ class Turns:
             del done  # an error that it holds refers to this frame
 
     def _rest(self) -> None:
-        self.free = False
         asyncio.get_running_loop().call_soon(self._turn)
+        self.free = False
 
     def _turn(self) -> None:
-        end = time.perf_counter() + ALL_S
+        begin = time.perf_counter()
         try:
             while self._waiting:
                 self._waiting.popleft()()
-                if time.perf_counter() > end:
+                if time.perf_counter() - begin > ALL_S:
                     break
         finally:
-            self._spent_s = 0.0
-            if self._waiting:
+            if self._waiting or (spent_s := time.perf_counter() - begin) > ALL_S:
                 asyncio.get_running_loop().call_soon(self._turn)
             else:
-                self.free = True
+                self._spent_s, self.free = spent_s, True
 
     def __repr__(self) -> str:
         return f"<Turns, {len(self._waiting)} wait>"
@@ -184,7 +183,7 @@ class Late:
                 return
 
     def schedule(self, turn: Callable[[], None]) -> None:
-        """Call it in a later turn of the event loop; it is to call `due` first."""
+        """Call it when it is its turn; it is to call `due` first."""
         if not self._due:
             self._due = True
             self._turns.later(turn)

@@ -1,4 +1,4 @@
-"""For how long an answer was held back of late: against the definition, in steps of a hundredth of a second."""
+"""For how long an answer was held back of late: against the definition, in steps of a 128th of a second."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import socket
 import struct
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from gateway.client import MAX_UNCHARGED
 from gateway.config import load
 from gateway.inflate import INFLATER_BYTES
 from gateway.process import budget_bytes, memory_bytes
+from gateway.turns import turns_of
 from tests.fakes import (
     STREAM_HEAD,
     Behaviour,
@@ -332,6 +333,41 @@ async def test_a_head_just_below_the_bound_is_read() -> None:
         writer.write(large_head(MAX_HEAD_BYTES - 4000) + b"\r\n")
         assert (await read_answer(reader))[0] == 200
         await released(run)
+
+
+@contextlib.contextmanager
+def busy() -> Iterator[None]:
+    """In each turn of the event loop there is work that waits for the next one."""
+    turns, over = turns_of(asyncio.get_running_loop()), False
+
+    def work() -> None:
+        if not over:
+            turns.later(work)
+
+    work()
+    try:
+        yield
+    finally:
+        over = True
+
+
+async def test_what_waits_for_its_turn_and_may_not_be_held_is_refused() -> None:
+    async with FakeReplica() as replica, running(replica, limits={"inflight_mb": 1, "drain_timeout_s": 1}) as run:
+        others = [run.gateway.budget.lease(f"greedy {number}") for number in range(5)]
+        for lease in others:
+            while lease.grow(1024):
+                """It takes all that it can get."""
+        async with dial(run) as (reader, writer):
+            with busy():
+                writer.write(chunked(filled(200_000)))
+                code, headers, body = await read_answer(reader)
+            assert (code, error_of(body)["code"], headers["retry-after"]) == (503, "gateway_overloaded", "1")
+        for lease in others:
+            lease.close()
+        assert not replica.requests
+        await released(run)
+        with busy():
+            await served(run)
 
 
 async def test_unfinished_heads_are_counted() -> None:

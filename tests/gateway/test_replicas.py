@@ -13,6 +13,7 @@ from gateway.catalog import MAX_SHOWN
 from gateway.errors import GatewayError
 from tests.fakes import FakeReplica, dies, http, models, says, status
 from tests.gateway.conftest import BODY, Running, eventually, running
+from tests.gateway.test_reload import config_of
 
 
 def pool(*replicas: FakeReplica, models: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -95,6 +96,16 @@ async def test_a_pool_that_serves_none_of_its_replicas_models_is_logged(caplog: 
         )
         status, _, answer = await run.post({**BODY, "model": "sim"})
         assert (status, answer["error"]["message"]) == (404, "The model 'sim' does not exist here; this gateway serves: x.")
+
+
+async def test_a_reload_that_makes_a_pool_serve_none_of_its_replicas_models_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeReplica(listing=models("sim")) as one, FakeReplica(listing=models("sim")) as two:
+        async with running(pools=[pool(one)]) as run:
+            assert "none of the replica's models" not in caplog.text
+            await run.gateway.reload.take(config_of(pools=[pool(one, models=("llama",))]))
+            await run.gateway.reload.take(config_of(pools=[pool(one, two, models=("llama",))]))
+        found = [record for record in caplog.records if "none of the replica's models" in record.getMessage()]
+        assert [record.replica for record in found] == [one.name, two.name]  # type: ignore[attr-defined]
 
 
 async def test_a_list_that_changes_to_what_its_pool_does_not_serve_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gateway import resume
 from gateway.api.openai import CHAT
 from gateway.metering import Usage
-from gateway.resume import Kept, Splice, Told, ending, told
+from gateway.resume import Kept, Reading, Splice, Told, ending
 from gateway.resume_request import continuation
 from gateway.tap import MAX_PARSED_EVENT, StreamTap
 from tests.fakes import DONE
@@ -28,6 +28,15 @@ USAGE = {"stream_options": {"include_usage": True}}
 EACH = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 styles = st.builds(Style, st.booleans(), st.booleans())
 places = st.lists(st.integers(0, 5000), max_size=8)
+
+
+def told(kind: str, data: bytes) -> Told | None:
+    """What these events tell; None if it is more than one text."""
+    reading = Reading(kind, data)
+    while not reading.over:
+        if not reading.step():
+            return None
+    return reading.result()
 
 
 def read(data: bytes) -> tuple[str, list[str], list[Any], list[Any], int]:

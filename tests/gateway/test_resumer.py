@@ -301,10 +301,15 @@ def says_error(writer: asyncio.StreamWriter) -> None:
     writer.write(chunk(ENGINE_ERROR))
 
 
-@pytest.mark.parametrize("end", [lambda writer: writer.close(), says_error, lambda _: None], ids=["close", "error", "silence"])
+def closes(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+@pytest.mark.parametrize("end", [closes, says_error, lambda _: None], ids=["close", "error", "silence"])
 async def test_what_comes_after_done_is_no_failure(end: Callable[[asyncio.StreamWriter], None], request_lines: Lines) -> None:
     cast = Cast(tells(until=5), tells_then(end))
-    async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two, timeouts={"total_s": 0.5}) as run:
+    total_s = 0 if end in (says_error, closes) else 2  # only silence is ended by it
+    async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two, timeouts={"total_s": total_s}) as run:
         assert (await stream_of(run, chat()))[0] == TEXT
         assert await counted(run, "broken_answers_total") == await counted(run, "resumed_streams_total", result="good") == 1
         await eventually(request_lines)
@@ -342,6 +347,22 @@ async def test_streams_that_break_off_together_are_read_in_turns_and_one_after_t
     assert [name for name, _ in ended] == ["a", "b", "c"]
     at = [turn for _, turn in ended]
     assert min(at[0], at[1] - at[0], at[2] - at[1]) >= 40
+
+
+async def test_streams_of_little_text_that_break_off_together_have_a_turn_each() -> None:
+    past, turns, ended = Past(lambda: 0.0), 0, list[int]()
+
+    async def read() -> None:
+        kept = Kept()
+        kept.add(event("a"))
+        assert await past.told(CHAT, kept)
+        ended.append(turns)
+
+    reading = asyncio.gather(*(read() for _ in range(5)))
+    while not reading.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert len(set(ended)) == 5
 
 
 async def test_who_leaves_while_another_stream_is_read_holds_nobody_up() -> None:
