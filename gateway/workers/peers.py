@@ -49,7 +49,8 @@ log = logging.getLogger("warmroute.workers")
 
 BATCH_S = 0.02
 TELL_S = 0.1, 1.0  # how often counters are told: while there are requests, and without any
-TELL_SHARE = 0.01  # of the time, at most
+TELL_SHARE = 0.01  # of the time, as far as TELL_MOST_S allows
+TELL_MOST_S = 0.5  # from one time to the next while there are requests: what was not told is lost with a worker that is killed
 SCRAPE_S = 2.0  # who does not answer by then is counted as it told last
 COMMAND_S = 30.0  # a replica that joins is asked first
 PASSED_ON_S = 3.0  # the supervisor passes a question on within this time, or it is not asked at all
@@ -270,7 +271,8 @@ class Peers:
             begun = self._local.clock()
             if not self._channel.unsent:
                 self._channel.send(TOLD, HUB, 0, await pack(self._local.page()))
-            await asyncio.sleep(max(busy_s, (self._local.clock() - begun) / TELL_SHARE))
+            took_s = self._local.clock() - begun  # with the requests that had their turns meanwhile
+            await asyncio.sleep(min(TELL_MOST_S, max(busy_s, took_s / TELL_SHARE)))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(idle_s):
                     await self._busy.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import marshal
+import time
 from collections.abc import Callable
 
 import pytest
@@ -104,6 +105,25 @@ async def test_what_a_worker_had_counted_stays_counted_when_it_is_gone() -> None
         third = await made.join()
         await third.run.post()
         assert (await third.run.metrics())['warmroute_requests_total{code="200",model="m"}'] == 3
+
+
+async def test_a_worker_that_was_held_up_while_it_told_its_counters_tells_them_again_soon() -> None:
+    """Else what it counts meanwhile is lost if it is killed: `eventually` would wait in vain."""
+    held_up = True
+    loop = asyncio.get_running_loop()
+
+    def hold() -> None:
+        if held_up:
+            time.sleep(0.05)
+            loop.call_soon(hold)
+
+    async with FakeReplica() as one, star(one) as (made, (first, _)):
+        hold()
+        await first.run.post()
+        await eventually(lambda: counted(made.hub.members[first.who].told) == 1)
+        held_up = False
+        await first.run.post()
+        await eventually(lambda: counted(made.hub.members[first.who].told) == 2)
 
 
 def counted(told: bytes) -> float:
