@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 
 class Turns:
-    """Work that may take long, of all connections of one event loop: no more of it is begun in a turn of the loop than fits
-    into ALL_S; the rest waits for the next turns, first come first served.
+    """Work that may take long, of all connections of one event loop: no more of it is begun in a turn of the loop once it has
+    taken ALL_S there; the rest waits for the next turns, first come first served. What is under way is not interrupted.
     """
 
     __slots__ = ("_spent_s", "_waiting", "free")
