@@ -62,13 +62,14 @@ PLAIN = {
     "gateway/workers": ("__init__", "commands", "handover", "hub", "listeners", "supervisor", "worker"),
 }
 
+# No cache: it is of no use to mypyc, and a mypy that runs at the same time locks it.
 _SETUP = """
-import sys
+import os, sys
 from mypyc.build import mypycify
 from setuptools import setup
 lib, temp, level, *modules = sys.argv[1:]
 sys.argv[1:] = ["--quiet", "build_ext", "--build-lib", lib, "--build-temp", temp]
-made = mypycify(["--no-warn-unused-ignores", *modules], opt_level=level, target_dir=temp)
+made = mypycify(["--no-warn-unused-ignores", f"--cache-dir={os.devnull}", *modules], opt_level=level, target_dir=temp)
 setup(name="warmroute", packages=[], ext_modules=made)
 """
 

@@ -3,7 +3,8 @@
     running ── stop ──► draining (nothing new is accepted, what runs may finish) ── time is up ──► over (what is left is ended)
 
 Nobody who was let in may go without an answer, and the kernel lets in on its own: a connection is made, and its request may be
-here, before the loop has accepted it; closing the listening socket resets all of these. So the door is shut first (`last_in`).
+here, before the loop has accepted it; closing the listening socket resets all of these. So the door is shut first, and who
+is in it waited for (`last_in`).
 And who has just had an answer that did not tell of the end may have sent the next request: so idle for a moment is not idle.
 
 aiohttp would wait twice as long as it is told to, and end what is left without a word; so this is ours.
@@ -18,13 +19,14 @@ import select
 import socket
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 LAST_WORDS_S: Final = 1.0  # for writing the last words to clients that read
 
 # What is on its way arrives within so many rounds of the loop. Rounds, for who is frozen has had time, but has read nothing.
 ROUNDS, ROUND_S = 20, 0.01
+HANDSHAKE_ROUNDS, HANDSHAKE_ROUND_S = 15, 0.1  # longer, while a client far away or without CPU has its connection made
 MAX_WAITING = 4096  # connections that the kernel holds for us
 
 _SO_ATTACH_FILTER = 26
@@ -40,8 +42,13 @@ _NO_SYN = b"".join(
     )
 )
 
+# Linux's sock_diag(7), over netlink(7): struct nlmsghdr (length, type, flags, sequence, port), struct inet_diag_req_v2 (family,
+# protocol, extensions, padding, states; source port, destination port; addresses; interface, cookie).
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, _SYN_RECV, _ANY_COOKIE = 4, 20, 0x301, 1 << 3, (1 << 64) - 1
+_ANSWER_BYTES = 1 << 16
 
-async def last_in(listeners: Iterable[socket.socket]) -> None:
+
+async def last_in(listeners: Sequence[socket.socket]) -> None:
     """Let nobody new in, and accept all who are: then the listening sockets can be closed."""
     poll = select.poll()
     for listener in listeners:
@@ -49,6 +56,10 @@ async def last_in(listeners: Iterable[socket.socket]) -> None:
         poll.register(listener.fileno(), select.POLLIN)
     for _ in range(ROUNDS):  # connections that are being made
         await asyncio.sleep(ROUND_S)
+    for _ in range(HANDSHAKE_ROUNDS):
+        if not any(map(_has_handshakes, listeners)):
+            break
+        await asyncio.sleep(HANDSHAKE_ROUND_S)
     for _ in range(MAX_WAITING):
         if not poll.poll(0):
             break
@@ -62,6 +73,23 @@ def _shut(listener: socket.socket) -> None:
     program = struct.pack("HL", len(_NO_SYN) // struct.calcsize("HBBI"), ctypes.addressof(steps))
     with contextlib.suppress(OSError), socket.fromfd(listener.fileno(), listener.family, listener.type) as same:
         same.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+def _has_handshakes(listener: socket.socket) -> bool:
+    """Whether the kernel has half a connection to it: the client's last packet of three has not come. (Unknown: no.)"""
+    if sys.platform != "linux":
+        return False
+    port = listener.getsockname()[1]
+    wanted = struct.pack("=BBxxI", listener.family, socket.IPPROTO_TCP, _SYN_RECV)
+    wanted += struct.pack("!HH32x", port, 0) + struct.pack("=IQ", 0, _ANY_COOKIE)
+    header = struct.pack("=IHHII", 16 + len(wanted), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0)
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
+            kernel.send(header + wanted)
+            _, kind = struct.unpack_from("=IH", kernel.recv(_ANSWER_BYTES))
+    except (OSError, struct.error):
+        return False
+    return bool(kind == _SOCK_DIAG_BY_FAMILY)  # else it is the end of the list, or an error
 
 
 class Drain:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import errno
 import json
 import socket
+import struct
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -20,6 +24,7 @@ from tests.gateway.conftest import BODY, LOGGED, eventually
 
 RAW = json.dumps(BODY).encode()
 RAW = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (len(RAW), RAW)
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 
 
 @dataclass(slots=True)
@@ -107,6 +112,35 @@ async def test_whoever_the_kernel_has_let_in_is_answered() -> None:
                 assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
                 assert b"Connection: close" in answer
     assert len(replica.requests) == 40
+
+
+def half_connected(address: tuple[str, int]) -> socket.socket:
+    """A client that misses the kernel's answer to its first packet, until SO_DETACH_FILTER; it is told again after a second."""
+    client = socket.socket()
+    client.setblocking(False)
+    nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # a BPF program: drop
+    client.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(nothing)))
+    assert client.connect_ex(address) == errno.EINPROGRESS
+    return client
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no packet filters for sockets")
+async def test_whose_connection_is_being_made_when_it_stops_is_answered() -> None:
+    async with FakeReplica() as replica, serving(replica, 60) as gateway, asyncio.timeout(40):
+        with half_connected(("127.0.0.1", int(gateway.url.rpartition(":")[2]))) as client:
+            gateway.stop.set()
+            client.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+            await asyncio.get_running_loop().sock_sendall(client, RAW)  # once it is connected
+            assert (await asyncio.get_running_loop().sock_recv(client, 10_000)).startswith(b"HTTP/1.1 200 OK\r\n")
+            await gateway.over
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no packet filters for sockets")
+async def test_a_connection_that_is_never_made_does_not_keep_it() -> None:
+    async with FakeReplica() as replica, serving(replica, 60) as gateway, asyncio.timeout(40):
+        with half_connected(("127.0.0.1", int(gateway.url.rpartition(":")[2]))):
+            gateway.stop.set()
+            await gateway.over
 
 
 async def test_who_has_not_been_told_may_ask_once_more() -> None:

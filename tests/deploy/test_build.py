@@ -1,0 +1,45 @@
+"""hatch_build.py by itself. (test_dockerfile.py builds the whole wheel.)"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hatch_build
+
+pytestmark = pytest.mark.skipif(
+    not shutil.which(os.environ.get("CC", "cc")) or not importlib.util.find_spec("mypyc"), reason="no C compiler, or no mypyc"
+)
+
+
+def test_a_compilation_needs_no_cache_that_a_mypy_beside_it_may_lock(tmp_path: Path) -> None:
+    """`.ci/run` checks the types while it compiles. Where the cache would be is a file: whoever opens one there fails."""
+    shutil.copy(Path(hatch_build.__file__), tmp_path)
+    for package in hatch_build.PACKAGES:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "router" / "twice.py").write_text("def twice(number: int) -> int:\n    return 2 * number\n", "utf-8")
+    (tmp_path / ".mypy_cache").touch()
+
+    environment = {**os.environ, "WARMROUTE_OPT_LEVEL": "0"}
+    command = [sys.executable, str(tmp_path / "hatch_build.py"), str(tmp_path / "made")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+    told = subprocess.run(
+        [sys.executable, "-c", "from router import twice; print(twice.__file__, twice.twice(21))"],
+        cwd=tmp_path / "made",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    file, number = told.stdout.split()
+    assert file.endswith(".so")
+    assert number == "42"
