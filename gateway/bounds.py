@@ -113,7 +113,7 @@ class BoundedParser:
         """After each `feed_data`. size: bytes that wait for the parser, which may be paused.
 
         Returns True if they may not be held and belong to no request that would tell so: `feed_data(b"")` is to be called,
-        which raises the reason.
+        which raises the reason (but not while an Upgrade waits for its answer, which ends the connection).
         """
         if self.closed or self._lease.resize(self._head * HEAD_COPIES + size):
             return False

@@ -6,14 +6,14 @@ Where several replicas of a pool list the same id, it has the first one's entry.
 The list is made in one go, and replicas choose how long theirs are, so all of it is bounded; the pools take turns, so that no
 long list of one keeps another's models out before half of the room is used. What is not shown is served all the same.
 
-A replica whose models are all others' than its pool's is most likely configured wrongly: `warn_of_misfit`.
+A replica whose models are all others' than its pool's is most likely configured wrongly: `warn_of_misfits`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Final
 
 from gateway.api.openai import model_list
@@ -27,7 +27,8 @@ MAX_SHOWN: Final = 8192  # models
 MAX_SHOWN_BYTES: Final = 8 << 20  # of their entries
 _MAX_LOOKUPS: Final = 2 * MAX_SHOWN  # of models whose pool is asked for: another one may serve them
 _MAX_LOGGED: Final = 20  # models that a log line names
-_MAX_COMPARED: Final = 256  # models of a replica; one that lists more is no mistake of a name
+_MAX_COMPARED: Final = 5_000  # models, of all replicas together: some 15 ms
+_MAX_WARNINGS: Final = 100  # at once
 _MAX_LISTED: Final = 100_000  # entries of replicas' lists that are looked at: most replicas list what the others do
 
 
@@ -93,13 +94,29 @@ def _first_to_list(pools: Sequence[Pool]) -> dict[str, Pool]:
     return first
 
 
-def warn_of_misfit(state: ReplicaState, pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> None:
-    """Log it if a replica that is up lists a few models, and its pool serves none of them. O(replicas)."""
-    for pool in pools if state.up and 0 < len(state.models) <= _MAX_COMPARED else ():
-        if state in pool.replicas and not any(_fits(pool, by_prefix(model)) for model in state.models):
-            wanted = ", ".join(pool.models) or "any that no other pool names"
-            about = {"replica": state.name, **first_of("models", state.models, _MAX_LOGGED), "pool_models": wanted}
-            log.warning("none of the replica's models is one that its pool serves (pools[].models)", extra=about)
+def warn_of_misfits(states: Container[ReplicaState], pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> None:
+    """Log each of these replicas that is up, if it lists models and its pool serves none of them. O(all replicas).
+
+    No more than _MAX_WARNINGS are logged, nor more than _MAX_COMPARED models looked at.
+    """
+    comparisons, warnings = _MAX_COMPARED, _MAX_WARNINGS
+    for pool in pools:
+        for state in pool.replicas:
+            if state not in states or not state.up or not state.models:
+                continue
+            for model in state.models:
+                comparisons -= 1
+                if comparisons < 0:
+                    return
+                if _fits(pool, by_prefix(model)):
+                    break
+            else:
+                wanted = ", ".join(pool.models) or "any that no other pool names"
+                about = {"replica": state.name, **first_of("models", state.models, _MAX_LOGGED), "pool_models": wanted}
+                log.warning("none of the replica's models is one that its pool serves (pools[].models)", extra=about)
+                warnings -= 1
+                if warnings == 0:
+                    return
 
 
 def _fits(pool: Pool, named: Pool | None) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 import pygtrie
 
 from gateway.admission import Admission, Permit, priority_of
-from gateway.catalog import Catalog, warn_of_misfit
+from gateway.catalog import Catalog, warn_of_misfits
 from gateway.config import MATCH_ALL, Config, ReplicaConfig
 from gateway.eligible import eligible
 from gateway.errors import GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
@@ -270,7 +270,6 @@ class Fleet:
     def apply(self, config: Config, met: Mapping[str, Heard]) -> None:
         """From now on as this configuration says. met: what `meet` said of it."""
         before, known = set(self.replicas), set(self._by_name.values())
-        served = {state: pool.models for pool in self.pools for state in pool.replicas}
         self._prober.retune(config.health)
         self._build(config, met)
         left = before.difference(self.replicas)
@@ -285,9 +284,7 @@ class Fleet:
                     state.up_since = self._clock()
             joining += joined
         _log_each("replica joins", "more replicas join", joining)
-        others = (state for pool in self.pools for state in pool.replicas if served.get(state) != pool.models)
-        for state in islice(others, LOGGED):
-            warn_of_misfit(state, self.pools, self._by_prefix)
+        warn_of_misfits(set(self.replicas), self.pools, self._by_prefix)  # another pool's models may have made one
 
     def uses(self, url: str) -> bool:
         """Whether a replica has this URL, one that is leaving included. O(replicas)."""
@@ -370,7 +367,7 @@ class Fleet:
     def _heard(self, state: ReplicaState) -> None:
         """Its prober has found such a change."""
         self._changed(state)
-        warn_of_misfit(state, self.pools, self._by_prefix)
+        warn_of_misfits((state,), self.pools, self._by_prefix)
 
     # -- probing
 

@@ -42,8 +42,10 @@ class Past:
 
     async def told(self, kind: str, kept: Kept) -> Told | None:
         """What was kept tells, as `resume.Reading` has it, with turns for everybody else. None also if that was too much."""
+        contended = self._lock.locked()
         async with self._lock:
-            await asyncio.sleep(0)  # so that also those of little text queue up behind the first, and have a turn each
+            if not contended:  # so that also those of little text queue up behind it, and have a turn each
+                await asyncio.sleep(0)
             data = kept.whole()
             if data is None:
                 return None

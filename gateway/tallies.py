@@ -217,11 +217,19 @@ class Page(Collector):
 
     def parts(self, size: int) -> Iterator[Told]:
         """All of it, in parts of about `size` samples. A copy of each tally's label sets is made when its turn comes."""
+        part: dict[str, dict[Labels, Any]] = {}
+        left = size
         for tally in self.tallies:
-            each = max(1, size // len(tally.bounds)) if isinstance(tally, Histogram) else size
+            samples = len(tally.bounds) + 2 if isinstance(tally, Histogram) else 1
             rows = iter(list(tally.values.items()))
-            while part := dict(islice(rows, each)):
-                yield {tally.name: part}
+            while some := dict(islice(rows, max(1, left // samples))):
+                part.setdefault(tally.name, {}).update(some)
+                left -= samples * len(some)
+                if left <= 0:
+                    yield part
+                    part, left = {}, size
+        if part:
+            yield part
 
     def hold(self, max_label_sets: int) -> None:
         """Keep so many label sets of each counter and histogram."""

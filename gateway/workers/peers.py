@@ -48,9 +48,9 @@ from router.follow import Follower, Journal
 log = logging.getLogger("warmroute.workers")
 
 BATCH_S = 0.02
-TELL_S = 0.1, 1.0  # how often counters are told: while there are requests, and without any
+TELL_S = 0.1, 1.0  # the pause after counters were told; then as long again while no request is routed
 TELL_SHARE = 0.01  # of the time, as far as TELL_MOST_S allows
-TELL_MOST_S = 0.5  # from one time to the next while there are requests: what was not told is lost with a worker that is killed
+TELL_MOST_S = 0.5  # from one time to the next while requests are routed: what was not told is lost with a worker that is killed
 SCRAPE_S = 2.0  # who does not answer by then is counted as it told last
 COMMAND_S = 30.0  # a replica that joins is asked first
 PASSED_ON_S = 3.0  # the supervisor passes a question on within this time, or it is not asked at all
@@ -270,13 +270,13 @@ class Peers:
         while True:
             begun = self._local.clock()
             if not self._channel.unsent:
+                self._busy.clear()
                 self._channel.send(TOLD, HUB, 0, await pack(self._local.page()))
             took_s = self._local.clock() - begun  # with the requests that had their turns meanwhile
-            await asyncio.sleep(min(TELL_MOST_S, max(busy_s, took_s / TELL_SHARE)))
+            await asyncio.sleep(max(busy_s, min(TELL_MOST_S, took_s / TELL_SHARE) - took_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(idle_s):
                     await self._busy.wait()
-            self._busy.clear()
 
     async def _keep_answering(self) -> None:
         """Send this worker's counters to the workers that are asked for a page; one copy for all that wait."""

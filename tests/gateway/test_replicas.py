@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog import MAX_SHOWN
+from gateway.app import compose
+from gateway.ask import ModelEntry
+from gateway.catalog import MAX_SHOWN, warn_of_misfits
 from gateway.errors import GatewayError
 from tests.fakes import FakeReplica, dies, http, models, says, status
-from tests.gateway.conftest import BODY, Running, eventually, running
+from tests.gateway.conftest import BODY, LOGGED, Running, eventually, running
 from tests.gateway.test_reload import config_of
 
 
@@ -105,7 +107,32 @@ async def test_a_reload_that_makes_a_pool_serve_none_of_its_replicas_models_is_l
             await run.gateway.reload.take(config_of(pools=[pool(one, models=("llama",))]))
             await run.gateway.reload.take(config_of(pools=[pool(one, two, models=("llama",))]))
         found = [record for record in caplog.records if "none of the replica's models" in record.getMessage()]
-        assert [record.replica for record in found] == [one.name, two.name]  # type: ignore[attr-defined]
+        assert [record.replica for record in found] == [one.name, one.name, two.name]  # type: ignore[attr-defined]
+
+
+async def test_a_reload_in_which_one_pool_takes_anothers_models_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeReplica(listing=models("sim")) as one, FakeReplica(listing=models("llama", "sim")) as two:
+        async with running(pools=[pool(one), pool(two, models=("llama",))]) as run:
+            await run.gateway.reload.take(config_of(pools=[pool(one), pool(two, models=("llama", "sim"))]))
+        found = [record for record in caplog.records if "none of the replica's models" in record.getMessage()]
+        assert [record.replica for record in found] == [one.name]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "listed", "logged", "asked"), [(1000, 1, 100, 100), (1000, 300, 16, 5000), (3, 4096, 1, 5000)]
+)
+async def test_warnings_of_replicas_that_do_not_fit_are_bounded(
+    replicas: int, listed: int, logged: int, asked: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By their number, and by the models that are looked at: 5,000 of all."""
+    urls = [f"http://127.0.0.1:{10_000 + number}" for number in range(replicas)]
+    fleet = compose(config_of(pools=[{"replicas": urls, "models": ["llama"]}]), LOGGED).fleet
+    for state in fleet.replicas:
+        state.up, state.models = True, {f"sim-{number}": ModelEntry(b"{}", True, "", None) for number in range(listed)}
+    looked_at = list[str]()
+    warn_of_misfits(set(fleet.replicas), fleet.pools, looked_at.append)
+    assert sum("none of the replica's models" in record.getMessage() for record in caplog.records) == logged
+    assert len(looked_at) == asked
 
 
 async def test_a_list_that_changes_to_what_its_pool_does_not_serve_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -118,6 +118,9 @@ async def test_a_worker_that_was_held_up_while_it_told_its_counters_tells_them_a
             loop.call_soon(hold)
 
     async with FakeReplica() as one, star(one) as (made, (first, _)):
+        for number in range(10_000):  # 20 turns and more to tell
+            first.gateway.metrics.requests.add((f"m{number}", "200"), 0)
+            first.gateway.metrics.broken.add((f"m{number}", "r"), 0)
         hold()
         await first.run.post()
         await eventually(lambda: counted(made.hub.members[first.who].told) == 1)
