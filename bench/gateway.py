@@ -1,11 +1,12 @@
 """What the data plane costs, beside its peers, in one run: the same mock replicas, the same load.
 
-    python -m bench.gateway [--quick] [--only warmroute,sglang-router] [--out bench/reports]
+    python -m bench.gateway [--quick] [--only warmroute,sglang-router] [--before FOLDER] [--out bench/reports]
 
 Writes gateway.md, gateway.json and, if matplotlib is there, gateway.png. Who is measured and how each is started: `systems.py`;
 what the replicas are: `mock.py`; the load: `load.py`. Those that are not installed are left out (`scripts/peers.sh` installs
-them). Every system runs all the time, on one core, and is idle while it is not its turn. They take turns, part by part, for
-some rounds; of CPU times the least of the rounds counts, for neighbours on the machine only ever add.
+them). --before: another version, compiled (`hatch_build.py`), in the same run. Every system runs all the time, on one core, and
+is idle while it is not its turn. They take turns, part by part, for some rounds; of CPU times the least of the rounds counts,
+for neighbours on the machine only ever add.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from bench.machine import command as shell_command
 from bench.machine import versions
 from bench.policies import REPORTS
 from bench.scores import Score, draw, report
-from bench.systems import SYSTEMS, NotStarted, Running, mocks, started
+from bench.systems import SYSTEMS, NotStarted, Running, System, another_build, mocks, started
 
 INTERVAL_S = 0.01
 STREAMS, CHUNKS = 100, 100  # concurrent; of each
@@ -183,16 +184,14 @@ def watch(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def measure(plan: Plan, names: Sequence[str], missing: list[str]) -> Iterator[tuple[Score, list[Turn]]]:
+def measure(plan: Plan, systems: Sequence[System], missing: list[str]) -> Iterator[tuple[Score, list[Turn]]]:
     """One score for each system that is there; why one is not goes into `missing`."""
     system_cores, load_cores = cores()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         urls = stack.enter_context(mocks(2, INTERVAL_S, load_cores))
         running: list[Running] = []
-        for system in SYSTEMS:
-            if system.name not in names:
-                continue
+        for system in systems:
             if system.path is None:
                 missing.append(f"{system.name} is not installed: `scripts/peers.sh`, or {system.install}.")
                 continue
@@ -225,6 +224,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--only", type=lambda text: text.split(","), default=known, metavar="A,B", help=f"of {', '.join(known)}"
     )
     parser.add_argument("--rounds", type=int, metavar="N", help=f"default: {Plan().rounds}")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="another version, made by its `hatch_build.py FOLDER`")
     parser.add_argument("--out", type=Path, default=REPORTS, metavar="DIR", help="default: bench/reports")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.only if name not in known]:
@@ -238,7 +238,10 @@ def main(arguments: Sequence[str] | None = None, plan: Plan | None = None) -> No
     if options.rounds:
         plan = Plan(**{**asdict(plan), "rounds": options.rounds})
     missing: list[str] = []
-    found = list(measure(plan, options.only, missing))
+    systems = [system for system in SYSTEMS if system.name in options.only]
+    if options.before:
+        systems.append(another_build(options.before))
+    found = list(measure(plan, systems, missing))
     scores = [one for one, _ in found]
     options.out.mkdir(parents=True, exist_ok=True)
     drawn = draw(options.out / "gateway.png", scores)

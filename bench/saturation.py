@@ -28,7 +28,7 @@ from bench.machine import versions
 from bench.policies import REPORTS
 from bench.systems import SYSTEMS, NotStarted, Running, System, another_build, mocks, started
 
-DIRECT, OURS, BEFORE = "direct", "warmroute", "warmroute before"
+DIRECT, OURS = "direct", "warmroute"
 REFERENCE = "nginx"  # it does the least that a proxy has to do
 DEFAULT = ("warmroute", "sglang-router", "nginx")
 INTERVAL_S = 0.01
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plan = replace(QUICK if options.quick else Plan(), **chosen)
     systems = [system for system in SYSTEMS if system.name in options.only]
     if options.before:
-        systems.insert(0, another_build(BEFORE, options.before))
+        systems.insert(0, another_build(options.before))
     missing: list[str] = []
     cells = list(measure(plan, systems, missing))
     options.out.mkdir(parents=True, exist_ok=True)

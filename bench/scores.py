@@ -8,7 +8,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.systems import BEFORE
+
 OURS, REFERENCE = "warmroute", "sglang-router"
+MORE = 1.03  # of what a version before cost is ours to cost at most
 SATURATED = 0.9  # of a core: below it, the load or a neighbour was what limited the requests/s
 COLOURS = ("#0072B2", "#999999")  # ours, others
 
@@ -60,6 +63,7 @@ def report(scores: Sequence[Score], missing: Sequence[str], made_by: str, drawn:
     if drawn:
         yield "![CPU of each system](gateway.png)\n"
     yield from ratios(scores)
+    yield from against_before(scores)
 
 
 def table(scores: Sequence[Score]) -> Iterator[str]:
@@ -99,6 +103,23 @@ def ratios(scores: Sequence[Score]) -> Iterator[str]:
     bounds = [(getattr(ours, key) / getattr(reference, key), bound) for key, _, bound in COSTS]
     yield f"| *promised of ours, at most* | {' | '.join(f'{bound:.2f}' for _, bound in bounds)} |"
     yield f"| *kept?* | {' | '.join('yes' if ratio <= bound else '**no**' for ratio, bound in bounds)} |"
+
+
+def against_before(scores: Sequence[Score]) -> Iterator[str]:
+    """Our costs as multiples of those of the version that was measured beside it, if one was."""
+    ours, before = (next((score for score in scores if score.name == name), None) for name in (OURS, BEFORE))
+    if ours is None or before is None:
+        return
+    yield f"\n## Multiples of what {BEFORE} cost\n"
+    yield f"| | {' | '.join(name for _, name, _ in COSTS)} |"
+    yield f"|---|{'--:|' * len(COSTS)}"
+    least = [getattr(ours, key) / getattr(before, key) for key, _, _ in COSTS]
+    pairs = list(zip(ours.rounds, before.rounds, strict=True))
+    middle = [median(now[place] / then[place] for now, then in pairs) for place in range(len(COSTS))]
+    yield f"| the least of the rounds | {' | '.join(f'{ratio:.2f}' for ratio in least)} |"
+    yield f"| the median of the rounds' ratios | {' | '.join(f'{ratio:.2f}' for ratio in middle)} |"
+    yield f"| *promised, at most* | {' | '.join(f'{MORE:.2f}' for _ in COSTS)} |"
+    yield f"| *kept by the least?* | {' | '.join('yes' if ratio <= MORE else '**no**' for ratio in least)} |"
 
 
 def draw(path: Path, scores: Sequence[Score]) -> bool:

@@ -28,6 +28,7 @@ from gateway import __version__
 ROOT = Path(__file__).parents[1]
 COMPILED = ROOT / "build" / "compiled"
 PEERS = Path(os.environ.get("WARMROUTE_PEERS") or ROOT / ".peers")
+BEFORE = "warmroute before"  # another version
 START_S = 120.0  # LiteLLM takes half a minute
 END_S = 3.0
 
@@ -115,9 +116,9 @@ def with_workers(workers: int) -> System:
     return System(f"{workers} workers", command, package="warmroute", environment=_COMPILED)
 
 
-def another_build(name: str, folder: Path) -> System:
+def another_build(folder: Path) -> System:
     """Ours, of the sources in a folder that `hatch_build.py` made: to compare two versions in one run."""
-    return System(name, _warmroute, package="warmroute", environment={**_COMPILED, "PYTHONPATH": str(folder.resolve())})
+    return System(BEFORE, _warmroute, package="warmroute", environment={**_COMPILED, "PYTHONPATH": str(folder.resolve())})
 
 
 def _plain(at: Setting) -> list[str]:

@@ -388,7 +388,7 @@ async def serve(
             started(url_of(runner.addresses[0]))
             await stop.wait()
             gateway.drain.draining = True
-            await last_in(runner.listeners)
+            await last_in(runner.listeners, hurry)
             for site in tuple(runner.sites):
                 await site.stop()
             await gateway.drain.wait(gateway.config.limits.drain_timeout_s, hurry)

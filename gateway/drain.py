@@ -26,7 +26,7 @@ LAST_WORDS_S: Final = 1.0  # for writing the last words to clients that read
 
 # What is on its way arrives within so many rounds of the loop. Rounds, for who is frozen has had time, but has read nothing.
 ROUNDS, ROUND_S = 20, 0.01
-HANDSHAKE_ROUNDS, HANDSHAKE_ROUND_S = 15, 0.1  # longer, while a client far away or without CPU has its connection made
+HANDSHAKE_S, LOOK_S = 1.2, 0.1  # then, for who is far away or has no CPU; the kernel repeats a lost packet after a second
 MAX_WAITING = 4096  # connections that the kernel holds for us
 
 _SO_ATTACH_FILTER = 26
@@ -48,18 +48,21 @@ _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, _SYN_RECV, _ANY_COOKIE 
 _ANSWER_BYTES = 1 << 16
 
 
-async def last_in(listeners: Sequence[socket.socket]) -> None:
-    """Let nobody new in, and accept all who are: then the listening sockets can be closed."""
+async def last_in(listeners: Sequence[socket.socket], hurry: asyncio.Event, handshake_s: float = HANDSHAKE_S) -> None:
+    """Let nobody new in, and accept all who are: then the listening sockets can be closed.
+
+    hurry: who is not quite in is not waited for. handshake_s: nor longer than this, after the first rounds.
+    """
     poll = select.poll()
     for listener in listeners:
         _shut(listener)
         poll.register(listener.fileno(), select.POLLIN)
     for _ in range(ROUNDS):  # connections that are being made
         await asyncio.sleep(ROUND_S)
-    for _ in range(HANDSHAKE_ROUNDS):
-        if not any(map(_has_handshakes, listeners)):
-            break
-        await asyncio.sleep(HANDSHAKE_ROUND_S)
+    clock = asyncio.get_running_loop().time
+    due = clock() + handshake_s
+    while clock() < due and not hurry.is_set() and any(map(_has_handshakes, listeners)):  # noqa: ASYNC110  (it has no event)
+        await asyncio.sleep(LOOK_S)
     for _ in range(MAX_WAITING):
         if not poll.poll(0):
             break
@@ -76,17 +79,16 @@ def _shut(listener: socket.socket) -> None:
 
 
 def _has_handshakes(listener: socket.socket) -> bool:
-    """Whether the kernel has half a connection to it: the client's last packet of three has not come. (Unknown: no.)"""
+    """Whether the kernel has half a connection to its port: the client's last packet of three has not come. (Unknown: no.)"""
     if sys.platform != "linux":
         return False
-    port = listener.getsockname()[1]
     wanted = struct.pack("=BBxxI", listener.family, socket.IPPROTO_TCP, _SYN_RECV)
-    wanted += struct.pack("!HH32x", port, 0) + struct.pack("=IQ", 0, _ANY_COOKIE)
+    wanted += struct.pack("!HH32x", listener.getsockname()[1], 0) + struct.pack("=IQ", 0, _ANY_COOKIE)
     header = struct.pack("=IHHII", 16 + len(wanted), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0)
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
             kernel.send(header + wanted)
-            _, kind = struct.unpack_from("=IH", kernel.recv(_ANSWER_BYTES))
+            _, kind = struct.unpack_from("=IH", kernel.recv(_ANSWER_BYTES, socket.MSG_DONTWAIT))
     except (OSError, struct.error):
         return False
     return bool(kind == _SOCK_DIAG_BY_FAMILY)  # else it is the end of the list, or an error

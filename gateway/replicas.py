@@ -96,6 +96,10 @@ class Fleet:
         return (replica for pool in self.pools for replica in pool.replicas)
 
     @property
+    def _models(self) -> Sequence[tuple[str, ...]]:
+        return [pool.models for pool in self.pools]
+
+    @property
     def leaving(self) -> Sequence[ReplicaState]:
         """Those that the configuration has no more, while requests are running there."""
         return [state for state in self._by_name.values() if state.leaving]
@@ -270,6 +274,7 @@ class Fleet:
     def apply(self, config: Config, met: Mapping[str, Heard]) -> None:
         """From now on as this configuration says. met: what `meet` said of it."""
         before, known = set(self.replicas), set(self._by_name.values())
+        served, prefixes = {state: pool.models for pool in self.pools for state in pool.replicas}, self._models
         self._prober.retune(config.health)
         self._build(config, met)
         left = before.difference(self.replicas)
@@ -284,7 +289,9 @@ class Fleet:
                     state.up_since = self._clock()
             joining += joined
         _log_each("replica joins", "more replicas join", joining)
-        warn_of_misfits(set(self.replicas), self.pools, self._by_prefix)  # another pool's models may have made one
+        others = self._models != prefixes  # then one pool may take what another one served
+        changed = {state for pool in self.pools for state in pool.replicas if others or served.get(state) != pool.models}
+        warn_of_misfits(changed, self.pools, self._by_prefix)
 
     def uses(self, url: str) -> bool:
         """Whether a replica has this URL, one that is leaving included. O(replicas)."""

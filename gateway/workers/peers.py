@@ -48,7 +48,7 @@ from router.follow import Follower, Journal
 log = logging.getLogger("warmroute.workers")
 
 BATCH_S = 0.02
-TELL_S = 0.1, 1.0  # the pause after counters were told; then as long again while no request is routed
+TELL_S = 0.1, 1.0  # the pause after counters were told; then this long again while no request is routed
 TELL_SHARE = 0.01  # of the time, as far as TELL_MOST_S allows
 TELL_MOST_S = 0.5  # from one time to the next while requests are routed: what was not told is lost with a worker that is killed
 SCRAPE_S = 2.0  # who does not answer by then is counted as it told last

@@ -42,7 +42,7 @@ TOGETHER_S = 0.1  # in which workers that crash together are all seen to have en
 HAND_OVER_S = 0.2  # that connections get to be passed on before their listener is closed
 PAUSE_S = 0.5, 30.0  # before a worker that did not live long is replaced: at first, at most
 TRIES = 3  # to start a worker, before anything has served
-LAST_WORDS_S = 5.0  # that a worker takes to end after its requests have
+LAST_WORDS_S = 7.0  # that a worker takes to end, beside the time that its requests have
 
 # The child finds its modules where we found ours, whatever its working directory is.
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gateway.workers.worker import main; main(sys.argv[2:])"

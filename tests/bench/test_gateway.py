@@ -10,7 +10,7 @@ import pytest
 
 from bench.gateway import Part, Plan, Turn, Wait, main, parse, score
 from bench.scores import Score, draw, report
-from bench.systems import SYSTEMS
+from bench.systems import BEFORE, SYSTEMS
 
 TINY = Plan(rounds=1, short=60, long=20, waves=1, seconds=1.0, ttft_seconds=1.2)
 REFERENCE = Score(
@@ -47,6 +47,17 @@ def test_a_report_without_the_reference_has_no_ratios() -> None:
     text = "\n".join(report([OURS], [], "Made here.", drawn=False))
     assert "No ratios: sglang-router was not measured." in text
     assert "gateway.png" not in text
+
+
+def test_a_report_compares_with_the_version_before() -> None:
+    before = replace(OURS, name=BEFORE, short_us=50.0, rounds=[(50.0, 80.0, 10.0), (60.0, 100.0, 20.0), (80.0, 90.0, 15.0)])
+    ours = replace(OURS, rounds=[(45.0, 80.0, 15.0), (60.0, 90.0, 30.0), (60.0, 90.0, 15.0)])
+    text = "\n".join(report([before, ours], [], "Made here.", drawn=False))
+    assert "| the least of the rounds | 0.90 | 1.00 | 1.00 |" in text
+    assert "| the median of the rounds' ratios | 0.90 | 1.00 | 1.50 |" in text
+    assert "| *kept by the least?* | yes | yes | yes |" in text
+    assert "**no**" in "\n".join(report([before, replace(ours, chunk_us=16.0)], [], "Made here.", drawn=False))
+    assert "Multiples of what" not in "\n".join(report([ours], [], "Made here.", drawn=False))
 
 
 def test_a_system_with_errors_is_named_with_them() -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from gateway.app import compose, serve
 from gateway.config import load
+from gateway.drain import last_in
 from tests.fakes import FakeReplica, answers, hangs, streams
 from tests.gateway.conftest import BODY, LOGGED, eventually
 
@@ -141,6 +142,15 @@ async def test_a_connection_that_is_never_made_does_not_keep_it() -> None:
         with half_connected(("127.0.0.1", int(gateway.url.rpartition(":")[2]))):
             gateway.stop.set()
             await gateway.over
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no packet filters for sockets")
+async def test_who_is_in_a_hurry_does_not_wait_for_a_connection_that_is_never_made() -> None:
+    hurry = asyncio.Event()
+    hurry.set()
+    with socket.create_server(("127.0.0.1", 0)) as listener, half_connected(listener.getsockname()):
+        async with asyncio.timeout(40):
+            await last_in([listener], hurry, handshake_s=600)
 
 
 async def test_who_has_not_been_told_may_ask_once_more() -> None:
