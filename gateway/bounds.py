@@ -101,6 +101,9 @@ class BoundedParser:
             if payload.is_eof():
                 self._payload = None
         if messages:
+            if messages[-1][0].upgrade and not (len(messages) == 1 and _is_whole(data, messages[0][0])):
+                # aiohttp's parser drops what is behind it, so it has to be the connection's last request.
+                messages[-1] = (messages[-1][0]._replace(should_close=True), messages[-1][1])
             messages = [(self._begin(message, its_payload), its_payload) for message, its_payload in messages]
         if messages or payload is not None:
             self._head = 0  # less than one read of a next head may be here; the next read counts
@@ -179,6 +182,14 @@ class BoundedParser:
             return
         self.close()
         raise Refused(error)
+
+
+def _is_whole(data: bytes, message: Any) -> bool:
+    """Whether these bytes are this request, and nothing else."""
+    length = message.headers.get("Content-Length", "0")
+    head = data.find(b"\r\n\r\n") + 4
+    begins = data.startswith(message.method.encode() + b" ")
+    return bool(begins and not message.chunked and length.isdecimal() and head + int(length) == len(data))
 
 
 def refusal_of(lease: Lease) -> GatewayError | None:

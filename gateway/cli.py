@@ -184,6 +184,9 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
             await Supervisor(config, source, sides=sides).run(stop, hurry, started)
         else:
             await serve(compose(config, requests, source=source), stop, hurry, started, sides=sides)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # one that comes now must not end it with another status
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
     log.info("stopped")
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,20 @@ def test_serve_refuses_what_check_refuses_and_logs_what_check_warns_of(tmp_path:
         assert f"{file}:4: log_level" in why
     finally:
         gateway.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_signals_that_come_until_the_last_moment_do_not_change_its_exit_status(workers: int, number: signal.Signals) -> None:
+    options = ["--replica", "http://127.0.0.1:9", "--port", "0", "--host", "127.0.0.1", "--workers", str(workers)]
+    with subprocess.Popen([*COMMAND, "serve", *options], stderr=subprocess.PIPE, text=True) as gateway:
+        assert gateway.stderr
+        assert any(listening_url(line) for line in gateway.stderr)
+        gateway.send_signal(signal.SIGTERM)
+        while gateway.poll() is None:
+            gateway.send_signal(number)
+            time.sleep(0.005)
+    assert gateway.returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

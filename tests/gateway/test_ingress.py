@@ -819,3 +819,33 @@ def test_the_memory_of_a_cgroup(tmp_path: Any) -> None:
     write("proc/self/cgroup", "5:cpu:/a\n4:memory:/docker/1\n")
     write("sys/fs/cgroup/memory/memory.limit_in_bytes", f"{128 * MIB}\n")
     assert memory_bytes(tmp_path) == 128 * MIB
+
+
+def upgrading(protocol: bytes) -> bytes:
+    return post(RAW, b"Connection: Upgrade", b"Upgrade: " + protocol)
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"ws", b"websocket"])
+@pytest.mark.parametrize("apart", [0, 1, 40])
+async def test_what_is_behind_an_upgrade_is_not_dropped_without_a_word(protocol: bytes, apart: int) -> None:
+    """aiohttp's parser drops it: the client must learn that nothing else of this connection is answered."""
+    async with FakeReplica() as replica, running(replica) as run, dial(run) as (reader, writer):
+        first = upgrading(protocol)
+        writer.write(first[: len(first) - apart])
+        if apart:
+            await eventually(lambda: run.gateway.budget.held > 0)
+        writer.write(first[len(first) - apart :] + post())
+        status, headers, _ = await read_answer(reader)
+        assert (status, headers["connection"]) == (200, "close")
+        assert await reader.read() == b""
+        assert len(replica.requests) == 1
+
+
+async def test_an_upgrade_with_nothing_behind_it_keeps_the_connection() -> None:
+    """Java's client asks for h2c with each first request."""
+    async with FakeReplica() as replica, running(replica) as run, dial(run) as (reader, writer):
+        for _ in range(3):
+            writer.write(upgrading(b"h2c"))
+            status, headers, _ = await read_answer(reader)
+            assert (status, headers.get("connection")) == (200, None)
+        assert len(replica.requests) == 3
