@@ -74,31 +74,41 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev $(COMPILED)/.made
-	$(BIN)/python -m bench.routing
-	$(BIN)/python -m bench.memory
-	$(BIN)/python -m bench.parsing
+	$(BIN)/python -m bench.router.routing
+	$(BIN)/python -m bench.router.memory
+	$(BIN)/python -m bench.gateway.parsing
 	$(BIN)/python -m bench.gateway
-	$(BIN)/python -m bench.saturation
-	$(BIN)/python -m bench.streams
-	$(BIN)/python -m bench.workers
-	$(BIN)/python -m bench.prefix
-	$(BIN)/python -m bench.throughput
-	$(BIN)/python -m bench.engines
-	$(BIN)/python -m bench.coalescing
-	$(BIN)/python -m bench.evictions
-	$(BIN)/python -m bench.twin
-	$(BIN)/python -m bench.ablation
-	$(BIN)/python -m bench.unequal
-	$(BIN)/python -m bench.policies
+	$(BIN)/python -m bench.gateway.saturation
+	$(BIN)/python -m bench.gateway.streams
+	$(BIN)/python -m bench.gateway.workers
+	$(BIN)/python -m bench.replica.prefix
+	$(BIN)/python -m bench.replica.throughput
+	$(BIN)/python -m bench.replica.engines
+	$(BIN)/python -m bench.replica.coalescing
+	$(BIN)/python -m bench.replica.evictions
+	$(BIN)/python -m bench.replica.twin
+	$(BIN)/python -m bench.router.ablation
+	$(BIN)/python -m bench.router.unequal
+	$(BIN)/python -m bench.router.policies
 
 # What bench.gateway compares with, into .peers: sglang-router, smg, vllm-router, litellm; nginx and haproxy from Debian.
-# (`scripts/peers.sh .peers engines`: what bench.engines compares with, 4 GB.) Without them `make bench` measures what is there.
+# (`scripts/peers.sh .peers engines`: what bench.replica.engines compares with, 4 GB.) Without them `make bench` measures what is there.
 peers:
 	scripts/peers.sh
 
-# Breaks the router on purpose, one place at a time; every mutant must make its tests fail.
+# Changes a module in many small ways (mutmut), one at a time, runs its tests on each, and prints the mutants that survived.
+MODULE ?= router/learning/learned.py
+TESTS ?= tests/$(dir $(MODULE))test_$(notdir $(MODULE))
+comma := ,
+space := $(subst ,, )
+MUTANTS := build/mutants
 mutants: $(VENV)/.dev
-	$(BIN)/python -m scripts.mutants
+	rm -rf $(MUTANTS)
+	mkdir -p $(MUTANTS)
+	cp -r router gateway replica bench tests pyproject.toml $(MUTANTS)/
+	sed -i 's#^only_mutate = .*#only_mutate = ["$(MODULE)"]#; s#^\(pytest_add_cli_args_test_selection\) = .*#\1 = ["$(subst $(space),"$(comma) ",$(TESTS))"]#' \
+		$(MUTANTS)/pyproject.toml
+	cd $(MUTANTS) && HYPOTHESIS_PROFILE=mutants $(abspath $(BIN))/mutmut run && $(abspath $(BIN))/mutmut results
 
 fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -21,46 +21,60 @@ from typing import Any
 ROOT = Path(__file__).parent
 PACKAGES = ("router", "gateway", "replica")
 
-# What a request does not pass through, and what mypyc or aiohttp cannot do with. (logs: a compiled logging.Handler that is
-# freed leaves its weak references behind, and the next garbage collection follows them.)
-PLAIN = {
-    "router": ("__init__", "generators", "native", "policies", "simulate", "sticky", "workloads"),
-    "gateway": (
-        "__init__",
-        "addresses",
-        "accept",
-        "admission",
-        "acceptable",
-        "app",
-        "ask",
-        "bounds",
-        "cli",
-        "client",
-        "config",
-        "config_warnings",
-        "endpoints",
-        "engines",
-        "everywhere",
-        "front",
-        "half_closed",
-        "line",
-        "logs",
-        "operator",
-        "plot",
-        "probe",
-        "process",
-        "replica_state",
-        "side",
-        "simulate",
-        "sockets",
-        "status",
-        "typed",
-        "yaml_file",
-    ),
-    "gateway/api": ("__init__",),
-    "gateway/parser": ("__init__", "helper", "process", "wire"),
-    "gateway/workers": ("__init__", "commands", "handover", "hub", "listeners", "supervisor", "worker"),
-}
+# What a request does not pass through, and what mypyc or aiohttp cannot do with: files, and folders with all that is in them.
+# (telemetry/logs: a compiled logging.Handler that is freed leaves its weak references behind, and the next garbage collection
+# follows them.)
+PLAIN = (
+    "gateway/admission/fair_queue.py",
+    "gateway/admission/pool_queue.py",
+    "gateway/__main__.py",
+    "gateway/app.py",
+    "gateway/cluster/accepted.py",
+    "gateway/cluster/commands.py",
+    "gateway/cluster/listeners.py",
+    "gateway/cluster/messages.py",
+    "gateway/cluster/process.py",
+    "gateway/cluster/side_sockets.py",
+    "gateway/cluster/workers/command_log.py",
+    "gateway/cluster/workers/handover.py",
+    "gateway/cluster/workers/hub.py",
+    "gateway/cluster/workers/messages.py",
+    "gateway/cluster/workers/supervisor.py",
+    "gateway/commands/",
+    "gateway/config/addresses.py",
+    "gateway/config/checks.py",
+    "gateway/config/complaints.py",
+    "gateway/config/hints.py",
+    "gateway/config/json_schema.py",
+    "gateway/config/listen.py",
+    "gateway/config/parse.py",
+    "gateway/config/schema.py",
+    "gateway/config/source.py",
+    "gateway/config/yaml_file.py",
+    "gateway/fleet/engine_client.py",
+    "gateway/fleet/engines.py",
+    "gateway/fleet/prober.py",
+    "gateway/fleet/state.py",
+    "gateway/parser/helper.py",
+    "gateway/parser/process.py",
+    "gateway/parser/wire.py",
+    "gateway/server/endpoints.py",
+    "gateway/server/http/accept.py",
+    "gateway/server/http/ambiguity.py",
+    "gateway/server/http/bounded_parser.py",
+    "gateway/server/http/connection.py",
+    "gateway/server/http/connections.py",
+    "gateway/server/http/half_closed.py",
+    "gateway/server/operator.py",
+    "gateway/server/side_listeners.py",
+    "gateway/server/status.py",
+    "gateway/telemetry/logs.py",
+    "replica/",
+    "router/events.py",
+    "router/native.py",
+    "router/policies/",
+    "router/simulation/",
+)
 
 # No cache: it is of no use to mypyc, and a mypy that runs at the same time locks it.
 _SETUP = """
@@ -76,10 +90,11 @@ setup(name="warmroute", packages=[], ext_modules=made)
 
 def modules() -> Iterator[str]:
     """The modules to compile, as paths below ROOT."""
-    for package, plain in PLAIN.items():
-        for path in sorted((ROOT / package).glob("*.py")):
-            if path.stem not in plain:
-                yield path.relative_to(ROOT).as_posix()
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if path.name != "__init__.py" and not name.startswith(PLAIN):
+                yield name
 
 
 def compile_into(folder: Path) -> list[Path]:

@@ -1,4 +1,13 @@
 """An inference server with a real prefix cache (transformers' continuous batching), and its simulated twin.
 
 `warmroute replica` runs it. The package stands alone: it shares a wire format with the gateway, and no code.
+
+Layers; each imports only lower ones:
+
+    cli                         the composition root; flags (argparse only)
+    process, fit                replicas of one process; measuring a running replica (imports sim and engine only)
+    api                         HTTP: OpenAI's and vLLM's
+    output, sim, torch_engine   tokens to text; the two engines; these three do not import each other
+    engine                      the interface between api and the engines, and its values
+    cache                       block keys, block ledger, KV events
 """

@@ -14,36 +14,36 @@ from collections.abc import Sequence as Items
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from replica.blocks import Sink
+from replica.api.server import ServerConfig
+from replica.cache.blocks import CacheListener
 from replica.engine import Engine, SetupError
-from replica.faults import FaultConfig, fates, lifetime
 from replica.flags import parser
-from replica.server import ServerConfig
-from replica.serving import Station, bind, serve
-from replica.sim import SimEngine
-from replica.sim_cost import SimConfig
+from replica.process import ReplicaSpec, bind, serve
+from replica.sim.cost import SimConfig
+from replica.sim.engine import SimEngine
+from replica.sim.faults import FaultConfig, fault_sequence, lifetime
 
 if TYPE_CHECKING:
-    from replica.kv_events import KvEvents
-    from replica.loading import RandomWeights
+    from replica.cache.kv_events import KvEventPublisher
+    from replica.torch_engine.loading import RandomWeights
 
-NEEDED = ("torch", "transformers", "accelerate", "gguf", "tqdm")
-NEEDED_FOR_EVENTS = ("msgpack", "zmq")
+REPLICA_PACKAGES = ("torch", "transformers", "accelerate", "gguf", "tqdm")
+EVENTS_PACKAGES = ("msgpack", "zmq")
 KV_TOKENS = {"transformers": 0, "sim": 100_000}  # 0: the device decides
 MAX_BATCH = {"transformers": 16, "sim": 256}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; returns the exit status."""
+    """BlockRun the command; returns the exit status."""
     if argv[:1] == ["fit"]:
-        from replica.fit import main as fit
+        from replica.fit.command import main as fit
 
         return fit(argv[1:])
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("replica").setLevel(logging.INFO)
-    # Until the server listens, SIGTERM is like Ctrl-C: an unwinding that leaves no half-prepared model.
+    # Until the server listens, SIGTERM is like Ctrl-C: the stack unwinds, and no half-prepared model is left.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if args.prepare_only:
@@ -51,17 +51,17 @@ def main(argv: list[str]) -> int:
             return 0
         _check_simulated(args)
         with contextlib.ExitStack() as stack:
-            stations = [_station(args, index, stack.enter_context(contextlib.ExitStack())) for index in range(args.count)]
-            told_to_stop = asyncio.run(serve(stations, _say))
+            specs = [_spec(args, index, stack.enter_context(contextlib.ExitStack())) for index in range(args.count)]
+            stopped = asyncio.run(serve(specs, _log))
     except SetupError as error:
         print(f"warmroute replica: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0
-    return 0 if told_to_stop else 1  # the others have died
+    return 0 if stopped else 1  # all have died
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -70,19 +70,19 @@ def _check_simulated(args: argparse.Namespace) -> None:
         raise SetupError("only simulated replicas share a process, run faster and have faults: add --engine sim")
 
 
-def _station(args: argparse.Namespace, index: int, resources: contextlib.ExitStack) -> Station:
-    """The replica of this index, with what has to be closed after it."""
-    # Bound before the model loads: a port that is taken should not cost half a minute to find out.
+def _spec(args: argparse.Namespace, index: int, resources: contextlib.ExitStack) -> ReplicaSpec:
+    """The replica with this index; `resources` are closed after it."""
+    # Bound before the model loads, so that a port in use is reported at once.
     listener = resources.enter_context(bind(args.host, args.port + index if args.port else 0))
     events = resources.enter_context(_events(args, index))
     engine = _engine(args, index, [events] if events else [])
-    lives = lifetime(_faults(args), _chance(args, index, "death"))
-    return Station(
+    lifetime_s = lifetime(_faults(args), _random(args, index, "death"))
+    return ReplicaSpec(
         engine,
         _served_name(args),
         listener,
         _server_config(args, events),
-        lives_s=None if lives is None else lives / args.speed,
+        lifetime_s=None if lifetime_s is None else lifetime_s / args.speed,
         resources=resources,
     )
 
@@ -91,33 +91,37 @@ def _faults(args: argparse.Namespace) -> FaultConfig:
     return FaultConfig(args.fault_latency, args.fault_errors, args.fault_breaks, args.fault_death)
 
 
-def _chance(args: argparse.Namespace, index: int, what: str) -> random.Random:
-    """Each replica has chances of its own, the same in every run with this seed."""
-    return random.Random(f"{args.seed} {index} {what}")
+def _random(args: argparse.Namespace, index: int, purpose: str) -> random.Random:
+    """Each replica has its own generator, the same in every run with this seed."""
+    return random.Random(f"{args.seed} {index} {purpose}")  # other purposes: other faults for the same seed
 
 
 @contextlib.contextmanager
-def _events(args: argparse.Namespace, index: int) -> "Iterator[KvEvents | None]":
-    """The publisher, if there is to be one; closed after the engine."""
+def _events(args: argparse.Namespace, index: int) -> "Iterator[KvEventPublisher | None]":
+    """The publisher of KV events, None without --kv-events; closed after the engine."""
     if args.kv_events is None:
         if args.kv_events_replay is not None:
-            raise SetupError("--kv-events-replay repeats what --kv-events has published: give both")
+            raise SetupError("--kv-events-replay sends again what --kv-events has published: give both")
         yield None
         return
-    missing = [name for name in NEEDED_FOR_EVENTS if importlib.util.find_spec(name) is None]
+    missing = [name for name in EVENTS_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise SetupError(
             f"{', '.join(missing)} not installed: pip install '.[events]' in the checkout (or leave out --kv-events)"
         )
-    from replica.kv_events import EventsConfig, KvEvents, endpoint_of
+    from replica.cache.kv_events import EndpointError, EventsConfig, KvEventPublisher, endpoint_of
 
     replay = None if args.kv_events_replay is None else endpoint_of(args.kv_events_replay, index)
     config = EventsConfig(endpoint_of(args.kv_events, index), replay, args.kv_events_topic, args.kv_events_form)
-    with contextlib.closing(KvEvents(config, args.block_size)) as events:
-        yield events
+    try:
+        publisher = KvEventPublisher(config, args.block_size)
+    except EndpointError as error:
+        raise SetupError(str(error)) from error
+    with contextlib.closing(publisher):
+        yield publisher
 
 
-def _engine(args: argparse.Namespace, index: int, sinks: Items[Sink]) -> Engine:
+def _engine(args: argparse.Namespace, index: int, listeners: Items[CacheListener]) -> Engine:
     kv_tokens = args.kv_tokens or KV_TOKENS[args.engine]
     max_batch = args.max_batch or MAX_BATCH[args.engine]
     if args.block_size < 4 or 0 < kv_tokens < 4 * args.block_size:
@@ -128,10 +132,10 @@ def _engine(args: argparse.Namespace, index: int, sinks: Items[Sink]) -> Engine:
                 "the simulated engine has nothing to save and no template: leave out --cache-file, --chat-template"
             )
         config = _sim_config(args, kv_tokens, max_batch)
-        return SimEngine(config, sinks=sinks, fates=fates(_faults(args), _chance(args, index, "fates")))
+        return SimEngine(config, listeners=listeners, faults=fault_sequence(_faults(args), _random(args, index, "fates")))
     if args.cache_file and not args.cache_file.absolute().parent.is_dir():
         raise SetupError(f"--cache-file: there is no folder {args.cache_file.absolute().parent}")
-    return _real_engine(args, kv_tokens, max_batch, sinks)
+    return _real_engine(args, kv_tokens, max_batch, listeners)
 
 
 def _sim_config(args: argparse.Namespace, kv_tokens: int, max_batch: int) -> SimConfig:
@@ -151,9 +155,9 @@ def _sim_config(args: argparse.Namespace, kv_tokens: int, max_batch: int) -> Sim
     )
 
 
-def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, sinks: Items[Sink]) -> Engine:
+def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, listeners: Items[CacheListener]) -> Engine:
     model = _model(args)
-    from replica.continuous import ContinuousConfig, ContinuousEngine
+    from replica.torch_engine.continuous import ContinuousConfig, ContinuousEngine
 
     config = ContinuousConfig(
         device=args.device,
@@ -167,7 +171,7 @@ def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, sinks
         cache_file=args.cache_file,
         chat_template=_template(args.chat_template),
     )
-    return ContinuousEngine(model, config, sinks)
+    return ContinuousEngine(model, config, listeners)
 
 
 def _template(file: Path | None) -> str | None:
@@ -178,16 +182,16 @@ def _template(file: Path | None) -> str | None:
 
 
 def _model(args: argparse.Namespace) -> "str | Path | RandomWeights":
-    """What to load; fetches and converts the bundled model if it is asked for and not there."""
+    """The model to load; fetches and converts the bundled one if it is selected and does not exist yet."""
     if args.engine == "sim":
         raise SetupError("the simulated engine has no model to prepare: leave out --prepare-only")
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in REPLICA_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise SetupError(f"{', '.join(missing)} not installed: pip install '.[replica]' in the checkout (or use --engine sim)")
-    from replica.model import cache_folder, prepared_smollm2
+    from replica.torch_engine.model import cache_folder, prepared_smollm2
 
     if args.random_weights is not None:
-        from replica.loading import random_weights
+        from replica.torch_engine.loading import random_weights
 
         return random_weights(args.random_weights.expanduser(), lambda: prepared_smollm2(cache_folder()))
     if args.model is None:
@@ -217,7 +221,7 @@ def _served_name(args: argparse.Namespace) -> str:
     return folder.resolve().name if folder.is_dir() else str(args.model)
 
 
-def _server_config(args: argparse.Namespace, events: "KvEvents | None") -> ServerConfig:
+def _server_config(args: argparse.Namespace, events: "KvEventPublisher | None") -> ServerConfig:
     return ServerConfig(
         max_queue=args.max_queue,
         coalesce_s=args.coalesce_ms / 1000,

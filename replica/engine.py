@@ -1,12 +1,12 @@
-"""What a server needs from an engine, and the values that pass between them.
+"""The interface between the HTTP server and an engine, and the values that pass between them.
 
-Theory of operation. The server turns an HTTP body into a `Request` and gives it to `Engine.submit`, which never
-blocks and returns a `Sequence`: the request as long as it lives inside the engine. The engine pushes tokens into it;
-the server takes them out with `next`. Engines call `push` and `fail` on the event loop's thread only.
+Theory of operation. The server turns an HTTP body into a `Request` and passes it to `Engine.submit`, which never
+blocks and returns a `Sequence`: the request for as long as it lives inside the engine. The engine pushes tokens into
+it; the server takes them out with `next`. Engines call `push`, `end` and `fail` on the event loop's thread only.
 
-Invariants: a sequence ends exactly once (finished, failed or closed) and the engine hears of a `close` only when it
-came before the end; tokens that the server has not taken yet are merged into one step, so a slow client costs one
-list and no queue; `cached_tokens` is the engine's own number, set before the first token.
+Invariants: a sequence ends exactly once (finished, failed or closed), and the engine is called back for a `close` only
+if that came before the end; tokens that the server has not taken yet are merged into one `NewTokens`, so a slow client
+costs one list and no queue; `cached_tokens` is the engine's own number, set before the first token.
 """
 
 import asyncio
@@ -15,13 +15,14 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from replica.blocks import CacheCounts
-from replica.prefix import Scope
+from replica.cache.blocks import CacheCounts
+from replica.cache.prefix import Scope
 
-Finish = Literal["stop", "length"]
-Tail = Literal["answer", "open", "none"]  # a chat prompt's end: the head of an answer, the last message still open, neither
+FinishReason = Literal["stop", "length"]
+# How a chat prompt ends: with the header of an answer, with the last message left open, with neither.
+PromptEnd = Literal["answer", "open", "none"]
 Message = dict[str, Any]
-GREEDY_BELOW = 1e-3  # a temperature this low divides scores out of float32's range, and is greedy for any purpose
+GREEDY_BELOW = 1e-3  # a lower temperature would divide scores out of float32's range, and is greedy in effect
 
 
 class EngineError(Exception):
@@ -33,12 +34,12 @@ class PromptError(ValueError):
 
 
 class SetupError(Exception):
-    """The replica cannot start, and the message says what the user can do about it."""
+    """The replica cannot start; the message tells the user what to do about it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
-    """What a request changes of the chat template: another text, further variables."""
+class TemplateOverride:
+    """A request's changes to the chat template: another text, additional variables."""
 
     text: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must look like: a JSON schema, a JSON list of texts of which it is one, or a regular expression."""
+    """A constraint on an answer: a JSON schema, a JSON list of the allowed texts, or a regular expression."""
 
     kind: Literal["json", "choice", "regex"]
     text: str
@@ -54,11 +55,11 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn, and which one ends the answer.
+    """How tokens are drawn, and which ones end the answer.
 
-    `temperature` 0 is greedy, `top_k` 0 is all. Presence and frequency penalties count the answer's tokens, the repetition
-    penalty the prompt's too. `logprobs` is how many of the likeliest tokens are told beside each one, None for no scores.
-    No token that would end the answer is drawn before `min_tokens` others.
+    `temperature` 0 is greedy, `top_k` 0 means all tokens. Presence and frequency penalties count the answer's tokens, the
+    repetition penalty also the prompt's. `logprobs` is how many of the likeliest tokens are reported beside each one, None
+    for no scores. No token that ends the answer is drawn before `min_tokens` others.
     """
 
     temperature: float = 0.0
@@ -83,8 +84,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request(Sampling):
-    """One prompt to continue, and how. `scope` is whose cached blocks it may use and leaves behind; for `keep_s` seconds after
-    its end these are to be kept, if there is room."""
+    """One prompt to continue. `scope` selects the cached blocks that it may use and adds to; these are kept for `keep_s`
+    seconds after its end, if there is room."""
 
     prompt: Items[int]
     max_tokens: int
@@ -94,7 +95,7 @@ class Request(Sampling):
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """The logarithm of a token's chance as the model sees it, before any sampling; and the likeliest tokens with theirs."""
+    """The log-probability of a token in the model's own distribution, before sampling; and the likeliest tokens with theirs."""
 
     token: int
     logprob: float
@@ -102,20 +103,20 @@ class TokenScore:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """Tokens that became available since the last step, their scores if they were asked for; `finish` on the last step, and
-    `end_token` if its last token is what ended the answer: it is no part of the text."""
+class NewTokens:
+    """Tokens since the last call of `Sequence.next`, with their scores if those were requested. `finish` is set on the last
+    one; `end_token` too if its last token is what ended the answer: that token is not part of the text."""
 
     tokens: list[int]
-    finish: Finish | None
+    finish: FinishReason | None
     scores: list[TokenScore] = field(default_factory=list)
     end_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is, fixed at start. `context` is the most tokens (prompt and answer) of one request; `scores` tells
-    whether there are any, to be told and to be changed."""
+    """An engine's fixed properties. `context`: the most tokens (prompt and answer) of one request. `scores`: whether the
+    engine has token scores, to report them and to apply penalties to them."""
 
     kind: str
     context: int
@@ -126,26 +127,36 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What an engine is doing now. `kv_usage` is the share of blocks that running requests hold, 0 to 1."""
+class EngineLoad:
+    """Requests running and waiting now. `kv_usage` is the share of blocks that running requests hold, 0 to 1."""
 
     running: int
     waiting: int
     kv_usage: float
 
 
+class Detokenizer(Protocol):
+    """Incremental decoding of one answer. The pieces of all `push`es and of `finish` join to the answer's text."""
+
+    def push(self, tokens: Items[int]) -> str:
+        """Add tokens; returns the new text, empty while it ends in half a character."""
+
+    def finish(self) -> str:
+        """The held-back rest, even if it ends in half a character. No `push` afterwards."""
+
+
 class Sequence:
-    """One request inside an engine, closed exactly once. All methods O(tokens given)."""
+    """One request inside an engine, closed exactly once. All methods O(tokens passed)."""
 
     def __init__(self, request: Request, on_close: Callable[["Sequence"], None]) -> None:
         self.request = request
         self.cached_tokens = 0
         self.ended = False
         self._on_close = on_close
-        self.queued_s = 0.0  # how long it waited before the engine began with it; the engine's own number too
+        self.queued_s = 0.0  # seconds in the engine's queue; measured by the engine
         self._tokens: list[int] = []
         self._scores: list[TokenScore] = []
-        self._finish: Finish | None = None
+        self._finish: FinishReason | None = None
         self._end_token: int | None = None
         self._error: str | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -154,8 +165,8 @@ class Sequence:
         state = "failed" if self._error else self._finish or ("closed" if self.ended else "open")
         return f"<Sequence {state}, {len(self.request.prompt)} prompt tokens, {len(self._tokens)} not taken>"
 
-    def push(self, tokens: Iterable[int], finish: Finish | None = None, scores: Iterable[TokenScore] = ()) -> None:
-        """The engine has new tokens; with `finish` they are the last."""
+    def push(self, tokens: Iterable[int], finish: FinishReason | None = None, scores: Iterable[TokenScore] = ()) -> None:
+        """Add new tokens, the last ones if `finish` is set."""
         if self.ended:
             return
         self._tokens.extend(tokens)
@@ -165,7 +176,7 @@ class Sequence:
         self._wake()
 
     def end(self, tokens: list[int], scores: Iterable[TokenScore] = ()) -> None:
-        """The last tokens, of which the last one ends the answer and is no part of its text."""
+        """Add the last tokens, of which the very last ends the answer and is not part of its text."""
         if not self.ended:
             self._end_token = tokens[-1]
         self.push(tokens, "stop", scores)
@@ -176,8 +187,8 @@ class Sequence:
             self.ended, self._error = True, message
             self._wake()
 
-    async def next(self) -> Step:
-        """Wait for new tokens; raise EngineError when no more will come. Not to be called again after a step with `finish`."""
+    async def next(self) -> NewTokens:
+        """Wait for new tokens. Raises EngineError if no more will come. Not to be called again after `finish`."""
         if not self._tokens and self._finish is None and self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -185,10 +196,10 @@ class Sequence:
             raise EngineError(self._error)
         tokens, self._tokens = self._tokens, []
         scores, self._scores = self._scores, []
-        return Step(tokens, self._finish, scores, self._end_token)
+        return NewTokens(tokens, self._finish, scores, self._end_token)
 
     def close(self) -> None:
-        """Nobody wants the rest: the engine stops working on it. Does nothing once the sequence has ended."""
+        """The rest is not wanted: the engine stops working on it. Does nothing once the sequence has ended."""
         if not self.ended:
             self.ended = True
             self._on_close(self)
@@ -199,8 +210,8 @@ class Sequence:
 
 
 class Engine(Protocol):
-    """The interface of both engines. Everything but the coroutines is synchronous, and called on the event loop's thread;
-    `encode`, `encode_chat` and `grammar_error`, which can take long, also in another one beside it."""
+    """The interface of both engines. Everything but the coroutines is synchronous and called on the event loop's thread;
+    `encode`, `encode_chat` and `grammar_error`, which can take long, may run in another thread at the same time."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -212,31 +223,38 @@ class Engine(Protocol):
         """Stop working and free everything; open sequences fail."""
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """The tokens of a text; `special`: with those that the model wants around it."""
+        """The tokens of a text; `special`: with the special tokens that the model wants around it."""
 
     def encode_chat(
-        self, messages: list[Message], tools: list[Any] | None, tail: Tail = "answer", template: Template | None = None
+        self,
+        messages: list[Message],
+        tools: list[Any] | None,
+        end: PromptEnd = "answer",
+        template: TemplateOverride | None = None,
     ) -> list[int]:
-        """The template's prompt for these messages. Raises PromptError."""
+        """The chat template's prompt for these messages. Raises PromptError."""
 
     def decode(self, tokens: list[int], special: bool = False) -> str:
-        """The text of tokens; `special`: that of special tokens too."""
+        """The text of tokens; `special`: including the text of special tokens."""
+
+    def detokenizer(self, special: bool = False) -> Detokenizer:
+        """The same as `decode`, incrementally, for one answer."""
 
     def token_strings(self, tokens: list[int]) -> list[str]:
         """Each token as the vocabulary spells it."""
 
     def grammar_error(self, grammar: Grammar) -> str | None:
-        """Why answers cannot be kept to this grammar, if they cannot; the message is for the client."""
+        """Why answers cannot follow this grammar, None if they can; the message is for the client."""
 
     def submit(self, request: Request) -> Sequence:
-        """Take a request in; its prompt and max_tokens have been checked against `info`, its grammar by `grammar_error`."""
+        """Accept a request whose prompt and max_tokens have been checked against `info`, its grammar by `grammar_error`."""
 
-    def load(self) -> Load: ...
+    def load(self) -> EngineLoad: ...
 
     def cache_counts(self) -> CacheCounts: ...
 
     def failure(self) -> str | None:
-        """Why the engine can serve no more, or None while it can."""
+        """Why the engine can serve no more, None while it can."""
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False, and nothing done, while requests run."""
+        """Drop all cached blocks; False, and nothing dropped, while requests run."""

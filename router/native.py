@@ -1,4 +1,4 @@
-"""What a class tells the compiler, in whose environment `mypy_extensions` is; plain Python passes over it."""
+"""Compiler hints for classes. `mypy_extensions` is installed where wheels are compiled; plain Python ignores the hints."""
 
 from __future__ import annotations
 

@@ -9,11 +9,12 @@ anything evicted for it. A prompt that the engine refuses leaves no trace, and w
 where that is not known, than its cache) is not credited at all.
 
 Belief is corrected by what happens: failure takes a pending credit back, a replica that leaves or restarts is purged, and the
-engine's own counts of cached tokens show restarts and how much a cache can hold (`evidence.py`). That less of one prompt was
-cached than we believed changes nothing for other prompts: this one was computed and is held now, and what it says of others
-that share a part of it may be wrong (the engine may have read another prompt than we did).
+engine's own counts of cached tokens show restarts and how much a cache can hold (`evidence.py`). If less of one prompt was
+cached than we believed, that changes nothing for other prompts: this one was computed and is held now, and it is weak evidence
+on others that share a part of it (the engine may have read another prompt than we did).
 
-Several processes may route for the same replicas: each tells its journal what it books, and the others follow (`follow.py`).
+Several routers may route for the same replicas: each keeps a journal of what it books, and the others follow it
+(`replication_log.py`, `follower.py`).
 """
 
 from __future__ import annotations
@@ -23,33 +24,45 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from router.booking import Booking
-from router.evidence import Evidence, Miss
-from router.follow import Journal
+from router.index.trie import RadixTrie
+from router.learning.evidence import Evidence, Miss
+from router.learning.scales import MOST_SCALES, Scales
 from router.load import Lease, Ledger
-from router.policies import POLICIES
-from router.pricing import Quotes
-from router.replication import Rents
-from router.scales import MOST_SCALES, Scales
-from router.trie import RadixTrie
-from router.types import KEY_BYTES, BlockKeys, Candidate, Decision, Outcome, Prompt, Random, Replica
+from router.policies.least_cost import LeastCost
+from router.policies.policy import Policies
+from router.policies.table import POLICIES
+from router.pricing.quotes import Quotes
+from router.pricing.replication import Rents
+from router.replication_log import Journal
+from router.types import KEY_BYTES, TOKEN_WEIGHT, BlockKeys, Candidate, Decision, Outcome, Prompt, Random, Replica
 
 MOST_TOKENS_PER_UNIT: Final = 100  # an image is a few bytes of canonical text, and may be a thousand tokens
-SHRINK_BYTES: Final = 1 << 18  # an index whose bound was lowered shrinks by so much a sweep: all at once would be a long pause
-TURN_TOKENS: Final = 4096  # a match of so many tokens has full weight in the gap between turns: short heads come by chance
-LONG_S: Final = 1.0  # a request that took longer has kept its blocks in use for so long; a short one was credited just now
+SHRINK_BYTES: Final = 1 << 18  # by which a sweep shrinks an index whose bound was lowered: all at once would be a long pause
+TURN_TOKENS: Final = 4096  # a match of this length has full weight in the gap between turns: short heads match by chance
+LONG_S: Final = 1.0  # a longer request has kept its blocks in use until its end; a shorter one was credited just now
 
 
 class Router:
     """See the top of this file. Time comes as an argument, chance through the constructor; no call blocks."""
 
-    def __init__(self, *, policy: str, ttl_s: float, memory_bytes: int, chance: Random, journal: Journal | None = None) -> None:
-        """journal: is told of everything that is booked here."""
+    def __init__(
+        self,
+        *,
+        policy: str,
+        ttl_s: float,
+        memory_bytes: int,
+        chance: Random,
+        journal: Journal | None = None,
+        policies: Policies = POLICIES,
+    ) -> None:
+        """policy: one of `policies`. journal: records what is booked here, for other routers."""
         self.journal = journal
         self.trie = RadixTrie(ttl_s, memory_bytes)
         self.ledger = Ledger()
         self.rents = Rents()
         self.policy_name = policy
-        self._policy = POLICIES[policy]()
+        self._policies = policies
+        self._policy = policies[policy]()
         self._memory_bytes = memory_bytes
         self._chance = chance
         self._replicas: dict[str, Replica] = {}
@@ -61,7 +74,7 @@ class Router:
         """From now on by this policy (one that stays keeps what it remembers) and within these bounds. O(1)."""
         if policy != self.policy_name:
             self.policy_name = policy
-            self._policy = POLICIES[policy]()
+            self._policy = self._policies[policy]()
         self._memory_bytes = memory_bytes
         self.trie.ttl_s = ttl_s
         self.trie.max_bytes = max(memory_bytes, min(self.trie.max_bytes, self.trie.needed_bytes))
@@ -78,8 +91,8 @@ class Router:
 
     # -- replicas
 
-    def add(self, replica: Replica, block_tokens: float) -> None:
-        """A replica joined, or its bounds changed. block_tokens: the length of a block, to bound what we believe it holds.
+    def add(self, replica: Replica) -> None:
+        """A replica joined, or its bounds changed.
 
         O(1), or O(replicas) where the replica with the shortest context takes longer prompts than before.
         """
@@ -92,10 +105,10 @@ class Router:
         if known is not None and known.capacity_tokens == capacity:
             return
         self._evidence[replica.name] = Evidence(learns_capacity=capacity is None)
-        self.trie.add_replica(replica.name, None if capacity is None else max(1, int(capacity / block_tokens)))
+        self.trie.add_replica(replica.name, None if capacity is None else capacity * TOKEN_WEIGHT)
 
     def remove(self, name: str) -> None:
-        """A replica left: nothing is expected of it any more. Its open leases still close."""
+        """A replica left: forget what it holds and what was learned of it. Its open leases still close."""
         self._replicas.pop(name, None)
         self._evidence.pop(name, None)
         self.trie.remove_replica(name)
@@ -112,9 +125,13 @@ class Router:
         return self._replicas.get(name)
 
     def learned_capacity(self, name: str) -> int | None:
-        """Blocks that a replica was found to hold, where its size was not given."""
+        """Tokens that a replica was found to hold, rounded up, where its size was not given."""
         evidence = self._evidence.get(name)
-        return evidence.capacity if evidence else None
+        return -(-evidence.capacity // TOKEN_WEIGHT) if evidence and evidence.capacity is not None else None
+
+    def held_tokens(self, name: str) -> int:
+        """Tokens that a replica is believed to hold, of what has expired as many as were not dropped yet. O(1)."""
+        return self.trie.weight_held_by(name) // TOKEN_WEIGHT
 
     # -- before a request
 
@@ -134,7 +151,7 @@ class Router:
     def choose(self, prompt: Prompt, replicas: Collection[str], now: float, *, silent: bool = False) -> Booking:
         """Book the best and credit it with the prompt. Raises ValueError if there are no candidates.
 
-        silent: the answer is plain, so that nobody will tell when its first token was there.
+        silent: the answer is not streamed, so that its first token will not be seen.
         """
         decision = self._decide(prompt, replicas, now)
         best = decision.best
@@ -146,19 +163,26 @@ class Router:
         return booking
 
     def book(self, prompt: Prompt, lease: Lease, matched_blocks: int) -> Booking:
-        """Do what was decided, here or in another process. The journal does not hear of it."""
-        booking = Booking(self, prompt, lease, matched_blocks)
+        """Book what was decided, here or by another router. Not recorded in the journal."""
+        booking = Booking(self, prompt, lease, matched_blocks, prompt.block_weight(self.units_per_token(prompt.scale)))
         self._credit(booking)
         return booking
 
     # -- after it
 
+    def first_token(self, booking: Booking, now: float) -> None:
+        """See Booking.first_token."""
+        if self.journal:
+            self.journal.first_token(booking, now)
+        booking.lease.first_token(now)
+        self.confirm(booking, now)
+
     def confirm(self, booking: Booking, now: float) -> None:
-        """The replica has computed the booking's prompt, here or as another process has seen."""
+        """The replica has computed the booking's prompt, as this or another router has seen."""
         if booking.pending:
             tail = booking.tail
             self._settled(booking)
-            self.trie.confirm(booking.lease.replica, booking.prompt.keys, now, tail)
+            self.trie.confirm(booking.lease.replica, booking.prompt.keys, now, tail, weight=booking.weight)
 
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""
@@ -171,7 +195,7 @@ class Router:
     def rebook(
         self, booking: Booking, replica: str, matched_blocks: int, prompt_tokens: int, uncached_tokens: int, now: float
     ) -> None:
-        """What is open goes where it was decided, here or in another process."""
+        """An open booking moves to a replica, by this or another router's decision."""
         left = booking.lease.replica
         self._take_back(booking)
         booking.matched_blocks = matched_blocks
@@ -180,8 +204,14 @@ class Router:
             self.ledger.remove(left)
         self._credit(booking)
 
+    def close(self, booking: Booking, outcome: Outcome, now: float) -> bool:
+        """See Booking.close."""
+        if self.journal and not booking.lease.closed:
+            self.journal.closed(booking, outcome, now)
+        return self.observe(booking, outcome, now)
+
     def observe(self, booking: Booking, outcome: Outcome, now: float) -> bool:
-        """See Booking.close. What the engine reports is checked before it is believed."""
+        """Close a booking of this or another router. What the engine reports is checked before it is believed."""
         prompt, lease = booking.prompt, booking.lease
         if not lease.close(now):
             return False
@@ -202,10 +232,10 @@ class Router:
         if tokens is not None and cached is not None and 0 <= cached <= tokens < MOST_TOKENS_PER_UNIT * prompt.units:
             computed = tokens - cached
             restarted = self._believe(booking, evidence, cached, now)
-        if lease.prefill_s is not None:  # from what the engine really had to compute, where it says so; else from our belief
+        if lease.prefill_s is not None:  # from what the engine really computed, where it reports that; else from our estimate
             lease.load.learn(computed, lease.prefill_s)
         if now - since > LONG_S or evidence.purged_at >= since:
-            self.trie.insert(name, prompt.keys, now)
+            self.trie.insert(name, prompt.keys, now, weight=booking.weight)
         return restarted
 
     # -- deciding
@@ -219,7 +249,7 @@ class Router:
         return quotes
 
     def _decide(self, prompt: Prompt, replicas: Collection[str], now: float) -> Decision:
-        if self.policy_name != "cost":
+        if not isinstance(self._policy, LeastCost):
             return self.rank(prompt, replicas, now)[0]
         quotes = self._quotes(prompt, replicas, now)
         best, idle = quotes.cheapest(self._chance)
@@ -238,7 +268,8 @@ class Router:
         lease = booking.lease
         name, now = lease.replica, lease.since
         self._policy.booked(name)
-        booking.idle_s = idle_s = self.trie.insert(name, self._creditable(booking), now, confirmed=False)
+        keys = self._creditable(booking)
+        booking.idle_s = idle_s = self.trie.insert(name, keys, now, weight=booking.weight, confirmed=False)
         booking.pending, booking.tail, booking.reserved = True, self.trie.tail, self.trie.reserved
         if idle_s is not None:
             matched = lease.prompt_tokens - lease.uncached_tokens
@@ -269,13 +300,13 @@ class Router:
         booking.pending, booking.tail, booking.reserved = False, None, 0
 
     def _believe(self, booking: Booking, evidence: Evidence, cached: int, now: float) -> bool:
-        """Take in what the engine says that it held. True if it had lost its cache."""
+        """Learn from the cached tokens that the engine reports. True if it had lost its cache."""
         prompt, name, matched, known = booking.prompt, booking.lease.replica, booking.matched_blocks, evidence.capacity
         held = int(cached * self.units_per_token(prompt.scale) / prompt.block_units)
         # One block of doubt: tokens are an estimate, and an engine's own blocks end elsewhere than ours.
         lost = held + 1 < matched
         if held > matched + 1:
-            evidence.held_more(self.trie.held_by(name))
+            evidence.held_more(self.trie.weight_held_by(name), self.trie.weight_of(prompt.keys, booking.weight))
         restarted = booking.idle_s is not None and self._weigh(booking, evidence, booking.idle_s, cached, lost, now)
         if restarted:
             self.restarted(name)
@@ -283,7 +314,7 @@ class Router:
             self.trie.add_replica(name, evidence.capacity)
         elif not (restarted or lost):
             return False
-        self.trie.insert(name, prompt.keys, now)  # this prompt was computed, all of it
+        self.trie.insert(name, prompt.keys, now, weight=booking.weight)  # this prompt was computed, all of it
         return restarted
 
     def _weigh(self, booking: Booking, evidence: Evidence, idle_s: float, cached: int, lost: bool, now: float) -> bool:
@@ -291,7 +322,7 @@ class Router:
         prompt, lease = booking.prompt, booking.lease
         since = lease.since - idle_s
         if lost:
-            end, believed = booking.matched_blocks * KEY_BYTES, self.trie.held_by(lease.replica)
+            end, believed = booking.matched_blocks * KEY_BYTES, self.trie.weight_held_by(lease.replica)
             younger = self._younger(booking, since) if evidence.learns_capacity else None
             miss = Miss(prompt.client, prompt.keys[end - KEY_BYTES : end], lease.since, younger, believed, cached == 0)
             return evidence.lost(miss, evidence.alone(now, self.trie.ttl_s))
@@ -302,9 +333,9 @@ class Router:
         return False
 
     def _younger(self, booking: Booking, since: float) -> int | None:
-        """Blocks of the replica, other than the prompt's own, that were used after `since`; None if too many to count."""
-        used = self.trie.used_since(booking.lease.replica, since)
-        return None if used is None else max(0, used - booking.prompt.blocks)
+        """Weight of the replica's blocks that were used after `since`, but for the prompt's own; None if too many to count."""
+        used, prompt = self.trie.used_since(booking.lease.replica, since), booking.prompt
+        return None if used is None else max(0, used - prompt.blocks * self.trie.weight_of(prompt.keys, booking.weight))
 
     # -- for metrics and proof
 

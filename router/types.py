@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Protocol
 from router.native import mypyc_attr
 
 KEY_BYTES: Final = 8  # one block key is an unsigned 64-bit hash, stored as its 8 bytes
+TOKEN_WEIGHT: Final = 1000  # the index counts in thousandths of a token: a block may be 54.47 tokens, and sums must be exact
 
 BlockKeys = bytes
 """The keys of a prompt's full blocks, first to last: KEY_BYTES each. Key i identifies block i and everything before it."""
@@ -30,7 +31,7 @@ class Prompt:
     block_units: the length of one block, in the same units.
     scale: the name under which units per token are learned (a model's bounded label); "" when a unit is a token.
     session: the conversation that it belongs to, where the client names one; read by sticky policies only.
-    client: a hash of who asks, as far as the gateway can tell clients apart.
+    client: a hash that identifies the client, as far as the gateway can distinguish clients.
     """
 
     __slots__ = ("block_units", "client", "keys", "scale", "session", "units")
@@ -46,6 +47,10 @@ class Prompt:
     @property
     def blocks(self) -> int:
         return len(self.keys) // KEY_BYTES
+
+    def block_weight(self, units_per_token: float) -> int:
+        """What a block weighs in the index, in 1 / TOKEN_WEIGHT tokens; positive."""
+        return int(self.block_units * TOKEN_WEIGHT / units_per_token + 0.5) or 1
 
     def _fields(self) -> tuple[object, ...]:
         return self.keys, self.units, self.block_units, self.scale, self.session, self.client
@@ -76,13 +81,13 @@ class Replica:
 class Cost(NamedTuple):
     """The cost of sending a prompt to a replica: seconds, lower is better. The parts add up to `total_s`."""
 
-    queue_s: float  # prefill work booked before us
-    prefill_s: float  # our own uncached tokens
-    others_s: float  # what those who come after us will wait for our prefill
-    duplicate_s: float  # the price of a second copy of what another replica holds already
-    evicted_s: float  # the price of what must be forgotten to make room
-    decode_s: float  # what the sequences that are already running take away
-    rent_s: float = 0.0  # off the price of a copy: what waiting for want of one has cost before (not above 0)
+    queue_s: float  # prefill work booked before this request
+    prefill_s: float  # its own uncached tokens
+    others_s: float  # what requests after this one will wait for its prefill
+    duplicate_s: float  # the price of a second copy of blocks that another replica holds already
+    evicted_s: float  # the price of the blocks that must be evicted to make room
+    decode_s: float  # what the running sequences slow its prefill down
+    rent_s: float = 0.0  # discount on a copy: what waiting for lack of one has cost before (not above 0)
 
     @property
     def total_s(self) -> float:

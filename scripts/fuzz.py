@@ -10,7 +10,7 @@
     python -m scripts.fuzz diff --out FILE    # answers that http1, aiohttp and nginx read differently, as a table
     python -m scripts.fuzz all --out FILE     # all of them one after the other, as a page
 
-Inputs are made from the corpus in `tests/corpus/http`, which `tests/gateway/test_fuzz.py` replays; those of shapes, salts and
+Inputs are made from the corpus in `tests/corpus/http`, which `upstream/test_fuzz.py` replays; those of shapes, salts and
 models are recipes, of which bodies are made. Options: --seconds N, --seed N (what failed can be run again), --keep (add what
 led to something new to the corpus). Where `atheris` is installed, `answers` and `tap` let it choose the inputs by the lines
 that they reach; `--plain` does without.
@@ -105,7 +105,7 @@ def guided(module: str, mode: str, seconds: int) -> None:
     """libFuzzer chooses the inputs. It ends the process."""
     import atheris
 
-    with atheris.instrument_imports(include=["gateway.http1", "gateway.tap"]):
+    with atheris.instrument_imports(include=["gateway.upstream.http1", "gateway.dialects.openai.stream"]):
         check = importlib.import_module(module).check
     folder = CORPUS.parents[2] / "build" / f"fuzz-{mode}"
     folder.mkdir(parents=True, exist_ok=True)

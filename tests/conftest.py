@@ -20,6 +20,6 @@ _CI = settings.get_profile("ci")
 settings.register_profile("nightly", parent=_CI, max_examples=1000)
 # State machines take a few steps only: enough to find a value of a type that compiled code refuses.
 settings.register_profile("compiled", parent=_CI)
-# For scripts/mutants.py: only whether a test fails counts there, not the smallest failing example.
+# For `make mutants`: only whether a test fails counts there, not the smallest failing example.
 settings.register_profile("mutants", parent=_CI, phases=[Phase.explicit, Phase.generate], database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

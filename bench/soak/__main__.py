@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 try:
-    from bench.cpu import rss_bytes
-    from bench.machine import command, versions
-    from bench.mock import many_files
+    from bench.measure.cpu import rss_bytes
+    from bench.measure.machine import command, versions
+    from bench.measure.mock import many_files
     from bench.soak import law, report
     from bench.soak.attacks import Target, attacks
     from bench.soak.clients import Attackers, Crowd

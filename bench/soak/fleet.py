@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.cpu import cores, pinned
-from gateway.demo.processes import listening_url
+from bench.measure.cpu import cores, pinned
+from bench.measure.machine import ROOT
+from gateway.commands.demo.processes import listening_url
 from tests.chaos.hostile import FAULTS, MODEL
 from tests.chaos.stage import Child, Replica, Stage, a_replica, until
 from tests.chaos.wire import port_of
 from tests.deploy.processes import stop
 
-ROOT = Path(__file__).parents[2]
 BYSTANDERS = "bystanders"  # the model of the pool that gets poisoned prompts
 SIMULATED = 2
 FROZEN_S = 4.0  # longer than a probe may take
@@ -56,7 +56,7 @@ class Gateway(Child):
             [sys.executable, "-m", "bench.soak.log", str(log)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         ends.callback(self._close_reader)
-        command = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
+        command = [sys.executable, "-m", "gateway", "serve", "--config", str(config)]
         environment = {**os.environ, "PYTHONPATH": str(program)}
         with pinned(on):
             self.process = subprocess.Popen(

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
-from bench.cpu import peak_bytes, rss_bytes, tree
+from bench.measure.cpu import peak_bytes, rss_bytes, tree
+from bench.measure.machine import ROOT
 from bench.soak.health import OK, PATIENCE_S, PAUSE_S, Answer
 from tests.chaos.stage import Stage
 from tests.chaos.wire import port_of
 
-ROOT = Path(__file__).parents[2]
 _SURELY_S = 5.0  # so long after its last line the watcher waits for an answer, and not this process, which makes all the load
 ROWS = 20
 SLOWEST = 5

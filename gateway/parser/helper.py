@@ -1,8 +1,7 @@
 """The parser process: reads a job, does it, writes its result, until its parent is gone.
 
-It runs `openai.read` and `resume_request.continue_body`, the same functions that parse small bodies in the event loop, and
-makes the prompt's block keys. What a body may cost here is bounded: its structure before it is parsed, the address space, the
-time.
+It runs the dialects' own functions, those that parse small bodies in the event loop, and makes the prompt's block keys. What a
+body may cost here is bounded: its structure before it is parsed, the address space, the time.
 
 A process and not a thread, for the parser holds Python's global lock. Signals of a terminal or a service manager are not for
 it: while a gateway lets its last requests finish it still needs its parser. It ends when its socket does.
@@ -20,16 +19,18 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.api import openai
-from gateway.api.splice import Edit
-from gateway.api.structure import MAX_STRUCTURE, exceeds
+from gateway.dialects.api_request import ApiRequest, router_prompt
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.json_edits import Edit
+from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds
+from gateway.dialects.table import Dialects
 from gateway.errors import GatewayError
 from gateway.parser import wire
-from gateway.resume_request import continue_body
 
 # Of address space, for each byte of a job's body. A body costs most as one text with an emoji in it: four bytes for each
 # character, beside the body itself, the JSON parser's own tree and the canonical prompt.
 _MEMORY_PER_BYTE: Final = 12
+_DIALECTS: Final = Dialects()
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -73,27 +74,27 @@ def answer(job: tuple[Any, ...], body: bytes) -> bytes:
         return wire.result(wire.FAILED, traceback.format_exc())
 
 
-def _parse(body: bytes, kind: str, block_bytes: int, block_tokens: int, scope: tuple[str, ...]) -> wire.Parsed:
-    edits = list[Edit]()
-    if exceeds(body):
-        if kind != openai.OTHER:
-            raise _too_complex()
-        api = openai.scan_other(body)
-    elif kind == openai.OTHER:
-        api = openai.parse_other(body)
-    else:
-        api, fields = openai.read(kind, body)
-        if api.strip_usage:
-            edits = openai.usage_edits(body, fields)
-        del fields
-    made = None if api.prompt is None else openai.router_prompt(api, (block_bytes, block_tokens), scope=scope)
+def _parse(body: bytes, name: str, block_bytes: int, block_tokens: int, scope: tuple[str, ...]) -> wire.Parsed:
+    api = _read(_DIALECTS.named(name), body)
+    made = None if api.prompt is None else router_prompt(api, (block_bytes, block_tokens), scope=scope)
     prompt = (made.keys, made.units, made.block_units, made.scale) if made else None
-    read = api.kind, api.model, api.salt, api.stream, api.stores, api.strip_usage, api.countable
-    return wire.Parsed(*read, edits, prompt)
+    read = api.model, api.salt, api.stream, api.metered, api.stores, api.strip_usage, api.countable
+    return wire.Parsed(*read, list(api.edits), prompt)
 
 
-def _continue(body: bytes, kind: str, text: str, tokens: int) -> tuple[str, list[Edit]]:
-    return continue_body(kind, body, text, tokens)
+def _read(dialect: Dialect, body: bytes) -> ApiRequest:
+    if not exceeds(body):
+        return dialect.parse(body)
+    api = dialect.parse_complex(body)
+    if api is None:
+        raise _too_complex()
+    return api
+
+
+def _continue(body: bytes, name: str, text: str, tokens: int) -> tuple[str, list[Edit]]:
+    continuation = _DIALECTS.named(name).continuation
+    assert continuation is not None
+    return continuation.request(body, text, tokens)
 
 
 def _too_complex() -> GatewayError:

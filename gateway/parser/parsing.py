@@ -9,37 +9,35 @@ put the prompt together is bounded by MAX_PARTS, which is checked before the fie
 body that has more costs little more than its parsing.
 
 Any other body is parsed by `process.py` while the loop turns, with a bound on its structure, and comes back as an ApiRequest
-whose block keys are made already. bench/parsing.py has the measurements.
+whose block keys are made already. bench/gateway/parsing.py has the measurements.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
-import re
 import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from gateway.api import openai
-from gateway.api.openai import ApiRequest
-from gateway.api.prompt import NeedsHelper
-from gateway.api.splice import Edit, apply, pieces
-from gateway.api.structure import signs
+from gateway.dialects.api_request import ApiRequest, NeedsHelper
+from gateway.dialects.dialect import COMPLETE, IMPOSSIBLE, Continuation, Dialect, PartialAnswer
+from gateway.dialects.json_edits import Edit, apply, pieces
+from gateway.dialects.json_structure import signs
 from gateway.parser import wire
 from gateway.parser.process import ParserProcess
-from gateway.resume import Told
-from gateway.resume_request import COMPLETE, IMPOSSIBLE, continuation
 from gateway.turns import Turns, turns_of
 from router import Prompt
 
 UNCOUNTED_BYTES: Final = 256 << 10
 INLINE_BYTES: Final = 2 << 20
-INLINE_STRUCTURE: Final = 1 << 17  # signs, as `structure.signs` counts them; `{` counts twice, for an object costs the most
+INLINE_STRUCTURE: Final = (
+    1 << 17
+)  # signs, as `json_structure.signs` counts them; `{` counts twice, for an object costs the most
 MAX_PARTS: Final = 8192  # of a prompt that is put together in the loop: three for a message, two for a part of its content, ...
 _COPIED_AT_ONCE: Final = 1 << 20
-_NO_OBJECT: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[ \t\r\n]{0,1024}+[^ \t\r\n{]")  # to a parser of UTF-8
+_CONTINUED_INLINE_BYTES: Final = 1 << 15  # of a body that is scanned in the event loop for its continuation
 
 
 class Parsing:
@@ -58,64 +56,71 @@ class Parsing:
             self._turns = turns_of(asyncio.get_running_loop())
         return self._turns
 
-    def at_once(self, kind: str, raw: bytes) -> ApiRequest | None:
+    def at_once(self, dialect: Dialect, raw: bytes) -> ApiRequest | None:
         """The request, if it can be parsed here; None: `parse` has to be awaited. Raises GatewayError. While `turns` are not
         free, `in_turn` is to be awaited instead.
         """
         begin = time.perf_counter()
         try:
-            return self._here(kind, raw)
+            return _here(dialect, raw)
         finally:
             self.turns.spent(time.perf_counter() - begin)
 
-    async def in_turn(self, kind: str, raw: bytes) -> ApiRequest | None:
+    async def in_turn(self, dialect: Dialect, raw: bytes) -> ApiRequest | None:
         """`at_once`, when it is this body's turn."""
-        return await self.turns.take(partial(self._here, kind, raw))
+        return await self.turns.take(partial(_here, dialect, raw))
 
-    def _here(self, kind: str, raw: bytes) -> ApiRequest | None:
-        if len(raw) > UNCOUNTED_BYTES:
-            if kind == openai.OTHER and _NO_OBJECT.match(raw):
-                return openai.unread(raw)
-            if len(raw) > INLINE_BYTES or _has_many_values(raw):
-                return None
-        try:
-            return openai.parse_other(raw, MAX_PARTS) if kind == openai.OTHER else openai.parse(kind, raw, MAX_PARTS)
-        except NeedsHelper:
-            return None
-
-    async def parse(self, kind: str, raw: bytes, scope: tuple[str, ...] = (), client: str = "") -> ApiRequest:
+    async def parse(self, dialect: Dialect, raw: bytes, scope: tuple[str, ...] = (), client: str = "") -> ApiRequest:
         """The request, parsed by the other process. scope: names that its block keys are seeded with, beside model and salt.
         client: those of different clients take turns.
 
         Raises GatewayError: what is wrong with the body, or that it could not be parsed.
         """
-        arguments = wire.PARSE, kind, self._block_bytes, self._block_tokens, scope
+        arguments = wire.PARSE, dialect.name, self._block_bytes, self._block_tokens, scope
         parsed = wire.Parsed(*await self.process.ask(arguments, raw, client))
-        api = ApiRequest(
-            parsed.kind,
-            parsed.model,
-            None,
-            parsed.salt,
-            stream=parsed.stream,
-            strip_usage=parsed.strip_usage,
-            body=await _edited(raw, parsed.edits),
-        )
-        api.stores, api.countable = parsed.stores, parsed.countable
+        body = await _edited(raw, parsed.edits)
+        api = ApiRequest(parsed.model, None, parsed.salt, stream=parsed.stream, metered=parsed.metered, body=body)
+        api.strip_usage, api.stores, api.countable = parsed.strip_usage, parsed.stores, parsed.countable
         if parsed.prompt:
             api.made = Prompt(*parsed.prompt)
         return api
 
-    async def continuation(self, kind: str, body: bytes, so_far: Told, client: str = "") -> bytes | None:
-        """`resume_request.continuation` of a body of any size. client: as for `parse`.
+    async def continuation(self, dialect: Dialect, body: bytes, so_far: PartialAnswer, client: str = "") -> bytes | None:
+        """The request for the rest of an answer; b"": nothing is left of what may be generated; None: it cannot be asked for.
 
-        Raises GatewayError if it could not be parsed.
+        dialect: one that has a continuation. client: as for `parse`. Raises GatewayError if the body could not be parsed.
         """
-        if len(body) <= openai.SCANNED_AT_ONCE:
-            return continuation(kind, body, so_far.text, so_far.tokens)
-        verdict, edits = await self.process.ask((wire.CONTINUE, kind, so_far.text, so_far.tokens), body, client)
+        if len(body) <= _CONTINUED_INLINE_BYTES:
+            return continued(dialect.continuation, body, so_far)
+        arguments = wire.CONTINUE, dialect.name, so_far.text, so_far.tokens
+        verdict, edits = await self.process.ask(arguments, body, client)
         if verdict == IMPOSSIBLE:
             return None
         return b"" if verdict == COMPLETE else await _edited(body, edits)
+
+
+def continued(continuation: Continuation | None, body: bytes, so_far: PartialAnswer) -> bytes | None:
+    """`Parsing.continuation` of a small body."""
+    assert continuation is not None
+    verdict, edits = continuation.request(body, so_far.text, so_far.tokens)
+    if verdict == IMPOSSIBLE:
+        return None
+    return b"" if verdict == COMPLETE else apply(body, edits)
+
+
+def _here(dialect: Dialect, raw: bytes) -> ApiRequest | None:
+    if len(raw) > UNCOUNTED_BYTES:
+        if dialect.is_opaque(raw):
+            return dialect.parse_opaque(raw)
+        if len(raw) > INLINE_BYTES or _has_many_values(raw):
+            return None
+    try:
+        api = dialect.parse(raw, MAX_PARTS)
+    except NeedsHelper:
+        return None
+    if api.edits:
+        api.body, api.edits = apply(raw, api.edits), ()
+    return api
 
 
 def _has_many_values(raw: bytes) -> bool:

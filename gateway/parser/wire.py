@@ -13,14 +13,14 @@ import marshal
 import struct
 from typing import Any, Final, NamedTuple
 
-from gateway.api.splice import Edit
+from gateway.dialects.json_edits import Edit
 from gateway.errors import GatewayError
 
 JOB: Final = struct.Struct("<IQ")
 RESULT: Final = struct.Struct("<I")
 
-PARSE: Final = "parse"  # kind, block_bytes, block_tokens, scope -> the fields of `Parsed`
-CONTINUE: Final = "continue"  # kind, text, tokens -> verdict, edits (resume_request.continue_body)
+PARSE: Final = "parse"  # dialect, block_bytes, block_tokens, scope -> the fields of `Parsed`
+CONTINUE: Final = "continue"  # dialect, text, tokens -> verdict, edits (Continuation.request)
 
 DONE: Final = "done"
 REFUSED: Final = "refused"  # a GatewayError for the client
@@ -30,10 +30,10 @@ FAILED: Final = "failed"  # a bug: its traceback
 class Parsed(NamedTuple):
     """An ApiRequest without its body. edits: what has to be changed in the body. prompt: the fields of a router.Prompt."""
 
-    kind: str
     model: str
     salt: str
     stream: bool
+    metered: bool
     stores: bool | None
     strip_usage: bool
     countable: bool

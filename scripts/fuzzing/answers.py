@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from gateway.http1 import Answer, FramingError
+from gateway.upstream.http1 import Answer, FramingError
 from scripts.fuzzing.mutate import cut, mutate
 
 TOKEN = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")

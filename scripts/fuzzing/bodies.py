@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Final, NamedTuple
 
-from gateway.api.structure import MAX_STRUCTURE
-from gateway.inflate import RATIO, RATIO_FROM
+from gateway.dialects.json_structure import MAX_STRUCTURE
+from gateway.server.http.inflate import RATIO, RATIO_FROM
 from scripts.fuzzing.stage import Recipe
 
 BODY_MB: Final = 8

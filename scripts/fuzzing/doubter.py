@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tests.fakes import FACTS, http, usage
+from tests.support.fakes import FACTS, http, usage
 
 _LINE = re.compile(rb"([A-Z-]+) (/[!-~]*) HTTP/1\.1")
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+): ?([^\x00-\x08\x0a-\x1f\x7f]*)")

@@ -1,10 +1,10 @@
 """Headers at random: what reaches the replica, who counts as an operator, and what the gateway keeps of them.
 
-An input is a request's line and headers, without the framing, which is added. What must hold, by the rules of
-docs/operations.md ("Headers", "Who sees what"), which are written down here once more, as simply as possible: every head is
-answered; one that is plain HTTP within the bounds is served; the replica gets the headers that are not about one connection,
-byte for byte and in their order, and ours; only a client that is directly connected learns which replica answered; and what
-the gateway keeps does not grow beyond a bound, nor do the labels of its metrics.
+An input is a request's line and headers, without the framing, which is added. What must hold, by the rules of docs/api.md
+(request and response headers) and docs/security.md, which are written down here once more, as simply as possible: every head
+is answered; one that is plain HTTP within the bounds is served; the replica gets the headers that are not about one
+connection, byte for byte and in their order, and ours; only a client that is directly connected learns which replica answered;
+and what the gateway keeps does not grow beyond a bound, nor do the labels of its metrics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from scripts.fuzzing.doubter import Doubter, Taken
 from scripts.fuzzing.mutate import mutate
 from scripts.fuzzing.stage import Errors, error_code
 from tests.gateway.conftest import Running, eventually, running
-from tests.gateway.test_bounded import size_of
+from tests.gateway.request.test_bounded import size_of
 
 CLIENTS = 12
 MOST_TENANTS: Final = 101
@@ -287,7 +287,7 @@ class Watched:
         assert taken.get(b"x-request-id") == [given_id], told
         assert taken.get(b"host") == [self.replica.url.removeprefix("http://").encode()], told
         assert taken.get(b"accept-encoding") == [b"identity"], told
-        assert taken.get(b"x-warmroute-via") == [self.run.gateway.entry.loops.id.encode()], told
+        assert taken.get(b"x-warmroute-via") == [self.run.gateway.lifecycle.loops.id.encode()], told
         assert taken.get(b"content-length") == [b"%d" % len(_BODY)], told
         assert taken.body == _BODY, told
         coding = head.values(b"content-encoding")

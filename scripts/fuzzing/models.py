@@ -26,9 +26,9 @@ from typing import Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.api.openai import MAX_MODEL_CHARS
-from gateway.ask import MAX_MODELS
-from gateway.replicas import MAX_LABELS
+from gateway.dialects.api_request import MAX_MODEL_CHARS
+from gateway.fleet.directory import MAX_LABELS
+from gateway.fleet.engine_client import MAX_MODELS
 from scripts.fuzzing import stage
 from scripts.fuzzing.answers import Outcome
 from scripts.fuzzing.doubter import Doubter
@@ -170,7 +170,7 @@ class Watched:
         for at, (replica, names) in enumerate(zip(self.replicas, recipe["lists"], strict=True)):
             replica.forget()
             replica.names = [*names, *_many(recipe["many"])] if at == 4 else names
-        await self.run.gateway.fleet.probe_all(self.run.gateway.relay)
+        await self.run.gateway.fleet.probe_all(self.run.gateway.upstream)
         shown = await self._shown(recipe, lists, chance)
         kinds = set()
         for model in [*recipe["asked"], *shown[:3]]:

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from gateway.api.openai import SCANNED_AT_ONCE
-from gateway.api.structure import MAX_STRUCTURE
-from gateway.inflate import RATIO_FROM
+from gateway.dialects.json_structure import MAX_STRUCTURE
+from gateway.dialects.openai.request import SCANNED_AT_ONCE
 from gateway.parser.parsing import INLINE_BYTES, INLINE_STRUCTURE, MAX_PARTS, UNCOUNTED_BYTES
-from gateway.sending import MAX_JOINED
+from gateway.server.http.inflate import RATIO_FROM
+from gateway.upstream.sending import MAX_JOINED
 from scripts.fuzzing import stage
 from scripts.fuzzing.answers import Outcome
 from scripts.fuzzing.bodies import (

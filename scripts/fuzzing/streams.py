@@ -1,10 +1,10 @@
-"""The stream tap: any cutting of a stream gives the same, and nothing but the event that the gateway asked for is missing."""
+"""Readers of streams: any cutting of a stream gives the same, and nothing but the event that we asked for is missing."""
 
 from __future__ import annotations
 
 from random import Random
 
-from gateway.tap import StreamTap
+from gateway.dialects.openai.stream import EventReader
 from scripts.fuzzing.mutate import cut, mutate
 
 _USAGE = b'{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}'
@@ -51,9 +51,9 @@ def check(data: bytes, chance: Random) -> str:
 
 
 def _run(strip: bool, pieces: list[bytes]) -> tuple[bytes, object, bool]:
-    tap = StreamTap(strip)
-    out = b"".join([tap.feed(piece) for piece in pieces])
-    return out + tap.finish(), tap.usage, tap.done
+    reader = EventReader(strip_usage=strip)
+    out = b"".join([reader.feed(piece) for piece in pieces])
+    return out + reader.finish(), reader.usage, reader.done
 
 
 def one(data: bytes, chance: Random) -> tuple[bytes, str]:

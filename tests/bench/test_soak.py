@@ -19,17 +19,18 @@ from pathlib import Path
 
 import pytest
 
-from bench.cpu import cores
+from bench.measure.cpu import cores
 from bench.soak import report
 from bench.soak.__main__ import main, options_of
 from bench.soak.attacks import EXPECTED, Line, attacks, chat, post, repeated
 from bench.soak.clients import MOST_WHYS, Tally
-from bench.soak.fleet import ROOT, Setup, fleet
+from bench.soak.fleet import Setup, fleet
 from bench.soak.health import OK, Answer, ask, schedule
 from bench.soak.law import BOOKINGS, BYSTANDERS, FAILING, Limits, Outcome, State, violations
 from bench.soak.log import MOST, counted
 from bench.soak.watch import ROWS, Sample, Watch
 from tests.chaos.hostile import FAULTS, POISONS, poison_of
+from tests.support.paths import ROOT
 
 LIMITS = Limits(health_s=1.0, grow_mb=100.0, peak_mb=356.0, answered=0.99)
 SOCKETS = Counter({"listening": 1, "files": 11, "replicas": 2})
@@ -254,7 +255,7 @@ def test_the_page_says_what_is_broken() -> None:
 )
 def test_a_short_run_does_not_overwrite_the_report(minutes: str, workers: int, report: str) -> None:
     command = ["make", "--dry-run", "soak", f"MINUTES={minutes}", f"WORKERS={workers}"]
-    told = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert told.split("--out ")[1].split()[0] == report
 
 

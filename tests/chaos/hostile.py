@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from replica import sim_text
+from replica.sim import text as sim_text
 from tests.chaos.wire import Message, read_message
 
 GAP_S = 0.008  # from one word to the next

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from replica import sim_text
+from replica.sim import text as sim_text
 from tests.chaos import wire
 from tests.chaos.hostile import MODEL
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.cpu import tree
-from gateway.demo.processes import listening_url, ready_url
+from bench.measure.cpu import tree
+from gateway.commands.demo.processes import listening_url, ready_url
 from tests.chaos.hostile import MODEL, REFUSES
 from tests.chaos.load import ANSWERED, CUT, REFUSED, Load
 from tests.chaos.wire import fetch, port_of
@@ -26,7 +26,17 @@ T = TypeVar("T")
 DEADLINE_S = 120.0
 LISTEN = "0A"  # as /proc/net/tcp has it
 HOSTILE = ("-m", "tests.chaos.hostile")
-SIMULATED = ("-m", "gateway.cli", "replica", "--engine", "sim", "--served-model-name", MODEL, "--prefill-rate", "50000")
+SIMULATED = (
+    "-m",
+    "gateway.commands.cli",
+    "replica",
+    "--engine",
+    "sim",
+    "--served-model-name",
+    MODEL,
+    "--prefill-rate",
+    "50000",
+)
 
 
 async def until(condition: Callable[[], Awaitable[T]], what: Callable[[], object]) -> T:
@@ -242,7 +252,7 @@ async def stage(folder: Path, *, replicas: int = 3, simulated: bool = False, **c
         fleet = await asyncio.gather(*making)
         file = folder / "config.yaml"
         file.write_text(configured(fleet, **config), "utf-8")
-        gateway = Child(folder / "gateway.log", ends, "-m", "gateway.cli", "serve", "--config", str(file))
+        gateway = Child(folder / "gateway.log", ends, "-m", "gateway", "serve", "--config", str(file))
         made = Stage(gateway, await gateway.says(listening_url), fleet, file, ends)
         made.start = made.sockets()
         yield made

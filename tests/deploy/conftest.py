@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.tools import ROOT
+from tests.support.tools import ROOT
 
 
 @pytest.fixture(scope="session")

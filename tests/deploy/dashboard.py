@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.tools import ROOT
+from tests.support.tools import ROOT
 
 FILES = sorted((ROOT / "dashboards").glob("*.json"))
 EVERYTHING = ".*"

@@ -13,8 +13,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway import config
-from tests.tools import ROOT, tool
+from gateway.config.schema import Config
+from gateway.config.source import load
+from tests.support.tools import ROOT, tool
 
 CHART = ROOT / "helm"
 DASHBOARD = ROOT / "dashboards" / "warmroute.json"
@@ -206,10 +207,10 @@ def test_the_gateway_loads_the_rendered_configuration(helm: Helm, tmp_path: Path
     )
 
 
-def loaded(text: str, tmp_path: Path) -> config.Config:
+def loaded(text: str, tmp_path: Path) -> Config:
     file = tmp_path / "config.yaml"
     file.write_text(text, "utf-8")
-    return config.load(file, {}, {})
+    return load(file, {}, {})
 
 
 def test_helm_3_and_4_render_the_same(tmp_path: Path) -> None:

@@ -1,34 +1,35 @@
 """The chart's `config` section is the gateway's configuration: the same keys, types, defaults and bounds.
 
-The dataclasses of `gateway.config` are the source. A field that is added there fails these tests until values.yaml and
-values.schema.json know it.
+The Structs of `gateway.config.schema` are the source. A field that is added there fails these tests until values.yaml and
+values.schema.json know it; the latter is written by `python -m scripts.chart_schema`.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 import yaml
 
-from gateway import config
-from gateway.typed import FALSE
-from router.policies import POLICIES
+from gateway.commands.cli import main
+from gateway.config.hints import default_of
+from gateway.config.json_schema import editor_schema
+from gateway.config.parse import ConfigError
+from gateway.config.schema import ALL, LOG_LEVELS, NONE, OPERATORS, TENANT, Config
+from gateway.config.source import load
+from router.policies.table import POLICIES
+from scripts.chart_schema import chart_schema
 
 # What a user cannot set in the chart: where to listen is the chart's, the admin key comes from a Secret.
 NOT_IN_THE_CHART = {"listen", "metrics_listen", "admin_key"}
-# Optional for the gateway, but read by a template: `null` may not remove them from the values.
-READ_BY_TEMPLATES = {"limits", "drain_timeout_s"}
 SMALLEST = {"pools": [{"replicas": ["http://a:1"]}], "limits": {"drain_timeout_s": 30}}
-JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
 @pytest.fixture(scope="session")
@@ -43,63 +44,9 @@ def section(schema: dict[str, Any]) -> dict[str, Any]:
     return typing.cast(dict[str, Any], schema["properties"]["config"])
 
 
-def differences(kind: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
-    """How `schema` differs from the type hint `kind`, as sentences."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        yield from differences_of_fields(kind, schema, where)
-    elif origin is tuple:
-        yield from differs(where, "type", schema.get("type"), "array")
-        yield from differences(args[0], schema["items"], f"{where}[]")
-    elif isinstance(origin, type) and issubclass(origin, Mapping):
-        yield from differs(where, "type", schema.get("type"), "object")
-        yield from differences(args[1], schema["additionalProperties"], f"{where}.*")
-    elif origin is types.UnionType:
-        yield from differs(where, "type", schema.get("type"), [JSON_TYPES[args[0]], "null"])
-    else:
-        yield from differs(where, "type", schema.get("type"), JSON_TYPES[kind])
-
-
-def differences_of_fields(kind: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
-    if kind is config.ReplicaConfig:
-        short, schema = schema["anyOf"]  # a bare URL, or the whole replica
-        yield from differs(where, "short form", short, only(schema["properties"]["url"], "type", "pattern"))
-    yield from differs(where, "additionalProperties", schema.get("additionalProperties"), False)
-    fields = {item.name: item for item in dataclasses.fields(kind) if item.name not in NOT_IN_THE_CHART}
-    yield from differs(where, "keys", set(schema["properties"]), set(fields))
-    required = {name for name, item in fields.items() if default(item) is dataclasses.MISSING}
-    yield from differs(where, "required", set(schema.get("required", ())) - READ_BY_TEMPLATES, required)
-    hints = typing.get_type_hints(kind)
-    for name in fields.keys() & schema["properties"].keys():
-        inner = schema["properties"][name]
-        if FALSE in fields[name].metadata:  # `off` without quotes, which YAML reads as false
-            yield from differs(f"{where}.{name}", "type", inner.get("type"), ["string", "boolean"])
-        else:
-            yield from differences(hints[name], inner, f"{where}.{name}")
-        if "properties" not in inner:  # a nested section has its defaults inside
-            yield from differs(f"{where}.{name}", "default", inner.get("default", dataclasses.MISSING), default(fields[name]))
-
-
-def differs(where: str, what: str, found: Any, expected: Any) -> Iterator[str]:
-    if found != expected:
-        yield f"{where}: {what} is {found!r} in values.schema.json, {expected!r} in gateway/config.py"
-
-
-def only(mapping: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: mapping[key] for key in keys}
-
-
-def default(item: dataclasses.Field[Any]) -> Any:
-    """The field's default as YAML would write it, or MISSING."""
-    if item.default_factory is not dataclasses.MISSING:
-        return plain(item.default_factory())
-    return plain(item.default)
-
-
 def plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    return list(value) if isinstance(value, tuple) else value
+    """As YAML would write it."""
+    return msgspec.to_builtins(value)
 
 
 def leaves(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
@@ -107,7 +54,7 @@ def leaves(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
     for name, inner in schema["properties"].items():
         if "properties" in inner:
             yield from leaves(inner, (*path, name))
-        elif inner["type"] not in ("array", "object"):
+        elif inner.get("type") not in ("array", "object"):
             yield (*path, name), inner
 
 
@@ -128,28 +75,62 @@ def gateway_accepts(raw: Mapping[str, Any], tmp_path: Path) -> bool:
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(dict(raw)), "utf-8")
     try:
-        config.load(file, {}, {})
-    except config.ConfigError:
+        load(file, {}, {})
+    except ConfigError:
         return False
     return True
 
 
-def test_keys_types_and_defaults_are_those_of_the_dataclasses(section: dict[str, Any]) -> None:
-    assert list(differences(config.Config, section, "config")) == []
+def test_the_chart_has_the_schema_that_is_made_of_the_structs(root: Path) -> None:
+    text = (root / "helm" / "values.schema.json").read_text("utf-8")
+    assert chart_schema(text) == text, "run: python -m scripts.chart_schema"
+
+
+def test_what_differs_from_the_structs_is_written_anew(schema: dict[str, Any], root: Path) -> None:
+    old = copy.deepcopy(schema)
+    routing = old["properties"]["config"]["properties"]["routing"]["properties"]
+    routing["ttl_seconds"] = routing.pop("ttl_s")
+    old["properties"]["config"]["properties"]["health"]["properties"]["failures"]["default"] = 3
+    assert chart_schema(json.dumps(old)) == (root / "helm" / "values.schema.json").read_text("utf-8")
 
 
 def test_values_yaml_shows_every_key_with_its_default(values: dict[str, Any]) -> None:
-    defaults = {item.name: default(item) for item in dataclasses.fields(config.Config) if item.name not in NOT_IN_THE_CHART}
-    assert values["config"] == {**defaults, "pools": []}
+    defaults = {field.name: plain(default_of(field)) for field in msgspec.structs.fields(Config) if not field.required}
+    shown = {name: default for name, default in defaults.items() if name not in NOT_IN_THE_CHART}
+    assert values["config"] == {**shown, "pools": []}
+
+
+def test_every_key_of_the_gateway_is_in_the_chart(section: dict[str, Any]) -> None:
+    """Without the generator: keys and defaults, section by section."""
+    properties = section["properties"]
+    for field in msgspec.structs.fields(Config):
+        assert (field.name in properties) is (field.name not in NOT_IN_THE_CHART)
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            inner = properties[field.name]["properties"]
+            assert {name: each["default"] for name, each in inner.items()} == plain(default_of(field))
 
 
 def test_choices_are_those_of_the_gateway(section: dict[str, Any]) -> None:
-    assert section["properties"]["routing"]["properties"]["policy"]["enum"] == list(POLICIES)
-    assert section["properties"]["log_level"]["enum"] == list(config.LOG_LEVELS)
+    routing = section["properties"]["routing"]["properties"]
+    assert set(routing["policy"]["enum"]) == set(POLICIES)
+    assert set(routing["isolation"]["enum"]) == {NONE, TENANT}
+    assert set(routing["expose_headers"]["enum"]) == {OPERATORS, ALL}
+    assert set(section["properties"]["log_level"]["enum"]) == set(LOG_LEVELS)
 
 
-def test_bounds_are_those_of_the_gateway(section: dict[str, Any], tmp_path: Path) -> None:
-    """Every scalar setting, and those of a replica and of a price: the schema says yes exactly where the gateway does."""
+def test_the_schema_for_editors_is_valid_and_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert {"listen", "metrics_listen", "pools", "log_level"} <= schema["properties"].keys()
+    assert "admin_key" not in json.dumps(schema)
+    assert not jsonschema.Draft202012Validator(schema).is_valid({"pools": []})
+
+
+@pytest.mark.parametrize("of", ["chart", "editor"])
+def test_bounds_are_those_of_the_gateway(of: str, section: dict[str, Any], tmp_path: Path) -> None:
+    """Every scalar setting, and those of a replica and of a price: the schema accepts exactly what the gateway accepts."""
+    section = section if of == "chart" else editor_schema()
     cases: list[dict[str, Any]] = [
         put(SMALLEST, path, value)
         for path, inner in leaves(section)
@@ -186,17 +167,6 @@ PRICES: list[Any] = [
     *({"input": 1, "output": value} for value in (-1, 0.5, 1e10, 1e11, "1", None)),
     *({"input": 1, "output": 2, "cached_input": value} for value in (-1, 0, 0.5, 1e10, 1e11, "1", None)),
 ]
-
-
-def test_a_new_field_is_noticed(section: dict[str, Any]) -> None:
-    renamed = copy.deepcopy(section)
-    renamed["properties"]["routing"]["properties"]["ttl_seconds"] = renamed["properties"]["routing"]["properties"].pop("ttl_s")
-    renamed["properties"]["health"]["properties"]["failures"]["default"] = 3
-    found = list(differences(config.Config, renamed, "config"))
-    assert [sentence.split(" is ")[0] for sentence in sorted(found)] == [
-        "config.health.failures: default",
-        "config.routing: keys",
-    ]
 
 
 def test_an_object_of_the_schema_names_all_its_keys(schema: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import promql_parser
 import pytest
 
-from gateway.metrics import Metrics
+from gateway.telemetry.metrics import Metrics
 from tests.deploy import dashboard
 from tests.deploy.dashboard import FILES, Query
 

@@ -31,7 +31,7 @@ import yaml
 from tests.deploy import dashboard
 from tests.deploy.dashboard import FILES, Query
 from tests.deploy.processes import answers, free_port, running, until
-from tests.tools import tool
+from tests.support.tools import tool
 
 # May be zero in a test that does nothing wrong: the engines report their usage and their hits, none restarts, and none has to
 # let anybody wait.
@@ -139,7 +139,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @contextlib.contextmanager
 def simulated(folder: Path, name: str) -> Iterator[str]:
     url = f"http://127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "gateway.cli", "replica", "--engine", "sim", "--port", url.rpartition(":")[2]]
+    command = [sys.executable, "-m", "gateway", "replica", "--engine", "sim", "--port", url.rpartition(":")[2]]
     with running(command, folder / f"{name}.log", lambda: answers(f"{url}/v1/models")):
         yield url
 
@@ -171,7 +171,7 @@ def a_gateway(folder: Path, replicas: Mapping[str, str]) -> Iterator[tuple[str, 
     }
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(settings), "utf-8")
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)]
+    command = [sys.executable, "-m", "gateway", "serve", "--config", str(file)]
     with running(command, folder / "gateway.log", lambda: answers(f"{url}/health")):
         yield url, scraped
 

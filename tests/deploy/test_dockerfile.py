@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.tools import ROOT, missing
+from tests.support.tools import ROOT, missing
 
 # The folders of the image that the build steps write, and the scratch folders that stand for them here.
 IMAGE_FOLDERS = ("/wheels", "/opt/warmroute")
@@ -92,7 +92,7 @@ def test_the_build_steps_give_a_working_command(instructions: list[tuple[str, st
     assert run(warmroute, "--version") == "warmroute 0.1.0\n"
     python = warmroute.with_name("python")
     assert run(python, "-c", "import gateway.app, importlib.util; print(importlib.util.find_spec('torch'))") == "None\n"
-    assert run(python, "-c", "import router.trie; print(router.trie.__file__)").endswith(".so\n"), "it is compiled"
+    assert run(python, "-c", "import router.index.trie as trie; print(trie.__file__)").endswith(".so\n"), "it is compiled"
 
 
 def build_step(command: str, folder: Path) -> None:

@@ -24,7 +24,7 @@ import yaml
 
 from scripts.fuzzing.diff import nginx_program
 from tests.deploy.processes import answers, free_port, running, until
-from tests.tools import ROOT, missing
+from tests.support.tools import ROOT, missing
 
 pytestmark = pytest.mark.tools
 
@@ -63,7 +63,7 @@ def gateway(port: int, admin: int, replica: int, folder: Path) -> Iterator[None]
     }
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(settings), "utf-8")
-    serve = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)]
+    serve = [sys.executable, "-m", "gateway", "serve", "--config", str(file)]
     with running(serve, folder / "gateway.log", lambda: answers(f"http://127.0.0.1:{port}/health")):
         yield
 
@@ -172,7 +172,18 @@ def proxied(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("WARMROUTE_ADMIN_KEY", raising=False)
     port, behind, admin, replica = (free_port() for _ in range(4))
     command = command_of(request.param, block_of(request.param, port, behind), tmp_path)
-    sim = [sys.executable, "-m", "gateway.cli", "replica", "--engine", "sim", "--port", str(replica), "--decode-rate", "20"]
+    sim = [
+        sys.executable,
+        "-m",
+        "gateway.commands.cli",
+        "replica",
+        "--engine",
+        "sim",
+        "--port",
+        str(replica),
+        "--decode-rate",
+        "20",
+    ]
     with (
         running(sim, tmp_path / "replica.log", lambda: answers(f"http://127.0.0.1:{replica}/v1/models")),
         gateway(behind, admin, replica, tmp_path),

@@ -19,13 +19,16 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from gateway.app import ADMIN, Gateway, compose, make_runner, make_side_runner
-from gateway.config import load
-from gateway.log_output import Output
-from gateway.request_log import RequestLog
-from gateway.resolver import Resolver
-from tests.fakes import FakeReplica
+from gateway.app import Gateway, Surroundings, compose
+from gateway.config.source import load
+from gateway.server.endpoints import ADMIN, clients_runner, side_runner
+from gateway.telemetry.log_output import Output
+from gateway.telemetry.request_log import RequestLog
+from gateway.upstream.resolver import Resolver
+from tests.support.compiled import COMPILED
+from tests.support.fakes import FakeReplica
 
+collect_ignore = ["test_extensions.py"] if COMPILED else []  # its toys are no part of what was compiled
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello " * 200}]}
 
 
@@ -94,8 +97,8 @@ async def running(*replicas: FakeReplica | str, resolver: Resolver | None = None
     """A gateway over these replicas. At the end nothing may be left open: no lease, no broken invariant."""
     urls = [replica if isinstance(replica, str) else replica.url for replica in replicas]
     raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "limits": {"drain_timeout_s": 1}, **config}
-    gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}), LOGGED, resolver=resolver)
-    async with serving_runner(gateway, make_runner(gateway)) as run:
+    gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}), LOGGED, Surroundings(resolver=resolver))
+    async with serving_runner(gateway, clients_runner(gateway.served)) as run:
         yield run
 
 
@@ -103,7 +106,7 @@ async def running(*replicas: FakeReplica | str, resolver: Resolver | None = None
 async def serving_runner(gateway: Gateway, runner: web.BaseRunner) -> AsyncIterator[Running]:
     """On any free port."""
     await runner.setup()
-    admin = make_side_runner(gateway, ADMIN)
+    admin = side_runner(gateway.served, ADMIN)
     await admin.setup()
     url, admin_url = [await started(each) for each in (runner, admin)]
     try:

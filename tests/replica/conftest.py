@@ -9,10 +9,9 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from replica.server import ServerConfig, create_app
-from replica.sim_cost import SimConfig
-
-from .fakes import FakeClock, WatchedEngine
+from replica.api.server import ServerConfig, create_app
+from replica.sim.cost import SimConfig
+from tests.replica.fakes import FakeClock, WatchedEngine
 
 
 @dataclass(frozen=True, slots=True)

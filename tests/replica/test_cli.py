@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from replica.cli import _chance, _served_name, _server_config, _sim_config, main
+from replica.api.server import ServerConfig
+from replica.cli import _random, _served_name, _server_config, _sim_config, main
 from replica.flags import parser
-from replica.server import ServerConfig
-from replica.sim_cost import SimConfig
+from replica.sim.cost import SimConfig
+from tests.support.paths import ROOT
 
 # None in sys.modules makes an import fail, as if the package were not installed.
 HIDE = "import sys; sys.modules |= dict.fromkeys({!r}); "
@@ -31,7 +32,7 @@ def start() -> Iterator[Start]:
 
     def run(*args: str, hide: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
         command = [sys.executable, "-c", HIDE.format(("torch", "transformers", *hide)) + RUN, *args]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
         running.append(process)
         return process
 
@@ -250,8 +251,8 @@ def test_each_flag_of_the_simulation_is_a_field(flags: list[str], config: SimCon
 
 
 def test_each_replica_has_chances_of_its_own_and_the_same_in_every_run() -> None:
-    def first(index: int, *flags: str, what: str = "fates") -> float:
-        return _chance(parser().parse_args(flags), index, what).random()
+    def first(index: int, *flags: str, what: str = "faults") -> float:
+        return _random(parser().parse_args(flags), index, what).random()
 
     assert first(0) == first(0, "--seed", "0")
     assert len({first(0), first(1), first(0, "--seed", "1"), first(0, what="death")}) == 4

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from replica.engine import EngineError, Request, Sequence, Step
+from replica.engine import EngineError, NewTokens, Request, Sequence
 
 REQUEST = Request(prompt=[1, 2, 3], max_tokens=5)
 
@@ -19,24 +19,22 @@ async def test_tokens_that_nobody_took_are_merged() -> None:
     sequence.push([1])
     sequence.push([2, 3])
     assert repr(sequence) == "<Sequence open, 3 prompt tokens, 3 not taken>"
-    assert await sequence.next() == Step([1, 2, 3], None)
+    assert await sequence.next() == NewTokens([1, 2, 3], None)
     sequence.push([4], "stop")
-    assert await sequence.next() == Step([4], "stop")
+    assert await sequence.next() == NewTokens([4], "stop")
 
 
 async def test_a_waiting_reader_wakes() -> None:
     sequence, _ = sequence_and_closed()
     reading = asyncio.create_task(sequence.next())
-    await asyncio.sleep(0)
-    sequence.push([1], "length")
-    assert await reading == Step([1], "length")
+    asyncio.get_running_loop().call_soon(sequence.push, [1], "length")  # runs after the reader has begun to wait
+    assert await reading == NewTokens([1], "length")
 
 
 async def test_a_failure_reaches_the_reader() -> None:
     sequence, closed = sequence_and_closed()
     reading = asyncio.create_task(sequence.next())
-    await asyncio.sleep(0)
-    sequence.fail("gone")
+    asyncio.get_running_loop().call_soon(sequence.fail, "gone")
     with pytest.raises(EngineError, match="gone"):
         await reading
     sequence.close()
@@ -47,12 +45,12 @@ async def test_what_came_before_a_failure_is_not_lost() -> None:
     sequence, _ = sequence_and_closed()
     sequence.push([1, 2])
     sequence.fail("gone")
-    assert await sequence.next() == Step([1, 2], None)
+    assert await sequence.next() == NewTokens([1, 2], None)
     with pytest.raises(EngineError, match="gone"):
         await sequence.next()
 
 
-def test_the_engine_hears_of_a_close_once_and_only_before_the_end() -> None:
+def test_the_engine_is_called_for_a_close_once_and_only_before_the_end() -> None:
     sequence, closed = sequence_and_closed()
     sequence.close()
     sequence.close()

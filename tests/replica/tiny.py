@@ -1,6 +1,6 @@
 """A model of random weights that computes in no time, in a folder as the real engine takes it, and an engine around it."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,12 @@ from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
-from replica.blocks import Sink
-from replica.continuous import ContinuousConfig, ContinuousEngine
-from replica.engine import Request, Step
-from replica.loading import RandomWeights
-from replica.server import ServerConfig, create_app
+from replica.api.server import ServerConfig, create_app
+from replica.cache.blocks import CacheListener
+from replica.engine import NewTokens, Request
+from replica.torch_engine.continuous import ContinuousConfig, ContinuousEngine
+from replica.torch_engine.loading import RandomWeights
+from replica.torch_engine.patches import OutputRouter
 
 VOCABULARY = 300
 
@@ -45,10 +46,48 @@ def spoken_model(folder: Path) -> Path:
     return folder
 
 
+class WatchedRouter(OutputRouter):
+    """Records the scores of every token that is drawn, by transformers' id of the request, after `spoil` could change them.
+    `manager` is transformers' own, parts of which a test may break."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.scores: dict[str, list[torch.Tensor]] = {}
+        self.spoil: Callable[[list[str], torch.Tensor], None] = lambda ids, scores: None
+        self.manager: Any = None
+
+    def install(self, manager: Any) -> None:
+        super().install(manager)
+        self.manager = manager
+
+    def sample(self, batch: Any, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
+        ids = [future.state.request_id for future in batch.requests_in_batch if future.has_new_token]
+        self.spoil(ids, scores)
+        for row, name in enumerate(ids):
+            self.scores.setdefault(name, []).append(scores[0, row].float().clone())
+        super().sample(batch, scores, output_ids)
+
+
+class WatchedContinuousEngine(ContinuousEngine):
+    """With a `router` that can be watched, from its start on."""
+
+    router: WatchedRouter
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, router=self._watched, **named)
+
+    def _watched(self, *args: Any) -> WatchedRouter:
+        self.router = WatchedRouter(*args)
+        return self.router
+
+
 @asynccontextmanager
-async def running(model: Path | RandomWeights, sinks: Sequence[Sink] = (), **options: Any) -> AsyncIterator[ContinuousEngine]:
+async def running(
+    model: Path | RandomWeights, listeners: Sequence[CacheListener] = (), **options: Any
+) -> AsyncIterator[WatchedContinuousEngine]:
     config = {"device": "cpu", "dtype": "float32", "kv_tokens": 1024, "block_size": 4, "max_batch": 4, "batch_tokens": 64}
-    engine = ContinuousEngine(model, ContinuousConfig(**({"threads": 1} | config | options)), sinks)
+    parts = {name: options.pop(name) for name in ("grammars",) if name in options}
+    engine = WatchedContinuousEngine(model, ContinuousConfig(**({"threads": 1} | config | options)), listeners, **parts)
     await engine.start()
     try:
         yield engine
@@ -73,23 +112,14 @@ async def serving(model: Path, **options: Any) -> AsyncIterator[openai.AsyncOpen
 
 async def answer(engine: ContinuousEngine, request: Request) -> tuple[list[int], int]:
     """All tokens, and how many of the prompt's were cached."""
-    sequence, tokens, step = engine.submit(request), list[int](), Step([], None)
+    sequence, tokens, step = engine.submit(request), list[int](), NewTokens([], None)
     while step.finish is None:
         step = await sequence.next()
         tokens += step.tokens
     return tokens, sequence.cached_tokens
 
 
-def recorded_scores(engine: ContinuousEngine) -> dict[str, list[torch.Tensor]]:
+def recorded_scores(engine: WatchedContinuousEngine) -> dict[str, list[torch.Tensor]]:
     """The scores of every token that the engine draws from now on, by transformers' id of the request: r0, r1, ..."""
-    runner = engine._manager.batch_processor.model_runner
-    sample, seen = runner._sample, dict[str, list[torch.Tensor]]()
-
-    def record(scores: torch.Tensor, output_ids: torch.Tensor) -> None:
-        futures = sample.args[0].requests_in_batch
-        for row, future in enumerate(future for future in futures if future.has_new_token):
-            seen.setdefault(future.state.request_id, []).append(scores[0, row].float().clone())
-        sample(scores, output_ids)
-
-    runner._sample = record
-    return seen
+    engine.router.scores = {}
+    return engine.router.scores

@@ -30,7 +30,7 @@ def router_with(*names: str, memory: int = 1 << 24, capacity: int | None = None,
     chosen = {"policy": "cost", "ttl_s": 300.0, "chance": random.Random(1), **options}
     router = Router(memory_bytes=memory, **chosen)
     for name in names:
-        router.add(Replica(name, capacity), block_tokens=BLOCK / 4)
+        router.add(Replica(name, capacity))
     return router
 
 
@@ -179,7 +179,7 @@ def test_replicas_that_join_and_leave_at_every_step() -> None:
             router.remove(name)
         elif name not in fleet:
             fleet.append(name)
-            router.add(Replica(name, chance.choice([None, 640, 64_000])), block_tokens=64)
+            router.add(Replica(name, chance.choice([None, 640, 64_000])))
         under_way.append(router.choose(prompt(bytes([turn % 11]) * KEY_BYTES * 20), fleet, now))
         booking = under_way.pop(chance.randrange(len(under_way))) if len(under_way) > 20 else under_way[0]
         chance.choice([booking.first_token, lambda now: None])(now)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, invariant, rule
 
 from router.load import DEFAULT_PREFILL_RATE, RATE_PRIOR_TOKENS, Lease, Ledger
-from tests.machines import STEPS, CountedMachine, steps_of
-from tests.strategies import replicas
+from tests.support.machines import STEPS, CountedMachine, steps_of
+from tests.support.strategies import replicas
 
 
 class LedgerMachine(CountedMachine):

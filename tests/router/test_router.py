@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from router import Outcome, Prompt, Replica, Router, text_keys
+from router import Outcome, Prompt, Replica, Router, text_keys, token_keys
+from router.learning.scales import MOST_SCALES
 from router.router import SHRINK_BYTES
-from router.scales import MOST_SCALES
-from tests.strategies import keys_of, prompt_of
+from tests.support.strategies import keys_of, prompt_of
 
 OK = Outcome(ok=True)
 
@@ -16,7 +16,7 @@ OK = Outcome(ok=True)
 def router_with(*names: str, **options: Any) -> Router:
     router = Router(**{"policy": "cost", "ttl_s": 300.0, "memory_bytes": 1 << 24, "chance": random.Random(3), **options})
     for name in names:
-        router.add(Replica(name), block_tokens=1)
+        router.add(Replica(name))
     return router
 
 
@@ -199,9 +199,25 @@ def test_a_replica_that_restarted_or_left_holds_nothing() -> None:
 
 def test_capacity_is_given_in_tokens() -> None:
     router = router_with()
-    router.add(Replica("r1", capacity_tokens=640), block_tokens=64)
+    router.add(Replica("r1", capacity_tokens=640))
     router.choose(Prompt(text_keys(bytes(20 * 256), 256, 0), 20 * 256, 256, "m"), ["r1"], 0.0).close(OK, 0.0)
     assert router.trie.held() == {"r1": 10}
+
+
+def test_text_and_token_ids_share_a_replicas_capacity_in_tokens() -> None:
+    """A block of text is 64 tokens, believed at first; one of token ids 16, or whatever it was cut into."""
+    router = router_with()
+    router.add(Replica("r1", capacity_tokens=640))
+    text = Prompt(text_keys(bytes(8 * 256), 256, 1), 8 * 256, 256, "m")
+    ids = Prompt(token_keys(range(12 * 16), 16, 2), 12 * 16, 16, "")
+    router.choose(text, ["r1"], 0.0).close(OK, 0.0)
+    assert (router.trie.held_by("r1"), router.held_tokens("r1")) == (8, 512)
+    router.choose(ids, ["r1"], 1.0).close(OK, 1.0)
+    assert blocks_held(router, text, 1.0) == {"r1": 7}, "64 tokens were too many"
+    assert blocks_held(router, ids, 1.0) == {"r1": 12}
+    assert router.held_tokens("r1") == 7 * 64 + 12 * 16 == 640
+    assert router.held_tokens("unknown") == 0
+    router.check()
 
 
 def test_a_prompt_without_a_full_block_is_routed_by_load_alone() -> None:
@@ -274,7 +290,7 @@ def test_a_smaller_index_shrinks_step_by_step() -> None:
 @pytest.mark.parametrize(("took_s", "stays"), [(10.0, b"aa"), (0.5, b"bb")])
 def test_a_long_request_has_its_blocks_in_use_until_its_end(took_s: float, stays: bytes) -> None:
     router = Router(policy="cost", ttl_s=100, memory_bytes=1 << 20, chance=random.Random(1))
-    router.add(Replica("r1", 4), block_tokens=1)
+    router.add(Replica("r1", 4))
     first = router.choose(prompt_of(b"aa"), ["r1"], 0.0)
     if took_s < 5:
         first.close(Outcome(True), took_s)
@@ -304,7 +320,7 @@ def held_of(router: Router, prompts: list[Prompt], now: float = 1.0) -> list[int
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_prompt_that_the_engine_refuses_evicts_nothing(blocks: int, silent: bool) -> None:
     router = router_with()
-    router.add(Replica("r1", 1000), block_tokens=1)
+    router.add(Replica("r1", 1000))
     prompts = with_tenants(router)
     for turn in range(5):
         booking = router.choose(prompt_of(bytes([turn, 2]) * (blocks // 2)), ["r1"], 1.0, silent=silent)
@@ -323,7 +339,7 @@ def test_a_prompt_that_the_engine_refuses_evicts_nothing(blocks: int, silent: bo
 
 def test_a_prompt_that_was_computed_evicts_what_it_has_to() -> None:
     router = router_with()
-    router.add(Replica("r1", 1000), block_tokens=1)
+    router.add(Replica("r1", 1000))
     prompts = with_tenants(router)
     booking = router.choose(prompt_of(bytes([99]) * 900), ["r1"], 1.0)
     assert router.trie.held_by("r1") == 1900
@@ -337,8 +353,8 @@ def test_a_prompt_that_was_computed_evicts_what_it_has_to() -> None:
 
 def test_what_exceeds_the_context_or_the_cache_is_never_credited() -> None:
     router = router_with()
-    router.add(Replica("r1", 1000, 300), block_tokens=1)
-    router.add(Replica("r2", 1000), block_tokens=1)
+    router.add(Replica("r1", 1000, 300))
+    router.add(Replica("r2", 1000))
     for name, most in (("r1", 300), ("r2", 1000)):
         booking = router.choose(prompt_of(bytes([9]) * 5000), [name], 0.0)
         assert blocks_held(router, booking.prompt) == {name: most}
@@ -365,7 +381,7 @@ def test_refused_prompts_do_not_push_each_others_memory_out() -> None:
 def test_other_bounds_leave_what_was_learned() -> None:
     router = router_with("r1")
     with_tenants(router)
-    router.add(Replica("r1", None, 5000), block_tokens=1)
+    router.add(Replica("r1", None, 5000))
     assert router.trie.held() == {"r1": 1000}
     assert router.replicas["r1"].context_tokens == 5000
 

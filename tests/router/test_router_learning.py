@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from router import Booking, Outcome, Prompt, Replica, Router, text_keys
-from router.generators import NoReuse
-from router.simulate import Cache, FleetSpec, RouterPlacement, Simulation
-from router.workloads import Ask
-from tests.strategies import prompt_of
+from router.simulation.fleet import Cache, FleetSpec, RouterPlacement, Simulation
+from router.simulation.generators import NoReuse
+from router.simulation.policies import SIMULATED
+from router.simulation.workloads import Ask
+from router.types import TOKEN_WEIGHT
+from tests.support.strategies import prompt_of
 
 OK = Outcome(ok=True)
 R1, BOTH = ["r1"], ["r1", "r2"]
@@ -22,7 +24,7 @@ R1, BOTH = ["r1"], ["r1", "r2"]
 def router_with(*names: str, capacity: int | None = None, **options: Any) -> Router:
     router = Router(**{"policy": "cost", "ttl_s": 1e6, "memory_bytes": 1 << 26, "chance": random.Random(3), **options})
     for name in names:
-        router.add(Replica(name, capacity), block_tokens=1)
+        router.add(Replica(name, capacity))
     return router
 
 
@@ -84,7 +86,7 @@ def test_a_single_conversation_is_never_copied() -> None:
 
 
 def test_only_the_cost_policy_pays_rent() -> None:
-    router = router_with("r1", "r2", policy="longest_prefix")
+    router = router_with("r1", "r2", policy="longest_prefix", policies=SIMULATED)
     served(router, prompt_of(b"h" * 4000), 0.0)
     for turn in range(1, 10):
         assert wait_for_hot_head(router, turn).chosen.replica == "r1"
@@ -241,7 +243,7 @@ def with_a_learned_capacity() -> Router:
 
 def test_a_capacity_learned_is_forgotten_with_the_replica() -> None:
     router = with_a_learned_capacity()
-    router.add(Replica("r1"), block_tokens=1)
+    router.add(Replica("r1"))
     assert router.learned_capacity("r1") == 20, "nothing new is said of it"
     router.remove("r1")
     assert router.learned_capacity("r1") is None
@@ -249,7 +251,7 @@ def test_a_capacity_learned_is_forgotten_with_the_replica() -> None:
 
 def test_a_capacity_that_is_told_later_replaces_the_learned_one() -> None:
     router = with_a_learned_capacity()
-    router.add(Replica("r1", 400), block_tokens=10)
+    router.add(Replica("r1", 40))
     assert router.learned_capacity("r1") is None
     for number in range(20):
         served(router, numbered(number), 50.0)
@@ -286,7 +288,7 @@ def test_a_cold_prompt_goes_where_the_coldest_blocks_are_coldest() -> None:
     router, coldest = router_with("r1", "r2", "r3", capacity=100), {"r1": 50.0, "r2": 20.0, "r3": 80.0}
     uses = [(now, name) for name, used in coldest.items() for now in (0.0, used, 90.0)]
     for number, (now, name) in enumerate(sorted(uses)):
-        router.trie.insert(name, numbered(number, 50).keys, now)
+        router.trie.insert(name, numbered(number, 50).keys, now, weight=TOKEN_WEIGHT)
     _, ranking = router.rank(numbered(99, 50), list(coldest), 100.0)
     assert [candidate.replica for candidate in ranking] == ["r2", "r1", "r3"]
     half, whole = (router.rank(numbered(99, blocks), ["r1"], 100.0)[0].best.cost.evicted_s for blocks in (25, 50))
@@ -296,8 +298,8 @@ def test_a_cold_prompt_goes_where_the_coldest_blocks_are_coldest() -> None:
 def test_only_what_does_not_fit_must_be_forgotten() -> None:
     router = router_with("r1", capacity=100)
     for number, now in ((0, 0.0), (1, 90.0), (2, 90.0)):
-        router.trie.insert("r1", numbered(number, 50).keys, now)
-    router.trie.add_replica("r1", 125)  # so that there is room for half of what comes
+        router.trie.insert("r1", numbered(number, 50).keys, now, weight=TOKEN_WEIGHT)
+    router.trie.add_replica("r1", 125 * TOKEN_WEIGHT)  # so that there is room for half of what comes
     half = router.rank(numbered(99, 50), R1, 90.0)[0].best.cost.evicted_s
     full = router.rank(numbered(99, 25 + 50), R1, 90.0)[0].best.cost.evicted_s
     assert half == pytest.approx(25 / 8000)
@@ -307,8 +309,8 @@ def test_only_what_does_not_fit_must_be_forgotten() -> None:
 def test_a_replica_with_room_forgets_nothing() -> None:
     router = router_with("full", "free", capacity=100)
     for number in range(4):
-        router.trie.insert("full", numbered(number, 50).keys, float(number))
-    router.trie.insert("free", numbered(9, 50).keys, 4.0)
+        router.trie.insert("full", numbered(number, 50).keys, float(number), weight=TOKEN_WEIGHT)
+    router.trie.insert("free", numbered(9, 50).keys, 4.0, weight=TOKEN_WEIGHT)
     costs = {one.replica: one.cost for one in router.rank(numbered(99, 50), ["full", "free"], 5.0)[1]}
     assert costs["free"].evicted_s == 0 < costs["full"].evicted_s <= costs["full"].prefill_s
     known = {one.replica: one.cost for one in router.rank(numbered(3, 50), ["full", "free"], 5.0)[1]}
@@ -359,7 +361,7 @@ def test_a_new_replica_is_believed_to_be_as_fast_as_the_fleet() -> None:
             booking = router.choose(numbered(turn, 1000), [name], 10.0 * turn)
             booking.first_token(10.0 * turn + booking.chosen.uncached_tokens / rate)
             booking.close(OK, 10.0 * turn + 5)
-    router.add(Replica("r3"), block_tokens=1)
+    router.add(Replica("r3"))
     _, ranking = router.rank(numbered(77_777, 100), ["r1", "r2", "r3"], 1000.0)
     rates = {candidate.replica: candidate.prefill_rate for candidate in ranking}
     assert rates["r3"] == pytest.approx((rates["r1"] + rates["r2"]) / 2) == pytest.approx(2000, rel=0.1)
@@ -368,7 +370,7 @@ def test_a_new_replica_is_believed_to_be_as_fast_as_the_fleet() -> None:
 def work_of_a_slow_one(rate: float, seed: int) -> float:
     """What a replica at a quarter of the speed is given, over the mean of the three others."""
     spec = FleetSpec(replicas=4, speeds=(1.0, 1.0, 0.25, 1.0))
-    placement = RouterPlacement(router_with(ttl_s=300.0), spec, 64)
+    placement = RouterPlacement(router_with(ttl_s=300.0), spec)
     source = dataclasses.replace(NoReuse(), hours=0.25, rate=rate).source(4, random.Random(seed))
     work = Counter[int]()
     for one in Simulation(spec, source, placement).run():

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from router import POLICIES, Booking, Outcome, Prompt, Replica, Router
-from router.replication import MAX_PREFIXES
-from tests.machines import STEPS, CountedMachine, steps_of
-from tests.strategies import keys_of, letters, replicas
+from router import Booking, Outcome, Prompt, Replica, Router
+from router.pricing.replication import MAX_PREFIXES
+from router.simulation.policies import SIMULATED
+from router.types import TOKEN_WEIGHT
+from tests.support.machines import STEPS, CountedMachine, steps_of
+from tests.support.strategies import keys_of, letters, replicas
 
 NAMES = ["r1", "r2", "r3"]
 nonsense = st.sampled_from([-(10**9), 10**12])
@@ -36,12 +38,12 @@ def shown(router: Router) -> str:
 
 class RouterMachine(CountedMachine):
     @initialize(
-        policy=st.just("cost") | st.sampled_from(sorted(POLICIES)),
+        policy=st.just("cost") | st.sampled_from(sorted(SIMULATED)),
         memory=st.sampled_from([3000, 30_000, 1 << 20]),
         capacity=st.none() | st.integers(1, 10),
     )
     def start(self, policy: str, memory: int, capacity: int | None) -> None:
-        self.router = Router(policy=policy, ttl_s=10, memory_bytes=memory, chance=random.Random(1))
+        self.router = Router(policy=policy, policies=SIMULATED, ttl_s=10, memory_bytes=memory, chance=random.Random(1))
         self.bound, self.now = memory, 0.0
         self.bookings: list[Booking] = []  # those that something may still happen to
         self.open: set[Booking] = set()
@@ -53,7 +55,7 @@ class RouterMachine(CountedMachine):
     @rule(name=replicas, capacity=st.none() | st.integers(1, 10))
     def join(self, name: str, capacity: int | None) -> None:
         """Anew, again, or with another capacity."""
-        self.router.add(Replica(name, capacity), block_tokens=1)
+        self.router.add(Replica(name, capacity))
 
     @rule(name=replicas)
     def leave(self, name: str) -> None:
@@ -153,7 +155,7 @@ class RouterMachine(CountedMachine):
         trie = self.router.trie
         for name, replica in self.router.replicas.items():
             for capacity in (replica.capacity_tokens, self.router.learned_capacity(name)):
-                assert capacity is None or trie.held_by(name) - trie.pending_of(name) <= capacity
+                assert capacity is None or trie.weight_held_by(name) - trie.pending_of(name) <= capacity * TOKEN_WEIGHT
 
     def one(self, data: st.DataObject) -> Booking:
         return data.draw(st.sampled_from(self.bookings))

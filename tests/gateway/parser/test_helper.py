@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api import openai
-from gateway.api.splice import apply
-from gateway.api.structure import MAX_STRUCTURE
+from gateway.dialects.api_request import router_prompt
+from gateway.dialects.dialect import ASK
+from gateway.dialects.json_edits import apply
+from gateway.dialects.json_structure import MAX_STRUCTURE
+from gateway.dialects.openai.continuation_request import continue_body
+from gateway.dialects.openai.request import CHAT, COMPLETION
+from gateway.dialects.table import OTHER, Dialects
 from gateway.errors import GatewayError
 from gateway.parser import helper, wire
-from gateway.resume_request import ASK, continuation
 
 BLOCKS = (16, 4)
 
@@ -52,32 +55,33 @@ bodies = st.fixed_dictionaries(
 )
 
 
-@given(bodies, st.sampled_from([openai.CHAT, openai.COMPLETION, openai.OTHER]), st.sampled_from(["", "  \n"]))
+@given(bodies, st.sampled_from([CHAT, COMPLETION, OTHER.name]), st.sampled_from(["", "  \n"]))
 def test_it_is_the_same_as_parsing_at_once(body: dict[str, Any], kind: str, tail: str) -> None:
     raw = json.dumps(body).encode() + tail.encode()
     status, *fields = parsed(kind, raw)
     if status == wire.REFUSED:
         with pytest.raises(GatewayError) as caught:
-            openai.parse(kind, raw)
+            Dialects().named(kind).parse(raw)
         error = caught.value
         assert fields == [error.status, error.code, error.message, error.param]
         return
     assert status == wire.DONE
-    api = openai.parse_other(raw) if kind == openai.OTHER else openai.parse(kind, raw)
+    api = Dialects().named(kind).parse(raw)
     there = wire.Parsed(*fields)
-    here = (api.kind, api.model, api.salt, api.stream, api.strip_usage, api.countable, api.body)
-    read = (there.kind, there.model, there.salt, there.stream, there.strip_usage, there.countable, apply(raw, there.edits))
+    body_here, body_there = apply(raw, api.edits), apply(raw, there.edits)
+    here = (api.metered, api.model, api.salt, api.stream, api.stores, api.strip_usage, api.countable, body_here)
+    read = (there.metered, there.model, there.salt, there.stream, there.stores, there.strip_usage, there.countable, body_there)
     assert read == here
-    known, prompt = api.has_prompt, openai.router_prompt(api, BLOCKS)
+    known, prompt = api.has_prompt, router_prompt(api, BLOCKS)
     assert there.prompt == ((prompt.keys, prompt.units, prompt.block_units, prompt.scale) if known else None)
 
 
 def test_a_scope_keeps_keys_apart() -> None:
     raw = orjson.dumps({"model": "m", "prompt": "x" * 100})
-    keys = [wire.Parsed(*parsed(openai.COMPLETION, raw, scope)[1:]).prompt for scope in ((), ("a",), ("b",))]
+    keys = [wire.Parsed(*parsed(COMPLETION, raw, scope)[1:]).prompt for scope in ((), ("a",), ("b",))]
     assert len(set(keys)) == 3
-    api = openai.parse(openai.COMPLETION, raw)
-    prompt = openai.router_prompt(api, BLOCKS, scope=("a",))
+    api = Dialects().named(COMPLETION).parse(raw)
+    prompt = router_prompt(api, BLOCKS, scope=("a",))
     assert keys[1] == (prompt.keys, prompt.units, prompt.block_units, prompt.scale)
 
 
@@ -91,28 +95,28 @@ def test_a_scope_keeps_keys_apart() -> None:
     ],
 )
 def test_too_many_values_are_refused_before_they_are_built(head: bytes, item: bytes, tail: bytes) -> None:
-    status, code, name, message, _ = parsed(openai.CHAT, head + b",".join([item] * MAX_STRUCTURE) + tail)
+    status, code, name, message, _ = parsed(CHAT, head + b",".join([item] * MAX_STRUCTURE) + tail)
     assert (status, code, name) == (wire.REFUSED, 413, "request_too_complex")
     assert f"{MAX_STRUCTURE:,}" in message
 
 
 def test_on_other_paths_too_many_values_are_no_error() -> None:
     raw = b'{"input":[' + b"1," * MAX_STRUCTURE + b'1],"model":"m"}'
-    status, *fields = parsed(openai.OTHER, raw)
-    assert (status, fields[1], fields[-1]) == (wire.DONE, "m", None)
+    status, *fields = parsed(OTHER.name, raw)
+    assert (status, fields[0], fields[-1]) == (wire.DONE, "m", None)
 
 
 def test_a_text_of_brackets_and_commas_is_no_structure() -> None:
     raw = orjson.dumps({"model": "m", "messages": [{"role": "u", "content": '[{"a": 1, "b": []}], ' * 100_000}]})
-    status, *fields = parsed(openai.CHAT, raw)
-    assert (status, fields[1]) == (wire.DONE, "m")
+    status, *fields = parsed(CHAT, raw)
+    assert (status, fields[0]) == (wire.DONE, "m")
 
 
 def test_a_continuation_is_the_same_as_in_the_loop() -> None:
     raw = b'{"model":"m" ,"max_tokens":9,"messages":[{"role":"user","content":"Hi"}]}'
-    status, verdict, edits = result((wire.CONTINUE, openai.CHAT, "Well", 2), raw)
+    status, verdict, edits = result((wire.CONTINUE, CHAT, "Well", 2), raw)
     assert (status, verdict) == (wire.DONE, ASK)
-    assert apply(raw, edits) == continuation(openai.CHAT, raw, "Well", 2)
+    assert (verdict, edits) == continue_body(CHAT, raw, "Well", 2)
 
 
 def test_a_bug_is_told_to_the_parent() -> None:

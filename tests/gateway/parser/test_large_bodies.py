@@ -1,7 +1,7 @@
 """Large and hostile bodies over a real socket: what is too much is refused before it is built, the rest is served as it came,
 and meanwhile the event loop turns and other clients get their answers.
 
-Nothing here asserts a time: what is asserted is where the work was done. `python -m bench.parsing` measures the times.
+Nothing here asserts a time: what is asserted is where the work was done. `python -m bench.gateway.parsing` measures the times.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pytest
 
 from gateway.parser.parsing import INLINE_BYTES, UNCOUNTED_BYTES
 from gateway.parser.process import ParserProcess
-from tests.fakes import FakeReplica
 from tests.gateway.conftest import Running, eventually, running
+from tests.support.fakes import FakeReplica
 
 MIB = 1 << 20
 CHAT = b'{"model":"m","messages":[{"role":"user","content":'
@@ -64,14 +64,14 @@ def stopped(pid: int) -> Iterator[None]:
 async def with_process(run: Running) -> ParserProcess:
     """The gateway's parser process, which runs now."""
     status, _, _ = await post(run, body_of(SERVED["text"], INLINE_BYTES))
-    process = run.gateway.entry.parsing.process
+    process = run.gateway.parsing.process
     assert (status, process.started) == (200, 1)
     return process
 
 
 async def parsed_beside(run: Running, raw: bytes, path: str = "/v1/chat/completions") -> tuple[int, Any, Any]:
     """The answer to this body, which the parser process has parsed: while that is stopped, it does not come, and others do."""
-    process = run.gateway.entry.parsing.process
+    process = run.gateway.parsing.process
     assert process.pid
     with stopped(process.pid):
         asked = asyncio.create_task(post(run, raw, path))
@@ -144,7 +144,7 @@ async def test_a_conversation_matches_its_beginning_across_the_bound() -> None:
             _, headers, _ = await post(run, json.dumps({"model": "m", "messages": messages}).encode())
             seen.append(int(headers["X-Warmroute-Cached-Tokens"]))
             messages += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "word " * 40_000}]
-        assert run.gateway.entry.parsing.process.started == 1
+        assert run.gateway.parsing.process.started == 1
         assert seen[0] == 0 < seen[1] < seen[2]
 
 
@@ -188,5 +188,5 @@ async def test_other_paths_and_the_dry_run_take_the_same_way() -> None:
         assert (status, answer["model"], answer["reason"]) == (200, "m", "cold")
         status, _, _ = await post(run, bomb, "/v1/anything")
         assert (replica.requests[-1].body, replica.requests[-1].path) == (bomb, "/v1/anything")
-        assert run.gateway.entry.parsing.process.started == 1
+        assert run.gateway.parsing.process.started == 1
         assert status == 200

@@ -1,0 +1,188 @@
+"""Instructions per request and per streamed chunk, counted by valgrind's callgrind: to compare two versions on any machine.
+
+    python -m bench.gateway.instructions --tree build/compiled [--tree OTHER] [--only plain-2k] [--requests 100 --windows 3]
+
+A tree is a folder with `gateway` and `router` in it: compiled by `hatch_build.py`, or a checkout. A gateway is started under
+callgrind and warmed up; then its counters are set to zero, some requests are sent, one after the other on one connection, and
+the counters are read: that is a window. The median of the windows counts, for garbage collection and the timers of the gateway
+fall into some of them. Only the gateway's own process is counted, not the kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.gateway.systems import free_ports, mocks
+from bench.measure.prompts import Requests
+
+START_S = 300.0  # valgrind is some 50 times slower, and all modules are imported under it
+PROBES_S = 600  # apart: they do not belong to a request
+INTERVAL_S = 0.02  # between chunks: each has to be read by itself, also under valgrind
+_TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """size: of the body, bytes. chunks: of each streamed answer; 0: not streamed. share: of the requests of a window."""
+
+    name: str
+    size: int
+    chunks: int = 0
+    share: float = 1.0
+
+
+WORKS = (Work("plain-2k", 2_000), Work("plain-32k", 32_000), Work("stream-1", 2_000, 1), Work("stream-101", 2_000, 101, 0.1))
+
+
+class CountFailed(Exception):
+    """The gateway did not start, did not answer or was not counted."""
+
+
+def per_request(tree: Path, work: Work, requests: int, windows: int, url: str) -> float:
+    """Instructions of one request. Raises CountFailed."""
+    requests = max(1, round(requests * work.share))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (port,) = free_ports(1)
+        process = _start(tree, port, url, folder)
+        try:
+            _await_start(process, port)
+            _control(process, "--instr=on")
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S)
+            bodies = (request.partition(b"\r\n\r\n")[2] for request in Requests(work.size, work.chunks))
+            _send(connection, bodies, requests)
+            counts = [_window(process, connection, bodies, requests, folder, number) for number in range(windows)]
+            connection.close()
+        except (OSError, http.client.HTTPException, subprocess.SubprocessError) as error:
+            raise CountFailed(f"{tree}, {work.name}: {error}") from error
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        return statistics.median(counts) / requests
+
+
+def _start(tree: Path, port: int, url: str, folder: Path) -> subprocess.Popen[bytes]:
+    config = {"listen": f"127.0.0.1:{port}", "pools": [{"replicas": [url]}], "health": {"interval_s": PROBES_S}}
+    (folder / "config.yaml").write_text(json.dumps(config), "utf-8")
+    count = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/out"]
+    return subprocess.Popen(
+        [*count, sys.executable, "-m", "gateway", "serve", "--config", str(folder / "config.yaml")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(tree.resolve()), "PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "0"},
+    )
+
+
+def _await_start(process: subprocess.Popen[bytes], port: int) -> None:
+    """Until it knows its replica."""
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise CountFailed(f"the gateway ended with {process.returncode}")
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S)
+        try:
+            connection.request("GET", "/ready")
+            if connection.getresponse().status == 200 and process.poll() is None:  # no other program that took the port
+                return
+        except OSError:
+            """It does not listen yet."""
+        finally:
+            connection.close()
+        time.sleep(0.5)
+    raise CountFailed(f"no answer in {START_S:.0f} s")
+
+
+def _window(
+    process: subprocess.Popen[bytes],
+    connection: http.client.HTTPConnection,
+    bodies: Iterator[bytes],
+    requests: int,
+    folder: Path,
+    number: int,
+) -> int:
+    """Instructions of so many requests."""
+    _control(process, "--zero")
+    _send(connection, bodies, requests)
+    _control(process, f"--dump=window-{number}")
+    for path in folder.glob("out.*"):
+        text = path.read_text("utf-8")
+        if f"window-{number}" in text and (found := _TOTAL.search(text)):
+            return int(found[1])
+    raise CountFailed("callgrind wrote no total")
+
+
+def _control(process: subprocess.Popen[bytes], what: str) -> None:
+    command = ["callgrind_control", what, str(process.pid)]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, timeout=START_S)
+
+
+def _send(connection: http.client.HTTPConnection, bodies: Iterator[bytes], requests: int) -> None:
+    """One after the other. Raises CountFailed."""
+    for _ in range(requests):
+        connection.request("POST", "/v1/chat/completions", next(bodies), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        response.read()
+        if response.status != 200:
+            raise CountFailed(f"status {response.status}")
+
+
+def report(trees: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> Iterator[str]:
+    """Thousands of instructions; with several trees also each one's difference from the first."""
+    others = [f"{tree} | to the first" for tree in trees[1:]]
+    yield f"| thousands of instructions | {' | '.join((trees[0], *others))} |"
+    yield f"|---|{'--:|' * (2 * len(trees) - 1)}"
+    for name, counts in rows:
+        first, *rest = counts
+        cells = [f"{first / 1000:,.1f}", *(f"{each / 1000:,.1f} | {each / first - 1:+.1%}" for each in rest)]
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def with_chunks(rows: Sequence[tuple[str, Sequence[float]]]) -> Iterator[tuple[str, Sequence[float]]]:
+    """Two lengths of stream become one chunk: their difference, by the chunks between them."""
+    known = dict(rows)
+    for name, counts in rows:
+        if not name.startswith("stream"):
+            yield f"a request, {name}", counts
+    if "stream-1" in known and "stream-101" in known:
+        yield "a request, streamed, one chunk", known["stream-1"]
+        pairs = zip(known["stream-1"], known["stream-101"], strict=True)
+        yield "a further chunk", [(long - short) / 100 for short, long in pairs]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    names = [work.name for work in WORKS]
+    parser = argparse.ArgumentParser(prog="python -m bench.gateway.instructions", description=__doc__.splitlines()[0])
+    parser.add_argument("--tree", type=Path, action="append", required=True, metavar="FOLDER", help="once for each version")
+    parser.add_argument("--only", action="append", choices=names, help="may be repeated")
+    parser.add_argument("--requests", type=int, default=100, metavar="N", help="in a window; default: 100")
+    parser.add_argument("--windows", type=int, default=3, metavar="N", help="of which the median counts; default: 3")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    rows = []
+    with mocks(1, INTERVAL_S, os.sched_getaffinity(0)) as (url,):
+        for work in WORKS:
+            if not options.only or work.name in options.only:
+                counts = [per_request(tree, work, options.requests, options.windows, url) for tree in options.tree]
+                print(f"{work.name}: {', '.join(f'{each:,.0f}' for each in counts)}", file=sys.stderr, flush=True)
+                rows.append((work.name, counts))
+    print("\n".join(report([str(tree) for tree in options.tree], list(with_chunks(rows)))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How it is measured: load, mock replicas, CPU, reports."""

@@ -1,0 +1,1 @@
+"""What decisions cost, and how good they are."""

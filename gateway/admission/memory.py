@@ -1,0 +1,238 @@
+"""How many bytes the clients' requests may hold in memory, all together and each client. Pure.
+
+Every byte that a client sends is charged when it arrives and released when it is dropped: unfinished heads, bodies, pipelined
+bytes. A client (a remote address) may hold at most SHARE times what is still free at that moment (dynamic thresholds, Choudhury
+and Hahne, 1998), so
+
+- a client that is alone may hold SHARE / (1 + SHARE) of the limit;
+- n clients that take all they can get hold SHARE / (1 + n * SHARE) of it each, and 1 / (1 + n * SHARE) stays free for the
+  next one;
+- nothing has to be configured for a client, and nobody's bytes are thrown away for somebody else.
+
+    Budget ─┬─ Account (one client) ─┬─ Lease (one request, one connection): grow, shrink, close
+            └─ Account               └─ Lease
+
+Invariants: a lease holds what was granted and not released; an account holds what its leases hold; the budget holds what its
+accounts hold, at most its limit; there is an account for every client with an open lease, and no other. All operations O(1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+from collections.abc import Iterator
+from typing import Final
+
+from gateway.errors import over_budget
+
+SHARE: Final = 4
+LARGE_BODY: Final = 1 << 18  # bytes; what is made of a smaller body while it is parsed is not worth counting
+PARSE_COPIES: Final = 2  # lengths of a large body: it is in the parser process too, and is copied when something is added
+
+
+class Budget:
+    """See the top of this file. limit: in bytes, may be changed at any time; held: bytes that are charged now; refused:
+    leases that were not granted what they asked for.
+    """
+
+    __slots__ = ("_accounts", "held", "limit", "refused")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        self.refused = 0
+        self._accounts: dict[str, Account] = {}
+
+    def lease(self, client: str) -> Lease:
+        """A new lease, of nothing yet. client: what fairness goes by."""
+        account = self._accounts.get(client)
+        if account is None:
+            account = Account(self, client)
+        return account.lease()
+
+    @property
+    def largest(self) -> int:
+        """Bytes that a client can hold if there is no other."""
+        return largest_of(self.limit)
+
+    @property
+    def clients(self) -> int:
+        """Clients with an open lease."""
+        return len(self._accounts)
+
+    def _keep(self, account: Account) -> None:
+        self._accounts[account.client] = account
+
+    def _forget(self, account: Account) -> None:
+        del self._accounts[account.client]
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken, as far as they can be seen from here."""
+        assert self.held == sum(account.held for account in self._accounts.values())
+        for client, account in self._accounts.items():
+            assert account.client == client
+            assert account.open_leases > 0
+            assert account.held >= 0
+
+    def __repr__(self) -> str:
+        return f"<Budget {self.held}/{self.limit} bytes, {len(self._accounts)} clients>"
+
+
+class Account:
+    """What one client holds. It exists as long as it has an open lease."""
+
+    __slots__ = ("_budget", "client", "held", "open_leases")
+
+    def __init__(self, budget: Budget, client: str) -> None:
+        self._budget = budget
+        self.client = client
+        self.held = 0
+        self.open_leases = 0
+
+    def lease(self) -> Lease:
+        """A new lease, of nothing yet."""
+        if not self.open_leases:
+            self._budget._keep(self)
+        self.open_leases += 1
+        return Lease(self)
+
+    def grants(self, size: int) -> bool:
+        """Whether the client may hold `size` bytes more now. For leases only, as what follows."""
+        held, free = self.held + size, self._budget.limit - self._budget.held - size
+        return held <= free or held <= SHARE * free  # mostly the first, which costs less
+
+    def count_refusal(self) -> None:
+        self._budget.refused += 1
+
+    def add(self, size: int) -> None:
+        """Book a change."""
+        self.held += size
+        self._budget.held += size
+
+    def close_one(self, held: int) -> None:
+        """A lease of `held` bytes has closed."""
+        self.add(-held)
+        self.open_leases -= 1
+        if not self.open_leases:
+            self._budget._forget(self)
+
+    @property
+    def largest(self) -> int:
+        """Bytes that this client could hold if there were no other."""
+        return self._budget.largest
+
+    def __repr__(self) -> str:
+        return f"<Account {self.client}, {self.held} bytes in {self.open_leases} leases>"
+
+
+class Lease:
+    """Bytes that something of a client holds. Closed once; whatever is called after that does nothing.
+
+    head: how many of them are the request's head; they stay when its body is dropped. refused: how many it would have held
+    with the first that were not granted, 0: all were.
+    """
+
+    __slots__ = ("account", "head", "held", "open", "refused")
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.held = 0
+        self.head = 0
+        self.open = True
+        self.refused = 0
+
+    def grow(self, size: int) -> bool:
+        """Charge `size` bytes more. False, and nothing is charged, if the client may not hold them."""
+        if not self.open:
+            return True
+        if not self.fits(size):
+            return False
+        self.held += size
+        self.account.add(size)
+        return True
+
+    def fits(self, size: int) -> bool:
+        """Whether `grow` would charge them. False is a refusal, as it is there."""
+        if self.account.grants(size):
+            return True
+        if not self.refused:
+            self.refused = self.held + size
+            self.account.count_refusal()
+        return False
+
+    def shrink(self, size: int) -> None:
+        """Release `size` bytes, at most all that it holds."""
+        size = min(size, self.held)
+        if size > 0 and self.open:
+            self.held -= size
+            self.account.add(-size)
+
+    def resize(self, size: int) -> bool:
+        """Hold exactly `size` bytes. False, and nothing changes, if the client may not hold them."""
+        if size > self.held:
+            return self.grow(size - self.held)
+        self.shrink(self.held - size)
+        return True
+
+    def drop_body(self) -> None:
+        """Release all but the head."""
+        self.shrink(self.held - self.head)
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""
+        if self.open:
+            self.open = False
+            self.account.close_one(self.held)
+            self.held = 0
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.held} bytes, {'open' if self.open else 'closed'}>"
+
+
+def largest_of(limit: int) -> int:
+    """Bytes that a client can hold, if there is no other, of a budget of `limit` bytes."""
+    return limit * SHARE // (1 + SHARE)
+
+
+def limit_for(size: int) -> int:
+    """The smallest limit with which a client can hold `size` bytes."""
+    return -(-size * (1 + SHARE) // SHARE)
+
+
+def peak_of(size: int) -> int:
+    """What a request of `size` bytes needs at most: while it is parsed."""
+    return size * (1 + PARSE_COPIES) if size >= LARGE_BODY else size
+
+
+def client_of(peer: object) -> str:
+    """What fairness goes by, of a socket's peer name: an IPv4 address, an IPv6 network of 64 bits (a client has all of it)."""
+    if not isinstance(peer, tuple) or not peer:
+        return "local"  # a unix socket
+    address = str(peer[0]).partition("%")[0]
+    if ":" not in address:
+        return address
+    try:
+        parsed = ipaddress.IPv6Address(address)
+    except ValueError:
+        return address
+    mapped = parsed.ipv4_mapped
+    return str(mapped) if mapped else f"{ipaddress.IPv6Address(int(parsed) >> 64 << 64)}/64"
+
+
+@contextlib.contextmanager
+def holding(lease: Lease, size: int, body: int = 0) -> Iterator[None]:
+    """Charge memory that something takes, as long as that takes. Raises GatewayError 503 or 413 if there is no room.
+
+    body: the size of the body that it is needed for, if that is known.
+    """
+    if not lease.grow(size):
+        raise over_budget(lease.held + size, lease.account.largest, body)
+    try:
+        yield
+    finally:
+        lease.shrink(size)
+
+
+def parsing(lease: Lease, size: int) -> contextlib.AbstractContextManager[None]:
+    """Charge what it takes to parse a large body, as long as that takes. Raises GatewayError 503 or 413 if there is no room."""
+    return holding(lease, PARSE_COPIES * size, size)

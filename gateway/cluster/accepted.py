@@ -1,0 +1,43 @@
+"""Accepted connections on their way into the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+
+class Opening:
+    """Gives accepted connections their transport and protocol."""
+
+    def __init__(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Called within the event loop."""
+        self._make_protocol = make_protocol
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, client: socket.socket) -> None:
+        """Give this connection a transport and a protocol, from now on its owners."""
+        client.setblocking(False)
+        task = self._loop.create_task(self._hand_over(client), name="accept")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _hand_over(self, client: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._make_protocol, client)
+        except OSError:  # it has left meanwhile
+            client.close()
+        except BaseException:  # the gateway ends
+            client.close()
+            raise
+
+    async def wait(self) -> None:
+        """Until all connections that were added have their transport."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __repr__(self) -> str:
+        return f"<Opening of {len(self)} connections>"

@@ -1,0 +1,97 @@
+"""Commands that must run in every process of this gateway, and /metrics merged over all of them.
+
+A gateway is one process (`SingleProcess`), or several workers (`workers/peers.py`): callers see a `ControlPlane`, whichever it
+is. Each process does its own part as `LocalControl`. The commands: `messages.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from gateway.cluster.messages import Command, Drain, Join, Reconfigure, RejectConfig
+from gateway.cluster.reload import Parts, Reload
+from gateway.telemetry.counters import Page
+from gateway.telemetry.exposition import Shared, render
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.request_log import RequestLog
+
+
+class LocalControl:
+    """This process."""
+
+    def __init__(
+        self, *, parts: Parts, reload: Reload, metrics: Metrics, requests: RequestLog, clock: Callable[[], float]
+    ) -> None:
+        self.router = parts.router
+        self.fleet = parts.fleet
+        self.metrics = metrics
+        self.clock = clock
+        self._parts = parts
+        self._reload = reload
+        self._requests = requests
+
+    async def execute(self, command: Command) -> None:
+        """Raises ConfigError if the command cannot be executed."""
+        match command:
+            case Drain(name, on):
+                if state := self.fleet.named(name):
+                    self.fleet.drain(state, on=on)
+            case Join(pool, replica):
+                await self._reload.add(pool, replica)
+            case Reconfigure():
+                await self._reload.take(command.config)
+            case RejectConfig(why):
+                self._reload.refuse(why)
+
+    async def replay(self, commands: Iterable[Drain | Join]) -> None:
+        """Commands from before this process started. Takes FIRST_PROBES_S at most, whatever replicas were added."""
+        commands = tuple(commands)
+        await self._reload.readd([(each.pool, each.replica) for each in commands if isinstance(each, Join)])
+        for each in commands:
+            if isinstance(each, Drain):
+                await self.execute(each)
+
+    def page(self) -> Page:
+        """The counters of this process, with gauges that are up to date."""
+        metrics, memory, connections = self.metrics, self._parts.memory, self._parts.connections
+        metrics.read(self.router)
+        metrics.read_memory(held=memory.held, limit=memory.limit, refused=memory.refused)
+        metrics.read_connections(open_now=connections.open, limit=connections.limit, refused=connections.refused)
+        self.fleet.show(metrics, self.clock())
+        metrics.log_lines_dropped.set((), self._requests.dropped)
+        return metrics.page
+
+
+class ControlPlane(Protocol):
+    async def execute(self, command: Command) -> None:
+        """In all processes. Returns when all have executed it; raises ConfigError if it cannot be executed."""
+
+    async def page(self) -> bytes:
+        """The metrics of all processes together, in Prometheus' text format."""
+
+    async def run(self) -> None:
+        """Background work, until it is cancelled."""
+
+    async def ready(self) -> None:
+        """Wait until this process knows what it needs for its first request."""
+
+
+class SingleProcess:
+    """The control plane of a gateway that is one process."""
+
+    def __init__(self, local: LocalControl) -> None:
+        self._local = local
+        self._pages = Shared(lambda: render(local.page()))
+
+    async def execute(self, command: Command) -> None:
+        await self._local.execute(command)
+
+    async def page(self) -> bytes:
+        return await self._pages.get()
+
+    async def run(self) -> None:
+        return
+
+    async def ready(self) -> None:
+        return

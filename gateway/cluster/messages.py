@@ -1,0 +1,96 @@
+"""Messages between the processes of a gateway, whatever carries them: commands, configurations, batches of routing events.
+
+All of it is msgpack, decoded into the types below; other bytes are a MessageError. (Never pickle: the same messages are meant
+to cross machines, and unpickling executes code.) Configurations go through `encode_config` and `decode_config` only.
+
+Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from gateway.config.parse import ConfigError
+from gateway.config.schema import Config, ReplicaConfig
+
+
+class MessageError(ValueError):
+    """These bytes are no message. Its text says what is wrong."""
+
+
+# -- configurations
+
+
+def encode_config(config: Config) -> bytes:
+    return msgspec.msgpack.encode(config)
+
+
+def decode_config(data: bytes) -> Config:
+    """Raises MessageError."""
+    config: Config = decode(_CONFIG, data)
+    return config
+
+
+# -- commands
+
+
+class Drain(Struct, frozen=True, tag="drain"):
+    """A replica gets no new requests, or some again. Nothing happens if there is no such replica."""
+
+    name: str
+    on: bool
+
+
+class Join(Struct, frozen=True, tag="join"):
+    """A replica joins a pool until the next reload."""
+
+    pool: str
+    replica: ReplicaConfig
+
+
+class Reconfigure(Struct, frozen=True, tag="reconfigure"):
+    """This is the configuration from now on."""
+
+    encoded: bytes
+
+    @classmethod
+    def to(cls, config: Config) -> Reconfigure:
+        return cls(encode_config(config))
+
+    @property
+    def config(self) -> Config:
+        """Decoded at each call. Raises MessageError."""
+        return decode_config(self.encoded)
+
+
+class RejectConfig(Struct, frozen=True, tag="reject_config"):
+    """There is another configuration, but it is invalid."""
+
+    why: str
+
+
+Command = Drain | Join | Reconfigure | RejectConfig
+
+
+# -- routing
+
+
+class Batch(Struct, frozen=True, array_like=True):
+    """Events of one router in their order (`router.events.encode`). since: when the oldest was booked, by the shared clock."""
+
+    since: float
+    events: bytes
+
+
+_CONFIG: Final = msgspec.msgpack.Decoder(Config)
+
+
+def decode(decoder: Any, data: bytes) -> Any:
+    """By a msgspec decoder. Raises MessageError."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, ConfigError, ValueError, RecursionError) as error:
+        raise MessageError(str(error)) from error

@@ -1,0 +1,119 @@
+"""Start-up of a serving process: file limit, garbage collection, memory budget, event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import resource
+from collections.abc import Coroutine, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.config.schema import Config
+
+log = logging.getLogger("warmroute.gateway")
+
+_MAX_FILES = 1 << 20
+_MAX_RESERVE = 512  # file descriptors for all but requests: listeners, operators, probes, the parser process, log and files
+_SHARE = 4  # of the memory, what requests may hold if the configuration does not say
+
+
+# What is made, less what is freed, before the collector looks at it; and of each generation, how often before the next older
+# one is looked at, too: at 75,000 objects at once, which takes 50 ms.
+_COLLECT_AFTER: Final = (5_000, 3, 2)
+_OLDEST: Final = 2  # generation
+_MOST_LOOKED_AT: Final = 30_000  # objects that a full collection may find again
+
+
+def relax_garbage_collection() -> None:
+    """Bound how long the collector stops everything, which would else be as long as it takes to go through the prefix index."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
+    gc.callbacks.append(_freeze_survivors)
+
+
+def _freeze_survivors(phase: str, info: Mapping[str, int]) -> None:
+    """If many objects have survived a full collection, they are not looked at again: they are the index, mostly, and are freed
+    when nothing refers to them any more.
+
+    A request that is under way just then is among them, and would stay in memory for ever if it became part of a cycle. But
+    requests make none (tests/gateway/request/test_garbage.py), and drop their bodies when they are over.
+    """
+    if phase == "stop" and info["generation"] == _OLDEST and len(gc.get_objects(_OLDEST)) > _MOST_LOOKED_AT:
+        gc.freeze()
+
+
+def raise_file_limit() -> None:
+    """Every stream takes two file descriptors; the usual soft limit of 1024 is for other programs."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def connection_limit(config: Config) -> int:
+    """How many connections of clients this process may have: as configured, but no more than it has file descriptors for.
+
+    A request takes two, one to its client and one to its replica. A quarter of all, at most _MAX_RESERVE, is for the rest.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return config.limits.connections
+    return max(1, min(config.limits.connections, (files - min(files // 4, _MAX_RESERVE)) // 2))
+
+
+def warn_of_connections(config: Config) -> None:
+    """Fewer connections than configured may be possible."""
+    limit = connection_limit(config)
+    if limit < config.limits.connections:
+        extra = {"configured": config.limits.connections, "in_force": limit}
+        log.warning("limits.connections is more than the open files allow (ulimit -n)", extra=extra)
+
+
+def budget_bytes(config: Config, root: Path = Path("/")) -> int:
+    """What this process's requests may hold: of the whole gateway's budget, one worker's part."""
+    mib = config.limits.inflight_mb
+    whole = mib << 20 if mib else memory_bytes(root) // _SHARE
+    return whole // config.workers
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """The memory that this process and its siblings may use: of the machine, or less if a cgroup has a limit."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *_cgroup_limits(root)])
+
+
+def _cgroup_limits(root: Path) -> Iterator[int]:
+    """The limits of the process's cgroup and of those around it, in both versions of cgroups."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers not in ("", "memory"):
+            continue
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        top = root / "sys/fs/cgroup" / controllers
+        inner = top / path.strip("/")
+        # Inside a container the path may be that of the host, where it does not exist; the container's own is the top.
+        for folder in {top, inner, *(parent for parent in inner.parents if parent.is_relative_to(top))}:
+            text = _text(folder / name).strip()
+            if text.isdigit():
+                yield int(text)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("ascii")
+    except OSError:  # no such cgroup, or no cgroups at all
+        return ""
+
+
+def run(main: Coroutine[Any, Any, Any]) -> None:
+    """In an event loop, the fastest that there is."""
+    try:
+        import uvloop
+    except ImportError:  # not on every platform; asyncio's own loop does the same, slower
+        asyncio.run(main)
+    else:
+        uvloop.run(main)

@@ -1,0 +1,192 @@
+"""Another configuration for a running gateway: the file has changed, a signal asks for it, an operator adds a replica.
+
+    SIGHUP ──────────────────────────┐
+    the file differs, and is quiet ──┴─► read it ──► valid? ──► ask who joins ──► all changes in one step
+                                                       └─ no: say why, change nothing
+
+The file is looked at by its path, so that a symbolic link that is pointed elsewhere (as Kubernetes updates a ConfigMap) counts
+as a change; it is read when two looks in a row see the same, for it may be half written. Flags and environment win over it as
+they did at the start. Reading is done in a thread, and the only other thing that takes time, asking the replicas that join,
+comes before any change; the change itself is a row of synchronous steps, which cannot fail: what is invalid was refused before.
+So every request sees either the old configuration or the new one.
+
+What cannot change while the process runs stays as it was, and the log names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from gateway.admission.connection_limit import Connections
+from gateway.admission.memory import Budget
+from gateway.cluster.process import budget_bytes, connection_limit
+from gateway.config.checks import checked
+from gateway.config.live import Live
+from gateway.config.parse import ConfigError
+from gateway.config.schema import Config, ReplicaConfig
+from gateway.config.source import Source
+from gateway.fleet.directory import FIRST_PROBES_S, LOGGED, Fleet
+from gateway.telemetry.logs import first_of
+from gateway.telemetry.metrics import Metrics
+from gateway.upstream.client import UpstreamClient
+from router import Router
+
+log = logging.getLogger("warmroute.reload")
+
+GOOD, INVALID, UNCHANGED = "good", "invalid", "unchanged"
+RESULTS = (GOOD, INVALID, UNCHANGED)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What does not read the live configuration by itself, but has to be changed with it."""
+
+    fleet: Fleet
+    upstream: UpstreamClient
+    router: Router
+    memory: Budget
+    connections: Connections
+
+    def apply(self, config: Config) -> None:
+        """All but the fleet."""
+        routing = config.routing
+        self.router.retune(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20)
+        self.memory.limit = budget_bytes(config)
+        self.connections.limit = connection_limit(config)
+
+
+class Reload:
+    """See the top of this file. `run` watches the source until it is cancelled."""
+
+    def __init__(
+        self, *, live: Live, source: Source | None, parts: Parts, metrics: Metrics, now: Callable[[], float] = time.time
+    ) -> None:
+        """parts: what a configuration is applied to. now: Unix time."""
+        self._live = live
+        self._source = source
+        self._parts = parts
+        self._metrics = metrics
+        self._now = now
+        self._one_at_a_time = asyncio.Lock()
+        for result in RESULTS:
+            metrics.reloads.add((result,), 0)
+        metrics.config_loaded.set((), now())
+
+    async def run(self) -> None:
+        """Take what the source brings. Returns at once if there is none."""
+        while self._source is not None:
+            try:
+                await self.take(await self._source.next())
+            except ConfigError as error:
+                self.refuse(str(error))
+            except Exception:  # a bug in one reload must not end the watching
+                log.exception("reload failed")
+
+    def refuse(self, why: str) -> None:
+        """There is another configuration, but it is invalid: nothing changes."""
+        self._metrics.reloads.add((INVALID,))
+        log.warning("configuration not reloaded: it is invalid", extra={"error": why})
+
+    async def add(self, pool: str, replica: ReplicaConfig) -> None:
+        """A replica joins a pool until the next reload. Raises ConfigError if it cannot (its name is taken, no such pool)."""
+        async with self._one_at_a_time:
+            config = _with_replica(self._live.config, pool, replica)
+            self._guard(replica)
+            try:
+                await self._change(config)
+            except BaseException:  # the operator's connection ended meanwhile
+                if not self._parts.fleet.uses(replica.url):
+                    self._parts.upstream.forget(replica.url)
+                raise
+
+    async def readd(self, replicas: Iterable[tuple[str, ReplicaConfig]]) -> None:
+        """Replicas, with the names of their pools, that operators had added before this process started.
+
+        They are asked side by side. One that does not answer within FIRST_PROBES_S is down at first, and is probed later.
+        """
+        async with self._one_at_a_time:
+            config = self._live.config
+            for pool, replica in replicas:
+                try:
+                    config = _with_replica(config, pool, replica)
+                    self._guard(replica)
+                except ConfigError as error:  # it must not keep the others out
+                    log.warning("replica not added", extra={"replica": replica.name, "error": str(error)})
+            if config is not self._live.config:
+                await self._change(config, within_s=FIRST_PROBES_S)
+
+    def _guard(self, replica: ReplicaConfig) -> None:
+        """An operator's replica must not lead to a metadata service; one that the configuration has, too, is on trust."""
+        if not self._live.config.allow_link_local and replica.url not in _urls(self._live.config):
+            self._parts.upstream.guard(replica.url)
+
+    async def take(self, config: Config) -> None:
+        """This is the configuration from now on, but for what cannot change."""
+        async with self._one_at_a_time:
+            config = possible(self._live.config, config)
+            if config == self._live.config:
+                self._metrics.reloads.add((UNCHANGED,))
+                log.info("configuration unchanged")
+                return
+            self._parts.upstream.trust(_urls(config))
+            await self._change(config)
+            self._metrics.reloads.add((GOOD,))
+            self._metrics.config_loaded.set((), self._now())
+            names = [state.name for state in self._parts.fleet.replicas]
+            log.info("configuration reloaded", extra=first_of("replicas", names, LOGGED))
+
+    async def _change(self, config: Config, within_s: float | None = None) -> None:
+        met = await self._parts.fleet.meet(config, self._parts.upstream, within_s)
+        # From here on no await: nobody sees half of it.
+        self._live.take(config)
+        self._parts.apply(config)
+        self._parts.fleet.apply(config, met)
+
+
+def _urls(config: Config) -> set[str]:
+    """Of all replicas."""
+    return {replica.url for pool in config.pools for replica in pool.replicas}
+
+
+def _with_replica(config: Config, name: str, replica: ReplicaConfig) -> Config:
+    """The configuration with one more replica in the pool of this name. Raises ConfigError."""
+    pools = {pool.name: pool for pool in config.pools}
+    if name not in pools:
+        raise ConfigError(f"pool: there is no pool {name!r}")
+    pools[name] = replace(pools[name], replicas=(*pools[name].replicas, replica))
+    return checked(replace(config, pools=tuple(pools.values())))
+
+
+def possible(old: Config, new: Config) -> Config:
+    """The new configuration with what cannot change left as it is; the log names it."""
+    pairs: list[tuple[str, object, object]] = [
+        ("listen", old.listen, new.listen),
+        ("admin_listen", old.admin_listen, new.admin_listen),
+        ("metrics_listen", old.metrics_listen, new.metrics_listen),
+        ("workers", old.workers, new.workers),
+        ("log_level", old.log_level, new.log_level),
+        ("log_format", old.log_format, new.log_format),
+        ("routing.block_bytes", old.routing.block_bytes, new.routing.block_bytes),
+        ("routing.block_tokens", old.routing.block_tokens, new.routing.block_tokens),
+        ("WARMROUTE_ADMIN_KEY", old.admin_key, new.admin_key),
+    ]
+    if fixed := [key for key, before, after in pairs if before != after]:
+        log.warning("configuration: what differs here needs a restart", extra={"keys": fixed})
+    routing = replace(new.routing, block_bytes=old.routing.block_bytes, block_tokens=old.routing.block_tokens)
+    return replace(
+        new,
+        listen=old.listen,
+        admin_listen=old.admin_listen,
+        metrics_listen=old.metrics_listen,
+        workers=old.workers,
+        log_level=old.log_level,
+        log_format=old.log_format,
+        routing=routing,
+        admin_key=old.admin_key,
+    )

@@ -1,0 +1,178 @@
+"""Keeps this process's router in step with the routers of others, over any transport.
+
+    Router ──► Journal ──► Replicator ──► ReplicationTransport ──► (other processes)
+    Router ◄── Follower ◄── Replicator ◄──────────┘
+
+What is booked here is published in batches, BATCH_S after the first event of each: a system call for every event would cost
+more than the decision, and every batch wakes all the others. Each process keeps the whole prefix index and all open leases, so
+that choosing a replica asks nobody; the price is that what one books all others book as well.
+
+While the transport does not take what is published, at most about UNSENT_BYTES wait there: further events are dropped. When it
+takes them again, one snapshot of the open bookings replaces all that was dropped. What only the prefix index would have learned
+from the dropped events stays unknown to the other routers.
+
+The workers' hub is one transport (`workers/transport.py`); a store, or another gateway's process, can be another.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from gateway.cluster.messages import Batch
+from router import Router
+from router.events import EventError, decode, encode
+from router.follower import Follower
+from router.replication_log import Journal
+
+log = logging.getLogger("warmroute.workers")
+
+BATCH_S = 0.02
+UNSENT_BYTES = 8 << 20
+RESYNC_S = 0.5  # from one look to the next whether the transport takes events again
+
+CallLater = Callable[[float, Callable[[], None]], object]
+"""Seconds, and what to call then (an event loop's `call_later`)."""
+
+
+class Subscriber(Protocol):
+    """Receives what other routers publish. A source is one router, by a number that no other has or had."""
+
+    def receive(self, source: int, batch: Batch) -> None:
+        """The next events of a router."""
+
+    def replace(self, source: int, batch: Batch) -> None:
+        """A router's open bookings; it has no others. It closed the rest, or their events were lost."""
+
+    def leave(self, source: int) -> None:
+        """A router has ended."""
+
+    def join(self) -> None:
+        """There is a new router, which does not know what is open here."""
+
+
+class ReplicationTransport(Protocol):
+    """Carries batches between routers: those of one source in their order, to every other source, at most once."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were published and not taken yet."""
+
+    def publish(self, batch: Batch) -> None:
+        """To all others. Never blocks; nothing happens if there is no connection."""
+
+    def snapshot(self, batch: Batch) -> None:
+        """Likewise, but it replaces everything that was published before."""
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """From now on the others' batches go there. Called once."""
+
+
+class Replicator:
+    """See the top of this file. Starts to publish at once, and to follow at `start`: until then batches wait."""
+
+    def __init__(
+        self,
+        router: Router,
+        transport: ReplicationTransport,
+        *,
+        clock: Callable[[], float],
+        call_later: CallLater,
+        published: Callable[[], None],
+        followed: Callable[[list[str], float | None], None],
+    ) -> None:
+        """published: called after each batch of this router. followed: after each batch of another one, with the replicas that
+        it showed to have lost their caches, and its age in seconds (None for what had waited for `start`).
+        """
+        self.follower = Follower(router)
+        self.journal = router.journal = Journal(self._schedule)
+        self._transport = transport
+        self._clock = clock
+        self._call_later = call_later
+        self._published = published
+        self._followed = followed
+        self._since = 0.0  # the first event in the journal
+        self._resyncing = False  # events are dropped until the transport has taken what waits
+        self._early: list[Callable[[], None]] | None = []  # what came before `start`
+        transport.subscribe(self)
+
+    def start(self) -> None:
+        """Apply what the others have published so far, and from now on at once."""
+        early, self._early = self._early or [], None
+        for step in early:
+            step()
+
+    # -- publishing
+
+    def _schedule(self) -> None:
+        self._since = self._clock()
+        self._call_later(BATCH_S, self.flush)
+
+    def flush(self) -> None:
+        """Publish what is in the journal."""
+        self._published()
+        events = self.journal.take()
+        if self._resyncing or not events:
+            return
+        if self._transport.unsent > UNSENT_BYTES:
+            log.warning("the supervisor does not read: events are dropped", extra={"unsent_bytes": self._transport.unsent})
+            self._resyncing = True
+            self._call_later(RESYNC_S, self._resync)
+            return
+        self._transport.publish(Batch(self._since, encode(events)))
+
+    def _resync(self) -> None:
+        if self._transport.unsent:
+            self._call_later(RESYNC_S, self._resync)
+            return
+        self._resyncing = False
+        self.journal.take()  # these events are part of the snapshot
+        self._transport.snapshot(self._open_bookings())
+
+    def _open_bookings(self) -> Batch:
+        return Batch(self._clock(), encode(self.journal.still_open()))
+
+    # -- following
+
+    def receive(self, source: int, batch: Batch) -> None:
+        """See Subscriber."""
+        live = self._early is None
+        self._when_started(lambda: self._apply(source, batch, live=live))
+
+    def replace(self, source: int, batch: Batch) -> None:
+        """See Subscriber."""
+        self._when_started(lambda: self.follower.leave(source, batch.since))
+        self.receive(source, batch)
+
+    def leave(self, source: int) -> None:
+        """See Subscriber."""
+
+        def step() -> None:
+            self.follower.leave(source, self._clock())
+            self._followed([], None)
+
+        self._when_started(step)
+
+    def join(self) -> None:
+        """See Subscriber."""
+        if self.journal.open and not self._resyncing:
+            self._transport.publish(self._open_bookings())
+
+    def _when_started(self, step: Callable[[], None]) -> None:
+        if self._early is None:
+            step()
+        else:
+            self._early.append(step)
+
+    def _apply(self, source: int, batch: Batch, *, live: bool) -> None:
+        try:
+            lost = self.follower.apply(source, decode(batch.events))
+        except EventError as error:
+            log.error("another router's events do not decode: what it has open is forgotten", extra={"error": str(error)})
+            self.follower.leave(source, self._clock())
+            lost = []
+        self._followed(lost, self._clock() - batch.since if live else None)
+
+    def __repr__(self) -> str:
+        return f"<Replicator, {self.journal!r}, {self.follower!r}>"

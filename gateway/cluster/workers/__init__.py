@@ -1,0 +1,1 @@
+"""`workers: N`: a supervisor, its workers, and what they exchange."""

@@ -1,0 +1,227 @@
+"""Message hub: broadcasts each worker's messages to all others in one total order, and replays recent history to a new worker.
+
+Batches of routing events are forwarded as they came, and kept for a while, so that a worker that replaces another begins with
+what the others know: the commands of operators (`command_log.py`), then the recent batches (HISTORY_BYTES, and no older than
+the prefix index would remember), then the open bookings, which the other workers publish for it. The counters of a worker that
+has ended stay in the sum. A worker that sends what does not decode is disconnected, and so ends (`channel.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gateway.cluster.messages import Command, Reconfigure, RejectConfig, encode_config
+from gateway.cluster.workers.channel import HUB, Channel
+from gateway.cluster.workers.command_log import Commands
+from gateway.cluster.workers.messages import (
+    Counters,
+    Current,
+    Execute,
+    Executed,
+    Forwarded,
+    Gone,
+    Joined,
+    Message,
+    Publish,
+    Replace,
+    Scrape,
+    Scraped,
+    Serving,
+    Welcome,
+    encode,
+)
+from gateway.config.schema import Config
+from gateway.telemetry.exposition import SnapshotError, merge_slices, packed
+from gateway.telemetry.metrics import Metrics
+
+log = logging.getLogger("warmroute.workers")
+
+HISTORY_BYTES = 16 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One worker.
+
+    counters: its last snapshot, empty before the first. heard_at: time of its last frame. well_at: likewise, while it serves;
+    until then the time when it was started.
+    """
+
+    channel: Channel
+    heard_at: float
+    well_at: float
+    serving: bool = False
+    counters: bytes = b""
+
+
+class Hub:
+    """See the top of this file."""
+
+    def __init__(
+        self, config: Config, clock: Callable[[], float], on_serving: Callable[[int], None], history_bytes: int = HISTORY_BYTES
+    ) -> None:
+        """on_serving: called for each worker that begins to serve."""
+        self.config = config
+        self.members: dict[int, Member] = {}
+        self.ended = Metrics()  # counters of the workers that have ended
+        self._ended_packed = b""  # the same for the workers' pages; empty: to be packed again
+        self._clock = clock
+        self._on_serving = on_serving
+        self._most_history_bytes = history_bytes
+        self._joined = 0
+        self._history: deque[tuple[float, int, bytes]] = deque()  # when, worker, message
+        self._history_bytes = 0
+        self._commands = Commands()
+        self._commanded = 0  # commands of its own
+
+    def join(self, channel: Channel) -> int:
+        """A new worker. Returns its number, which no other has or had."""
+        self._joined += 1
+        worker = self._joined
+        member = Member(channel, heard_at=self._clock(), well_at=self._clock())
+        channel.send(Welcome(encode_config(self.config)), worker)
+        for payload in self._commands.replay():
+            channel.forward(payload, HUB)
+        self._forget_history()
+        for _, source, payload in self._history:
+            channel.forward(payload, source)
+        channel.send(Current())
+        for other in self.members.values():
+            other.channel.send(Joined(), worker)
+        self.members[worker] = member
+        channel.receive(lambda *frame: self._receive(worker, *frame), lambda: None)
+        return worker
+
+    def leave(self, worker: int) -> None:
+        """A worker has ended."""
+        member = self.members.pop(worker)
+        member.channel.close()
+        self._commands.ended(worker)
+        self._add_ended(worker, member.counters)
+        gone = encode(Gone())
+        self._remember(worker, gone)
+        self._broadcast(worker, gone)
+
+    def _add_ended(self, worker: int, counters: bytes) -> None:
+        if not counters:
+            return
+        try:
+            for _ in merge_slices(self.ended.page, counters, ended=True):
+                pass
+        except SnapshotError as error:
+            log.error("a worker's counters are lost", extra={"worker": worker, "error": str(error)})
+        self._ended_packed = b""
+
+    def command(self, key: str, command: Command) -> None:
+        """From here to all workers. key: what it is about (`Commands`)."""
+        self._commanded += 1
+        execute = Execute(self._commanded, key, command, math.inf)
+        self._execute(HUB, execute, encode(execute))
+
+    def _receive(self, worker: int, to: int, message: Message, payload: bytes) -> None:
+        member = self.members.get(worker)
+        if member is None:  # it has left already; this was still on its way
+            return
+        member.heard_at = self._clock()
+        if member.serving:
+            member.well_at = member.heard_at
+        match message:
+            case Publish() | Replace():
+                self._remember(worker, payload)
+                self._broadcast(worker, payload, but=worker)
+            case Counters(page):
+                member.counters = page
+            case Serving():
+                member.serving = True
+                self._on_serving(worker)
+            case Scraped():
+                self._answer(worker, to, payload)
+            case Executed(number, error, internal):
+                if self._commands.is_pending(to, number):
+                    self._commands.answered(worker, to, number, accepted=error is None and not internal)
+                self._answer(worker, to, payload)
+            case Scrape(number):
+                self._confirm_forwarding(member, number)
+                member.channel.send(Scraped(number, self._packed_ended()), HUB)
+                self._broadcast(worker, payload)
+            case Execute():
+                self._execute(worker, message, payload)
+
+    def restarted(self) -> None:
+        """A worker has ended unexpectedly."""
+        self.ended.worker_restarts.add()
+        self._ended_packed = b""
+
+    def _packed_ended(self) -> bytes:
+        """The counters of workers that have ended; packed once after each end."""
+        self._ended_packed = self._ended_packed or packed(self.ended.page)
+        return self._ended_packed
+
+    def _confirm_forwarding(self, asker: Member, number: int) -> None:
+        snapshots = {worker: member.counters for worker, member in self.members.items()}
+        asker.channel.send(Forwarded(number, snapshots), HUB)
+
+    def _answer(self, worker: int, asker: int, payload: bytes) -> None:
+        if asker in self.members:
+            self.members[asker].channel.forward(payload, worker)
+
+    def _execute(self, asker: int, execute: Execute, payload: bytes) -> None:
+        """To all workers, the asker too. `payload`: the message, encoded."""
+        command = execute.command
+        replayed = not isinstance(command, Reconfigure | RejectConfig)
+        if self._clock() > execute.until or (replayed and self._commands.full):
+            return  # the asker gets no Forwarded, and gives up
+        if asker in self.members:
+            self._confirm_forwarding(self.members[asker], execute.number)
+        if isinstance(command, Reconfigure):
+            self.config = command.config
+            self._commands.reconfigured({replica.name for pool in self.config.pools for replica in pool.replicas})
+        elif replayed:
+            self._commands.send(asker, execute.number, execute.key, payload, self.members)
+        self._broadcast(asker, payload)
+
+    def _broadcast(self, worker: int, payload: bytes, but: int = HUB) -> None:
+        """A message of `worker`, to all others but one."""
+        for name, member in self.members.items():
+            if name != but:
+                member.channel.forward(payload, worker)
+
+    def _remember(self, worker: int, payload: bytes) -> None:
+        self._history.append((self._clock(), worker, payload))
+        self._history_bytes += len(payload)
+        if self._history_bytes > self._most_history_bytes:
+            self._forget_history()
+
+    def _forget_history(self) -> None:
+        since = self._clock() - self.config.routing.ttl_s
+        while self._history and (self._history_bytes > self._most_history_bytes or self._history[0][0] < since):
+            self._history_bytes -= len(self._history.popleft()[2])
+
+    def silent(self, for_s: float) -> Iterator[int]:
+        """The workers from which nothing came for `for_s`."""
+        since = self._clock() - for_s
+        return (worker for worker, member in self.members.items() if member.heard_at < since)
+
+    def unwell(self, for_s: float) -> Iterator[int]:
+        """The workers that have not served for `for_s`, as far as heartbeats show."""
+        since = self._clock() - for_s
+        return (worker for worker, member in self.members.items() if member.well_at < since)
+
+    def well(self, within_s: float) -> Iterator[int]:
+        """The workers that serve, with a heartbeat within that time."""
+        since = self._clock() - within_s
+        return (worker for worker, member in self.members.items() if member.serving and member.well_at >= since)
+
+    def excuse(self, for_s: float) -> None:
+        """The supervisor itself did not run for `for_s`, so that no heartbeat could arrive."""
+        now = self._clock()
+        for member in self.members.values():
+            member.heard_at = min(now, member.heard_at + for_s)
+            member.well_at = min(now, member.well_at + for_s)
+
+    def __repr__(self) -> str:
+        return f"<Hub of {', '.join(map(str, self.members)) or 'no workers'}, {self._history_bytes} bytes of history>"

@@ -1,0 +1,136 @@
+"""The messages between the supervisor's hub and its workers, in both directions.
+
+A worker is named by the number that the hub gave it. A question (Execute, Scrape) has a number of its asker's own; an answer
+brings it back. The frame (`channel.py`) says which worker a message comes from, or is for.
+
+Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from gateway.cluster.messages import Batch, Command, decode
+
+# -- worker -> hub -> the other workers
+
+
+class Publish(Struct, frozen=True, array_like=True, tag=1):
+    """A router's events."""
+
+    batch: Batch
+
+
+class Replace(Struct, frozen=True, array_like=True, tag=2):
+    """Events of a router were dropped; these are its open bookings, and it has no others."""
+
+    batch: Batch
+
+
+# -- worker -> hub
+
+
+class Counters(Struct, frozen=True, array_like=True, tag=3):
+    """A snapshot of all counters of a worker (`exposition.pack`)."""
+
+    page: bytes
+
+
+class Serving(Struct, frozen=True, array_like=True, tag=4):
+    """The worker accepts requests."""
+
+
+class Alive(Struct, frozen=True, array_like=True, tag=5):
+    """A heartbeat."""
+
+
+# -- hub -> worker
+
+
+class Welcome(Struct, frozen=True, array_like=True, tag=6):
+    """The first message to a worker, whose number is in the frame. config: as `encode_config` makes it."""
+
+    config: bytes
+
+
+class Current(Struct, frozen=True, array_like=True, tag=7):
+    """All history from before the worker joined has been sent."""
+
+
+class Joined(Struct, frozen=True, array_like=True, tag=8):
+    """A worker has joined, and does not know what the others have open. Its number is in the frame."""
+
+
+class Gone(Struct, frozen=True, array_like=True, tag=9):
+    """A worker has ended. Its number is in the frame."""
+
+
+class Forwarded(Struct, frozen=True, array_like=True, tag=10):
+    """Question `number` has gone to these workers. snapshots: their last counters, empty where there are none yet."""
+
+    number: int
+    snapshots: dict[int, bytes]
+
+
+# -- worker -> hub -> all workers, the asker too
+
+
+class Scrape(Struct, frozen=True, array_like=True, tag=11):
+    """Answer with a Scraped."""
+
+    number: int
+
+
+class Execute(Struct, frozen=True, array_like=True, tag=12):
+    """Answer with an Executed. key: what the command is about (`command_log.py`). The hub ignores it later than `until`."""
+
+    number: int
+    key: str
+    command: Command
+    until: float
+
+
+# -- worker -> hub -> the asker, whose number is in the frame on its way to the hub; after it, that of the worker
+
+
+class Scraped(Struct, frozen=True, array_like=True, tag=13):
+    """The counters, as in Counters."""
+
+    number: int
+    page: bytes
+
+
+class Executed(Struct, frozen=True, array_like=True, tag=14):
+    """error: why the command was refused, or None. internal: it failed by a bug."""
+
+    number: int
+    error: str | None = None
+    internal: bool = False
+
+
+FromWorker = Publish | Replace | Counters | Serving | Alive | Scrape | Execute | Scraped | Executed
+FromHub = Publish | Replace | Welcome | Current | Joined | Gone | Forwarded | Scrape | Execute | Scraped | Executed
+Message = FromWorker | FromHub
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_FROM_WORKER: Final = msgspec.msgpack.Decoder(FromWorker)
+_FROM_HUB: Final = msgspec.msgpack.Decoder(FromHub)
+
+
+def encode(message: Message) -> bytes:
+    return _ENCODER.encode(message)
+
+
+def from_worker(data: bytes) -> Message:
+    """A message that the hub receives. Raises MessageError."""
+    message: Message = decode(_FROM_WORKER, data)
+    return message
+
+
+def from_hub(data: bytes) -> Message:
+    """A message that a worker receives. Raises MessageError."""
+    message: Message = decode(_FROM_HUB, data)
+    return message

@@ -1,0 +1,306 @@
+"""A worker's side of the hub: the control plane over all workers, and the connection of its router to the others'.
+
+Commands of operators and questions for counters go through the hub to all workers, and their answers come back. Routing events
+go over the transport (`gateway/cluster/replication.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from gateway.cluster.commands import LocalControl
+from gateway.cluster.messages import Command, Drain, Join, Reconfigure
+from gateway.cluster.replication import UNSENT_BYTES, ReplicationTransport, Replicator
+from gateway.cluster.workers.channel import HUB, Channel
+from gateway.cluster.workers.command_log import DRAIN, REPLICA
+from gateway.cluster.workers.messages import (
+    Alive,
+    Counters,
+    Current,
+    Execute,
+    Executed,
+    Forwarded,
+    Gone,
+    Message,
+    Scrape,
+    Scraped,
+)
+from gateway.cluster.workers.transport import HubTransport
+from gateway.config.parse import ConfigError
+from gateway.config.schema import Config
+from gateway.errors import internal_error, supervisor_silent, workers_silent
+from gateway.telemetry.counters import MAX_LABEL_SETS, Page
+from gateway.telemetry.exposition import Shared, SnapshotError, merge, pack, render
+from gateway.telemetry.metrics import Metrics
+
+log = logging.getLogger("warmroute.workers")
+
+REPORT_S = 0.1, 1.0  # the pause after counters were sent; then up to this long again while no request is routed
+REPORT_SHARE = 0.01  # of the time, as far as REPORT_MOST_S allows
+REPORT_MOST_S = 0.5  # between snapshots while requests are routed: what is newer is lost with a worker that is killed
+SCRAPE_S = 2.0  # of a worker that does not answer by then, the last snapshot is used
+COMMAND_S = 30.0  # a replica that joins is probed first
+PASSED_ON_S = 3.0  # the hub forwards a question within this time, or not at all
+ALIVE_S = 0.5  # between two heartbeats
+
+
+def part_of(config: Config) -> Config:
+    """A worker's share of the gateway's bounds; a pool's max_inflight is not divided: the workers share it at run time."""
+
+    def part(whole: int) -> int:
+        return math.ceil(whole / config.workers)
+
+    pools = tuple(replace(pool, max_queue=part(pool.max_queue)) for pool in config.pools)
+    return replace(config, pools=pools, limits=replace(config.limits, connections=part(config.limits.connections)))
+
+
+class _Question:
+    """A question to all workers.
+
+    snapshots: each asked worker's last counters, used if it does not answer in time; None until the hub has forwarded the
+    question. answers: by worker.
+    """
+
+    def __init__(self) -> None:
+        self.forwarded = asyncio.Event()
+        self.snapshots: dict[int, bytes] | None = None
+        self.answers: dict[int, Scraped | Executed] = {}
+        self.all_answered = asyncio.Event()
+
+    @property
+    def silent(self) -> list[int]:
+        """The workers that have not answered."""
+        return sorted((self.snapshots or {}).keys() - self.answers.keys())
+
+    def receive(self, worker: int, message: Forwarded | Scraped | Executed) -> None:
+        if isinstance(message, Forwarded):
+            self.snapshots = dict(message.snapshots)
+            self.forwarded.set()
+        else:
+            self.answers[worker] = message
+        self._look()
+
+    def leave(self, worker: int) -> None:
+        """It will not answer any more."""
+        if self.snapshots is not None:
+            self.snapshots.pop(worker, None)
+        self._look()
+
+    def _look(self) -> None:
+        if self.snapshots is not None and self.snapshots.keys() <= self.answers.keys():
+            self.all_answered.set()
+
+
+class Peers:
+    """See the top of this file; the `ControlPlane` of a worker. Made within the event loop."""
+
+    def __init__(self, local: LocalControl, channel: Channel, transport: ReplicationTransport) -> None:
+        """The reader of the channel calls `receive` with each message."""
+        loop = asyncio.get_running_loop()
+        self._local = local
+        self._channel = channel
+        self._busy = asyncio.Event()  # something was booked since the counters were sent
+        self._current = asyncio.Event()
+        self._commands: asyncio.Queue[tuple[int, Execute | Current]] = asyncio.Queue()
+        self._scrapes: set[tuple[int, int]] = set()  # (asker, its number) of those that want this worker's counters
+        self._scraped = asyncio.Event()  # there are some
+        self._pages = Shared(self._page)
+        self._asked = 0
+        self._questions: dict[int, _Question] = {}
+        self.replicator = Replicator(
+            local.router,
+            transport,
+            clock=local.clock,
+            call_later=loop.call_later,
+            published=self._busy.set,
+            followed=self._followed,
+        )
+
+    def receive(self, worker: int, message: Message) -> None:
+        """A message from the hub; those about replication are ignored here."""
+        match message:
+            case Scrape(number):
+                self._scrapes.add((worker, number))
+                self._scraped.set()
+            case Execute() | Current():
+                self._commands.put_nowait((worker, message))
+            case Gone():
+                for pending in self._questions.values():
+                    pending.leave(worker)
+            case Forwarded(number) | Scraped(number) | Executed(number):
+                if question := self._questions.get(number):
+                    question.receive(worker, message)
+
+    def _followed(self, lost: list[str], age_s: float | None) -> None:
+        for name in lost:
+            self._local.fleet.zero_hits(name)
+        if age_s is not None:
+            self._local.metrics.worker_lag_seconds.observe((), age_s)
+        ledger = self._local.router.ledger
+        for pool in self._local.fleet.pools:
+            pool.admission.others(sum(ledger.of(state.name).remote_inflight for state in pool.replicas))
+
+    # -- the control plane
+
+    async def execute(self, command: Command) -> None:
+        """Also raises GatewayError 503: the hub did not forward it, or not all workers have answered."""
+        until = self._local.clock() + PASSED_ON_S
+        question = await self._ask(lambda number: Execute(number, _key(command), command, until), COMMAND_S)
+        for answer in question.answers.values():
+            if isinstance(answer, Executed) and answer.internal:
+                raise internal_error()
+            if isinstance(answer, Executed) and answer.error is not None:
+                raise ConfigError(answer.error)
+        if question.silent:
+            raise workers_silent(question.silent)
+
+    async def page(self) -> bytes:
+        """Also raises GatewayError 503: the hub did not forward the question."""
+        return await self._pages.get()
+
+    async def _page(self) -> bytes:
+        question = await self._ask(Scrape, SCRAPE_S)
+        pages = dict(question.snapshots or {})
+        pages.update((worker, answer.page) for worker, answer in question.answers.items() if isinstance(answer, Scraped))
+        whole = Metrics().page
+        whole.hold(MAX_LABEL_SETS * (len(pages) + 1))  # each worker has folded its own label sets: no more than that are left
+        for worker, page in pages.items():
+            if page:
+                await self._merge(whole, worker, page)
+        return await render(whole)
+
+    async def _merge(self, whole: Page, worker: int, page: bytes) -> None:
+        try:
+            await merge(whole, page, ended=worker == HUB)
+        except SnapshotError as error:
+            log.error("a worker's counters are left out", extra={"worker": worker, "error": str(error)})
+
+    async def _ask(self, make: Callable[[int], Scrape | Execute], timeout_s: float) -> _Question:
+        """Ask all workers, this one too, and wait for their answers, `timeout_s` at most. Raises GatewayError 503."""
+        if self._channel.unsent > UNSENT_BYTES:
+            raise supervisor_silent()
+        self._asked += 1
+        number, question = self._asked, _Question()
+        self._questions[number] = question
+        self._channel.send(make(number), HUB)
+        try:
+            async with asyncio.timeout(PASSED_ON_S + 1.0):  # it may be forwarded in the last moment
+                await question.forwarded.wait()
+            async with asyncio.timeout(timeout_s):
+                await question.all_answered.wait()
+        except TimeoutError:
+            if question.snapshots is None:
+                log.warning("the supervisor does not answer")
+                raise supervisor_silent() from None
+            log.warning("not all workers answer", extra={"silent": question.silent})
+        finally:
+            del self._questions[number]
+        return question
+
+    async def ready(self) -> None:
+        await self._current.wait()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._send_heartbeats())
+            group.create_task(self._send_counters())
+            group.create_task(self._execute_commands())
+            group.create_task(self._answer_scrapes())
+
+    # -- background work
+
+    async def _send_heartbeats(self) -> None:
+        """Without them the supervisor gives this worker's connections to others (`handover.py`)."""
+        while True:
+            if not self._channel.unsent:
+                self._channel.send(Alive())
+            await asyncio.sleep(ALIVE_S)
+
+    async def _send_counters(self) -> None:
+        busy_s, idle_s = REPORT_S
+        while True:
+            begun = self._local.clock()
+            if not self._channel.unsent:
+                self._busy.clear()
+                self._channel.send(Counters(await pack(self._local.page())))
+            took_s = self._local.clock() - begun  # with the requests that had their turns meanwhile
+            await asyncio.sleep(max(busy_s, min(REPORT_MOST_S, took_s / REPORT_SHARE) - took_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(idle_s):
+                    await self._busy.wait()
+
+    async def _answer_scrapes(self) -> None:
+        """Send this worker's counters to the workers that make a page; one snapshot for all that wait for it."""
+        while True:
+            await self._scraped.wait()
+            self._scraped.clear()
+            scrapes, self._scrapes = self._scrapes, set()
+            page = await pack(self._local.page())
+            for asker, number in scrapes:
+                self._channel.send(Scraped(number, page), asker)
+
+    async def _execute_commands(self) -> None:
+        """In the order that is the same for all workers."""
+        await self._replay()
+        self.replicator.start()
+        self._current.set()
+        while True:
+            asker, message = await self._commands.get()
+            if isinstance(message, Execute):
+                self._channel.send(await self._executed(message), asker)
+
+    async def _executed(self, message: Execute) -> Executed:
+        command = message.command
+        try:
+            if isinstance(command, Reconfigure):
+                command = Reconfigure.to(part_of(command.config))
+            await self._local.execute(command)
+        except ConfigError as error:
+            return Executed(message.number, str(error))
+        except Exception:  # a bug in one command must not end the execution of others
+            log.exception("command failed")
+            return Executed(message.number, internal=True)
+        return Executed(message.number)
+
+    async def _replay(self) -> None:
+        """The commands from before this worker was started: all up to Current."""
+        before: list[Drain | Join] = []
+        while isinstance(message := (await self._commands.get())[1], Execute):
+            if isinstance(message.command, Drain | Join):
+                before.append(message.command)
+        try:
+            await self._local.replay(before)
+        except Exception:  # a bug here must not keep the worker from serving
+            log.exception("replay of commands failed")
+
+    def __repr__(self) -> str:
+        return f"<Peers, {self.replicator!r}>"
+
+
+def connect(local: LocalControl, channel: Channel, orphaned: Callable[[], None]) -> Peers:
+    """The control plane of a worker on the hub's channel. orphaned: called when the supervisor is gone."""
+    transport = HubTransport(channel)
+    peers = Peers(local, channel, transport)
+
+    def receive(worker: int, message: Message, _payload: bytes) -> None:
+        transport.receive(worker, message)
+        peers.receive(worker, message)
+
+    channel.receive(receive, orphaned)
+    return peers
+
+
+def _key(command: Command) -> str:
+    """What a command is about: a later one on the same replaces it (`command_log.py`)."""
+    match command:
+        case Drain(name, _):
+            return f"{DRAIN}{name}"
+        case Join(_, replica):
+            return f"{REPLICA}{replica.name}"
+    return "configuration"

@@ -1,0 +1,292 @@
+"""`workers: N`: starts N workers, replaces those that end, and takes them down together. It serves no request itself.
+
+A worker that ends is replaced at once, one that does not live long after a pause that grows. One without a heartbeat for
+HUNG_S, or that does not read its channel, is killed, and so replaced. Other workers get its new connections (`handover.py`)
+after SILENT_S of silence, or at once when it has ended. The configuration is read here, and goes to all workers in one order
+with what operators want.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gateway.cluster.listeners import Address, addresses_of, listen, url_of
+from gateway.cluster.messages import Reconfigure, RejectConfig
+from gateway.cluster.reload import possible
+from gateway.cluster.side_sockets import NO_SIDES, SideSockets
+from gateway.cluster.workers.channel import Channel
+from gateway.cluster.workers.handover import Handover
+from gateway.cluster.workers.hub import Hub
+from gateway.cluster.workers.messages import from_worker
+from gateway.config.parse import ConfigError
+from gateway.config.schema import Config
+from gateway.config.source import Source
+from gateway.upstream.loop_guard import new_id
+
+log = logging.getLogger("warmroute.workers")
+
+HUNG_S = 30.0
+SILENT_S = 2.5  # then the new connections of a worker go to the others as well
+WELL_S = 1.5  # workers with a heartbeat within that time may get them; three heartbeats
+LOOK_S = 0.5
+UNSENT_BYTES = 64 << 20
+SHORT_LIFE_S = 5.0
+TOGETHER_S = 0.1  # in which workers that crash together are all seen to have ended: what is passed to a dying one is lost
+HAND_OVER_S = 0.2  # that connections get to be passed on before their listener is closed
+PAUSE_S = 0.5, 30.0  # before a worker that did not live long is replaced: at first, at most
+TRIES = 3  # to start a worker, before anything has served
+SHUTDOWN_S = 7.0  # that a worker takes to end, beside the time that its requests have
+
+# The child finds its modules where we found ours, whatever its working directory is.
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gateway.commands.worker import main; main(sys.argv[2:])"
+
+
+class StartError(Exception):
+    """The workers cannot start."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """The place of one of the N workers, which successors take over.
+
+    worker: its number at the hub. handing: leads to its Receiver. handover: gives its connections to others, while it is open.
+    """
+
+    listeners: Sequence[socket.socket] = ()
+    process: asyncio.subprocess.Process | None = None
+    worker: int = 0
+    handing: socket.socket | None = None
+    handover: Handover | None = None
+    short_lives: int = 0  # in a row
+    failed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def close(self) -> None:
+        """No connection can be made here any more."""
+        self.keep()
+        for listener in self.listeners:
+            listener.close()
+        self.listeners = ()
+
+    def keep(self) -> None:
+        """Its connections are for itself only."""
+        if self.handover:
+            self.handover.close()
+            self.handover = None
+
+
+class Supervisor:
+    """See the top of this file. Made within the event loop."""
+
+    def __init__(self, config: Config, source: Source | None, *, hung_s: float = HUNG_S, sides: SideSockets = NO_SIDES) -> None:
+        """sides: the sockets for operators and for Prometheus, on which all workers accept."""
+        self.hub = Hub(config, time.monotonic, self._on_serving)
+        self._config = config
+        self._source = source
+        self._hung_s = hung_s
+        self._sides = sides
+        self._gateway_id = new_id()
+        self._slots: list[Slot] = []
+        self._all_serve = asyncio.Event()
+        self._served = False  # all of them did, once
+        self._stopping = asyncio.Event()
+        self._addresses: Sequence[tuple[int, Address]] = ()
+
+    async def run(self, stop: asyncio.Event, hurry: asyncio.Event, started: Callable[[str], None]) -> None:
+        """Until `stop` is set and every worker has ended. started: is called with the base URL once all of them serve.
+
+        Raises OSError if the address cannot be had, StartError if no worker can be started.
+        """
+        self._addresses = addresses_of(*self._config.address)
+        self._slots = [Slot(listen(self._addresses)) for _ in range(self._config.workers)]
+        keepers = [asyncio.create_task(self._keep(slot)) for slot in self._slots]
+        beside = [asyncio.create_task(self._watch_workers()), asyncio.create_task(self._watch_source())]
+        try:
+            if await self._all_up(stop):
+                started(url_of(self._addresses[0][1]))
+            await stop.wait()
+        finally:
+            self._stopping.set()
+            for task in beside:
+                task.cancel()
+            for slot in self._slots:
+                slot.close()
+            await self._end(keepers, hurry)
+            await asyncio.gather(*beside, return_exceptions=True)
+
+    async def _all_up(self, stop: asyncio.Event) -> bool:
+        """Wait until all serve. False if they need not any more. Raises StartError."""
+        events = [self._all_serve, stop, *(slot.failed for slot in self._slots)]
+        waits = [asyncio.ensure_future(event.wait()) for event in events]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if self._all_serve.is_set():
+            self._served = True
+        elif not stop.is_set():
+            raise StartError(f"a worker ended {TRIES} times before it could serve; the log says why")
+        return self._served
+
+    def _on_serving(self, _who: int) -> None:
+        serving = sum(member.serving for member in self.hub.members.values())
+        if serving == len(self._slots):
+            self._all_serve.set()
+
+    # -- one worker
+
+    async def _keep(self, slot: Slot) -> None:
+        """Have a worker in this slot until all go down."""
+        while not self._stopping.is_set():
+            born = time.monotonic()
+            try:
+                status: int | str = await self._live(slot)
+            except OSError as error:  # no process, no socket: maybe later
+                status = str(error)
+            if self._stopping.is_set():
+                return
+            slot.short_lives = slot.short_lives + 1 if time.monotonic() - born < SHORT_LIFE_S else 0
+            log.error("worker ended", extra={"worker": slot.worker, "status": status, "short_lives": slot.short_lives})
+            self.hub.restarted()
+            await self._stops_within(TOGETHER_S)
+            self._hand_over(slot)
+            if not self._served and slot.short_lives >= TRIES:
+                slot.failed.set()
+                return
+            if slot.short_lives > 1:
+                await self._pause(slot)
+
+    async def _pause(self, slot: Slot) -> None:
+        """Before the next try. As soon as another worker is well, connections are for the others, and the listener is closed.
+        While none is, they wait here: for the first that is, or for this worker's successor.
+        """
+        least, most = PAUSE_S
+        due = time.monotonic() + min(most, least * 2.0 ** min(slot.short_lives - 2, 30))
+        while not self._stopping.is_set() and (left_s := due - time.monotonic()) > 0:
+            if not slot.listeners or not self._receivers():
+                await self._stops_within(min(LOOK_S, left_s))
+                continue
+            if not (slot.handover and slot.handover.open):
+                self._hand_over(slot)
+            await self._stops_within(min(HAND_OVER_S, left_s))
+            if self._receivers() and slot.handover and not slot.handover.waits():  # to close resets those that wait
+                slot.close()
+
+    async def _stops_within(self, seconds: float) -> None:
+        """Wait for `seconds`, or until all go down."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+
+    async def _live(self, slot: Slot) -> int:
+        """One worker's life. Returns how it ended, as `subprocess` has it."""
+        slot.listeners = slot.listeners or listen(self._addresses)
+        ours, its = socket.socketpair()
+        slot.handing, handed = socket.socketpair()
+        slot.handing.setblocking(False)
+        try:
+            sockets = [*(("clients", listener) for listener in slot.listeners), *self._sides, ("handed", handed)]
+            files = [its.fileno(), *(each.fileno() for _, each in sockets)]
+            names = (f"{name}={each.fileno()}" for name, each in sockets)
+            command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(its.fileno()), self._gateway_id, *names]
+            # In a session of its own: the terminal's signals are for the supervisor.
+            slot.process = await asyncio.create_subprocess_exec(
+                *command, pass_fds=files, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            )
+        finally:
+            its.close()
+            handed.close()
+        _, channel = await asyncio.get_running_loop().create_unix_connection(lambda: Channel(from_worker), sock=ours)
+        slot.worker = self.hub.join(channel)
+        log.info("worker started", extra={"worker": slot.worker, "pid": slot.process.pid})
+        if self._stopping.is_set():  # it was asked for while it was being started
+            slot.process.terminate()
+        try:
+            status = await slot.process.wait()
+            await channel.closed.wait()  # its last messages are read
+            return status
+        finally:
+            slot.process = None
+            slot.handing.close()
+            slot.handing = None
+            self.hub.leave(slot.worker)
+
+    async def _watch_workers(self) -> None:
+        due = time.monotonic() + LOOK_S
+        while True:
+            await asyncio.sleep(LOOK_S)
+            late_s = time.monotonic() - due
+            if late_s > LOOK_S:  # it was stopped, or has no CPU: it may not have read what they sent
+                self.hub.excuse(late_s)
+            due = time.monotonic() + LOOK_S
+            self._kill_hung()
+            self._relieve()
+
+    def _kill_hung(self) -> None:
+        silent = set(self.hub.silent(self._hung_s))
+        for slot in self._slots:
+            member = self.hub.members.get(slot.worker)
+            if member and slot.process and (slot.worker in silent or member.channel.unsent > UNSENT_BYTES):
+                log.error("worker hangs: it is killed", extra={"worker": slot.worker, "pid": slot.process.pid})
+                slot.process.kill()
+
+    def _relieve(self) -> None:
+        """Have the connections of workers that do not accept accepted by others, if there are any that do."""
+        well, unwell = set(self.hub.well(WELL_S)), set(self.hub.unwell(SILENT_S))
+        for slot in self._slots:
+            if slot.worker in well:
+                slot.keep()
+            elif slot.worker in unwell and well and slot.listeners and not (slot.handover and slot.handover.open):
+                if slot.handover is None:
+                    serving = self.hub.members[slot.worker].serving
+                    level, state = (logging.WARNING, "silent") if serving else (logging.INFO, "still starting")
+                    log.log(level, f"worker is {state}: others take its new connections", extra={"worker": slot.worker})
+                self._hand_over(slot)
+
+    def _hand_over(self, slot: Slot) -> None:
+        """Other workers get its new connections, until it is well: `_relieve`."""
+        slot.keep()
+        slot.handover = Handover(slot.listeners, self._receivers)
+
+    def _receivers(self) -> Sequence[socket.socket]:
+        well = set(self.hub.well(WELL_S))
+        return [slot.handing for slot in self._slots if slot.handing and slot.worker in well]
+
+    # -- all of them
+
+    async def _watch_source(self) -> None:
+        while self._source is not None:
+            try:
+                config = await self._source.next()
+            except ConfigError as error:
+                self.hub.command("", RejectConfig(str(error)))
+            except Exception:  # a bug in one reading must not end the watching
+                log.exception("reload failed")
+            else:
+                self.hub.command("", Reconfigure.to(possible(self.hub.config, config)))
+
+    def _signal(self, number: int) -> None:
+        for slot in self._slots:
+            if slot.process:
+                slot.process.send_signal(number)
+
+    async def _end(self, keepers: Sequence[asyncio.Task[None]], hurry: asyncio.Event) -> None:
+        """Let the workers' requests finish, for as long as they may; then kill what is left."""
+        self._signal(signal.SIGTERM)
+        ended = asyncio.ensure_future(asyncio.wait(keepers))
+        hurried = asyncio.ensure_future(hurry.wait())
+        patience_s = self.hub.config.limits.drain_timeout_s + SHUTDOWN_S
+        await asyncio.wait([ended, hurried], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        if hurry.is_set() and not ended.done():
+            self._signal(signal.SIGTERM)
+            await asyncio.wait([ended], timeout=SHUTDOWN_S)
+        hurried.cancel()
+        self._signal(signal.SIGKILL)
+        await ended

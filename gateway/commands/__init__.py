@@ -1,0 +1,1 @@
+"""What a user starts: the commands of `warmroute`."""

@@ -1,0 +1,74 @@
+"""Warnings about a valid configuration that is probably a mistake."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from gateway.admission.memory import PARSE_COPIES, largest_of, limit_for, peak_of
+from gateway.config.parse import Problem
+from gateway.config.schema import MATCH_ALL, Config
+from gateway.config.source import Loaded
+
+
+def warnings_of(loaded: Loaded) -> list[Problem]:
+    """All of them, with file and line."""
+    config = loaded.config
+    found = (*_patterns(config), *_repeated_urls(config), *_prices(config), *_limits(config))
+    return sorted(map(loaded.at, found), key=lambda problem: problem.line)
+
+
+def _is_pattern(name: str) -> bool:
+    return name != MATCH_ALL and any(sign in name for sign in "*?[")
+
+
+def _patterns(config: Config) -> Iterator[Problem]:
+    """Model names are matched by prefix: a star in one is a star."""
+    keys = [
+        ("pools", number, "models", index) for number, pool in enumerate(config.pools) for index, _ in enumerate(pool.models)
+    ]
+    names = [name for pool in config.pools for name in pool.models]
+    for key, name in (*zip(keys, names, strict=True), *((("prices", name), name) for name in config.prices)):
+        if _is_pattern(name):
+            prefix = name.rstrip("*")
+            better = f"; for all models that begin with {prefix!r} write {prefix!r}" if prefix != name and prefix else ""
+            yield Problem(key, f"{name!r} is a prefix, not a pattern: it fits no model{better}")
+
+
+def _repeated_urls(config: Config) -> Iterator[Problem]:
+    first: dict[str, str] = {}
+    for number, pool in enumerate(config.pools):
+        for index, replica in enumerate(pool.replicas):
+            if replica.url in first:
+                text = f"{replica.url} is the URL of the replica {first[replica.url]!r}, too: its load is counted by halves"
+                yield Problem(("pools", number, "replicas", index, "url"), text)
+            first.setdefault(replica.url, replica.name)
+
+
+def _prices(config: Config) -> Iterator[Problem]:
+    # A pool without prefixes serves all models that its replicas list, which is not known here.
+    served = [name for pool in config.pools for name in pool.models or (MATCH_ALL,)]
+    for model, price in config.prices.items():
+        if price.cached_input is not None and price.cached_input > price.input:
+            text = f"{price.cached_input:g} is above the price of uncached input ({price.input:g}): each hit would cost money"
+            yield Problem(("prices", model, "cached_input"), text)
+        if MATCH_ALL in (model, *served) or _is_pattern(model):
+            continue
+        if not any(model.startswith(name) or name.startswith(model) for name in served):
+            yield Problem(("prices", model), f"no pool serves a model whose name begins with {model!r}")
+
+
+def _limits(config: Config) -> Iterator[Problem]:
+    """Bodies that the memory budget refuses though `body_mb` allows them. A budget that is not configured is not known here."""
+    limits, workers = config.limits, config.workers
+    largest = largest_of((limits.inflight_mb << 20) // workers)
+    if not limits.inflight_mb or peak_of(limits.body_mb << 20) <= largest:
+        return
+    copies = 1 + PARSE_COPIES
+    enough = math.ceil(limit_for(peak_of(limits.body_mb << 20)) * workers / 2**20)
+    text = (
+        f"bodies of {limits.body_mb} MiB cannot be received: a body needs {copies} times its size while it is parsed, and a"
+        f" client gets {largest / 2**20:.3g} MiB at most of inflight_mb ({limits.inflight_mb}) with workers: {workers}; bodies"
+        f" above {largest / copies / 2**20:.3g} MiB are refused. Set inflight_mb to {enough} or more, or a smaller body_mb"
+    )
+    yield Problem(("limits", "inflight_mb"), text)

@@ -1,0 +1,40 @@
+"""`warmroute check`: validates a configuration file, or prints the JSON Schema of such files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from gateway.commands.advice import warnings_of
+from gateway.config.source import read
+
+DESCRIPTION = (
+    "Validate a configuration file. All errors are listed at once, with file and line; the exit status is then 2. Valid values"
+    " that are probably a mistake (a pattern where a prefix is expected, a price for a model that no pool serves) are warnings."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("file", metavar="FILE", type=Path, nargs="?", help="YAML configuration")
+    what.add_argument("--schema", action="store_true", help="print the JSON Schema of configuration files, for editors")
+    parser.add_argument("--strict", action="store_true", help="exit with status 1 if there are warnings")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Returns the exit status. Raises ConfigError."""
+    if options.schema:
+        from gateway.config.json_schema import editor_schema
+
+        print(json.dumps(editor_schema(), indent=2))
+        return 0
+    loaded = read(options.file, {})
+    warnings = warnings_of(loaded)
+    for problem in warnings:
+        print(f"warmroute: warning: {problem}", file=sys.stderr)
+    config = loaded.config
+    replicas = sum(len(pool.replicas) for pool in config.pools)
+    print(f"{options.file}: good: {len(config.pools)} pools, {replicas} replicas, policy {config.routing.policy}")
+    return 1 if options.strict and warnings else 0

@@ -1,0 +1,81 @@
+"""The `warmroute` command: its subcommands, and the exit status of all of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from gateway import __version__
+from gateway.commands import check, serve, simulate
+from gateway.config.parse import ConfigError
+
+_DEMO = (
+    "Start two replicas and a gateway, play two conversations over one long document, and print a table: predicted and reported"
+    " cached tokens, TTFT and cost, compared with round robin."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status (0 done, 1 failed, 2 unusable arguments or configuration)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["replica"]:
+        # The inference server has its own imports (torch, transformers).
+        from replica.cli import main as replica_main
+
+        return replica_main(arguments[1:])
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        status = command(options)
+        sys.stdout.flush()
+        return status
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"warmroute: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # what reads our output (`head`) has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="warmroute", description="A prefix-cache-aware load-balancing gateway for LLM replicas.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"warmroute {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, text: str, description: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=description, allow_abbrev=False)
+        command.set_defaults(command=run)
+        return command
+
+    serve.add_arguments(add("serve", "run the gateway", serve.DESCRIPTION, serve.run))
+    commands.add_parser("replica", help="run an inference server with a real or a simulated engine")  # see `main`
+    _add_demo_arguments(add("demo", "two replicas, a gateway, two conversations, a table", _DEMO, _demo))
+    text = "compare routing policies on a recorded or generated workload"
+    simulate.add_arguments(add("simulate", text, simulate.DESCRIPTION, simulate.run))
+    check.add_arguments(add("check", "validate a configuration file", check.DESCRIPTION, check.run))
+    return parser
+
+
+def _add_demo_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--once", action="store_true", help="exit after the table; status 0 if every turn but the first ones hit the cache"
+    )
+    text = "engine of the replicas: real or simulated (default: %(default)s)"
+    parser.add_argument("--engine", choices=["transformers", "sim"], default="transformers", help=text)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from gateway.commands.demo import run
+
+    return run(engine=options.engine, once=options.once)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""`warmroute serve`: runs the gateway, in one process or as a supervisor of workers, until a signal ends it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import asdict
+
+from gateway.cluster import process
+from gateway.commands.advice import warnings_of
+from gateway.config.schema import DEFAULT_LISTEN, DEFAULT_WORKERS, Config, LimitConfig, RoutingConfig
+from gateway.config.source import Loaded, Source, read
+from gateway.telemetry import logs
+from gateway.telemetry.request_log import RequestLog
+from router import POLICIES
+
+log = logging.getLogger("warmroute.gateway")
+
+DESCRIPTION = (
+    "Run the gateway. Flags override environment variables (WARMROUTE_CONFIG, WARMROUTE_LISTEN, WARMROUTE_ADMIN_KEY), which "
+    "override the file. A changed file is reloaded within seconds, or on SIGHUP; an invalid one changes nothing and is logged. "
+    f"On SIGTERM, running requests have {LimitConfig().drain_timeout_s:g} s to finish (limits.drain_timeout_s); a second "
+    "SIGTERM ends them at once."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    host, _, port = DEFAULT_LISTEN.rpartition(":")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML configuration (default: $WARMROUTE_CONFIG, or none)")
+    parser.add_argument("--replica", metavar="URL", action="append", help="base URL of a replica; repeat for more")
+    parser.add_argument("--host", metavar="ADDRESS", help=f"address to listen on (default: {host})")
+    parser.add_argument("--port", type=int, metavar="N", help=f"port to listen on, 0 for any free one (default: {port})")
+    parser.add_argument("--workers", type=int, metavar="N", help=f"processes that serve together (default: {DEFAULT_WORKERS})")
+    policies = f"routing policy: {', '.join(POLICIES)} (default: {RoutingConfig().policy})"
+    parser.add_argument("--policy", metavar="NAME", choices=list(POLICIES), help=policies)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Returns the exit status. Raises ConfigError."""
+    from gateway.cluster.side_sockets import ListenError
+    from gateway.cluster.workers.supervisor import StartError
+
+    source = Source(_path_of(options), lambda: _with_warnings(_config_of(options)))
+    loaded = _config_of(options)
+    config = loaded.config
+    requests = logs.configure(config.log_level, log_format=config.log_format)
+    _with_warnings(loaded)
+    process.raise_file_limit()
+    try:
+        if config.workers == 1:
+            process.relax_garbage_collection()
+        process.run(_serve_until_signal(config, requests, source))
+    except OSError as error:
+        print(f"warmroute: cannot listen on {config.listen}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except (StartError, ListenError) as error:
+        print(f"warmroute: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _path_of(options: argparse.Namespace) -> Path | None:
+    path: Path | None = options.config
+    return path or (Path(os.environ["WARMROUTE_CONFIG"]) if os.environ.get("WARMROUTE_CONFIG") else None)
+
+
+def _with_warnings(loaded: Loaded) -> Config:
+    """The configuration; its warnings are logged."""
+    for problem in warnings_of(loaded):
+        log.warning("probably a mistake in the configuration", extra={"warning": str(problem)})
+    return loaded.config
+
+
+def _config_of(options: argparse.Namespace) -> Loaded:
+    path = _path_of(options)
+    overrides: dict[str, Any] = {}
+    if options.replica:
+        overrides["pools"] = [{"replicas": options.replica}]
+    loaded = read(path, overrides)
+    config = loaded.config
+    host, port = config.address
+    if options.host is not None or options.port is not None:
+        host, port = options.host or host, port if options.port is None else options.port
+        overrides["listen"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if options.workers is not None:
+        overrides["workers"] = options.workers
+    if options.policy:
+        overrides["routing"] = {**asdict(config.routing), "policy": options.policy}
+    return read(path, overrides) if overrides else loaded
+
+
+async def _serve_until_signal(config: Config, requests: RequestLog, source: Source) -> None:
+    from gateway.app import Surroundings, compose, serve
+    from gateway.cluster.side_sockets import side_sockets
+    from gateway.cluster.workers.supervisor import Supervisor
+    from gateway.fleet.directory import LOGGED
+
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, source.asked.set)
+    replicas = [replica.url for pool in config.pools for replica in pool.replicas]
+
+    with side_sockets(config) as sides:
+
+        def started(url: str) -> None:
+            budget = process.budget_bytes(config) * config.workers
+            about = {**logs.first_of("replicas", replicas, LOGGED), "workers": config.workers, "inflight_limit_bytes": budget}
+            log.info("listening", extra={"url": url, **sides.urls, **about})
+
+        if config.workers > 1:
+            await Supervisor(config, source, sides=sides).run(stop, hurry, started)
+        else:
+            await serve(compose(config, requests, Surroundings(source=source)), stop, hurry, started, sides=sides)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # one that comes now must not end it with another status
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+    log.info("stopped")

@@ -1,0 +1,32 @@
+"""Tables of the commands on standard output: a line a row, aligned with spaces; on a terminal the header is bold.
+
+A line is never folded, for a number in two lines is none; a terminal that is too narrow wraps it. Imported where a table is
+printed: rich takes some tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Column, Table
+
+_UNBOUNDED = 10_000  # characters of a line
+
+
+def text(name: str, width: int | None = None) -> Column:
+    """A column of texts. width: at least; rows that are printed one by one need it to be aligned."""
+    return Column(name, min_width=width)
+
+
+def number(name: str, width: int | None = None) -> Column:
+    """A column of numbers. width: see `text`."""
+    return Column(name, justify="right", min_width=width)
+
+
+def print_table(columns: Iterable[Column], rows: Iterable[Sequence[str]], *, header: bool = True) -> None:
+    """header: False for further rows of a table that is printed row by row."""
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 1), show_header=header, header_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=_UNBOUNDED, highlight=False, markup=False, emoji=False).print(table)

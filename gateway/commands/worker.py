@@ -1,0 +1,70 @@
+"""A worker: the gateway as one process runs it, connected to the others through its supervisor.
+
+Its listening sockets are open when it starts, its configuration comes through the channel. SIGTERM lets its requests finish; so
+does the end of its supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+
+from gateway.app import Surroundings, compose, serve
+from gateway.cluster.commands import LocalControl
+from gateway.cluster.messages import decode_config
+from gateway.cluster.process import relax_garbage_collection, run
+from gateway.cluster.side_sockets import SideSockets
+from gateway.cluster.workers.channel import Channel
+from gateway.cluster.workers.messages import Counters, Serving, Welcome, from_hub
+from gateway.cluster.workers.peers import Peers, connect, part_of
+from gateway.telemetry import logs
+from gateway.telemetry.exposition import packed
+from gateway.upstream.loop_guard import LoopGuard
+
+log = logging.getLogger("warmroute.workers")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """arguments: the file descriptor of the channel, the gateway's id (`loop_guard.py`), and those of the sockets to
+    accept on: clients=N, admin=N, metrics=N, and that of the connections that the supervisor hands over: handed=N.
+    """
+    channel, gateway_id, *named = arguments
+    sockets: dict[str, list[socket.socket]] = {"clients": [], "admin": [], "metrics": [], "handed": []}
+    for name, _, number in (text.partition("=") for text in named):
+        sockets[name].append(socket.socket(fileno=int(number)))
+    relax_garbage_collection()
+    run(_work(socket.socket(fileno=int(channel)), sockets, LoopGuard(gateway_id)))
+
+
+async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socket]], loops: LoopGuard) -> None:
+    loop = asyncio.get_running_loop()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop.add_signal_handler(signal.SIGTERM, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the supervisor's business
+    _, channel = await loop.create_unix_connection(lambda: Channel(from_hub), sock=sock)
+    worker, welcome = await channel.first()
+    assert isinstance(welcome, Welcome)
+    whole = decode_config(welcome.config)
+    requests = logs.configure(whole.log_level, worker=worker, log_format=whole.log_format)
+
+    def orphaned() -> None:
+        if not stop.is_set():
+            log.error("the supervisor is gone: going down")
+            stop.set()
+
+    def control_plane(local: LocalControl) -> Peers:
+        return connect(local, channel, orphaned)
+
+    gateway = compose(part_of(whole), requests, Surroundings(control_plane=control_plane, loops=loops))
+    sides = SideSockets(sockets["admin"], sockets["metrics"])
+    await serve(gateway, stop, hurry, lambda _url: channel.send(Serving()), sockets["clients"], sides, sockets["handed"][0])
+    channel.send(Counters(packed(gateway.local.page())))  # the last snapshot
+    channel.close()
+    await channel.closed.wait()

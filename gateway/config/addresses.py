@@ -1,0 +1,196 @@
+"""Hosts, ports and base URLs as the configuration writes them. Pure: nothing is resolved here.
+
+`is_loopback` and `is_link_local` judge a host as it is written. A name may resolve to anything: `dialer.py` checks again,
+with the address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import reprlib
+import socket
+from typing import Final
+from urllib.parse import urlsplit
+
+_HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_BRACKETED = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")  # an IPv6 address, maybe with its zone
+_NUMBERS = re.compile(r"[0-9][0-9A-Fa-fxX]*(\.[0-9][0-9A-Fa-fxX]*){0,3}\.?")  # maybe an IPv4 address, by C's rules
+_BASE_URL = re.compile(
+    r"(?i:https?)://(?P<host>\[[^\]]+\]|[^\[\]:/?#]+)(?P<port>:[^/?#]*)?(?P<path>(/([\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)*)",
+    re.ASCII,
+)
+# The paths of an engine's API, as people copy them from an example of a request.
+_API_PATH = re.compile(r"/v1/(chat/completions|completions|embeddings|models|responses|messages|score|rerank|tokenize)/*\Z")
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# Cloud metadata services that are not link-local. All of AWS's over IPv6 (metadata, EKS pod identity, DNS, time) are in one
+# network; then Google over IPv6, Alibaba, Oracle, Azure.
+_METADATA_NETWORKS = tuple(
+    map(
+        ipaddress.ip_network,
+        ("fd00:ec2::/64", "fd20:ce::/64", "100.100.100.200/32", "192.0.0.192/32", "168.63.129.16/32"),
+    )
+)
+_METADATA_NAMES = frozenset(
+    [
+        "instance-data",
+        "instance-data.ec2.internal",
+        "metadata",
+        "metadata.azure.com",
+        "metadata.azure.internal",
+        "metadata.goog",
+        "metadata.google.internal",
+        "metadata.platformequinix.com",
+        "metadata.tencentyun.com",
+    ]
+)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215: a network may use any prefix in it
+# Which bytes of an address hold the IPv4 address, after a prefix of 48, 56, 64 or 96 bits (RFC 6052, section 2.2).
+_EMBEDDED = ((6, 7, 9, 10), (7, 9, 10, 11), (9, 10, 11, 12), (12, 13, 14, 15))
+
+
+class AddressError(ValueError):
+    """A host, port or URL cannot be used; the message says what would be right."""
+
+
+def parse_base_url(url: str) -> tuple[str, str]:
+    """(the URL without the /v1 at its end, its host:port). Raises AddressError, which does not show credentials."""
+    netloc = url.partition("://")[2].partition("/")[0]
+    if "@" in netloc:
+        raise AddressError("credentials do not belong in a URL; clients' Authorization headers are passed on")
+    match = _BASE_URL.fullmatch(url)
+    if not match or not is_host(match["host"]):
+        raise AddressError(f"{shown(url)} is not a base URL such as http://127.0.0.1:9001")
+    if match["port"] and not parse_port(match["port"][1:]):
+        raise AddressError(f"{shown(url)} has no valid port")
+    if path := _API_PATH.search(match["path"]):
+        base = url[: len(url) - len(path[0])]
+        raise AddressError(f"{shown(url)} is the URL of an API path, not a base URL; write {shown(base)}")
+    # Engines say that their base URL ends in /v1; the gateway adds /v1 itself.
+    return url.rstrip("/").removesuffix("/v1"), netloc
+
+
+def is_host(host: str) -> bool:
+    """Whether it is a name that a resolver takes, an IPv4 address, or an IPv6 address in brackets."""
+    try:
+        if _BRACKETED.fullmatch(host):
+            ipaddress.IPv6Address(host[1:-1])
+        elif not host.strip("0123456789."):
+            ipaddress.IPv4Address(host)
+        else:
+            return _HOST.fullmatch(host) is not None
+    except ValueError:
+        return False
+    return True
+
+
+def parse_port(text: str) -> int | None:
+    return int(text) if re.fullmatch("[0-9]{1,5}", text) and int(text) <= 65535 else None
+
+
+def host_and_port(base_url: str) -> tuple[str, int]:
+    """Of a base URL that `parse_base_url` let pass."""
+    parts = urlsplit(base_url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme.lower() == "https" else 80)
+
+
+def is_local(peer: object) -> bool:
+    """Whether a socket's peer is on this machine, by its name: a tuple with the host first; of a Unix socket, a text."""
+    return is_loopback(str(peer[0])) if isinstance(peer, tuple) else isinstance(peer, str | bytes)
+
+
+def is_loopback(host: str) -> bool:
+    """`localhost`, 127.0.0.0/8, ::1, and 127.0.0.0/8 as an IPv4-mapped address.
+
+    A 6to4 or NAT64 address that holds 127.0.0.1 is not: it leads through the network.
+    """
+    address = address_of(host)
+    if address is None:
+        return host.lower() == "localhost"
+    try:
+        written = ipaddress.IPv6Address(host.strip("[]"))
+    except ValueError:
+        return address.is_loopback
+    return written.is_loopback or (written.ipv4_mapped is not None and written.ipv4_mapped.is_loopback)
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether to listen there is to listen on all addresses."""
+    address = address_of(host)
+    return address is not None and address.is_unspecified
+
+
+def is_link_local(host: str) -> bool:
+    """Link-local addresses, the metadata services of clouds, and the names of the latter."""
+    address = address_of(host)
+    if address is None:
+        return host.lower().rstrip(".") in _METADATA_NAMES
+    return any(_is_link_local(each) for each in (address, *_embedded(address)))
+
+
+def _is_link_local(address: IPAddress) -> bool:
+    return address.is_link_local or any(address in network for network in _METADATA_NETWORKS)
+
+
+def _embedded(address: IPAddress) -> list[IPAddress]:
+    """The IPv4 addresses that a local NAT64 may translate it to: its prefix is not known here."""
+    if address not in _LOCAL_NAT64:
+        return []
+    return [ipaddress.IPv4Address(bytes(address.packed[at] for at in places)) for places in _EMBEDDED]
+
+
+def address_of(host: str) -> IPAddress | None:
+    """The address that a host is written as; None for a name.
+
+    An IPv4 address inside an IPv6 one counts as itself, and so do the forms that resolvers take beside four decimal numbers
+    (0xa9fea9fe, 0xa9.254.0xa9fe). The zone of an IPv6 address does not count.
+    """
+    host = host.strip("[]")
+    if ":" in host:
+        host = host.partition("%")[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return _number_of(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and address in _NAT64:
+            inner = ipaddress.IPv4Address(address.packed[-4:])
+        return inner or address
+    return address
+
+
+def _number_of(host: str) -> IPAddress | None:
+    if not _NUMBERS.fullmatch(host):  # `inet_aton` takes what follows a space for a comment
+        return None
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host.rstrip(".")))
+    except OSError:
+        return None
+
+
+def shown(value: object) -> str:
+    """A value as error messages quote it. Costs little however large the value is: no more of it is looked at."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class _ShortRepr(reprlib.Repr):
+    """`repr` of the beginning of a value: a YAML alias can make a value of a few bytes print as gigabytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxother = 2, 60
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = 20
+
+    def repr_str(self, value: str, level: int) -> str:
+        return repr(value if len(value) <= 60 else value[:60])
+
+    def repr_int(self, value: int, level: int) -> str:
+        return repr(value) if value.bit_length() <= 200 else f"a number of {value.bit_length()} bits"
+
+
+_SHORT: Final = _ShortRepr()

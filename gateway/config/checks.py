@@ -1,0 +1,56 @@
+"""What is wrong between values of the configuration that are right by themselves: listeners and replicas at one address, two
+replicas with one name, model prefixes that two pools claim.
+
+The values come by key, those with a problem of their own left out (`Parsed.good`), so that one of them does not hide what is
+wrong between others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from gateway.config.listen import KEYWORDS, listener_problems
+from gateway.config.parse import ConfigError, Key, Problem, key_name, values_of
+from gateway.config.schema import MAX_REPLICAS, Config, ReplicaConfig
+
+
+def checked(config: Config) -> Config:
+    """The configuration, if its values fit together. Raises ConfigError."""
+    if problems := tuple(clashes(dict(values_of(config)))):
+        raise ConfigError(*problems)
+    return config
+
+
+def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
+    """values: of a Config, by key. O(values)."""
+    replicas = {key: value for key, value in values.items() if isinstance(value, ReplicaConfig)}
+    yield from listener_problems(
+        {name: values[name,] for name in KEYWORDS if (name,) in values},
+        has_admin_key=bool(values.get(("admin_key",))),
+        replicas={(*key, "url"): replica.url for key, replica in replicas.items()},
+    )
+    if len(replicas) > MAX_REPLICAS:
+        yield Problem(("pools",), f"at most {MAX_REPLICAS} replicas are possible, got {len(replicas)}")
+    for key, first in _repeated((key, replica.name) for key, replica in replicas.items()):
+        name = replicas[key].name
+        if replicas[key].url == replicas[first].url:
+            yield Problem(key, f"the replica {name!r} is listed twice, first as {key_name(first)}")
+        else:
+            yield Problem(key, f"the name {name!r} is that of {key_name(first)} already; give each replica its own `name`")
+    pools: dict[Key, str] = {
+        key: value for key, value in values.items() if len(key) == 3 and key[0] == "pools" and key[2] == "name" and value
+    }
+    for key, first in _repeated(pools.items()):
+        yield Problem(key, f"the name {pools[key]!r} is that of {key_name(first)} already")
+    prefixes: dict[Key, str] = {key: value for key, value in values.items() if len(key) == 4 and key[2] == "models"}
+    for key, first in _repeated(prefixes.items()):
+        yield Problem(key, f"the model prefix {prefixes[key]!r} is claimed twice, first by {key_name(first)}")
+
+
+def _repeated(values: Iterable[tuple[Key, str]]) -> Iterator[tuple[Key, Key]]:
+    """(key, key of the same value's first appearance) of each value that appears again."""
+    first: dict[str, Key] = {}
+    for key, value in values:
+        if first.setdefault(value, key) != key:
+            yield key, first[value]

@@ -1,0 +1,52 @@
+"""The configuration as JSON Schema: for editors (`warmroute check --schema`) and the Helm chart (`scripts/chart_schema.py`).
+
+msgspec writes the schema of the Structs. What `parse.py` takes beyond that is added here: plain text for a Struct with a SHORT
+key, and `false`. Secrets are left out. References are replaced by what they refer to, for validators of all versions of
+JSON Schema read that alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gateway.config.hints import FALSE, SECRET, extra_of
+from gateway.config.schema import Config, ReplicaConfig
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+Schema = dict[str, Any]
+
+
+def editor_schema() -> Schema:
+    """Of the file, as a document of its own."""
+    return {"$schema": _DIALECT, "title": "Configuration of the warmroute gateway", **config_schema()}
+
+
+def config_schema() -> Schema:
+    """Of the whole file."""
+    _, parts = msgspec.json.schema_components((Config,), ref_template="{name}")
+    properties = parts["Config"]["properties"]
+    for field in msgspec.structs.fields(Config):
+        if SECRET in extra_of(field.type):
+            del properties[field.name]
+        elif FALSE in extra_of(field.type):
+            properties[field.name] |= {"type": ["string", "boolean"], "not": {"const": True}}
+    replica = parts[ReplicaConfig.__name__]
+    parts[ReplicaConfig.__name__] = {"anyOf": [replica["properties"][ReplicaConfig.SHORT], replica]}
+    schema: Schema = _inlined(parts["Config"], parts)
+    return schema
+
+
+def _inlined(node: Any, parts: Mapping[str, Schema]) -> Any:
+    if isinstance(node, list):
+        return [_inlined(each, parts) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _inlined(parts[node["$ref"]], parts)
+    # Titles are names of classes here; a property of that name would be no string.
+    kept = {name: value for name, value in node.items() if value != [] or name != "required"}
+    return {name: _inlined(value, parts) for name, value in kept.items() if name != "title" or not isinstance(value, str)}

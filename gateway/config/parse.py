@@ -1,0 +1,226 @@
+"""Parsed YAML -> the Structs of `schema.py`, with all problems at once.
+
+msgspec decides about each single value: its type, its bounds, its choices. It stops at the first problem, so sections, lists
+and mappings are walked here, and every value in them is converted by itself:
+
+    section (Struct)   unknown and missing keys are problems; then each key
+    list, mapping      each item; then its length
+    any other value    `msgspec.convert`
+
+What msgspec does not know is here, too: numbers in scientific notation that YAML 1.1 takes for text, suggestions for unknown
+keys, the further forms of values that `hints.py` lists. A Struct may have a class variable SHORT: the key for which a plain
+text stands.
+
+Problems between values (two replicas with one name) are the business of `checks.py`. They are looked for among the values that
+are right by themselves (`Parsed.good`), so one wrong value does not hide the problems of others.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec.structs import FieldInfo
+
+from gateway.config.addresses import shown
+from gateway.config.complaints import complaint
+from gateway.config.hints import FALSE, READ, SECRET, bare, default_of, extra_of
+
+MAX_PROBLEMS: Final = 100  # of a file that are shown, each with its line
+
+_SCIENTIFIC = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
+_BAD: Final = object()  # instead of a value that has a problem
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+Key = tuple[str | int, ...]
+"""Where a value stands: ("pools", 0, "replicas", 1, "url")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One error or warning. key: where in the configuration; file, line: where in a file."""
+
+    key: Key
+    text: str
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        at = f"{self.file}:{self.line}: " if self.file else ""
+        name = key_name(self.key)
+        return f"{at}{name}: {self.text}" if name else f"{at}{self.text}"
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used. problems: all errors in it, in order."""
+
+    def __init__(self, *problems: Problem | str) -> None:
+        self.problems = tuple(Problem((), each) if isinstance(each, str) else each for each in problems)
+        super().__init__("; ".join(map(str, self.problems)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConfigError, self.problems
+
+
+class NotReadable(ConfigError):
+    """The file cannot be read for lack of file descriptors or memory. A later attempt may succeed."""
+
+
+def key_name(key: Key) -> str:
+    """As messages write it: `pools[0].replicas[1].url`."""
+    return "".join(f".{part}" if isinstance(part, str) and part else f"[{part!r}]" for part in key).removeprefix(".")
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed(Generic[T]):
+    """value: None if there are problems. good: all values without a problem of their own, defaults included, by key."""
+
+    value: T | None
+    good: Mapping[Key, Any]
+    problems: Sequence[Problem]
+
+
+def parse(kind: type[T], raw: object, further: Sequence[str] = ()) -> Parsed[T]:
+    """raw: parsed YAML or JSON. further: keys that the caller has removed from it, for the suggestions."""
+    reader = _Reader(further)
+    made = reader.read(kind, raw, ())
+    return Parsed(None if made is _BAD else made, reader.good, reader.problems)
+
+
+def convert(kind: type[T], raw: object, further: Sequence[str] = ()) -> T:
+    """`parse` for a value without checks of its own. Raises ConfigError."""
+    parsed = parse(kind, raw, further)
+    if parsed.value is None:
+        raise ConfigError(*parsed.problems)
+    return parsed.value
+
+
+def values_of(value: Any, key: Key = ()) -> Iterable[tuple[Key, Any]]:
+    """(key, value) of a Struct and of everything in it: `Parsed.good` of a value that exists."""
+    yield key, value
+    parts: Iterable[tuple[str | int, Any]] = ()
+    if isinstance(value, msgspec.Struct):
+        parts = msgspec.structs.asdict(value).items()
+    elif isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, tuple):
+        parts = enumerate(value)
+    for name, part in parts:
+        yield from values_of(part, (*key, name))
+
+
+class _Reader:
+    """Reads values; collects the good ones and the problems. further: known keys of the whole, besides its fields."""
+
+    def __init__(self, further: Sequence[str]) -> None:
+        self.good: dict[Key, Any] = {}
+        self.problems: list[Problem] = []
+        self._further = further
+        self._fields: dict[type, Mapping[str, msgspec.structs.FieldInfo]] = {}
+
+    def read(self, hint: Any, value: Any, key: Key) -> Any:
+        """The value as this type hint, or _BAD."""
+        kind, extra = bare(hint), extra_of(hint)
+        if value is False and FALSE in extra:
+            value = extra[FALSE]
+        if _is_struct(kind):
+            made = self._struct(kind, value, key)
+        elif typing.get_origin(kind) is tuple:
+            made = self._list(hint, value, key)
+        elif typing.get_origin(kind) is Mapping:
+            made = self._mapping(hint, value, key)
+        else:
+            made = self._single(hint, value, key)
+        if made is not _BAD:
+            self.good[key] = made
+        return made
+
+    def _bad(self, key: Key, text: str) -> Any:
+        self.problems.append(Problem(key, text))
+        return _BAD
+
+    def _single(self, hint: Any, value: Any, key: Key) -> Any:
+        """By msgspec; of a list or a mapping whose items are good, its length."""
+        number, reason = _number(value), ""
+        for form in (value,) if number is None else (value, number):
+            try:
+                made = msgspec.convert(form, hint)
+            except msgspec.ValidationError as error:
+                reason = str(error)
+                continue
+            try:
+                return extra_of(hint).get(READ, _unchanged)(made)
+            except ValueError as wrong:
+                return self._bad(key, str(wrong))
+        # Messages beyond the limit are never shown.
+        return self._bad(key, complaint(hint, value, number, reason) if len(self.problems) < MAX_PROBLEMS else "wrong")
+
+    def _list(self, hint: Any, value: Any, key: Key) -> Any:
+        if not isinstance(value, list):
+            return self._bad(key, f"a list is expected, got {shown(value)}")
+        (item, *_) = typing.get_args(bare(hint))
+        made = tuple(self.read(item, each, (*key, index)) for index, each in enumerate(value))
+        return _BAD if any(each is _BAD for each in made) else self._single(hint, made, key)
+
+    def _mapping(self, hint: Any, value: Any, key: Key) -> Any:
+        if not isinstance(value, dict):
+            return self._bad(key, f"a mapping is expected, got {shown(value)}")
+        name, item = typing.get_args(bare(hint))
+        names = [self._single(name, each, (*key, str(each))) for each in value]
+        items = [self.read(item, each, (*key, str(at))) for at, each in value.items()]
+        bad = any(each is _BAD for each in (*names, *items))
+        return _BAD if bad else self._single(hint, dict(zip(names, items, strict=True)), key)
+
+    def _struct(self, kind: type[msgspec.Struct], value: Any, key: Key) -> Any:
+        if isinstance(value, str) and hasattr(kind, "SHORT"):
+            value = {kind.SHORT: value}
+        if not isinstance(value, dict):
+            return self._bad(key, f"{'' if key else 'configuration: '}a mapping is expected, got {shown(value)}")
+        fields = self._fields_of(kind)
+        parts: dict[str, Any] = {}
+        for name, item in value.items():
+            known = fields.get(name)
+            parts[str(name)] = self.read(known.type, item, (*key, name)) if known else self._unknown(name, fields, key)
+        for name, field in fields.items():
+            if name in value:
+                continue
+            if field.required:
+                parts[name] = self._bad((*key, name), "missing")
+            else:
+                self.good[(*key, name)] = default_of(field)
+        return _BAD if any(part is _BAD for part in parts.values()) else kind(**parts)
+
+    def _fields_of(self, kind: type[msgspec.Struct]) -> Mapping[str, FieldInfo]:
+        if kind not in self._fields:
+            self._fields[kind] = {field.name: field for field in msgspec.structs.fields(kind)}
+        return self._fields[kind]
+
+    def _unknown(self, name: object, fields: Mapping[str, FieldInfo], key: Key) -> Any:
+        hint = ""
+        if len(self.problems) < MAX_PROBLEMS:
+            known = [
+                *(each.name for each in fields.values() if SECRET not in extra_of(each.type)),
+                *(() if key else self._further),
+            ]
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
+        return self._bad((*key, str(name)), f"unknown key{hint}")
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _number(value: object) -> float | None:
+    """Of a text in scientific notation: YAML 1.1 takes 1e-05, which is how Helm writes small numbers, for a text."""
+    return float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else None

@@ -1,0 +1,292 @@
+"""The configuration: frozen Structs that are the only source of keys, types, bounds, defaults and descriptions.
+
+The YAML file mirrors them key by key. A key that is added here is read, checked (`parse.py`) and in the JSON Schema
+(`json_schema.py`) at once; tests name the places in docs/configuration.md and in the chart that have to follow. What the type
+of one value cannot say, how values clash, is in `checks.py`; where values come from is in `source.py`.
+
+Whatever passes can be connected to, computed with and written into a header. A Struct that is made in Python is not checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, get_args
+
+from msgspec import Meta, Struct
+from msgspec.structs import force_setattr, replace
+
+from gateway.config.addresses import host_and_port, is_link_local, parse_base_url, shown
+from gateway.config.hints import EXPECTED, FALSE, MAX_NUMBER, READ, SECRET
+from gateway.config.listen import AUTO, OFF, Endpoint, parse_listen
+from router import POLICIES
+
+MATCH_ALL = "*"
+DEFAULT_LISTEN = "127.0.0.1:8000"
+DEFAULT_WORKERS = 1
+ADMIN_PORT_OFFSET = 10_000  # not 1: the next port is often the next gateway's, or a replica's that starts later
+MAX_POOLS = 1024
+MAX_REPLICAS = 2048  # of all pools: a reload that adds all of them holds requests for 0.1 s
+MAX_POOL_NAME = 90  # characters of a name that is made of models
+MAX_WORKERS = 64  # every message of one goes to all others
+NONE, TENANT = "none", "tenant"  # of `routing.isolation`
+OPERATORS, ALL = "operators", "all"  # of `routing.expose_headers`
+
+if TYPE_CHECKING:
+    Policy = str
+else:
+    Policy = Literal[tuple(POLICIES)]
+Isolation = Literal["none", "tenant"]
+Audience = Literal["operators", "all"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["json", "console"]
+LOG_LEVELS: Final[tuple[str, ...]] = get_args(LogLevel)
+
+_HOST_PORT = "host:port (such as 0.0.0.0:8000)"
+_HOST_PORT_PATTERN = r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}"
+_URL_PATTERN = r"^https?://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)(:[1-9][0-9]{0,4})?(/[^?#\s]*)?$"
+_NAME = re.compile(r"[!#-&(-~]{0,100}")  # printable ASCII but for the space and the two quotes
+
+
+def _base_url(url: str) -> str:
+    """Raises AddressError."""
+    return parse_base_url(url)[0]
+
+
+def _name(name: str) -> str:
+    """Raises ValueError."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"1 to 100 printable ASCII characters, no spaces and no quotes, are expected, got {shown(name)}")
+    return name
+
+
+def _about(text: str, **extra: Any) -> Meta:
+    """A description for editors. extra: see `parse.py`."""
+    return Meta(description=text, extra=extra)
+
+
+Positive = Annotated[int, Meta(gt=0, le=MAX_NUMBER)]
+Seconds = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
+Price = Annotated[float, Meta(ge=0, le=MAX_NUMBER)]
+# Patterns are for editors and the chart, which have no better check.
+BaseUrl = Annotated[str, Meta(extra={READ: _base_url}, extra_json_schema={"pattern": _URL_PATTERN})]
+Name = Annotated[str, Meta(extra={READ: _name}, extra_json_schema={"pattern": f"^{_NAME.pattern}$"})]
+ModelPrefix = Annotated[str, Meta(min_length=1, extra={EXPECTED: f'a model name or its beginning ("{MATCH_ALL}": any model)'})]
+
+
+class _Section(Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class ReplicaConfig(_Section, frozen=True):
+    """One model server; a plain string is short for its url."""
+
+    SHORT: ClassVar = "url"
+
+    url: Annotated[BaseUrl, _about("Base URL; /v1 at its end may be left out.")]
+    name: Annotated[Name, _about("Its name in metrics, headers and logs; empty: host:port.")] = ""
+    capacity_tokens: Annotated[Positive | None, _about("Size of its KV cache; null: what its engine says.")] = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            force_setattr(self, "name", parse_base_url(self.url)[1])
+
+    @property
+    def link_local(self) -> bool:
+        """Whether its URL names a link-local address or a cloud's metadata service."""
+        return is_link_local(host_and_port(self.url)[0])
+
+
+class PoolConfig(_Section, frozen=True):
+    """Replicas that serve the same models. Within a Config each pool has a name of its own."""
+
+    replicas: Annotated[tuple[ReplicaConfig, ...], Meta(min_length=1, extra={EXPECTED: "at least one replica URL"})]
+    models: Annotated[tuple[ModelPrefix, ...], _about("Model name prefixes; empty: the models that the replicas list.")] = ()
+    name: Annotated[Name, _about("Its name in metrics and for operators; empty: its models, or `default`.")] = ""
+    max_inflight: Annotated[Positive, _about("Requests at all replicas of the pool together; more are queued.")] = 4096
+    max_queue: Annotated[
+        int,
+        Meta(ge=0, le=MAX_NUMBER, extra={EXPECTED: "0 (no queue) or more"}),
+        _about("Requests in the queue; beyond it, 429."),
+    ] = 1024
+    queue_s: Annotated[Seconds, _about("Seconds that a request may be queued.")] = 30.0
+    resume_streams: Annotated[bool, _about("Text streams that their replica breaks off are continued by another one.")] = False
+
+
+class RoutingConfig(_Section, frozen=True):
+    """How a replica is chosen, what the prefix index remembers, and what clients learn of both."""
+
+    policy: Policy = "cost"
+    block_bytes: Annotated[Positive, _about("Length of a block of text, in bytes.")] = 256
+    block_tokens: Annotated[Positive, _about("Length of a block of token ids.")] = 64
+    ttl_s: Annotated[Seconds, _about("Seconds after its last use that a prefix is believed to be cached.")] = 900.0
+    memory_mb: Annotated[Positive, _about("Bound of the prefix index of each worker, in MiB.")] = 256
+    isolation: Annotated[
+        Isolation,
+        _about("tenant: tenants (X-Tenant-Id) share no prefixes, neither in the index nor in engines that know cache_salt."),
+    ] = "none"
+    expose_headers: Annotated[
+        Audience,
+        _about("Who gets X-Warmroute-Replica and X-Warmroute-Cached-Tokens, which show what others have sent."),
+    ] = "operators"
+
+
+class PriceConfig(_Section, frozen=True):
+    """USD per million tokens."""
+
+    input: Price
+    output: Price
+    cached_input: Annotated[Price | None, _about("Null: a tenth of input.")] = None
+
+    def __post_init__(self) -> None:
+        if self.cached_input is None:
+            force_setattr(self, "cached_input", self.input / 10)
+
+
+class HealthConfig(_Section, frozen=True):
+    """Active probes of the replicas."""
+
+    interval_s: Annotated[Seconds, _about("Seconds between probes of a replica.")] = 2.0
+    timeout_s: Annotated[Seconds, _about("Seconds that a probe may take.")] = 5.0
+    failures: Annotated[
+        Positive, _about("Failed probes in a row until a replica is down; one that refuses connections is down at once.")
+    ] = 2
+
+
+class TimeoutConfig(_Section, frozen=True):
+    """Time limits of an attempt at a replica. Each replica that is tried has all of the time."""
+
+    connect_s: Annotated[Seconds, _about("Seconds to open a connection.")] = 2.0
+    first_byte_s: Annotated[
+        Seconds,
+        _about(
+            "Seconds from the end of the request to the first byte of the answer's body: queue and prefill, and all of the"
+            " generation if it is not streamed."
+        ),
+    ] = 300.0
+    idle_s: Annotated[
+        Seconds, _about("Longest silence after the first byte; also how long a client may leave an answer unread.")
+    ] = 120.0
+    total_s: Annotated[
+        float,
+        Meta(ge=0, le=MAX_NUMBER, extra={EXPECTED: "0 (no limit) or more"}),
+        _about("Seconds from the end of the request to the last byte of the answer; 0: no limit."),
+    ] = 0.0
+
+
+class LimitConfig(_Section, frozen=True):
+    """What clients may send and hold."""
+
+    body_mb: Annotated[Positive, _about("Largest request body, in MiB.")] = 64
+    body_s: Annotated[Seconds, _about("Seconds that a request body may take to arrive.")] = 300.0
+    inflight_mb: Annotated[
+        int,
+        Meta(ge=0, le=MAX_NUMBER, extra={EXPECTED: "0 (a quarter of the memory) or more"}),
+        _about("Memory of all requests together, in MiB; 0: a quarter of the memory of the machine, or of its cgroup."),
+    ] = 0
+    connections: Annotated[Positive, _about("Connections of clients at once.")] = 10_000
+    client_idle_s: Annotated[
+        Seconds, _about("Seconds that a client's connection may be idle, or be sending one request's head.")
+    ] = 75.0
+    drain_timeout_s: Annotated[Seconds, _about("Seconds that running requests may go on after SIGTERM.")] = 30.0
+
+
+class Config(_Section, frozen=True):
+    """The whole file."""
+
+    pools: Annotated[
+        tuple[PoolConfig, ...],
+        Meta(
+            min_length=1, max_length=MAX_POOLS, extra={EXPECTED: "at least one pool with a replica (or the flag --replica URL)"}
+        ),
+    ]
+    listen: Annotated[
+        str,
+        Meta(extra={EXPECTED: _HOST_PORT}, extra_json_schema={"pattern": f"^{_HOST_PORT_PATTERN}$"}),
+        _about("host:port of the gateway; port 0 takes any free one."),
+    ] = DEFAULT_LISTEN
+    admin_listen: Annotated[
+        str,
+        Meta(
+            extra={EXPECTED: f"{_HOST_PORT}, unix:/path, auto or off", FALSE: OFF},
+            extra_json_schema={"pattern": f"^(auto|off|unix:/.+|{_HOST_PORT_PATTERN})$"},
+        ),
+        _about(
+            "Listener for operators: host:port, unix:/path, off, or auto (127.0.0.1, at 10,000 + the port of listen). Beyond"
+            " loopback addresses only with the admin key."
+        ),
+    ] = AUTO
+    metrics_listen: Annotated[
+        str,
+        Meta(
+            extra={EXPECTED: f"{_HOST_PORT}, or off", FALSE: OFF},
+            extra_json_schema={"pattern": f"^(off|{_HOST_PORT_PATTERN})$"},
+        ),
+        _about("Listener for Prometheus: host:port, or off."),
+    ] = OFF
+    allow_link_local: Annotated[
+        bool, _about("Operators may add replicas at link-local addresses and clouds' metadata services.")
+    ] = False
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS, description="Processes that serve together, as one gateway.")] = (
+        DEFAULT_WORKERS
+    )
+    routing: RoutingConfig = RoutingConfig()
+    prices: Annotated[Mapping[ModelPrefix, PriceConfig], _about('By model name or its beginning; "*" for any model.')] = {}
+    health: HealthConfig = HealthConfig()
+    timeouts: TimeoutConfig = TimeoutConfig()
+    limits: LimitConfig = LimitConfig()
+    log_level: LogLevel = "info"
+    log_format: Annotated[LogFormat, _about("json: one object a line; console: text for people.")] = "json"
+    admin_key: Annotated[str, Meta(extra={SECRET: True})] = ""
+
+    def __post_init__(self) -> None:
+        """Give each pool a name that the configuration has not named: by its models, for these say what it is."""
+        taken = {pool.name for pool in self.pools if pool.name}
+        if len(taken) == len(self.pools):
+            return
+        named = list[PoolConfig]()
+        for pool in self.pools:
+            free = pool if pool.name else replace(pool, name=_free_name(pool.models, taken))
+            taken.add(free.name)
+            named.append(free)
+        force_setattr(self, "pools", tuple(named))
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [(name, getattr(self, name)) for name in self.__struct_fields__ if name != "admin_key"]
+
+    def __repr__(self) -> str:
+        """Without the secret."""
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """(host, port) of `listen`."""
+        endpoint = parse_listen("listen", self.listen)
+        assert endpoint
+        return endpoint.host, endpoint.port
+
+    @property
+    def admin(self) -> Endpoint | None:
+        """The listener for operators; None: there is none. With `auto`: at port 0, which is any free one, if `listen` has port
+        0, or if the default port is out of range or a replica's.
+        """
+        if self.admin_listen != AUTO:
+            return parse_listen("admin_listen", self.admin_listen)
+        port = self.address[1]
+        endpoint = Endpoint("127.0.0.1", port + ADMIN_PORT_OFFSET if 0 < port <= 65535 - ADMIN_PORT_OFFSET else 0)
+        taken = any(endpoint.is_at(replica.url) for pool in self.pools for replica in pool.replicas)
+        return Endpoint(endpoint.host, 0) if taken else endpoint
+
+    @property
+    def metrics(self) -> Endpoint | None:
+        """The listener for Prometheus; None: there is none."""
+        return parse_listen("metrics_listen", self.metrics_listen)
+
+
+def _free_name(models: Sequence[str], taken: Collection[str]) -> str:
+    """A name for a pool of these models that no other has."""
+    name = ",".join("".join(char for char in model if _NAME.fullmatch(char)) for model in models)[:MAX_POOL_NAME] or "default"
+    number = 1
+    while (free := name if number == 1 else f"{name}-{number}") in taken:
+        number += 1
+    return free

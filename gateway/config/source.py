@@ -1,0 +1,150 @@
+"""Where a configuration comes from: flags win over environment variables, which win over the YAML file.
+
+`read` takes all three at once and names everything that is wrong, with file and line. `Source` watches the file of a running
+gateway. It looks at the path, so that a symbolic link that is pointed elsewhere (as Kubernetes updates a ConfigMap) counts as
+a change; the file is read when two looks in a row find the same state, for it may be half written. Reading is done in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gateway.config.checks import clashes
+from gateway.config.parse import MAX_PROBLEMS, ConfigError, NotReadable, Problem, parse
+from gateway.config.schema import Config
+from gateway.config.yaml_file import YamlFile
+
+log = logging.getLogger("warmroute.reload")
+
+LOOK_S = 1.0
+
+_VARIABLES: Mapping[str, str] = {"listen": "WARMROUTE_LISTEN", "admin_key": "WARMROUTE_ADMIN_KEY"}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration, and the file that it comes from. replaced: keys whose values come from the environment or from flags."""
+
+    config: Config
+    file: YamlFile | None = None
+    replaced: Collection[str] = ()
+
+    def at(self, problem: Problem) -> Problem:
+        """The problem with its file and line."""
+        return _located(problem, self.file, self.replaced)
+
+
+def load(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> Config:
+    """The configuration from a YAML file (None: no file), then the environment, then `overrides` (raw values by key)."""
+    return read(path, overrides, env).config
+
+
+def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> Loaded:
+    """`load`, with the file's lines. Raises ConfigError with all problems."""
+    file = YamlFile(path) if path else None
+    raw: dict[str, Any] = dict(file.values) if file else {}
+    problems = list(file.problems[:MAX_PROBLEMS]) if file else []
+    if "admin_key" in raw:
+        del raw["admin_key"]
+        secret = Problem(("admin_key",), "a secret does not belong in the file; set WARMROUTE_ADMIN_KEY")
+        problems.append(_located(secret, file, ()))
+    environment = {key: value for key, name in _VARIABLES.items() if (value := env.get(name))}
+    replacing = {**environment, **overrides}
+    parsed = parse(Config, {"pools": [], **raw, **replacing})
+    found = [_attributed(each, environment.keys() - overrides.keys()) for each in (*parsed.problems, *clashes(parsed.good))]
+    problems += [_located(problem, file, replacing) for problem in found[:MAX_PROBLEMS]]
+    if problems or parsed.value is None:
+        more = (_more(file.problems, " in the YAML") if file else "", _more(found))
+        raise ConfigError(*sorted(problems, key=lambda problem: problem.line), *filter(None, more))
+    return Loaded(parsed.value, file, replacing.keys())
+
+
+def _more(problems: Collection[Problem], where: str = "") -> str:
+    """How many of them are not shown; "": all are."""
+    return f"and {len(problems) - MAX_PROBLEMS} more problems{where}" if len(problems) > MAX_PROBLEMS else ""
+
+
+def _attributed(problem: Problem, environment: Collection[str]) -> Problem:
+    """The problem; if its value comes from the environment, with the name of the variable. environment: the keys set there."""
+    if problem.key and problem.key[0] in environment:
+        return replace(problem, text=f"{problem.text} (from the environment variable {_VARIABLES[str(problem.key[0])]})")
+    return problem
+
+
+def _located(problem: Problem, file: YamlFile | None, replaced: Collection[str]) -> Problem:
+    if file is None or (problem.key and problem.key[0] in replaced):
+        return problem
+    return file.located(problem)
+
+
+# -- the file of a running gateway
+
+FileState = tuple[int, int, int, int] | None
+_NEVER_READ: FileState = (-1, -1, -1, -1)  # differs from every state of a file
+
+
+class Source:
+    """The configuration of a running gateway. path: its file, if there is one; read: reads all of it, raises ConfigError.
+
+    asked: set it to have the configuration read again. Made before the first reading, so that no change falls between the two.
+    """
+
+    def __init__(self, path: Path | None, read: Callable[[], Config], *, look_s: float = LOOK_S) -> None:
+        self.read = read
+        self.asked = asyncio.Event()
+        self.look_s = look_s
+        self._path = path
+        self._seen = self._read = self._state()
+
+    async def next(self) -> Config:
+        """Wait for a change of the file, or for `asked`, and read the configuration. Raises ConfigError if it is invalid.
+
+        For lack of file descriptors or memory, reading is tried again after each look.
+        """
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.look_s):
+                    await self.asked.wait()
+            if self.asked.is_set() or self.differs():
+                self.asked.clear()
+                self.taken()
+                try:
+                    return await asyncio.to_thread(self._read_uncollected)
+                except NotReadable as error:
+                    log.warning("configuration not read, to be tried again", extra={"error": str(error)})
+                    self._read = _NEVER_READ
+
+    def _read_uncollected(self) -> Config:
+        """Parsing makes many objects, and a garbage collection that goes through them holds all threads for 0.1 s and more."""
+        gc.disable()
+        try:
+            return self.read()
+        finally:
+            gc.enable()
+
+    def differs(self) -> bool:
+        """Whether the file differs from that of the last `taken`, and has not changed since the last call of this."""
+        seen, self._seen = self._seen, self._state()
+        return self._seen == seen != self._read
+
+    def taken(self) -> None:
+        """The file is about to be read."""
+        self._read = self._seen = self._state()
+
+    def _state(self) -> FileState:
+        """What differs between two states of the file; None: it cannot be seen."""
+        if self._path is None:
+            return None
+        try:
+            seen = os.stat(self._path)
+        except OSError:
+            return None
+        return seen.st_mtime_ns, seen.st_size, seen.st_ino, seen.st_dev

@@ -1,0 +1,197 @@
+"""A YAML file as plain values, and the line on which each of them stands.
+
+A few hundred bytes of YAML can expand to gigabytes: an alias (`*name`) or a merge key (`<<`) repeats a value, and each level
+multiplies. So the values are counted before they are constructed, with all aliases expanded. A running gateway reads the
+file in a thread, where no single step may hold the interpreter for long: the sizes of the file and of a scalar are bounded too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from gateway.config.addresses import shown
+from gateway.config.parse import ConfigError, Key, NotReadable, Problem
+from gateway.errors import OUT_OF_RESOURCES
+
+MAX_BYTES: Final = 1 << 20  # of a file; a ConfigMap has no more
+MAX_VALUES: Final = 50_000  # with all aliases expanded
+MAX_SCALAR: Final = 4096  # characters of a text or a number
+
+
+class _BadCharacter(yaml.YAMLError):
+    """A character or byte that YAML does not allow. line: from 1."""
+
+    def __init__(self, text: str, line: int) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key is given once; PyYAML lets the last one win. It looks before merge keys (`<<`) are put in."""
+
+    def __init__(self, stream: str) -> None:
+        """Raises _BadCharacter."""
+        try:
+            super().__init__(stream)
+        except yaml.reader.ReaderError as error:
+            line = stream.count("\n", 0, error.position) + 1
+            raise _BadCharacter(f"the character {chr(error.character)!a} is not allowed", line) from None
+        self.repeated: list[tuple[int, str]] = []  # (line, what is wrong)
+        self._values = 0  # without aliases
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise _too_much(self.get_mark())
+        return super().compose_node(parent, index)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """With the line of a value that cannot be, such as the date 2026-99-99."""
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        if len(node.value) > MAX_SCALAR:
+            text = f"a text or number of {len(node.value)} characters; at most {MAX_SCALAR} are possible"
+            raise yaml.MarkedYAMLError(problem=text, problem_mark=node.start_mark)
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line, name = key.start_mark.line + 1, (key.tag, key.value)
+            if name in lines:
+                self.repeated.append((line, f"the key {shown(key.value)} is given twice, first in line {lines[name]}"))
+            lines.setdefault(name, line)
+        return node
+
+
+def _too_much(mark: Any) -> yaml.MarkedYAMLError:
+    text = f"the file stands for more than {MAX_VALUES} values, aliases included"
+    return yaml.MarkedYAMLError(problem=text, problem_mark=mark)
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Raises MarkedYAMLError if there are too many values in it, or if one contains itself. O(nodes)."""
+    sizes: dict[int, int | None] = {}  # by the node's id; None: its children are being counted
+
+    def size_of(node: yaml.Node) -> int:
+        key = id(node)
+        if key in sizes:
+            size = sizes[key]
+            if size is None:
+                raise yaml.MarkedYAMLError(problem="a value contains itself by an alias", problem_mark=node.start_mark)
+            return size
+        sizes[key] = None
+        size = 1 + sum(map(size_of, _children(node)))
+        if size > MAX_VALUES:
+            raise _too_much(node.start_mark)
+        sizes[key] = size
+        return size
+
+    size_of(root)
+
+
+def _children(node: yaml.Node) -> Iterable[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return (part for pair in node.value for part in pair)
+    return node.value if isinstance(node, yaml.SequenceNode) else ()
+
+
+def _text_of(path: Path) -> str:
+    """Raises ConfigError if the file is too large, OSError, _BadCharacter if it is not UTF-8."""
+    with path.open("rb") as file:
+        raw = file.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"{path}: the file is too large; at most {MAX_BYTES >> 20} MiB are possible")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise _BadCharacter(f"the byte 0x{raw[error.start]:02x} is not UTF-8: {error.reason}", line) from None
+
+
+def _problem_of(error: Exception, path: str) -> Problem:
+    """Of a file that cannot be read as YAML, with the line if the error has one."""
+    text, line = str(error), 0
+    if isinstance(error, yaml.MarkedYAMLError):
+        text, line = error.problem or "", _line_at(error.problem_mark)
+        if error.context:
+            text = f"{error.context}{_beginning(error.context_mark, line)}: {text}"
+        line = line or _line_at(error.context_mark)
+    elif isinstance(error, _BadCharacter):
+        line = error.line
+    problem = f"not valid YAML: {' '.join(text.split())}"
+    return Problem((), problem, path, line) if line else Problem((), f"{path}: {problem}")
+
+
+def _line_at(mark: yaml.Mark | None) -> int:
+    """From 1; 0: unknown."""
+    return mark.line + 1 if mark else 0
+
+
+def _beginning(mark: yaml.Mark | None, line: int) -> str:
+    """Where the context of an error in this line begins, if that is another line."""
+    begins = _line_at(mark)
+    return f" that begins in line {begins}" if begins not in (0, line) else ""
+
+
+class YamlFile:
+    """values: the file's mapping. problems: keys that are given twice."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads it. Raises ConfigError if it is missing, not YAML or not a mapping; NotReadable for lack of resources."""
+        self._path = path
+        try:
+            loader = _Loader(_text_of(path))
+            try:
+                self._root = loader.get_single_node()
+                if self._root is not None:
+                    _check_size(self._root)
+                values = None if self._root is None else loader.construct_document(self._root)
+            finally:
+                loader.dispose()
+        except OSError as error:
+            kind = NotReadable if error.errno in OUT_OF_RESOURCES else ConfigError
+            raise kind(f"{path}: {error.strerror}") from error
+        except (yaml.YAMLError, RecursionError) as error:
+            raise ConfigError(_problem_of(error, str(path))) from error
+        if values is not None and not isinstance(values, dict):
+            raise ConfigError(f"{path}: the file holds a {type(values).__name__}, a mapping of keys is expected")
+        self.values: dict[str, Any] = values or {}
+        self.problems = [Problem((), text, str(path), line) for line, text in loader.repeated]
+
+    def located(self, problem: Problem) -> Problem:
+        """The problem with its file and line."""
+        return replace(problem, file=str(self._path), line=self._line_of(problem.key))
+
+    def _line_of(self, key: Key) -> int:
+        """Of the value there; of what contains it, if there is none (a key that is missing)."""
+        line, node = 1, self._root
+        for part in key:
+            found = _child(node, part)
+            if found is None:
+                break
+            line, node = found
+        return line
+
+
+def _child(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | None:
+    """(line, node) of a part of a node: a list's item by its index, a mapping's value by its key."""
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        item = node.value[part]
+        return item.start_mark.line + 1, item
+    if isinstance(node, yaml.MappingNode):
+        for key, value in reversed(node.value):  # the last one wins; what `<<` merges in stands first
+            if isinstance(key, yaml.ScalarNode) and key.value == str(part):
+                return key.start_mark.line + 1, value
+    return None

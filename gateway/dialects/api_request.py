@@ -1,0 +1,100 @@
+"""A client's request, understood as far as routing and metering need it, and its prompt's block keys for the router."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.dialects.json_edits import Edit
+from router import Prompt, seed, text_keys, token_keys
+
+MAX_MODEL_CHARS: Final = 256  # of a model's name, in requests and in model lists
+TEXT: Final = "text"
+
+
+class NeedsHelper(Exception):
+    """The body is more work than the event loop should do at once; the parser process can do it."""
+
+
+class ApiRequest:
+    """One request, parsed by its dialect.
+
+    model: "" where the body names none. prompt: canonical text or token ids, None where the body has none that we know.
+    made: instead of it, once they are made, the prompt's block keys. salt: of fixed length at most; what keeps this prompt
+    apart from others that read the same. stream: the client wants a stream. metered: a generation, whose usage is counted.
+    body: what goes to the replica, once `edits` are applied: (start, end, new bytes) each; () when that is done.
+    strip_usage: the usage event of the stream is ours, not the client's. stores: whether the answer is to be kept by the
+    server, where the body says so. countable: the engine's count of prompt tokens is about this one prompt, so that the router
+    may learn from it. Not so for a batch of prompts, several answers, or a prompt that the engine cuts or replaces.
+    """
+
+    __slots__ = ("body", "countable", "edits", "made", "metered", "model", "prompt", "salt", "stores", "stream", "strip_usage")
+
+    def __init__(
+        self,
+        model: str,
+        prompt: bytes | list[int] | None,
+        salt: str,
+        *,
+        stream: bool,
+        metered: bool,
+        body: bytes,
+    ) -> None:
+        self.model = model
+        self.prompt = prompt
+        self.salt = salt
+        self.stream = stream
+        self.metered = metered
+        self.body = body
+        self.edits: Sequence[Edit] = ()
+        self.strip_usage = False
+        self.made: Prompt | None = None
+        self.stores: bool | None = None
+        self.countable = True
+
+    def drop(self) -> None:
+        """The request is over: drop what is large, whatever still refers to it."""
+        self.body, self.prompt, self.made = b"", None, None
+
+    @property
+    def repeatable(self) -> bool:
+        """Sending it twice does no harm: it computes something from a prompt (unlike a file upload, say)."""
+        return self.metered or self.has_prompt
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether the body has a prompt that we know."""
+        return self.prompt is not None or self.made is not None
+
+    def __repr__(self) -> str:
+        return f"<ApiRequest {self.model!r}, {len(self.body)} bytes>"
+
+
+def router_prompt(
+    api: ApiRequest,
+    blocks: tuple[int, int],
+    scale: str = TEXT,
+    session: str = "",
+    client: int = 0,
+    scope: tuple[str, ...] = (),
+) -> Prompt:
+    """The prompt for the router: its block keys, in units of bytes of its canonical text, or of token ids.
+
+    Seeded so that models and cache salts never match each other, nor do different scopes (names that the caller adds).
+    blocks: the length of a block in bytes, and in token ids. scale: the name under which bytes per token are learned.
+
+    O(length of the prompt) the first time. From then on the request has the keys, and no longer the canonical prompt; one that
+    was parsed by another process has them from the beginning, made with the blocks and the scope of then.
+    """
+    if (made := api.made) is not None:
+        return Prompt(made.keys, made.units, made.block_units, scale if made.scale else "", session, client)
+    prompt = api.prompt
+    if prompt is None:
+        return Prompt(b"", 0, blocks[0], scale, session, client)
+    name = seed(api.model, api.salt, *scope)
+    if isinstance(prompt, bytes):
+        made = Prompt(text_keys(prompt, blocks[0], name), len(prompt), blocks[0], scale, session, client)
+    else:
+        made = Prompt(token_keys(prompt, blocks[1], name), len(prompt), blocks[1], "", session, client)
+    api.made, api.prompt = made, None
+    return made

@@ -1,0 +1,194 @@
+"""What an API is to the gateway: the interface of a dialect, and of what it makes for one answer.
+
+    body ── parse ──► ApiRequest ──► replica ──► a stream:       opening, then a StreamReader, chunk by chunk
+                                            └──► a plain answer: usage_of, or an AnswerTail where it is large
+    what goes wrong ──► error_body before the answer's first byte, error_event after it
+
+A dialect reads and writes bytes and does nothing else: no I/O, no clock, no event loop. One object per dialect serves all
+requests; a request's own state is in its ApiRequest and its StreamReader. A new dialect is a class and one line in `table.py`.
+
+These are base classes, and no Protocols, because compiled code calls them directly; a dialect is compiled with the rest. Most
+methods have a sensible default.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.json_edits import Edit
+from gateway.dialects.usage import Usage
+from gateway.errors import GatewayError, ReplicaFailure
+
+
+class StreamReader:
+    """Reads one stream as it passes; any cutting into chunks gives the same bytes and the same findings.
+
+    usage: what the stream has reported so far. done: it has said that it is complete ([DONE]). within_event: the head of an
+    event was passed on and its end was not, so that what follows would be taken for a part of it.
+    """
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self.done = False
+        self.within_event = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take the next bytes of the stream; returns what may go to the client now."""
+        raise NotImplementedError
+
+    def finish(self) -> bytes:
+        """The stream is over, as it should be; returns what was still held (an event without its end)."""
+        raise NotImplementedError
+
+    def raise_failure(self) -> None:
+        """Raises ReplicaFailure if the engine has said within the stream that it failed, and this reader looks for that."""
+
+
+class StreamOpening:
+    """A stream's first bytes, until they show whether the engine is at work. silent: all of them so far carry no data."""
+
+    def __init__(self) -> None:
+        self.silent = True
+
+    def feed(self, data: bytes) -> bool:
+        """Take the next bytes. True: the stream has begun well; False: more of it has to be awaited.
+
+        Raises ReplicaFailure if it begins with the engine's failure.
+        """
+        raise NotImplementedError
+
+
+class AnswerTail:
+    """Looks for the usage in a large plain answer that is passed on as it comes: `feed` all but its beginning."""
+
+    def feed(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def usage(self) -> Usage | None:
+        raise NotImplementedError
+
+
+class PartialAnswer:
+    """What a client knows of a stream that broke off. finished: it knows why the text ends; done: it has the stream's end."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.usage: Usage | None = None
+        self.finished = False
+        self.done = False
+
+    @property
+    def tokens(self) -> int:
+        """Generated so far."""
+        raise NotImplementedError
+
+
+class PartialReader:
+    """Reads the events that went to a client, one at a time: `step` until it is `over`, then ask for the `result`."""
+
+    @property
+    def over(self) -> bool:
+        raise NotImplementedError
+
+    def step(self) -> bool:
+        """Read one event. False: they are more than one text, and nothing more is to be asked."""
+        raise NotImplementedError
+
+    def result(self) -> PartialAnswer:
+        raise NotImplementedError
+
+
+IMPOSSIBLE, COMPLETE, ASK = "impossible", "complete", "ask"
+"""Of a continuation: it cannot be asked for; nothing is left of what may be generated; it is to be asked for."""
+
+
+class Continuation:
+    """How a broken stream of a dialect goes on at another replica."""
+
+    def partial(self, data: bytes | bytearray) -> PartialReader:
+        """Reads what went to the client. data: whole events."""
+        raise NotImplementedError
+
+    def request(self, body: bytes, text: str, tokens: int) -> tuple[str, list[Edit]]:
+        """What to change in the request so that it asks for the rest: (IMPOSSIBLE, COMPLETE or ASK, the edits).
+
+        text, tokens: the answer so far. O(length of the body).
+        """
+        raise NotImplementedError
+
+    def reader(self, so_far: PartialAnswer, *, strip_usage: bool) -> StreamReader:
+        """Turns the continuation's events into those of the answer that they continue."""
+        raise NotImplementedError
+
+    def ending(self, so_far: PartialAnswer, usage: Usage | None) -> bytes:
+        """The end of a stream of which nothing but the end is missing. usage: to be reported there, if the client wants it."""
+        raise NotImplementedError
+
+
+class Dialect:
+    """One API. name: unique. strict: its paths take POST only, with a body that it understands; else any method goes on, and
+    any body.
+    """
+
+    name: ClassVar[str] = ""
+    strict: ClassVar[bool] = True
+    continuation: ClassVar[Continuation | None] = None  # None: broken streams of this dialect are not resumed
+
+    # -- requests
+
+    def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
+        """Parse a body. Raises GatewayError 400 that names the field and says what it should be.
+
+        most: how many parts its prompt may have, or NeedsHelper is raised; 0: any number.
+        """
+        raise NotImplementedError
+
+    def is_opaque(self, raw: bytes) -> bool:
+        """Whether a large body is passed on unread, because a short look shows that it is none that the dialect reads."""
+        return False
+
+    def parse_opaque(self, raw: bytes) -> ApiRequest:
+        return ApiRequest("", None, "", stream=False, metered=False, body=raw)
+
+    def parse_complex(self, raw: bytes) -> ApiRequest | None:
+        """A body with more values than may be parsed. None: it is refused."""
+        return None
+
+    def may_store(self, api: ApiRequest, path: str) -> bool:
+        """Whether the server may keep something for this request, so that sending it twice does harm."""
+        return False
+
+    # -- answers
+
+    def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
+        """For one answer's stream. watchful: an event by which the engine says that it has failed does not pass."""
+        raise NotImplementedError
+
+    def opening(self, data: bytes) -> StreamOpening | None:
+        """For the beginning of a stream, none of which was fed yet. None: these first bytes show that it has begun well."""
+        return None
+
+    def usage_of(self, body: bytes) -> Usage | None:
+        """The usage in a whole plain answer. Raises ReplicaFailure if that is nothing that an engine says."""
+        return None
+
+    def answer_tail(self, begin: bytes) -> AnswerTail | None:
+        """For a large plain answer that begins so. Raises ReplicaFailure if that is nothing that an engine says."""
+        return None
+
+    # -- errors
+
+    def error_body(self, error: GatewayError) -> bytes:
+        raise NotImplementedError
+
+    def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
+        """What makes the dialect's official clients raise in mid-stream. None: nothing does, the connection is to be cut.
+
+        reader: has read the stream so far.
+        """
+        return None
+
+
+def ended_without_done() -> ReplicaFailure:
+    return ReplicaFailure("reset", "the stream ended without [DONE]")

@@ -1,0 +1,257 @@
+"""A stream that broke off: what its client knows, and the events of its continuation as part of the first stream.
+
+    events sent to the client ── EventsSoFar ──► TextSoFar ── request ──► another replica ── SplicedReader ──► one stream
+
+Readers pass whole events only, so what the client has is known exactly. The other replica gets the same request with the text
+so far as the beginning of the answer (`continuation_request.py`). Its events take the first part's id, model and time; its
+usage becomes that of the whole. In each event only these values are changed; every other byte is the replica's.
+
+Only plain text is resumed. The tokens so far are those that the stream's own usage tells (`continuous_usage_stats`), else one
+for each event with text: engines that put several into one are asked for some too many.
+
+Pure: bytes in, bytes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.dialect import Continuation, PartialAnswer, PartialReader, StreamReader
+from gateway.dialects.json_edits import Edit, Members, read_object
+from gateway.dialects.openai.answer import parse_usage
+from gateway.dialects.openai.continuation_request import continue_body
+from gateway.dialects.openai.request import CHAT
+from gateway.dialects.openai.stream import EventReader
+from gateway.dialects.sse import EventData, data_of, event_at, events_of, object_of, skipped_at
+from gateway.dialects.usage import Usage
+
+_HEAD: Final = ("id", "object", "created", "model")
+
+
+class TextSoFar(PartialAnswer):
+    """The text that a client has.
+
+    head: what all events have in common, as JSON, {} before the first; pieces: events with text; counted: the client has the
+    event that is only usage.
+    """
+
+    def __init__(
+        self, head: Mapping[str, bytes] | None = None, text: str = "", pieces: int = 0, usage: Usage | None = None
+    ) -> None:
+        super().__init__()
+        self.head: Mapping[str, bytes] = head or {}
+        self.text = text
+        self.pieces = pieces
+        self.usage = usage
+        self.counted = False
+
+    @property
+    def tokens(self) -> int:
+        return max(self.usage.completion, self.pieces) if self.usage else self.pieces
+
+
+class EventsSoFar(PartialReader):
+    """Reads whole events. Half of one, which a reader lets pass if it is very long, is no text that could go on."""
+
+    def __init__(self, kind: str, data: bytes | bytearray) -> None:
+        self._kind = kind
+        self._data = data
+        self._at = 0  # what of it was read
+        self._so_far = TextSoFar()
+        self._texts: list[str] = []
+
+    @property
+    def over(self) -> bool:
+        return self._at == len(self._data)
+
+    def step(self) -> bool:
+        """Read one event, or many lines without data. False: they are more than one text, and nothing more is to be asked.
+
+        O(MAX_PARSED_EVENT), and nothing is made of what comes behind it.
+        """
+        at = skipped_at(self._data, self._at)
+        if at > self._at:
+            self._at = at
+            return True
+        event = event_at(self._data, at)
+        if event is None:
+            return False
+        self._at = at + len(event)
+        return self._event(event)
+
+    def _event(self, event: bytes) -> bool:
+        so_far, content = self._so_far, data_of(event).strip()
+        if not content:
+            return True  # a comment
+        if content == b"[DONE]":
+            so_far.done = True
+            return True
+        answer = object_of(event)
+        text = _text(self._kind, answer)
+        if text is None:
+            return False
+        if text:
+            self._texts.append(text)
+        so_far.head = so_far.head or _head_of(content)
+        choices: list[Any] = answer["choices"]
+        if choices and choices[0].get("finish_reason"):
+            so_far.finished = True
+        if usage := parse_usage(answer):
+            so_far.usage, so_far.counted = usage, not choices
+        return True
+
+    def result(self) -> TextSoFar:
+        self._so_far.text, self._so_far.pieces = "".join(self._texts), len(self._texts)
+        return self._so_far
+
+
+def _head_of(content: bytes) -> dict[str, bytes]:
+    """What an event has in common with all others of its stream, as JSON on one line."""
+    head = dict[str, bytes]()
+    spans = read_object(content).spans
+    for name in _HEAD:
+        if name in spans:
+            start, end = spans[name]
+            head[name] = content[start:end].replace(b"\n", b" ")
+    return head
+
+
+def _text(kind: str, answer: Mapping[str, Any]) -> str | None:
+    """The text of one event, None if it has anything beside it."""
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or len(choices) > 1:
+        return None
+    if not choices:
+        return ""
+    choice = choices[0]
+    if not isinstance(choice, dict) or choice.get("index", 0) != 0 or choice.get("logprobs"):
+        return None
+    if kind != CHAT:
+        text = choice.get("text") or ""
+    else:
+        delta = choice.get("delta") or {}
+        if not isinstance(delta, dict) or any(value for name, value in delta.items() if name not in ("role", "content")):
+            return None
+        text = delta.get("content") or ""
+    return text if isinstance(text, str) else None
+
+
+class SplicedReader(StreamReader):
+    """One continuation's events as those of the answer that they continue. usage: of the whole, once it is known."""
+
+    def __init__(self, so_far: TextSoFar, *, strip_usage: bool) -> None:
+        super().__init__()
+        self._events = EventReader(strip_usage=False, watchful=True)
+        self._so_far = so_far
+        self._strip_usage = strip_usage
+
+    def feed(self, chunk: bytes) -> bytes:
+        out = self._events.feed(chunk)
+        self.done, self.within_event = self._events.done, self._events.within_event
+        return b"".join(map(self._event, events_of(out)))
+
+    def finish(self) -> bytes:
+        out = self._events.finish()
+        self.done, self.within_event = self._events.done, self._events.within_event
+        return b"".join(map(self._event, events_of(out)))
+
+    def raise_failure(self) -> None:
+        self._events.raise_failure()
+
+    def _event(self, event: bytes) -> bytes:
+        answer = object_of(event)
+        if not answer:
+            return event  # a comment, or [DONE]
+        choices, usage = answer.get("choices"), None
+        if part := parse_usage(answer):
+            self.usage = usage = self._whole(part)
+            if self._strip_usage and choices == []:
+                return b""
+        head = self._so_far.head
+        if head and isinstance(choices, list) and any(map(_only_role, choices)):
+            return b""
+        data = EventData(event)
+        members = read_object(data.text)
+        complete = isinstance(choices, list)  # else it is an event of another kind, which need not have a head
+        edits = [members.put(name, value) for name, value in head.items() if complete or name in members.spans]
+        if usage:
+            edits += _usage_edits(members, answer["usage"], usage)
+        return data.edited(edits)
+
+    def _whole(self, part: Usage) -> Usage:
+        """Both parts' usage; the text so far was part of the continuation's prompt."""
+        so_far = self._so_far
+        prompt = so_far.usage.prompt if so_far.usage else max(0, part.prompt - so_far.tokens)
+        return Usage(prompt, so_far.tokens + part.completion, None if part.cached is None else min(part.cached, prompt))
+
+
+def _only_role(choice: Any) -> bool:
+    if not isinstance(choice, dict) or choice.get("finish_reason"):
+        return False
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and "role" in delta and not any(value for name, value in delta.items() if name != "role")
+
+
+def _usage_edits(members: Members, counts: Mapping[str, Any], usage: Usage) -> list[Edit]:
+    """What to change in the usage of an event, so that it is that of the whole answer. counts: as the engine has it."""
+    inner = read_object(members.raw, members.spans["usage"][0])
+    edits = [inner.put(name, b"%d" % value) for name, value in _totals(usage).items()]
+    if usage.cached is None:
+        return edits
+    cached, details = b"%d" % usage.cached, counts.get("prompt_tokens_details")
+    if isinstance(details, dict) and "cached_tokens" in details:
+        edits.append(read_object(members.raw, inner.spans["prompt_tokens_details"][0]).put("cached_tokens", cached))
+    if "prompt_cache_hit_tokens" in counts:
+        edits.append(inner.put("prompt_cache_hit_tokens", cached))
+    return edits
+
+
+def _totals(usage: Usage) -> dict[str, int]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+    }
+
+
+class TextContinuation(Continuation):
+    """How a broken stream of one kind (CHAT or COMPLETION) goes on."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def partial(self, data: bytes | bytearray) -> PartialReader:
+        return EventsSoFar(self._kind, data)
+
+    def request(self, body: bytes, text: str, tokens: int) -> tuple[str, list[Edit]]:
+        return continue_body(self._kind, body, text, tokens)
+
+    def reader(self, so_far: PartialAnswer, *, strip_usage: bool) -> StreamReader:
+        assert isinstance(so_far, TextSoFar)
+        return SplicedReader(so_far, strip_usage=strip_usage)
+
+    def ending(self, so_far: PartialAnswer, usage: Usage | None) -> bytes:
+        assert isinstance(so_far, TextSoFar)
+        return ending(self._kind, so_far, usage)
+
+
+def ending(kind: str, so_far: TextSoFar, usage: Usage | None) -> bytes:
+    """The end of a stream of which nothing but the end is missing. usage: to be told at the end, if the client wants it."""
+    if so_far.done:
+        return b""
+    events = list[bytes]()
+    head = {name: orjson.Fragment(value) for name, value in so_far.head.items()}
+    if not so_far.finished:
+        nothing: dict[str, Any] = {"delta": {}} if kind == CHAT else {"text": ""}
+        events.append(_made({**head, "choices": [{"index": 0, **nothing, "logprobs": None, "finish_reason": "length"}]}))
+    if usage and not so_far.counted:
+        details = {} if usage.cached is None else {"prompt_tokens_details": {"cached_tokens": usage.cached}}
+        events.append(_made({**head, "choices": [], "usage": {**_totals(usage), **details}}))
+    return b"".join((*events, b"data: [DONE]\n\n"))
+
+
+def _made(answer: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(answer) + b"\n\n"

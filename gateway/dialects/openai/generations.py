@@ -1,0 +1,57 @@
+"""OpenAI's chat and completions as dialects."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.dialect import AnswerTail, Continuation, Dialect, StreamOpening, StreamReader
+from gateway.dialects.openai.answer import UsageTail, usage_of
+from gateway.dialects.openai.continuation import TextContinuation
+from gateway.dialects.openai.errors import error_body
+from gateway.dialects.openai.request import CHAT, COMPLETION, GUESS, parse
+from gateway.dialects.openai.stream import EventReader, Opening, begins_well
+from gateway.dialects.usage import Usage
+from gateway.errors import GatewayError
+
+
+class Generation(Dialect):
+    """What chat and completions have in common. name: the kind of body, of `request.parse`."""
+
+    def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
+        return parse(self.name, raw, most)
+
+    def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
+        return EventReader(strip_usage=api.strip_usage, watchful=watchful)
+
+    def opening(self, data: bytes) -> StreamOpening | None:
+        return None if begins_well(data) else Opening()
+
+    def usage_of(self, body: bytes) -> Usage | None:
+        return usage_of(body)
+
+    def answer_tail(self, begin: bytes) -> AnswerTail | None:
+        return UsageTail(begin)
+
+    def error_body(self, error: GatewayError) -> bytes:
+        return error_body(error)
+
+    def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
+        """As vLLM does: the error, then [DONE]."""
+        return b"data: " + error_body(error) + b"\n\ndata: [DONE]\n\n"
+
+
+class Chat(Generation):
+    name: ClassVar[str] = CHAT
+    continuation: ClassVar[Continuation | None] = TextContinuation(CHAT)
+
+
+class Completion(Generation):
+    name: ClassVar[str] = COMPLETION
+    continuation: ClassVar[Continuation | None] = TextContinuation(COMPLETION)
+
+
+class DryRun(Generation):
+    """A chat or a completion, whichever the body is: for a dry run, whose path does not say."""
+
+    name: ClassVar[str] = GUESS

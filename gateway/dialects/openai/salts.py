@@ -1,0 +1,67 @@
+"""Cache salts of tenants, where tenants are isolated (`routing.isolation`): engines keep prompts with different salts apart."""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import Final
+
+from gateway.errors import bad_request
+
+_OBJECT: Final = re.compile(rb"[ \t\r\n]*+\{")
+# The same in UTF-8, UTF-16 or UTF-32, of either byte order, with or without byte order marks.
+_ENCODED_OBJECT: Final = re.compile(rb"(?:[\0 \t\r\n]|\xef\xbb\xbf|\xff\xfe|\xfe\xff)*+\{")
+_SPACE: Final = re.compile(rb"[ \t\r\n]*+")
+
+
+def tenant_salt(tenant: str, salt: str) -> bytes:
+    """A cache salt that no other tenant can have, whatever salt it asks for. salt: the client's own."""
+    name, own = tenant.encode("utf-8", "surrogatepass"), salt.encode("utf-8", "surrogatepass")
+    return blake2b(len(name).to_bytes(8, "little") + name + own, digest_size=16).hexdigest().encode("ascii")
+
+
+def salted(body: bytes, salt: bytes) -> bytes | None:
+    """A JSON object with this `cache_salt`: as its last member, which wins over one that the client has sent.
+
+    None: it is no JSON object in UTF-8. Whether its prompt was understood does not matter: an engine may understand it.
+    """
+    span = _members_of(body)
+    if span is None:
+        return None
+    first, last = span
+    comma = b"," if _end_of_space(body, first) < last else b""
+    return b"".join((memoryview(body)[:last], comma, b'"cache_salt":"', salt, b'"}'))
+
+
+def require_saltable(body: bytes, content_type: str) -> None:
+    """Raises GatewayError 400 for a body that an engine may read as JSON although `salted` cannot give it a salt.
+
+    Engines in Python read JSON in UTF-16 and UTF-32, too, and behind a byte order mark. RFC 8259 allows neither.
+    """
+    if not body or _members_of(body):
+        return
+    if _ENCODED_OBJECT.match(body) or "json" in content_type.lower():
+        text = (
+            "The body must be a JSON object in UTF-8, without a byte order mark, because this gateway isolates tenants "
+            "(routing.isolation)."
+        )
+        raise bad_request(text, code="invalid_json")
+
+
+def is_object(body: bytes) -> bool:
+    """Whether `salted` can give a body a salt. O(1) but for white space."""
+    return _members_of(body) is not None
+
+
+def _members_of(body: bytes) -> tuple[int, int] | None:
+    """Where the members of a JSON object begin, and where its closing brace is; None for anything else. Nothing is parsed."""
+    begin, last = _OBJECT.match(body), body.rfind(b"}")
+    if begin is None or last < begin.end() or _end_of_space(body, last + 1) < len(body):
+        return None
+    return begin.end(), last
+
+
+def _end_of_space(body: bytes, at: int) -> int:
+    found = _SPACE.match(body, at)
+    assert found is not None  # it matches nothing, too
+    return found.end()

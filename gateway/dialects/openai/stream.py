@@ -1,0 +1,173 @@
+"""OpenAI's streams: a reader that passes them on, notes their usage, and takes out the event that only the gateway asked for.
+
+Engines report the usage of a stream in one event before the end, if asked (`stream_options.include_usage`). The gateway
+always asks; if the client had not, that event (no choices, but usage) is not for it and is left out. Every other event goes
+on as it came, as soon as it is whole: so a stream that breaks off in the middle of an event ends between two events for the
+client, where an error can still be told. (Engines write whole events; only a break shows the difference.)
+
+Where a broken stream is to be resumed, an engine's own word of its failure must not go on either: a watchful reader keeps it.
+
+Pure: bytes in, bytes out. Any cutting of the stream into chunks gives the same bytes and the same findings.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.dialects.dialect import StreamOpening, StreamReader
+from gateway.dialects.excerpt import one_line
+from gateway.dialects.openai.answer import parse_usage
+from gateway.dialects.sse import (
+    EVENT_END,
+    LONGEST_END,
+    MAX_PARSED_EVENT,
+    ONE_TOO_MANY,
+    data_of,
+    object_of,
+    without_data,
+)
+from gateway.errors import ReplicaFailure
+
+# An event beyond this is passed on unread, so that memory stays bounded. Not Final: a test makes it smaller.
+MAX_EVENT_BYTES = 1 << 20
+MAX_ERROR_BYTES: Final = 64 << 10  # nobody waits for the end of a longer one
+
+_ERROR: Final = b'data:{"error"'  # how the first event of an engine that failed before its first token begins, less its spaces
+_DATA: Final = b"data:"
+_RETRY: Final = b"retry:"
+
+
+class EventReader(StreamReader):
+    """One stream. strip_usage: the usage event is not for the client. watchful: an event by which the engine says that it has
+    failed does not pass, nor what follows it; `failure` is what it said.
+    """
+
+    def __init__(self, *, strip_usage: bool, watchful: bool = False) -> None:
+        super().__init__()
+        self.strip_usage = strip_usage
+        self.failure: ReplicaFailure | None = None
+        self._watchful = watchful
+        self._held: bytes | bytearray = b""  # an event that is not whole yet
+
+    def feed(self, chunk: bytes) -> bytes:
+        if self._watchful and (self.failure or chunk.find(b'"error"') >= 0):
+            return self._read(chunk)
+        whole = not self._held and chunk.endswith(b"\n\n") and not chunk.endswith(ONE_TOO_MANY)
+        # `find`, for `in` makes and drops an exception each time before it looks.
+        if whole and chunk.find(b'"usage"') < 0 and chunk.find(b"[DONE]") < 0:
+            self.within_event = False
+            return chunk  # whole events without anything of ours in them: nearly all chunks of nearly all streams
+        return self._read(chunk)
+
+    def raise_failure(self) -> None:
+        if failure := self.failure:
+            # Another one, for what is raised refers to the frames that it passed, and they to this tap.
+            raise ReplicaFailure(failure.reason, failure.message, reached=failure.reached)
+
+    def _read(self, chunk: bytes) -> bytes:
+        data, looked = chunk, 0
+        if self._held:  # O(chunk) until the event is whole, for it may come byte by byte
+            # An event's end may straddle the last chunk and this one: look again at the last bytes.
+            looked = max(0, len(self._held) - LONGEST_END + 1)
+            if not isinstance(self._held, bytearray):
+                self._held = bytearray(self._held)
+            self._held += chunk
+            if not EVENT_END.search(self._held, looked):
+                return self._overflow()
+            data = bytes(self._held)
+        passed, start = [], 0
+        for match in EVENT_END.finditer(data, looked):
+            event = data[start : match.end()]
+            start = match.end()
+            if self._passes(event):
+                passed.append(event)
+        self._held = data[start:]
+        passed.append(self._overflow())
+        return b"".join(passed)
+
+    def finish(self) -> bytes:
+        if not self._held:
+            return b""
+        rest, self._held, within_event = bytes(self._held), b"", self.within_event
+        passes = self._passes(rest)
+        self.within_event = within_event  # `rest` is not an event's end, whether it is passed on or not
+        return rest if passes else b""
+
+    def _overflow(self) -> bytes:
+        if len(self._held) <= MAX_EVENT_BYTES:
+            return b""
+        # The last bytes may be the first of an event's end.
+        out, self._held = bytes(self._held[: 1 - LONGEST_END]), self._held[1 - LONGEST_END :]
+        self.within_event = True
+        return out
+
+    def _passes(self, event: bytes) -> bool:
+        """Learn from one event; False if it is to be taken out."""
+        unread = self.within_event or len(event) > MAX_EVENT_BYTES
+        self.within_event = False
+        if self._watchful and (self.failure or b'"error"' in event):
+            self.failure = self.failure or failure_of(event)
+            if self.failure:
+                return False
+        if unread:
+            return True
+        if len(event) <= MAX_PARSED_EVENT and b"[DONE]" in event and data_of(event).strip() == b"[DONE]":
+            self.done = True
+        if b'"usage"' not in event:
+            return True
+        answer = object_of(event)
+        usage = parse_usage(answer)
+        if usage is None:
+            return True
+        self.usage = usage
+        return not (self.strip_usage and answer.get("choices") == [])
+
+
+class Opening(StreamOpening):
+    """The beginning of a stream, until its first data, or until its first event is whole if that may be an error. O(bytes)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._line = b""  # what must be known of the unfinished line without data: ":" of any comment
+        self._event = bytearray()  # the first event, as far as it has come
+
+    def feed(self, data: bytes) -> bool:
+        if self.silent:
+            data = self._line + data
+            at = without_data(data)
+            if at == len(data):
+                line = data[max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 :]
+                self._line = b":" if line.startswith((b":", _RETRY)) else line
+                return False
+            self.silent, data = False, data[at:]
+        looked = len(self._event)
+        self._event += data
+        if not _may_be_error(self._event):
+            return True
+        end = EVENT_END.search(self._event, max(0, looked - LONGEST_END + 1))
+        if end is None:
+            return False
+        if failure := failure_of(bytes(self._event[: end.end()])):
+            raise failure
+        return True
+
+
+def _may_be_error(data: bytes | bytearray) -> bool:
+    """Whether the first event of a stream that begins so may be an engine's error. O(1)."""
+    head = data[: 2 * len(_ERROR)].replace(b" ", b"")[: len(_ERROR)]
+    return len(data) <= MAX_ERROR_BYTES and _ERROR.startswith(head)
+
+
+def begins_well(data: bytes) -> bool:
+    """Whether a stream that begins so has begun with data that is no error, as nearly all streams do. O(1)."""
+    return data.startswith(_DATA) and not _may_be_error(data)
+
+
+def failure_of(event: bytes) -> ReplicaFailure | None:
+    """What an engine's error event says, if the error is the engine's own and not the client's."""
+    error = object_of(event).get("error")
+    if not isinstance(error, dict):
+        return None
+    code = error.get("code")  # the status as a number (vLLM, SGLang), a name (OpenAI), nothing
+    own = 500 <= code < 600 if isinstance(code, int) else error.get("type") == "server_error"
+    return ReplicaFailure("status", f"it said: {one_line(str(error.get('message')))}") if own else None

@@ -1,0 +1,170 @@
+"""Paths that the gateway passes on without understanding all of them: embeddings, uploads, APIs that have no dialect yet.
+
+Of a body that is a JSON object, the model, the prompt and the cache salt are read where they are, so that the request is routed
+by them; nothing in it is an error. Their answers go on as they come. Some of these APIs have an error event of their own:
+
+    /v1/messages                   event: error, Anthropic's form; its clients ignore an event without a name
+    /v1/responses, and below it    event: error, OpenAI's form, with the next sequence number
+    any other path                 no event: its clients need not know one of these, so the connection is cut
+
+Official clients raise each of them. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import orjson
+
+from gateway.dialects.api_request import MAX_MODEL_CHARS, ApiRequest
+from gateway.dialects.canonical import chat_prompt, completion_prompt
+from gateway.dialects.dialect import Dialect, StreamReader
+from gateway.dialects.json_edits import read_object
+from gateway.dialects.openai.errors import error_body, error_of
+from gateway.dialects.openai.request import digested, headed_salt, salt_of
+from gateway.dialects.openai.stream import EventReader
+from gateway.errors import GatewayError
+
+_MEMBERS: Final = ("model", "stream", "store", "background", "cache_salt")  # that are read beside the prompt
+_MAX_SCANNED: Final = 1 << 20  # strings and brackets, in a body with too many values to be parsed
+_NO_OBJECT: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[ \t\r\n]{0,1024}+[^ \t\r\n{]")  # to a parser of UTF-8
+_NUMBER_NAME: Final = b'"sequence_number"'
+_NUMBER: Final = re.compile(rb'"sequence_number"\s{0,8}:\s{0,8}(\d{1,15})')
+
+
+class PassThrough(Dialect):
+    """Any path without a dialect of its own."""
+
+    name: ClassVar[str] = "other"
+    strict: ClassVar[bool] = False
+
+    def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
+        return parse_leniently(raw, most)
+
+    def is_opaque(self, raw: bytes) -> bool:
+        return _NO_OBJECT.match(raw) is not None
+
+    def parse_complex(self, raw: bytes) -> ApiRequest | None:
+        return scan(raw)
+
+    def may_store(self, api: ApiRequest, path: str) -> bool:
+        """The Responses API does unless the body says `store: false`."""
+        return path.endswith("/responses") if api.stores is None else api.stores
+
+    def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
+        return EventReader(strip_usage=False)
+
+    def error_body(self, error: GatewayError) -> bytes:
+        return error_body(error)
+
+
+class Messages(PassThrough):
+    """Anthropic's Messages."""
+
+    name: ClassVar[str] = "messages"
+
+    def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
+        kind = "overloaded_error" if error.status == 503 else "api_error"
+        return _named_error({"error": {"type": kind, "message": error.message}})
+
+
+class Responses(PassThrough):
+    """OpenAI's Responses: its events are numbered."""
+
+    name: ClassVar[str] = "responses"
+
+    def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
+        return NumberedReader()
+
+    def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
+        # `error` is what OpenAI's servers send and its clients raise; the flat fields are those of its documentation.
+        number = reader.last_number + 1 if isinstance(reader, NumberedReader) else 0
+        flat = {"code": error.code, "message": error.message, "param": error.param}
+        return _named_error({**flat, "sequence_number": number, **error_of(error)})
+
+
+class NumberedReader(EventReader):
+    """last_number: of the last event that was passed on and has one; -1: none had."""
+
+    def __init__(self) -> None:
+        super().__init__(strip_usage=False)
+        self.last_number = -1
+
+    def feed(self, chunk: bytes) -> bytes:
+        out = super().feed(chunk)
+        self.last_number = number_in(out, self.last_number)
+        return out
+
+
+def number_in(events: bytes, before: int) -> int:
+    """The number of the last of these events that has one, else `before`. Within a text the quotes are escaped. O(length)."""
+    at = events.rfind(_NUMBER_NAME)
+    found = _NUMBER.match(events, at) if at >= 0 else None
+    return int(found[1]) if found else before
+
+
+def _named_error(data: dict[str, Any]) -> bytes:
+    return b"event: error\ndata: " + orjson.dumps({"type": "error", **data}) + b"\n\n"
+
+
+def parse_leniently(raw: bytes, most: int = 0) -> ApiRequest:
+    """Read what can be read of a body on a path that we only pass through; nothing in it is an error."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        body = None
+    if not isinstance(body, dict):
+        return _unreadable(raw)
+    prompt, salt = _lenient_prompt(body, most)
+    return _other(raw, body, prompt, salt)
+
+
+def scan(raw: bytes) -> ApiRequest:
+    """The same for a body with more values than are parsed: its model, and whether it streams; no prompt."""
+    try:
+        spans = read_object(raw, most=_MAX_SCANNED).spans
+        body = dict[str, Any]()
+        for name in _MEMBERS:
+            if name in spans:
+                start, end = spans[name]
+                body[name] = orjson.loads(raw[start:end])
+    except (ValueError, IndexError):
+        return _unreadable(raw)
+    return _other(raw, body, None, salt_of(body))
+
+
+def _unreadable(raw: bytes) -> ApiRequest:
+    """A body that is not JSON here, but may be for an engine (NaN, half a surrogate pair). It may have a cache salt, so it is
+    kept apart from all other bodies. O(length), about 1 ms a MiB.
+    """
+    api = ApiRequest("", None, "", stream=False, metered=False, body=raw)
+    api.salt = digested(raw)
+    return api
+
+
+def _other(raw: bytes, body: Mapping[str, Any], prompt: bytes | list[int] | None, salt: str) -> ApiRequest:
+    model = body.get("model")
+    model = model if isinstance(model, str) and len(model) <= MAX_MODEL_CHARS else ""
+    api = ApiRequest(model, prompt, salt, stream=body.get("stream") is True, metered=False, body=raw)
+    api.stores = _stores(body)
+    return api
+
+
+def _lenient_prompt(body: Mapping[str, Any], most: int) -> tuple[bytes | list[int] | None, str]:
+    """The prompt, if it has one that we know, and its salt."""
+    try:
+        if "messages" in body:
+            return chat_prompt(body, most), salt_of(body)
+        return completion_prompt(body, "prompt" if "prompt" in body else "input"), headed_salt(body)
+    except GatewayError:
+        return None, salt_of(body)
+
+
+def _stores(body: Mapping[str, Any]) -> bool | None:
+    """Whether the answer is to be kept (what runs in the background is, to be fetched); None: the path decides."""
+    if body.get("background") is True:
+        return True
+    store = body.get("store")
+    return store if isinstance(store, bool) else None

@@ -1,0 +1,1 @@
+"""Who the replicas are, and how they are."""

@@ -1,0 +1,123 @@
+"""The models that clients see: the union of what the replicas list.
+
+Where several replicas of a pool list the same id, it has the first one's entry. Each model is shown by the pool that serves it
+(as far as lists are looked at: see _MAX_LISTED).
+
+The list is made in one go, and replicas choose how long theirs are, so all of it is bounded; the pools take turns, so that no
+long list of one keeps another's models out before half of the room is used. What is not shown is served all the same.
+
+A replica whose models are all others' than its pool's is most likely configured wrongly: `warn_of_misfits`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Final
+
+from gateway.fleet.pools import Pool
+from gateway.fleet.state import ReplicaState
+from gateway.telemetry.logs import first_of
+
+log = logging.getLogger("warmroute.replicas")
+
+MAX_SHOWN: Final = 8192  # models
+MAX_SHOWN_BYTES: Final = 8 << 20  # of their entries
+_MAX_LOOKUPS: Final = 2 * MAX_SHOWN  # of models whose pool is asked for: another one may serve them
+_MAX_LOGGED: Final = 20  # models that a log line names
+_MAX_COMPARED: Final = 2_000  # models, of all replicas together: some 6 ms, with long prefixes 20
+_MAX_WARNINGS: Final = 100  # at once
+_MAX_LISTED: Final = 100_000  # entries of replicas' lists that are looked at: most replicas list what the others do
+
+
+class Catalog:
+    """See the top of this file. entries: by id, as JSON; names: sorted; answer: the one to GET /v1/models."""
+
+    __slots__ = ("answer", "entries", "names")
+
+    def __init__(self, pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> None:
+        """by_prefix: the pool whose configuration has a prefix of this model's name."""
+        self.entries = _union(pools, by_prefix)
+        self.names = sorted(self.entries)
+        self.answer = b'{"object":"list","data":[%b]}' % b",".join(self.entries.values())
+
+    def __repr__(self) -> str:
+        return f"<Catalog of {len(self.names)} models>"
+
+
+def _union(pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> dict[str, bytes]:
+    """In turns: a part of one replica's list of each pool, at most an equal share of all that is shown."""
+    union: dict[str, bytes] = {}
+    first = _first_to_list([pool for pool in pools if not pool.models])
+    share = max(1, MAX_SHOWN // max(1, len(pools)))
+    turns = deque((pool, _turns(pool, share)) for pool in pools)
+    bytes_left, lookups_left, listed_left = MAX_SHOWN_BYTES, _MAX_LOOKUPS, _MAX_LISTED
+    while turns and lookups_left > 0 and len(union) < MAX_SHOWN:
+        pool, more = turns.popleft()
+        if (turn := next(more, None)) is None or turn[0] > listed_left:
+            continue
+        turns.append((pool, more))
+        looked_at, entries = turn
+        listed_left -= looked_at
+        lookups_left -= len(entries)
+        for name, shown in entries:
+            # A pool with prefixes serves nothing else, and no other pool serves what has one of them.
+            home = by_prefix(name) or (None if pool.models else first.get(name, pool))
+            if home is pool and name not in union and len(shown) <= bytes_left and len(union) < MAX_SHOWN:
+                bytes_left -= len(shown)
+                union[name] = shown
+    return union
+
+
+def _turns(pool: Pool, share: int) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
+    """What the pool's replicas list, each model once: (entries that are looked at next, at most `share` of what was found)."""
+    seen: set[str] = set()
+    for state in pool.serving:
+        yield len(state.models), []
+        entries = [(name, entry.shown) for name, entry in state.models.items() if name not in seen]
+        seen.update(state.models)
+        for at in range(0, len(entries), share):
+            yield 0, entries[at : at + share]
+
+
+def _first_to_list(pools: Sequence[Pool]) -> dict[str, Pool]:
+    """By model: the first of these pools that has a replica which lists it, up or down. Empty for one pool: it has them all."""
+    first: dict[str, Pool] = {}
+    left = _MAX_LISTED if len(pools) > 1 else 0
+    for pool in pools:
+        for state in pool.replicas:
+            if (left := left - len(state.models)) < 0:
+                return first
+            first.update({name: pool for name in state.models if name not in first})
+    return first
+
+
+def warn_of_misfits(states: Container[ReplicaState], pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> None:
+    """Log each of these replicas that is up, if it lists models and its pool serves none of them. O(all replicas).
+
+    No more than _MAX_WARNINGS are logged, nor more than _MAX_COMPARED models looked at.
+    """
+    comparisons, warnings = _MAX_COMPARED, _MAX_WARNINGS
+    for pool in pools:
+        for state in pool.replicas:
+            if state not in states or not state.up or not state.models:
+                continue
+            for model in state.models:
+                comparisons -= 1
+                if comparisons < 0:
+                    return
+                if _fits(pool, by_prefix(model)):
+                    break
+            else:
+                wanted = ", ".join(pool.models) or "any that no other pool names"
+                about = {"replica": state.name, **first_of("models", state.models, _MAX_LOGGED), "pool_models": wanted}
+                log.warning("none of the replica's models is one that its pool serves (pools[].models)", extra=about)
+                warnings -= 1
+                if warnings == 0:
+                    return
+
+
+def _fits(pool: Pool, named: Pool | None) -> bool:
+    """Whether the pool serves a model. named: the pool whose configuration names that."""
+    return named is pool or (named is None and not pool.models)

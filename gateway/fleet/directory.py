@@ -1,0 +1,402 @@
+"""The fleet: which replicas there are, which models they serve, which pool takes a model, where a request may go.
+
+Who is up is the prober's to say (`prober.py`); here the question is who may answer (`candidates.py` narrows it down for each
+request). Where no replica of a model is live, those are tried that only failed probes speak against.
+
+The configuration may change while requests run. `meet` asks those that will join, which takes a while; `apply` then changes
+everything in one step, so that whoever looks sees all of the change or nothing of it. A replica is the same if its name and its
+URL are: it keeps all that it has. One that leaves gets no new request; what runs there goes on, and `settle` forgets it when
+that is over. (If its name goes to another URL, it is forgotten at once: what runs there still counts, for the name.) A request
+that fails over after a change asks `renewed` for where it may go now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import pygtrie
+
+from gateway.admission.pool_queue import Admission, Permit, priority_of
+from gateway.config.schema import MATCH_ALL, Config, ReplicaConfig
+from gateway.errors import GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
+from gateway.fleet.breaker import CLOSED, Breaker
+from gateway.fleet.candidates import eligible
+from gateway.fleet.catalog import Catalog, warn_of_misfits
+from gateway.fleet.pools import Pool, succeed
+from gateway.fleet.prober import Heard, Prober
+from gateway.fleet.refusals import REST_MOST_S
+from gateway.fleet.state import ReplicaState
+from gateway.telemetry.metrics import Metrics
+from gateway.upstream.client import UpstreamClient
+from router import Router
+
+log = logging.getLogger("warmroute.replicas")
+
+MAX_TARGETS = 1024
+MAX_LABELS = 1024
+FIRST_PROBES_S = 2.0  # the start waits for them at most that long; later ones are made while requests are served
+LOGGED = 100  # replicas that join or leave at once
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a model's requests may go. label: the model's bounded name for metrics; replicas: the live ones, or those in doubt
+    if there are none; down: who would serve it but is not live, and why; draining: some of these are up, but drain.
+    """
+
+    model: str
+    label: str
+    replicas: Mapping[str, ReplicaState]
+    down: str
+    admission: Admission
+    resume_streams: bool = False  # what its replicas break off is finished by others
+    draining: bool = False
+
+    async def wait(self, tenant: str, priority: str | None) -> Permit:
+        """For a place at the replicas. priority: the client's header. Raises GatewayError 400 or 429."""
+        return await self.admission.wait(tenant, priority_of(priority))
+
+    def require(self) -> None:
+        """Raises GatewayError 503 if there is no replica to try."""
+        if not self.replicas:
+            public = "No replica that serves this model is up"
+            if self.draining:
+                public = "No replica that serves this model takes new requests: those that are up are draining"
+            text = f"{public}: {self.down}. They are probed all the time; retry."
+            raise no_replica(text, public=f"{public}. Retry.")
+
+
+class Fleet:
+    """See the top of this file. `run`, `probe_all` and `meet` ask the replicas; everything else is synchronous."""
+
+    def __init__(
+        self, config: Config, router: Router, metrics: Metrics, chance: random.Random, clock: Callable[[], float]
+    ) -> None:
+        self._targets: dict[str, Target] = {}  # by model, until a replica comes, goes or changes its models
+        self._catalog: Catalog | None = None  # likewise
+        self._router = router
+        self._clock = clock
+        self._prober = Prober(config.health, router, metrics, self._heard, clock)
+        self._chance = chance
+        self._labels: set[str] = set()
+        self._troubled: set[ReplicaState] = set()  # who may not be all right: few, mostly nobody
+        self._by_name: dict[str, ReplicaState] = {}  # those that are leaving too
+        self._vacated: list[str] = []  # URLs of replicas that were forgotten
+        self.pools: tuple[Pool, ...] = ()
+        self._prefixes: Any = pygtrie.CharTrie()
+        self._build(config, {})
+
+    @property
+    def replicas(self) -> Iterable[ReplicaState]:
+        return (replica for pool in self.pools for replica in pool.replicas)
+
+    @property
+    def _models(self) -> Sequence[tuple[str, ...]]:
+        return [pool.models for pool in self.pools]
+
+    @property
+    def leaving(self) -> Sequence[ReplicaState]:
+        """Those that the configuration has no more, while requests are running there."""
+        return [state for state in self._by_name.values() if state.leaving]
+
+    @property
+    def catalog(self) -> Catalog:
+        """The union of the models of all live replicas. O(1) until a replica comes, goes or changes its models."""
+        if self._catalog is None:
+            self._catalog = Catalog(self.pools, self._by_prefix)
+        return self._catalog
+
+    def entry(self, model: str) -> bytes:
+        """The model as GET /v1/models has it, or would if it were long enough. Raises GatewayError 404 or 503."""
+        if home := self._home(model):
+            for state in home[1].serving:
+                if entry := state.models.get(model):
+                    return entry.shown
+            self.target(model).require()
+        raise self._unknown(model)
+
+    # -- where a request may go
+
+    def target(self, model: str) -> Target:
+        """The live candidates for a model ("": the request names none), maybe none. Raises GatewayError 400, 404 or 503."""
+        if known := self._targets.get(model):
+            return known
+        target = self._target(model)
+        if len(self._targets) >= MAX_TARGETS:
+            self._targets.clear()  # any name may be one that a prefix takes
+        self._targets[model] = target
+        return target
+
+    def _target(self, model: str) -> Target:
+        name, pool = self._pool_of(model)
+        label = self._label(name)
+        # Engines answer 404 for what they do not serve; those that list the model know best.
+        members = [state for state in pool.replicas if model in state.models] or pool.replicas
+        serving = [state for state in members if state.live] or [state for state in members if state.doubtful]
+        down = ", ".join(f"{state.name} ({state.trouble})" for state in pool.replicas if not state.live)
+        draining = any(state.up and not state.live for state in members)
+        by_name = {state.name: state for state in serving}
+        return Target(model, label, by_name, down, pool.admission, pool.resume_streams, draining)
+
+    def renewed(self, target: Target) -> Target:
+        """The target as it is now, for a request that has had it for a while. O(1) if nothing has changed."""
+        if self._targets.get(target.model) is target:
+            return target
+        try:
+            return self.target(target.model)
+        except GatewayError:  # nobody serves the model any more
+            return replace(target, replicas={})
+
+    def candidates(self, target: Target, now: float, tried: Collection[str] = (), *, resting: bool = True) -> Collection[str]:
+        """Which of a target's replicas may be sent a request now: see `eligible`. O(1) while all of them are well."""
+        if not self._troubled and not tried:
+            return target.replicas
+        self._troubled = {state for state in self._troubled if state.troubled(now)}
+        return eligible(target.replicas, self._troubled, now, self._chance, tried, resting=resting)
+
+    def _label(self, name: str) -> str:
+        """A model's name for metrics: of the first MAX_LABELS its own, for replicas may list other models at every probe."""
+        if name not in self._labels:
+            if len(self._labels) >= MAX_LABELS:
+                return "other"
+            self._labels.add(name)
+        return name
+
+    def _pool_of(self, model: str) -> tuple[str, Pool]:
+        if not model:
+            if len(self.pools) == 1:
+                return "none", self.pools[0]
+            raise bad_request("'model' is needed to choose between the pools of this gateway.", "model")
+        if home := self._home(model):
+            return home
+        raise self._unknown(model)
+
+    def _home(self, model: str) -> tuple[str, Pool] | None:
+        """(the model's bounded name, its pool): by the longest prefix, else by whose replicas list it, else by whose models are
+        unknown. A pool with prefixes serves nothing else, whatever its replicas list.
+        """
+        if match := self._prefixes.longest_prefix(model):
+            prefix, pool = match.value
+            return (model if _lists(pool, model) else prefix), pool
+        for pool in self.pools:
+            if not pool.models and _lists(pool, model):
+                return model, pool
+        keyed = (pool for pool in self.pools if not pool.models and any(state.keyed for state in pool.replicas))
+        if blind := next(keyed, None):
+            return "unlisted", blind
+        return None
+
+    def _by_prefix(self, model: str) -> Pool | None:
+        """The pool whose configuration has the longest prefix of the model's name."""
+        match = self._prefixes.longest_prefix(model)
+        return match.value[1] if match else None
+
+    def _unknown(self, model: str) -> GatewayError:
+        blind = [
+            state.name for pool in self.pools if not pool.models for state in pool.replicas if not state.up and not state.models
+        ]
+        if blind:
+            public = f"The model {model[:100]!r} is not known yet: not all replicas have answered so far. Retry."
+            text = f"The model {model[:100]!r} is not known yet: {', '.join(blind)} did not answer so far. Retry."
+            return no_replica(text, public=public)
+        listed = any(state.models for state in self.replicas if state.up)
+        return unknown_model(model, self.catalog.names, listed=listed)
+
+    # -- what requests tell
+
+    def troubles(self, state: ReplicaState) -> None:
+        """It may not be all right: a request has failed there, say. A replica that was forgotten is nobody's trouble, and would
+        never be dropped: nobody is sent there who could close its breaker.
+        """
+        if self._by_name.get(state.name) is state:
+            self._troubled.add(state)
+
+    def rests(self, state: ReplicaState, seconds: float, now: float) -> None:
+        """It asked to be left alone for a while, of which a minute counts at most."""
+        state.rests_until = max(state.rests_until, now + min(seconds, REST_MOST_S))
+        self.troubles(state)
+
+    def refused(self, state: ReplicaState, client: int, seconds: float, now: float) -> None:
+        """It refused a client (by hash) for so long. It rests only if that does not seem to be about this client."""
+        if rest_s := state.refusals.refused(client, seconds, now):
+            self.rests(state, rest_s, now)
+
+    def failed(self, name: str, failure: ReplicaFailure) -> None:
+        """A request's attempt failed on this replica."""
+        if state := self._by_name.get(name):
+            self._prober.failed(state, failure)
+
+    def hung_up(self, url: str, idle_s: float) -> None:
+        """The replica there has closed a connection that had been idle for so long. O(replicas)."""
+        for state in self._by_name.values():
+            if state.config.url == url:
+                self._prober.hung_up(state, idle_s)
+
+    def zero_hits(self, name: str) -> None:
+        """The router has forgotten what this replica held, for the engine reported zero hits again and again."""
+        if state := self._by_name.get(name):
+            self._prober.zero_hits(state)
+
+    def metered(self, name: str, predicted: int, reported: int | None) -> None:
+        """An answer's cached tokens, as the router predicted them and as the engine reported them (None: it did not)."""
+        if state := self._by_name.get(name):
+            self._prober.metered(state, predicted, reported)
+
+    # -- what operators want
+
+    def named(self, name: str) -> ReplicaState | None:
+        return self._by_name.get(name)
+
+    def drain(self, state: ReplicaState, *, on: bool) -> None:
+        """Send it no new requests, or some again; what runs there goes on."""
+        if state.draining != on:
+            state.draining = on
+            self._changed(state)
+            log.info("replica is draining" if on else "replica is no longer draining", extra={"replica": state.name})
+
+    # -- another configuration
+
+    async def meet(self, config: Config, relay: UpstreamClient, within_s: float | None = None) -> Mapping[str, Heard]:
+        """Ask the replicas that would join, side by side, so that they can be up from their first moment. Changes nothing.
+
+        within_s: a limit for all together (default: each has the timeout of a probe). Returns the answers by URL.
+        """
+        wanted = [replica for pool in config.pools for replica in pool.replicas]
+        # One that is leaving may be gone before it is wanted back.
+        urls = [replica.url for replica in wanted if (state := self._same(replica)) is None or state.leaving]
+        return await self._prober.ask_all(urls, relay, within_s)
+
+    def apply(self, config: Config, met: Mapping[str, Heard]) -> None:
+        """From now on as this configuration says. met: what `meet` said of it."""
+        before, known = set(self.replicas), set(self._by_name.values())
+        served, prefixes = {state: pool.models for pool in self.pools for state in pool.replicas}, self._models
+        self._prober.retune(config.health)
+        self._build(config, met)
+        left = before.difference(self.replicas)
+        for state in left:
+            state.leaving = True
+        _log_each("replica leaves", "more replicas leave", left)
+        joining: list[ReplicaState] = []
+        for pool in self.pools:
+            joined = [state for state in pool.replicas if state not in known]
+            for state in joined:
+                if len(joined) < len(pool.replicas):  # else there is nobody to take what it does not get at first
+                    state.up_since = self._clock()
+            joining += joined
+        _log_each("replica joins", "more replicas join", joining)
+        others = self._models != prefixes  # then one pool may take what another one served
+        changed = {state for pool in self.pools for state in pool.replicas if others or served.get(state) != pool.models}
+        warn_of_misfits(changed, self.pools, self._by_prefix)
+
+    def uses(self, url: str) -> bool:
+        """Whether a replica has this URL, one that is leaving included. O(replicas)."""
+        return any(state.config.url == url for state in self._by_name.values())
+
+    def settle(self) -> Sequence[str]:
+        """Forget who has left and has nothing to do any more. Returns the URLs where nobody is left. O(replicas)."""
+        for state in self.leaving:
+            if not self._router.ledger.of(state.name).inflight:
+                self._forget(state)
+        if not self._vacated:
+            return ()
+        used = {state.config.url for state in self._by_name.values()}
+        urls, self._vacated = [url for url in self._vacated if url not in used], []
+        return urls
+
+    def _build(self, config: Config, met: Mapping[str, Heard]) -> None:
+        members = [tuple(self._place(replica, met) for replica in pool.replicas) for pool in config.pools]
+        self.pools = succeed(config.pools, members, self.pools)
+        self._prefixes = pygtrie.CharTrie()
+        for made in self.pools:
+            for prefix in made.models:
+                self._prefixes["" if prefix == MATCH_ALL else prefix] = (prefix, made)
+        self._forget_lists()
+
+    def _forget_lists(self) -> None:
+        self._targets.clear()
+        self._catalog = None
+
+    def _same(self, replica: ReplicaConfig) -> ReplicaState | None:
+        """The replica that is this one already."""
+        state = self._by_name.get(replica.name)
+        return state if state and state.config.url == replica.url else None
+
+    def _place(self, replica: ReplicaConfig, met: Mapping[str, Heard]) -> ReplicaState:
+        """The replica's state: the one that it has, or a new one."""
+        if state := self._same(replica):
+            known, state.config, state.leaving = state.config, replica, False
+            if known != replica:
+                self._prober.bound(state)
+            return state
+        if former := self._by_name.get(replica.name):
+            self._forget(former)
+        state = self._by_name[replica.name] = ReplicaState(replica, Breaker(self._chance))
+        self._prober.add(state)
+        if self.pools:  # else all begin together, and are probed before anything else happens
+            if replica.url in met:
+                self._prober.hear(state, met[replica.url])
+            state.look_now.set()  # its engine was not asked yet
+        return state
+
+    def _forget(self, state: ReplicaState) -> None:
+        state.leaving = True
+        del self._by_name[state.name]
+        self._troubled.discard(state)
+        self._prober.remove(state)
+        self._router.remove(state.name)
+        self._vacated.append(state.config.url)
+
+    # -- for metrics
+
+    def show(self, metrics: Metrics, now: float) -> None:
+        """Set the gauges that mirror the fleet's state; called at each scrape."""
+        for gauge in (metrics.pool_inflight, metrics.pool_waiting, metrics.replica_cut_off):
+            gauge.values.clear()  # of pools and replicas that are no more
+        for pool in self.pools:
+            name = (pool.name,)
+            metrics.pool_inflight.set(name, pool.admission.inflight)
+            metrics.pool_waiting.set(name, pool.admission.waiting)
+            for reason, count in pool.admission.refused.items():
+                metrics.refused.set((*name, reason), count)
+            for state in pool.replicas:
+                metrics.replica_cut_off.set((state.name,), now < state.rests_until or state.breaker.state(now) != CLOSED)
+
+    def _changed(self, state: ReplicaState) -> None:
+        """A replica came, went, or serves other models than before."""
+        self._forget_lists()
+        self.troubles(state)
+
+    def _heard(self, state: ReplicaState) -> None:
+        """Its prober has found such a change."""
+        self._changed(state)
+        if state.up and state.models:  # mostly a replica that joins is neither, and looking at all others takes a while
+            warn_of_misfits((state,), self.pools, self._by_prefix)
+
+    # -- probing
+
+    async def run(self, relay: UpstreamClient) -> None:
+        """Probe every replica until cancelled."""
+        await self._prober.run(relay)
+
+    async def probe_all(self, relay: UpstreamClient) -> None:
+        """One round, so that the first requests find their replicas."""
+        await asyncio.gather(*(self._prober.probe(state, relay) for state in self.replicas))
+
+
+def _log_each(one: str, more: str, states: Collection[ReplicaState]) -> None:
+    """A line for each of the first LOGGED replicas, and one for the number of the rest: writing 1,000 lines holds requests."""
+    for state in islice(states, LOGGED):
+        log.info(one, extra={"replica": state.name, "url": state.config.url, "up": state.up})
+    if len(states) > LOGGED:
+        log.info(more, extra={"replicas": len(states) - LOGGED})
+
+
+def _lists(pool: Pool, model: str) -> bool:
+    """Whether a replica of the pool lists the model."""
+    return any(model in state.models for state in pool.replicas)

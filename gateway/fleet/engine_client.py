@@ -1,0 +1,163 @@
+"""What a replica is asked: its model list, which decides whether it is up, and its engine's facts, if it tells any."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from gateway.dialects.api_request import MAX_MODEL_CHARS
+from gateway.errors import GatewayError, ReplicaFailure
+from gateway.fleet import engines
+from gateway.fleet.engines import Facts, Page
+from gateway.upstream.client import Call, UpstreamClient
+from gateway.upstream.loop_guard import LOOP_DETECTED
+
+
+class ModelEntry(NamedTuple):
+    """One entry of a replica's model list.
+
+    shown: as JSON, for clients. whole: that is all of it; else it is too large or too deep, and only the fields are left that
+    OpenAI defines. owner: `owned_by`, "" where there is none. context_tokens: `max_model_len`, likewise None.
+    """
+
+    shown: bytes
+    whole: bool
+    owner: str
+    context_tokens: int | None
+
+
+Models = Mapping[str, ModelEntry]
+"""The entries of a replica's model list, by id."""
+
+# A model list is kept, shown to clients and searched: what a replica can put into it is bounded.
+MAX_MODELS = 4096
+MAX_ENTRY_BYTES: Final = 16 << 10  # vLLM's have 500 bytes
+_MAX_OWNER_CHARS: Final = 256
+_MAX_MODELS_BYTES = 4 << 20
+# Brackets and commas of an answer, an object counting six times: parsing takes 15 ms. vLLM's list has 35 for each model.
+_MAX_STRUCTURE: Final = 160_000
+_ENTRIES_AT_ONCE: Final = 128  # read without giving the event loop back: 1 ms
+
+
+async def models_of(relay: UpstreamClient, url: str, timeout_s: float) -> Models | None:
+    """Its models, the first MAX_MODELS of them; None where it wants a key that we do not have. Raises ReplicaFailure.
+
+    An id that is longer than requests may name is left out.
+    """
+    attempt = await relay.open(url, _call("/v1/models"), timeout_s)
+    try:
+        if attempt.status in (401, 403):
+            return None
+        body = await attempt.read(_MAX_MODELS_BYTES)
+    finally:
+        attempt.close()
+    if attempt.status == LOOP_DETECTED:
+        text = "it is this gateway itself, or a gateway that leads back here (GET /v1/models answers 508)"
+        raise ReplicaFailure("status", text)
+    if attempt.status != 200:
+        raise ReplicaFailure("status", f"GET /v1/models answers {attempt.status}")
+    entries, models = _listed(body), dict[str, ModelEntry]()
+    for at in range(0, len(entries), _ENTRIES_AT_ONCE):
+        models.update((name, _entry(name, entry)) for name, entry in entries[at : at + _ENTRIES_AT_ONCE])
+        await asyncio.sleep(0)
+    return models
+
+
+def _listed(body: bytes) -> list[tuple[str, dict[str, Any]]]:
+    """The first MAX_MODELS entries, with their ids. Raises ReplicaFailure."""
+    try:
+        entries = orjson.loads(_bounded(body))["data"]
+        named = ((entry["id"], entry) for entry in entries)
+        known = ((name, entry) for name, entry in named if isinstance(name, str) and len(name) <= MAX_MODEL_CHARS)
+        return list(itertools.islice(known, MAX_MODELS))
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise ReplicaFailure("garbage", "GET /v1/models answers something that is no OpenAI model list") from error
+
+
+def _entry(name: str, entry: Mapping[str, Any]) -> ModelEntry:
+    """Never raises, whatever the replica has put into it."""
+    owner, context, created = entry.get("owned_by"), entry.get("max_model_len"), entry.get("created")
+    owner = owner if isinstance(owner, str) and len(owner) <= _MAX_OWNER_CHARS else ""
+    context_tokens = context if type(context) is int and context > 0 else None
+    shown = _dumped(entry)
+    whole = shown is not None and len(shown) <= MAX_ENTRY_BYTES
+    if shown is None or not whole:
+        created = created if type(created) is int else 0
+        shown = orjson.dumps({"id": name, "object": "model", "created": created, "owned_by": owner})
+    return ModelEntry(shown, whole, owner, context_tokens)
+
+
+def _dumped(entry: Mapping[str, Any]) -> bytes | None:
+    """None: it is nested too deeply."""
+    try:
+        return orjson.dumps(entry)
+    except orjson.JSONEncodeError:
+        return None
+
+
+def _bounded(body: bytes) -> bytes:
+    """JSON that can be parsed in a short time. Raises ReplicaFailure if this one cannot."""
+    if 6 * body.count(b"{") + body.count(b"[") + body.count(b",") > _MAX_STRUCTURE:
+        raise ReplicaFailure("garbage", "an answer to a probe has too many brackets and commas")
+    return body
+
+
+async def facts_of(
+    relay: UpstreamClient, url: str, timeout_s: float, models: Models, known: Facts, *, inquire: bool
+) -> tuple[Facts, bool]:
+    """(its engine's facts, whether it has a page of metrics). Never raises for what the replica does.
+
+    known: what it told before; of this the KV size is kept, which cannot change while it is up.
+    inquire: ask further where its page does not tell that size.
+    """
+    page: Page = {}
+    facts = Facts(known.engine, known.kv_tokens)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            page = await _page_of(await _get(relay, url, "/metrics"))
+            engine = engines.recognise((entry.owner for entry in models.values()), page)
+            facts = engines.read(engine, page)
+            if facts.kv_tokens is None:
+                facts = replace(facts, kv_tokens=known.kv_tokens)
+            for path in engine.inquiries if inquire else ():
+                if facts.kv_tokens is None:
+                    facts = replace(facts, kv_tokens=engines.kv_of(engine, _json(await _get(relay, url, path))))
+    return facts, bool(page)
+
+
+async def _page_of(text: bytes) -> Page:
+    """A page of metrics, read while the event loop turns."""
+    reader = engines.PageReader()
+    for lines in engines.slices(text):
+        reader.feed(lines)
+        await asyncio.sleep(0)
+    return reader.page
+
+
+def _call(path: str) -> Call:
+    return Call("GET", path, b"Accept-Encoding: identity\r\n", b"", probe=True)
+
+
+async def _get(relay: UpstreamClient, url: str, path: str) -> bytes:
+    """The body of a good answer of a reasonable size, else b""."""
+    try:
+        attempt = await relay.open(url, _call(path))
+        try:
+            return await attempt.read(engines.MAX_PAGE_BYTES) if attempt.status == 200 else b""
+        finally:
+            attempt.close()
+    except (ReplicaFailure, GatewayError):
+        return b""
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return orjson.loads(_bounded(body))
+    except (orjson.JSONDecodeError, ReplicaFailure):
+        return None

@@ -1,0 +1,61 @@
+"""A pool: replicas that serve the same models, and the queue of requests in front of them.
+
+Under a new configuration a pool goes on from the old one of the same name: it takes over its queue and its count of running
+requests. A pool with a new name begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.admission.pool_queue import Admission
+from gateway.config.schema import PoolConfig
+from gateway.fleet.state import ReplicaState
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """name: unique. models: the prefixes that the configuration gives it ("*" for any). resume_streams: what a replica of it
+    breaks off is finished by others.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    replicas: tuple[ReplicaState, ...]
+    admission: Admission
+    resume_streams: bool = False
+
+    @property
+    def live(self) -> bool:
+        return any(replica.live for replica in self.replicas)
+
+    @property
+    def serving(self) -> Sequence[ReplicaState]:
+        """Those that may get requests: who is up; if nobody is, those that are down by their probes alone."""
+        return [state for state in self.replicas if state.live] or [state for state in self.replicas if state.doubtful]
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be expected to be answered: also by a replica that was up until its probes failed."""
+        return any(replica.live or (replica.doubtful and replica.warm) for replica in self.replicas)
+
+
+def succeed(
+    configs: Sequence[PoolConfig], members: Sequence[tuple[ReplicaState, ...]], old: Sequence[Pool]
+) -> tuple[Pool, ...]:
+    """The pools of these configurations, with these replicas each, after the old ones. O(pools)."""
+    former = {pool.name: pool for pool in old}
+    return tuple(
+        Pool(config.name, config.models, replicas, _admission(config, former.get(config.name)), config.resume_streams)
+        for config, replicas in zip(configs, members, strict=True)
+    )
+
+
+def _admission(config: PoolConfig, former: Pool | None) -> Admission:
+    """The queue of the pool that it goes on from, within its new bounds, or a new one."""
+    max_inflight, max_queue, queue_s = config.max_inflight, config.max_queue, config.queue_s
+    if former is None:
+        return Admission(max_inflight=max_inflight, max_queue=max_queue, queue_s=queue_s)
+    former.admission.resize(max_inflight=max_inflight, max_queue=max_queue, queue_s=queue_s)
+    return former.admission

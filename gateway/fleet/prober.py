@@ -1,0 +1,343 @@
+"""Watching the replicas: who answers, with which models, what its engine tells, and whether its cache is still there.
+
+Every replica has one prober, which asks it for `/v1/models`: that any engine answers, it costs the engine nothing, and it
+brings the models too. A replica is down after `failures` failed probes in a row, or at once when it refuses a connection, be
+it a probe's or a request's. One good probe brings it back.
+
+Bytes of answers to requests are signs of life: while they come, a probe that times out takes no replica down, and one that is
+down is up again. A busy engine's model list is the first thing to become slow.
+
+Beside the regular probes there are looks: a failed request, or an idle connection that the replica closed, makes the prober
+ask at once, within a small budget (`health.LookBudget`). A process that ends closes its idle connections, and refuses new ones
+until its successor listens: a quick restart between two regular probes is seen by that. Engines also close connections that
+were idle for too long for their taste; a replica that is well when it is looked at has such a habit, and is not looked at for
+it again.
+
+After a good probe the engine is asked for its own facts (`engines.py`). That it does not tell them is no failure; it is then
+asked rarely. The KV size that it tells bounds what the router believes it to hold, unless the configuration says otherwise.
+
+A cache is taken for lost when nobody listens any more ("refused"), when the engine's process started later than any that was
+seen before ("start_time"), or when the router was told of zero hits on warm prefixes again and again ("zero_hits"). One
+restart counts once: whatever sign came first, the next start time is then only remembered.
+
+Replicas come and go while the gateway runs: `add` and `remove` take effect at once, and `run` starts and ends their probers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Iterable
+
+from gateway.config.schema import HealthConfig
+from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
+from gateway.fleet.cache_reports import Finding
+from gateway.fleet.engine_client import MAX_MODELS, Models, facts_of, models_of
+from gateway.fleet.engines import Facts
+from gateway.fleet.state import NOT_PROBED, ReplicaState
+from gateway.telemetry.logs import first_of
+from gateway.telemetry.metrics import Metrics
+from gateway.upstream.client import UpstreamClient
+from router import Replica, Router
+
+log = logging.getLogger("warmroute.replicas")
+
+START_TIME, ZERO_HITS = "start_time", "zero_hits"
+RESTART_SIGNS = (REFUSED, START_TIME, ZERO_HITS)
+
+# Failures of a probe that may only mean that the engine is busy.
+_MAYBE_BUSY = frozenset(["timeout", UNREACHABLE])
+# Of the idle time after which a replica has the habit of closing a connection: its timer and ours are not exact.
+_HABIT_SHARE = 0.9
+
+AT_ONCE = 16  # probes that begin without giving the event loop back: some milliseconds
+LOGGED_MODELS = 20  # that a log line names
+RARELY = 30  # probes from one question to the next, where the engine had no answer to it
+
+# Start times are computed from the time of the boot, which drifts a little. Who lived for less had nothing cached.
+_START_TOLERANCE_S = 2.0
+
+
+Heard = Models | ReplicaFailure | GatewayError | None
+"""What became of asking a replica for its models; None: it wants a key for them."""
+
+
+class Prober:
+    """See the top of this file. `run`, `probe` and `ask` do the asking; everything else is synchronous."""
+
+    def __init__(
+        self,
+        health: HealthConfig,
+        router: Router,
+        metrics: Metrics,
+        changed: Callable[[ReplicaState], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """changed: called when a replica comes, goes, or serves other models than before."""
+        self._health = health
+        self._router = router
+        self._metrics = metrics
+        self._changed = changed
+        self._clock = clock
+        self._tasks: dict[ReplicaState, asyncio.Task[None] | None] = {}  # of whoever is probed; None: to be started
+        self._news = asyncio.Event()
+
+    def add(self, state: ReplicaState) -> None:
+        """A replica joins the fleet."""
+        self.bound(state)
+        self._tasks[state] = None
+        self._news.set()
+        self._metrics.replica_up.set((state.name,), 0)
+        self._metrics.replica_overlap_zero.set((state.name,), 0)
+        for sign in RESTART_SIGNS:
+            self._metrics.replica_restarts.add((state.name, sign), 0)
+
+    def remove(self, state: ReplicaState) -> None:
+        """It is gone: nobody looks there any more, and its gauges end."""
+        if task := self._tasks.pop(state):
+            task.cancel()
+        name, metrics = (state.name,), self._metrics
+        for gauge in (metrics.replica_up, metrics.replica_overlap_zero, metrics.replica_capacity):
+            gauge.set(name, None)
+        self._show_load(state.name, None, None)
+
+    def retune(self, health: HealthConfig) -> None:
+        """Probe by these rules from now on."""
+        if health != self._health:
+            self._health = health
+            for state in self._tasks:
+                state.look_now.set()  # else the next look would come when the old interval is over
+
+    def bound(self, state: ReplicaState) -> None:
+        """What bounds our belief in it is known, or has changed."""
+        capacity = state.capacity_tokens
+        self._router.add(Replica(state.name, capacity, state.context_tokens))
+        self._metrics.replica_capacity.set((state.name,), capacity)
+
+    # -- what requests tell
+
+    def failed(self, state: ReplicaState, failure: ReplicaFailure) -> None:
+        """A request's attempt failed on this replica."""
+        if failure.reason == REFUSED:
+            self._set_down(state, failure)
+        self._look_soon(state)
+
+    def hung_up(self, state: ReplicaState, idle_s: float) -> None:
+        """The replica has closed a connection that had been idle for so long; its process may have ended."""
+        if state.up and idle_s < state.habit_s * _HABIT_SHARE and self._look_soon(state):
+            state.hung_up_s = min(idle_s, state.hung_up_s or math.inf)
+
+    def _look_soon(self, state: ReplicaState) -> bool:
+        """Probe it at once, if the budget allows it. False: the next regular probe has to do."""
+        allowed = state.look_now.is_set() or state.looks.take(self._clock(), self._health.interval_s)
+        if allowed:
+            state.look_now.set()
+        return allowed
+
+    def zero_hits(self, state: ReplicaState) -> None:
+        """The router has taken repeated zero hits for a restart, and forgotten what the replica held."""
+        log.warning("replica restarted?", extra={"replica": state.name, "reason": ZERO_HITS})
+        self._lost(state, ZERO_HITS)
+
+    def metered(self, state: ReplicaState, predicted: int, reported: int | None) -> None:
+        """An answer's cached tokens, as predicted and as reported."""
+        finding = state.overlap.metered(predicted, reported)
+        if finding is None:
+            return
+        told = {"replica": state.name, "engine": state.facts.engine.name}
+        match finding:
+            case Finding.ZERO:
+                self._metrics.replica_overlap_zero.set((state.name,), 1)
+                log.warning("cached tokens stay at zero", extra={**told, "hint": _zero_hint(state.facts)})
+            case Finding.SILENT:
+                log.info("cached tokens are not reported", extra={**told, "hint": state.facts.engine.silent})
+            case Finding.HIT:
+                self._metrics.replica_overlap_zero.set((state.name,), 0)
+                log.info("cached tokens are no longer zero", extra=told)
+
+    # -- probing
+
+    async def run(self, relay: UpstreamClient) -> None:
+        """Probe every replica, those that join later too, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._news.clear()
+                new = [state for state, task in self._tasks.items() if task is None]
+                for number, state in enumerate(new):
+                    if number % AT_ONCE == 0:
+                        await asyncio.sleep(0)
+                    if self._tasks.get(state, self) is None:  # it has not left meanwhile
+                        self._tasks[state] = group.create_task(self._keep_probing(state, relay))
+                await self._news.wait()
+
+    async def _keep_probing(self, state: ReplicaState, relay: UpstreamClient) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._health.interval_s):
+                    await state.look_now.wait()
+            state.look_now.clear()
+            try:
+                await self.probe(state, relay)
+            except Exception:  # a bug in one probe must not end the probing
+                log.exception("probe failed", extra={"replica": state.name})
+
+    async def probe(self, state: ReplicaState, relay: UpstreamClient) -> None:
+        hung_up_s, state.hung_up_s = state.hung_up_s, None
+        heard = await self.ask(state.config.url, relay)
+        if state not in self._tasks:  # it has left meanwhile
+            return
+        if not self.hear(state, heard, relay.silence_s(state.config.url)):
+            return
+        if hung_up_s is not None:
+            state.habit_s = min(state.habit_s, hung_up_s)
+        await self._ask_engine(state, relay)
+
+    async def ask(self, url: str, relay: UpstreamClient) -> Heard:
+        """For its models. Says nothing to anybody: that is for `hear`."""
+        try:
+            return await models_of(relay, url, self._health.timeout_s)
+        except (ReplicaFailure, GatewayError) as error:
+            return error
+
+    async def ask_all(self, urls: Iterable[str], relay: UpstreamClient, within_s: float | None = None) -> dict[str, Heard]:
+        """`ask` each, all at the same time. Those that have not answered within so many seconds are left out."""
+        asking: dict[str, asyncio.Future[Heard]] = {}
+        try:
+            for number, url in enumerate(dict.fromkeys(urls)):
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                asking[url] = asyncio.ensure_future(self.ask(url, relay))
+            if asking:
+                await asyncio.wait(asking.values(), timeout=within_s)
+            return {url: answer.result() for url, answer in asking.items() if answer.done()}
+        finally:
+            for answer in asking.values():
+                answer.cancel()
+
+    def hear(self, state: ReplicaState, heard: Heard, silence_s: float = math.inf) -> bool:
+        """Take in what a replica answered when it was asked for its models. Whether that was good.
+
+        silence_s: since the last byte of its answers to requests.
+        """
+        if isinstance(heard, ReplicaFailure):
+            self._probe_failed(state, heard, silence_s)
+            return False
+        if isinstance(heard, GatewayError):  # our own lack of resources says nothing about the replica
+            log.warning("cannot probe", extra={"replica": state.name, "error": heard.message})
+            return False
+        keyed = heard is None
+        other = heard is not None and heard != state.models
+        changed = other or keyed != state.keyed
+        if changed and heard is not None:
+            _warn_of_bounds(state.name, heard)
+        state.keyed = keyed
+        if heard is not None and other:
+            state.models = heard
+            self.bound(state)
+        if changed:
+            self._changed(state)
+        self._set_up(state)
+        return True
+
+    def _probe_failed(self, state: ReplicaState, failure: ReplicaFailure, silence_s: float) -> None:
+        if failure.reason in _MAYBE_BUSY and silence_s <= self._health.interval_s + self._health.timeout_s:
+            if not (state.up and state.error):
+                log.warning("probe fails, but requests are answered", extra={"replica": state.name, "error": failure.message})
+            self._set_up(state)
+            state.error = f"its probe fails ({failure.message}), but it answers requests"
+            return
+        state.failed_probes += 1
+        if failure.reason == REFUSED or state.failed_probes >= self._health.failures or not state.up:
+            self._set_down(state, failure)
+        elif failure.reason == "reset":
+            self._look_soon(state)  # a process that ends may reset a connection before it refuses the next one
+
+    def _set_up(self, state: ReplicaState) -> None:
+        state.failed_probes = 0
+        if state.up:
+            state.error = ""
+            return
+        if state.keyed:
+            log.warning("replica wants a key for its model list; models unknown", extra={"replica": state.name})
+        if state.error != NOT_PROBED:  # else the gateway itself has just started, and all of them would be new
+            state.up_since = self._clock()
+        state.error = ""
+        state.habit_s = math.inf
+        state.up = state.warm = True
+        self._changed(state)
+        state.probes = 0
+        state.facts = Facts()
+        self._metrics.replica_up.set((state.name,), 1)
+        log.info("replica up", extra={"replica": state.name, **first_of("models", state.models, LOGGED_MODELS)})
+
+    def _set_down(self, state: ReplicaState, failure: ReplicaFailure) -> None:
+        changed = state.up or state.error == NOT_PROBED
+        state.up, state.error, state.down_by = False, failure.message, failure.reason
+        self._changed(state)
+        self._metrics.replica_up.set((state.name,), 0)
+        self._show_load(state.name, None, None)
+        if failure.reason == REFUSED:
+            self._router.restarted(state.name)
+            if state.warm:
+                self._lost(state, REFUSED)
+                state.warm = False
+        if changed:
+            log.warning("replica down", extra={"replica": state.name, "reason": failure.reason, "error": failure.message})
+
+    # -- the engine's facts
+
+    async def _ask_engine(self, state: ReplicaState, relay: UpstreamClient) -> None:
+        again = state.probes % RARELY == 0
+        state.probes += 1
+        if not state.tells and not again:
+            return
+        timeout_s = self._health.timeout_s
+        facts, state.tells = await facts_of(relay, state.config.url, timeout_s, state.models, state.facts, inquire=again)
+        if state.up and state in self._tasks:  # a request may have found it down meanwhile, or it has left
+            self._learn(state, facts)
+
+    def _learn(self, state: ReplicaState, facts: Facts) -> None:
+        """The replica's engine told these facts."""
+        state.facts = facts
+        self._show_load(state.name, facts.running, facts.waiting)
+        if facts.capacity_tokens is not None and facts.capacity_tokens != state.told_tokens:
+            state.told_tokens = facts.capacity_tokens
+            if state.config.capacity_tokens is None:
+                self.bound(state)
+                told = {"replica": state.name, "engine": facts.engine.name, "capacity_tokens": state.told_tokens}
+                log.info("replica tells the size of its KV cache", extra=told)
+        if facts.started is not None:
+            if state.started is not None and facts.started > state.started + _START_TOLERANCE_S:
+                log.warning("replica restarted", extra={"replica": state.name, "reason": START_TIME})
+                self._router.restarted(state.name)
+                self._lost(state, START_TIME)
+            # Several processes may answer under one address, by turns; only a start later than all of theirs is a restart.
+            state.started = max(facts.started, state.started or 0.0)
+
+    def _lost(self, state: ReplicaState, sign: str) -> None:
+        state.started = None
+        if sign != ZERO_HITS:  # which a cache that never works looks like too
+            state.overlap.begin()
+        self._metrics.replica_restarts.add((state.name, sign))
+
+    def _show_load(self, name: str, running: int | None, waiting: int | None) -> None:
+        self._metrics.replica_engine_running.set((name,), running)
+        self._metrics.replica_engine_waiting.set((name,), waiting)
+
+
+def _zero_hint(facts: Facts) -> str:
+    if facts.caching is False:
+        return f"Its metrics say that prefix caching is off. {facts.engine.zero}"
+    return f"{facts.engine.zero} Or does the chat template put something that changes, such as the time, before the messages?"
+
+
+def _warn_of_bounds(replica: str, models: Models) -> None:
+    """A replica's new model list may not be kept as it is."""
+    if len(models) >= MAX_MODELS:
+        log.warning("model list is too long; the rest is ignored", extra={"replica": replica, "models": len(models)})
+    cut = [name for name, entry in models.items() if not entry.whole]
+    if cut:
+        about = {"replica": replica, "models": len(cut), "first": cut[0]}
+        log.warning("entries of the model list are too large or too deep; only OpenAI's fields are shown", extra=about)

@@ -1,0 +1,127 @@
+"""What the gateway knows of one replica. `prober.py` writes most of it, `directory.py` decides by it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from gateway.config.schema import ReplicaConfig
+from gateway.errors import REFUSED, UNREACHABLE
+from gateway.fleet.breaker import CLOSED, Breaker
+from gateway.fleet.cache_reports import Overlap
+from gateway.fleet.engine_client import Models
+from gateway.fleet.engines import Facts
+from gateway.fleet.refusals import Refusals
+
+NOT_PROBED = "not probed yet"
+DRAINING = "draining"
+SLOW_START_S = 10.0  # for so long a replica that came back gets less than its due
+FIRST_SHARE = 0.1
+LOOKS = 3  # extra probes at once
+
+
+class LookBudget:
+    """Probes of one replica beside the regular ones: LOOKS at once, then one per probe interval. O(1)."""
+
+    __slots__ = ("_left", "_since")
+
+    def __init__(self) -> None:
+        self._left = float(LOOKS)
+        self._since = float("-inf")
+
+    def take(self, now: float, interval_s: float) -> bool:
+        """Whether one more is within the budget; if so, it is spent."""
+        self._left = min(LOOKS, self._left + max(0.0, now - self._since) / interval_s)
+        self._since = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+    def __repr__(self) -> str:
+        return f"<LookBudget {self._left:.3g} of {LOOKS}>"
+
+
+def share(up_since: float, now: float, window_s: float) -> float:
+    """What part of its due a replica gets that came up then: a tenth at first, all of it after window_s."""
+    age_s = max(0.0, now - up_since)
+    return 1.0 if age_s >= window_s else FIRST_SHARE + (1 - FIRST_SHARE) * age_s / window_s
+
+
+@dataclass(slots=True, eq=False)
+class ReplicaState:
+    """Kept while the replica is down. models: what its model list shows, by id.
+
+    down_by: the reason of the failure that showed it down last. rests_until: it asked for rest (Retry-After).
+    started: the latest start of its process that was seen. warm: it was up since its cache was last taken for lost.
+    told_tokens: the KV size that bounds it by its own word. probes: good ones since it came up. tells: it has a metrics page.
+    draining: an operator wants no new requests there. leaving: the configuration has it no more; it is here until what runs
+    there is over. hung_up_s: a look is under way because it closed a connection that had been idle so long. habit_s: the
+    shortest such time that was no sign of a restart.
+    """
+
+    config: ReplicaConfig
+    breaker: Breaker
+    up: bool = False
+    draining: bool = False
+    leaving: bool = False
+    up_since: float = float("-inf")
+    rests_until: float = float("-inf")
+    refusals: Refusals = field(default_factory=Refusals)
+    keyed: bool = False  # it wants a key for its model list, so that its models are unknown
+    models: Models = field(default_factory=dict)
+    failed_probes: int = 0
+    error: str = NOT_PROBED
+    down_by: str = ""
+    facts: Facts = field(default_factory=Facts)
+    told_tokens: int | None = None
+    started: float | None = None
+    warm: bool = False
+    probes: int = 0
+    tells: bool = False
+    overlap: Overlap = field(default_factory=Overlap)
+    look_now: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    looks: LookBudget = field(default_factory=LookBudget)
+    hung_up_s: float | None = None
+    habit_s: float = float("inf")
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def live(self) -> bool:
+        """Whether it may be sent new requests."""
+        return self.up and not self.draining and not self.leaving
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether nothing but failed probes keeps it from being live. It is used when no replica is live: a busy engine
+        may answer requests while its model list times out. Who cannot be connected to answers no request either.
+        """
+        down_by_probes = self.down_by not in ("", REFUSED, UNREACHABLE)
+        return down_by_probes and not (self.up or self.draining or self.leaving)
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not live."""
+        return self.error if not self.up else DRAINING
+
+    def share(self, now: float) -> float:
+        """What part of its due it gets, having come up a while ago."""
+        return share(self.up_since, now, SLOW_START_S)
+
+    def troubled(self, now: float) -> bool:
+        """Whether it may not be sent everything."""
+        return self.breaker.state(now) != CLOSED or now < self.rests_until or self.share(now) < 1
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """What bounds the router's belief: the configuration's word, else the engine's."""
+        return self.config.capacity_tokens or self.told_tokens
+
+    @property
+    def context_tokens(self) -> int | None:
+        """The longest prompt that any of its models takes, where its model list has it (vLLM, SGLang)."""
+        lengths = [entry.context_tokens for entry in self.models.values()]
+        return max((length for length in lengths if length is not None), default=None)

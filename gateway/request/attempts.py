@@ -1,0 +1,303 @@
+"""Until the first byte: an attempt on the chosen replica, and while it fails, on the best of the others.
+
+    chosen ──► attempt ──► answers ──► a good answer, or a refusal that all others would give
+       ▲          │ refused, reset, silent, 5xx, garbage
+       └── move ◄─┘ to the best of the others that were not tried ──► none left, or no budget ──► the refusal, else 502
+
+Nothing has gone to the client yet, so all of it is invisible to it. What bounds it: each replica is tried once; a request is
+sent MAX_REACHED times at most, for a prompt that kills its engine must not walk through the whole fleet (refused connections do
+not count, they cannot be the prompt's fault; the silent repetition on a fresh connection does); and retries after refusals,
+silence and garbage are at most a fifth of all requests, so that they do not add to an overload (`retries.RetryBudget`). A lost
+connection needs no budget: what a dead replica was doing moves to the others, and is done once, however many requests that are.
+
+What a failed attempt means for its replica's breaker is decided when the request's outcome is known (`verdicts.py`).
+
+The same for a stream that broke off after its first byte, where it may be resumed (`resumption.py`): `rest_of_answer`. With
+what was sent before that byte, the request is sent MAX_SENT times at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection
+from typing import Final, Protocol
+
+from gateway.dialects.dialect import StreamOpening
+from gateway.dialects.excerpt import excerpt
+from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
+from gateway.fleet.directory import Fleet
+from gateway.request.exchange import Exchange
+from gateway.request.lone_failures import LoneFailures
+from gateway.request.retries import RetryBudget, jitter
+from gateway.request.verdicts import Verdicts, client_hash, is_answer
+from gateway.telemetry.metrics import Metrics
+from gateway.upstream.client import Call, ReplicaAnswer, UpstreamClient
+from router import Candidate
+
+MAX_REACHED: Final = 3  # times that a request is sent before its answer's first byte
+MAX_SENT: Final = 4  # times that it is sent in all, where broken streams are resumed
+MAX_HELD_ANSWER: Final = 1 << 20  # bytes of a plain answer that is read whole before any of it goes to the client
+MAX_COMMENT_BYTES: Final = 16 << 10  # before a stream's first data: a keep-alive each second is 3 kB in five minutes
+
+EVENT_STREAM: Final = "text/event-stream"
+_LOST: Final = frozenset([REFUSED, UNREACHABLE, "reset"])
+
+
+class Attempts:
+    """See the top of this file. clock: monotonic seconds. lone: failures that could not be compared with other replicas."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        upstream: UpstreamClient,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        chance: random.Random,
+        lone: LoneFailures | None = None,
+    ) -> None:
+        self._fleet = fleet
+        self._upstream = upstream
+        self._metrics = metrics
+        self._clock = clock
+        self._chance = chance
+        self.budget = RetryBudget()
+        self.lone = lone or LoneFailures()
+
+    async def first_answer(self, exchange: Exchange) -> ReplicaAnswer:
+        """The first answer that the client should get, else the last refusal. Raises GatewayError if there is neither."""
+        self.budget.request()
+        attempts, call = exchange.attempts, exchange.call(exchange.api.body)
+        verdicts = Verdicts(self._fleet, self.lone, exchange.request)
+        reached = tries = 0
+        refusal: ReplicaAnswer | None = None
+        most = MAX_REACHED if call.repeatable else 1
+        try:
+            while True:
+                tries += 1
+                candidate = exchange.booking.chosen
+                try:
+                    answer = await self._try(exchange, candidate, call, verdicts, fresh=reached > 0)
+                except ReplicaFailure as failure:
+                    refusal = None
+                    reached += failure.reached
+                    self._failed(exchange, candidate, failure)
+                else:
+                    if is_answer(answer):
+                        verdicts.answered = True
+                        attempts.error = _summary(answer) if answer.status >= 400 else ""
+                        attempts.sent = reached + answer.sends
+                        return answer
+                    refusal = answer
+                    reached += answer.sends
+                    attempts.add(candidate.replica, "status", _summary(answer))
+                verdicts.refused = refusal is not None
+                if reached >= most or not await self._next(exchange, tries, verdicts):
+                    break
+                if refusal:
+                    refusal.close()
+            if refusal:  # and no other replica is left: the client gets its own words
+                answer, refusal = refusal, None
+                attempts.error = attempts.failed[-1]["error"]
+                return answer
+        finally:
+            if refusal:
+                refusal.close()
+            if verdicts.failed:
+                verdicts.settle(self._clock())
+        failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in attempts.failed)
+        text = f"No replica could answer ({failures}). Retry; see /warmroute/replicas."
+        raise GatewayError(502, "replica_failed", text, public="No replica could answer. Retry.")
+
+    async def rest_of_answer(self, exchange: Exchange, body: bytes) -> ReplicaAnswer | None:
+        """The answer broke off: the first of the others that begins to stream what `body` asks for. None if none does."""
+        verdicts = Verdicts(self._fleet, self.lone, exchange.request)
+        verdicts.unsure = True  # one has failed with this request already
+        try:
+            answer = await self._rest(exchange, exchange.call(body), verdicts)
+            verdicts.answered = answer is not None
+            return answer
+        finally:
+            if verdicts.failed:
+                verdicts.settle(self._clock())
+
+    async def _rest(self, exchange: Exchange, call: Call, verdicts: Verdicts) -> ReplicaAnswer | None:
+        attempts = exchange.attempts
+        most = MAX_SENT - attempts.sent
+        while attempts.resumptions < most and await self._next(exchange, attempts.resumptions + 1, verdicts):
+            candidate = exchange.booking.chosen
+            try:
+                answer = await self._try(exchange, candidate, call, verdicts, fresh=True)
+            except ReplicaFailure as failure:
+                attempts.resumptions += failure.reached
+                self._failed(exchange, candidate, failure)
+                continue
+            attempts.resumptions += 1
+            if answer.status == 200 and answer.content_type == EVENT_STREAM:
+                return answer
+            attempts.add(candidate.replica, "status", f"asked for the rest of a stream, it {_summary(answer)}")
+            answer.close()
+            if is_answer(answer):
+                return None  # it does not take such a request, nor will the others
+        return None
+
+    # -- what is known later
+
+    def completed(self, exchange: Exchange) -> None:
+        """The answer was good and went out whole."""
+        if exchange.attempts.trial:
+            trial, state = exchange.attempts.trial
+            if trial.begun < self.lone.until:  # mostly there is nothing to be forgotten
+                self.lone.answered(client_hash(exchange.request), state.name, trial.begun)
+
+    def broke_off(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
+        """The replica failed after its answer's first byte; `judge_broken` is to follow. Returns what the client may read."""
+        replica, attempts = exchange.booking.chosen.replica, exchange.attempts
+        if attempts.trial and not (exchange.delivered.done_sent or failure.blameless):
+            attempts.broken.append(attempts.trial)
+        attempts.trial = None
+        if not failure.blameless:
+            self._metrics.broken.add((exchange.label, replica))
+        self._fleet.failed(replica, failure)
+        text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
+        return GatewayError(502, "replica_failed", text, public="The replica failed while it answered. Retry the request.")
+
+    def judge_broken(self, exchange: Exchange, *, completed: bool) -> None:
+        """An answer broke off: by its replica's fault if another replica completed it, by the request's if another one failed
+        with it as well; if no other was asked, `lone_failures.py` decides. A replica that has come up since is another one.
+        """
+        attempts = exchange.attempts
+        broken, attempts.broken = attempts.broken, []
+        now, compared = self._clock(), attempts.resumptions > 0
+        for trial, state in broken:
+            if state.up_since > trial.begun:
+                continue
+            if completed if compared else self.lone.failed(client_hash(exchange.request), state.name, now):
+                trial.broke_off(now)
+                self._fleet.troubles(state)
+
+    # -- one attempt
+
+    def _failed(self, exchange: Exchange, candidate: Candidate, failure: ReplicaFailure) -> None:
+        self._fleet.failed(candidate.replica, failure)
+        exchange.attempts.add(candidate.replica, failure.reason, failure.message)
+
+    async def _next(self, exchange: Exchange, tries: int, verdicts: Verdicts) -> bool:
+        """Move the lease to the best of those that were not tried yet. False if there is none, or no budget for it."""
+        live = self._untried(exchange, verdicts)
+        if not live:
+            return False
+        reason = exchange.attempts.failed[-1]["reason"]
+        if reason not in _LOST and not self.budget.take():
+            self._metrics.retries_refused.add()
+            verdicts.unsure = True
+            return False
+        self._metrics.retries.add((reason,))
+        if pause_s := jitter(tries, self._chance, at_once=reason in _LOST):
+            await asyncio.sleep(pause_s)
+            live = self._untried(exchange, verdicts)  # meanwhile replicas may have come and gone
+        if live:
+            exchange.booking.move(live, self._clock())
+        return bool(live)
+
+    def _untried(self, exchange: Exchange, verdicts: Verdicts) -> Collection[str]:
+        """The replicas that may serve the request now and were not tried yet. If the client can be given a refusal, replicas
+        that asked for rest are left alone.
+        """
+        exchange.target = self._fleet.renewed(exchange.target)
+        tried = {attempt["replica"] for attempt in exchange.attempts.failed}
+        return self._fleet.candidates(exchange.target, self._clock(), tried, resting=not verdicts.refused)
+
+    async def _try(
+        self, exchange: Exchange, candidate: Candidate, call: Call, verdicts: Verdicts, *, fresh: bool
+    ) -> ReplicaAnswer:
+        """One attempt on one replica, up to its first byte. Of a plain answer to a generation the whole body is read, of one
+        that is larger than MAX_HELD_ANSWER the beginning.
+
+        fresh: on a connection of its own.
+        """
+        state = exchange.target.replicas[candidate.replica]
+        trial = state.breaker.begin(self._clock())
+        try:
+            answer = await self._upstream.open(state.config.url, exchange.call_to(state, call), fresh=fresh)
+            trial.answers()
+            if exchange.api.metered and answer.status == 200:
+                try:
+                    await self._inspect(exchange, answer)
+                except BaseException:
+                    answer.close()
+                    raise
+            if is_answer(answer) and not state.refusals:
+                trial.success()
+            else:
+                verdicts.answer(answer, state, trial, self._clock())
+            exchange.attempts.trial = trial, state
+            return answer
+        except ReplicaFailure as failure:
+            verdicts.failure(failure, state, trial, self._clock())
+            raise
+        except BaseException:
+            trial.abandoned()
+            raise
+
+    async def _inspect(self, exchange: Exchange, answer: ReplicaAnswer) -> None:
+        """See whether it is what an engine says. Raises ReplicaFailure if not."""
+        dialect, attempts = exchange.dialect, exchange.attempts
+        if answer.content_type == EVENT_STREAM and exchange.api.stream:
+            data = answer.peek()
+            if opening := dialect.opening(data):  # nearly all streams begin with their first data
+                await first_data(answer, opening, data)
+            return
+        lease = exchange.request.lease
+        before = lease.held
+        try:
+            body = await answer.read_begin(MAX_HELD_ANSWER, exchange.charge)
+        except BaseException:
+            lease.shrink(lease.held - before)  # what there was of this answer is dropped
+            raise
+        if len(body) <= MAX_HELD_ANSWER:
+            attempts.usage = dialect.usage_of(body)
+        else:
+            attempts.tail = dialect.answer_tail(body)
+        attempts.body = body
+
+
+class BegunAnswer(Protocol):
+    """What `first_data` uses of a ReplicaAnswer."""
+
+    @property
+    def complete(self) -> bool: ...
+    def peek(self, start: int = 0) -> bytes: ...
+    def still_prefill(self) -> None: ...
+    async def more(self) -> None: ...
+
+
+async def first_data(answer: BegunAnswer, opening: StreamOpening, data: bytes) -> None:
+    """Wait for the first data of a stream, for a comment is no token: until then the request can go to another replica.
+
+    data: what is here of the stream. Raises ReplicaFailure if there is no data, or if it is the engine's failure, which comes
+    with status 200 too. Of an error no more is waited for than a reader holds back anyway. O(bytes), however small the pieces
+    are in which they come.
+    """
+    seen = 0
+    while True:
+        seen += len(data)
+        if opening.feed(data):
+            return
+        if opening.silent:
+            if seen > MAX_COMMENT_BYTES:
+                raise ReplicaFailure("garbage", f"the stream begins with more than {MAX_COMMENT_BYTES} bytes of comments")
+            if answer.complete:
+                raise ReplicaFailure("garbage", "the stream is empty")
+            answer.still_prefill()
+        elif answer.complete:
+            return
+        await answer.more()
+        data = answer.peek(seen)
+
+
+def _summary(answer: ReplicaAnswer) -> str:
+    """An answer's status, and of an error the engine's message, as far as its body is here."""
+    said = excerpt(answer.peek()) if answer.status >= 400 else ""
+    return f"answered {answer.status}: {said}" if said else f"answered {answer.status}"

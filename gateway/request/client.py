@@ -1,0 +1,148 @@
+"""What a request's life needs of its client's side: a request to read, and a reply to write.
+
+`gateway/server/` implements both on connections, for requests that aiohttp reads and for those that the fast path reads; tests
+implement them on bytes. Nothing in this folder knows more of a client than this.
+
+These are base classes, and no Protocols, because compiled code reads their attributes directly. Implementations are compiled
+with the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from xxhash import xxh3_64_intdigest
+
+from gateway.admission.memory import Lease
+from gateway.upstream.client import ReplicaAnswer
+
+TENANT_HEADER: Final = "X-Tenant-Id"
+MAX_SESSION_CHARS: Final = 256
+
+
+class Headers(Protocol):
+    """A request's headers, by names in any case."""
+
+    def get(self, name: str, /) -> str | None: ...
+
+
+class Caller:
+    """Who sends a request, as its headers name them.
+
+    tenant: the tenant header, "" without one. key: a number of credentials and tenant that is the same in all workers; 0: the
+    headers name nobody. session: the conversation, "" where none is named.
+    """
+
+    __slots__ = ("key", "session", "tenant")
+
+    def __init__(self, tenant: str, key: int, session: str) -> None:
+        self.tenant = tenant
+        self.key = key
+        self.session = session
+
+    def __repr__(self) -> str:
+        return f"<Caller {self.tenant!r}, {self.key:x}>"
+
+
+def caller_of(headers: Headers) -> Caller:
+    """The caller that these headers name."""
+    credentials, tenant = headers.get("Authorization"), headers.get(TENANT_HEADER) or ""
+    key = xxh3_64_intdigest(f"{credentials}\0{tenant}".encode("utf-8", "surrogatepass")) if credentials or tenant else 0
+    session = headers.get("X-Session-Id") or headers.get("X-Correlation-Id") or ""
+    return Caller(tenant, key, session[:MAX_SESSION_CHARS])
+
+
+def address_number(address: str) -> int:
+    """A number for a client that its headers do not name, the same in all workers. address: of IPv6 the network."""
+    return xxh3_64_intdigest(address.encode())
+
+
+class ClientReply:
+    """One answer to one client: `begin`, `write` any number of times, `end`. Raises ConnectionError if the client has left.
+
+    begun: the head went out. keep_alive: the connection may be used again.
+    """
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.keep_alive = False
+
+    def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
+        """The head, and the first bytes of the body with it.
+
+        headers: further lines of it, each with its line end. length: the body's bytes, None: not known yet.
+        """
+        raise NotImplementedError
+
+    def write(self, data: bytes) -> None:
+        """Bytes of the body."""
+        raise NotImplementedError
+
+    def end(self, last: bytes = b"") -> None:
+        """The last bytes of the body; the answer is complete."""
+        raise NotImplementedError
+
+    def cut(self) -> None:
+        """Break off, so that the client sees that something is missing."""
+        raise NotImplementedError
+
+    def feed_from(self, answer: ReplicaAnswer | None) -> None:
+        """The replica's answer that is to be paused while the client does not read; None: none any more."""
+
+
+class ClientRequest:
+    """One request, as it came.
+
+    path: decoded, without its query: what dialects and logs go by. target: path and query as they go to a replica, ASCII.
+    lease: what of the memory budget the request holds; its account's `client` is the client's address (of IPv6 the network).
+    """
+
+    def __init__(self, method: str, path: str, target: str, headers: Headers, lease: Lease) -> None:
+        self.method = method
+        self.path = path
+        self.target = target
+        self.headers = headers
+        self.lease = lease
+
+    def caller(self) -> Caller:
+        """Who sends it."""
+        raise NotImplementedError
+
+    def upstream_headers(self) -> bytes:
+        """Its header lines as they go to a replica (`upstream/headers.py`)."""
+        raise NotImplementedError
+
+    @property
+    def here(self) -> bool:
+        """Whether the whole body has arrived: `take` gives it without waiting."""
+        return False
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the request was received, kept or not; else nothing can follow it on its connection."""
+        raise NotImplementedError
+
+    def take(self) -> bytes:
+        """The body. The request keeps no reference to it, for whoever takes it decides how long it is held."""
+        raise NotImplementedError
+
+    async def read(self, *, max_bytes: int, within_s: float, opaque: bool) -> bytes:
+        """The body, decompressed. opaque: in a content coding that we do not know it is passed on as it came.
+
+        Raises GatewayError: 400 (its coding is broken), 408, 413, 415, 503 (no memory for it now).
+        """
+        raise NotImplementedError
+
+    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
+        """keep_alive: whether the connection may be used again. patience_s: how long the client may not read at the end."""
+        raise NotImplementedError
+
+
+class Audience(Protocol):
+    """Which clients may learn what (`server/access.py`)."""
+
+    def is_operator(self, request: ClientRequest, /) -> bool:
+        """Whether errors may name replicas, addresses and what they said."""
+
+    def sees_headers(self, request: ClientRequest, /) -> bool:
+        """Whether the answer may name the replica that gave it, and how much that was believed to have cached."""

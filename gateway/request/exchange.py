@@ -1,0 +1,172 @@
+"""A request on its way to replicas: what its phases are given, and what each of them has found.
+
+`Exchange` is what was known when a replica was chosen. `AttemptLog` is written by `attempts.py` (and, for broken streams, by
+`resumption.py`, which makes further attempts), `Delivered` by `delivery.py`; the lifecycle reads both at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.admission.memory import LARGE_BODY
+from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.dialect import AnswerTail, Dialect, StreamReader
+from gateway.dialects.openai.salts import is_object, salted
+from gateway.dialects.usage import Usage
+from gateway.errors import over_budget
+from gateway.fleet.breaker import Trial
+from gateway.fleet.directory import Target
+from gateway.fleet.state import ReplicaState
+from gateway.request.client import ClientReply, ClientRequest
+from gateway.request.record import SettledRequest
+from gateway.upstream.client import Call, ReplicaAnswer
+from gateway.upstream.loop_guard import VIA_HEADER
+from router import Booking
+
+_IDEMPOTENT: Final = frozenset(["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])  # RFC 9110, section 9.2.2
+
+
+class AttemptLog:
+    """What became of the attempts so far.
+
+    failed: replica, reason and error of each failed one. sent: times that the request may have reached a replica until its
+    answer's first byte was here. resumptions: attempts to go on with a broken stream that may have reached one. error: why the
+    client gets an error of a replica, "" if it gets none. trial: the one that the replica in charge answers; broken: those
+    whose answer broke off, until it is known whose fault that was. body: of a plain answer, read whole, or the beginning of a
+    large one; usage: that in it; tail: of a large one only.
+    """
+
+    __slots__ = ("body", "broken", "error", "failed", "resumptions", "sent", "tail", "trial", "usage")
+
+    def __init__(self) -> None:
+        self.failed: list[dict[str, str]] = []
+        self.sent = 0
+        self.resumptions = 0
+        self.error = ""
+        self.trial: tuple[Trial, ReplicaState] | None = None
+        self.broken: list[tuple[Trial, ReplicaState]] = []
+        self.body = b""
+        self.usage: Usage | None = None
+        self.tail: AnswerTail | None = None
+
+    def add(self, replica: str, reason: str, error: str) -> None:
+        """An attempt failed."""
+        self.failed.append({"replica": replica, "reason": reason, "error": error})
+
+
+class Delivered:
+    """What went to the client.
+
+    status: 0 while there is none. reply: once there is one. first_byte, last_byte: readings of the clock. done_sent: the
+    stream's own end went out: a client that leaves then has everything. reader: of the stream. resumed: how often another
+    replica went on with it. error: why the answer could not be completed, "" if it was.
+    """
+
+    __slots__ = ("done_sent", "error", "first_byte", "last_byte", "reader", "reply", "resumed", "status", "usage")
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.reply: ClientReply | None = None
+        self.first_byte: float | None = None
+        self.last_byte: float | None = None
+        self.done_sent = False
+        self.reader: StreamReader | None = None
+        self.resumed = 0
+        self.error = ""
+        self.usage: Usage | None = None
+
+
+class Exchange:
+    """A request that is to be forwarded.
+
+    id, begun: of the request. salt: the tenant's, for engines, where tenants are isolated; else empty. target: where it may go,
+    renewed when replicas come and go. label: the model's, for metrics. booking: its way through the router.
+    """
+
+    __slots__ = (
+        "_copied",
+        "api",
+        "attempts",
+        "begun",
+        "booking",
+        "delivered",
+        "dialect",
+        "id",
+        "label",
+        "request",
+        "salt",
+        "target",
+    )
+
+    def __init__(
+        self,
+        request: ClientRequest,
+        dialect: Dialect,
+        api: ApiRequest,
+        target: Target,
+        booking: Booking,
+        record: SettledRequest,
+    ) -> None:
+        self.request = request
+        self.dialect = dialect
+        self.api = api
+        self.target = target
+        self.booking = booking
+        self.id = record.id
+        self.begun = record.begun
+        self.label = target.label
+        self.salt = b""
+        self.attempts = AttemptLog()
+        self.delivered = Delivered()
+        self._copied = False  # a copy of the body with the salt is charged
+
+    def call(self, body: bytes) -> Call:
+        """The request as it goes to any replica, with this body."""
+        request = self.request
+        headers = b"%bX-Request-Id: %b\r\n" % (request.upstream_headers(), self.id.encode("ascii"))
+        via = request.headers.get(VIA_HEADER)
+        return Call(request.method, request.target, headers, body, repeatable=self._is_repeatable(), via=via)
+
+    def _is_repeatable(self) -> bool:
+        """Whether the request may be sent again after it may have reached a replica."""
+        api = self.api
+        if self.request.method == "POST":
+            return api.metered or (api.repeatable and not self.dialect.may_store(api, self.request.path))
+        return self.request.method in _IDEMPOTENT
+
+    def call_to(self, replica: ReplicaState, call: Call) -> Call:
+        """The call as it goes to this replica: with the salt, if its engine knows what to do with it.
+
+        Raises GatewayError if there is no room for the copy of a large body.
+        """
+        if not self.salt or not replica.facts.engine.salts:
+            return call
+        if len(call.body) >= LARGE_BODY and not self._copied and is_object(call.body):
+            self.charge(len(call.body))
+            self._copied = True
+        body = salted(call.body, self.salt)
+        return call if body is None else call.with_body(body)
+
+    def drop_body(self, answer: ReplicaAnswer) -> None:
+        """The request will not be sent again: its body is dropped as soon as this answer's request has been sent."""
+        self.api.body = b""
+        answer.when_sent(self.request.lease.drop_body)
+
+    def charge(self, size: int) -> None:
+        """Charge memory: a piece of a plain answer, a copy of the body. Raises GatewayError if there is no room for it."""
+        lease = self.request.lease
+        if not lease.grow(size):
+            raise over_budget(0, lease.account.largest)
+
+    def require_room(self) -> None:
+        """Raises GatewayError if there is no room for a large plain answer until the client has read it.
+
+        The connection charges it as far as the client does not keep up.
+        """
+        lease, size = self.request.lease, len(self.attempts.body)
+        if size >= LARGE_BODY and not lease.fits(size):
+            self.attempts.body = b""
+            raise over_budget(0, lease.account.largest)
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.id}, {self.booking!r}>"

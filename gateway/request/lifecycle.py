@@ -1,0 +1,266 @@
+"""One request's life, in phases.
+
+    identify ─► parse ─► admit ─► choose ─► attempt ─► deliver ─► settle
+       │508       │400      │429     │404,      │502       │ event     always, once: the observers of settle.py
+       │405       │408 413  │        │503       │          │ or cut
+       └──────────┴─────────┴────────┴──────────┴──► the error's answer, in the dialect's shape
+                                     ▲          │ fails before its first byte: another replica (attempts.py)
+                                     └── move ──┘
+
+- identify: who sends it, under which id, in which dialect; it has not passed this gateway before.
+- parse: its body, read and understood.
+- admit: a place at the pool's replicas, at once or after a wait in the pool's queue.
+- choose: one synchronous decision of the router, with its booking.
+- attempt: until the first byte of an answer. Nothing has gone to the client yet, so what fails is invisible to it.
+- deliver: the answer to the client. From here on an error can only be told inside the stream.
+- settle: the record is complete, and the observers get it. The booking is closed whatever has happened, the client's leaving
+  included (its handler is cancelled).
+
+Attempts and delivery keep what they have found in logs of their own (`exchange.py`); only this file writes the record.
+A request and its reply are whatever implements
+`request/client.py`; there is no socket here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.admission.memory import parsing
+from gateway.admission.pool_queue import Permit
+from gateway.config.live import Live
+from gateway.dialects.api_request import ApiRequest, router_prompt
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.openai.salts import require_saltable, tenant_salt
+from gateway.dialects.table import Dialects
+from gateway.errors import GatewayError, internal_error, shutting_down
+from gateway.fleet.directory import Fleet, Target
+from gateway.parser.parsing import Parsing
+from gateway.request.attempts import Attempts
+from gateway.request.client import Audience, Caller, ClientReply, ClientRequest, address_number
+from gateway.request.delivery import Delivery
+from gateway.request.exchange import Exchange
+from gateway.request.record import CLIENT_LEFT, SettledRequest, request_id, tenant_label
+from gateway.request.running import Running
+from gateway.request.settle import Observer, settle
+from gateway.telemetry.metrics import Metrics
+from gateway.upstream.client import ReplicaAnswer
+from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
+from router import Booking, Prompt, Router
+
+log = logging.getLogger("warmroute.gateway")
+
+PRIORITY_HEADER: Final = "X-Priority"
+REQUEST_ID_HEADER: Final = "X-Request-Id"
+MODELS_PATH: Final = "/v1/models"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Lifecycle:
+    """See the top of this file. clock: monotonic seconds, the same for the router and for all durations."""
+
+    live: Live
+    dialects: Dialects
+    parsing: Parsing
+    fleet: Fleet
+    router: Router
+    attempts: Attempts
+    delivery: Delivery
+    observers: Sequence[Observer]
+    running: Running
+    audience: Audience
+    loops: LoopGuard
+    metrics: Metrics
+    clock: Callable[[], float]
+
+    async def serve(self, request: ClientRequest) -> ClientReply:
+        """Answer a request. Raises ConnectionError or CancelledError if the client has left; any other error is an answer."""
+        record = SettledRequest(request_id(request.headers.get(REQUEST_ID_HEADER)), request.path, self.clock())
+        task = self.running.enter()
+        dialect = self.dialects.at(request.path)
+        api: ApiRequest | None = None
+        exchange: Exchange | None = None
+        permit: Permit | None = None
+        try:
+            caller = self._identify(request, dialect, record)
+            api = await self._parse(request, dialect, caller, record)
+            target, permit = await self._admit(request, api, caller, record)
+            exchange = self._choose(request, dialect, api, target, caller, record)
+            answer = await self.attempts.first_answer(exchange)
+            if not (exchange.target.resume_streams and api.stream):
+                exchange.drop_body(answer)  # it is answered; only a stream that is resumed would be asked for again
+            try:
+                reply = await self.delivery.deliver(exchange, answer)
+            finally:
+                answer.close()
+            self._delivered(exchange, answer, record)
+            return reply
+        except GatewayError as error:
+            return self._refuse(request, dialect, record, error)
+        except (asyncio.CancelledError, ConnectionError) as left:
+            self._left(exchange, record, left)
+            if self.running.over:
+                return self._refuse(request, dialect, record, shutting_down())
+            raise
+        except Exception:  # the last border: a bug must not cost more than its own request
+            log.exception("unhandled error", extra={"path": request.path, "id": record.id})
+            if exchange is not None and (begun := exchange.delivered.reply) and begun.begun:
+                begun.cut()  # nothing sane can follow what went out
+            return self._refuse(request, dialect, record, internal_error())
+        finally:
+            if permit:
+                permit.release()
+            self.running.leave(task)
+            self._settle(record, api, exchange)
+            del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
+
+    # -- the phases
+
+    def _identify(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller:
+        """Raises GatewayError 405 or 508."""
+        caller = request.caller()
+        record.tenant = tenant_label(caller.tenant)
+        self.loops.require_no_loop(request.headers.get(VIA_HEADER))
+        if record.path == MODELS_PATH:  # the application answers GET and HEAD
+            raise GatewayError(405, "method_not_allowed", f"{record.path} takes GET, HEAD.")
+        if dialect.strict and request.method != "POST":
+            raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.")
+        return caller
+
+    async def _parse(self, request: ClientRequest, dialect: Dialect, caller: Caller, record: SettledRequest) -> ApiRequest:
+        """Raises GatewayError 400, 408, 413, 415 or 503."""
+        raw = request.take() if request.here else await self._read(request, dialect, record)
+        now = self.parsing.turns.free
+        api = self.parsing.at_once(dialect, raw) if now else await self.parsing.in_turn(dialect, raw)
+        if api is None:
+            with parsing(request.lease, len(raw)):
+                client = request.lease.account.client
+                api = await self.parsing.parse(dialect, raw, scope_of(self.live, caller), client)
+        record.stream, record.metered, record.countable = api.stream, api.metered, api.countable
+        return api
+
+    async def _read(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> bytes:
+        limits = self.live.config.limits
+        raw = await request.read(max_bytes=self.live.max_body, within_s=limits.body_s, opaque=not dialect.strict)
+        record.begun = self.clock()  # an upload takes its time; what counts is ours
+        return raw
+
+    async def _admit(
+        self, request: ClientRequest, api: ApiRequest, caller: Caller, record: SettledRequest
+    ) -> tuple[Target, Permit]:
+        """Where the request may go, and a place there. Raises GatewayError 400, 404, 429 or 503."""
+        record.model = api.model
+        target = self.fleet.target(api.model)
+        record.label = target.label
+        target.require()
+        permit = target.admission.try_admit()
+        if permit is not None:
+            return target, permit
+        prompt_of(self.live, api, caller, target.label)  # so that only its block keys are in memory while it waits
+        permit = await target.wait(record.tenant, request.headers.get(PRIORITY_HEADER))
+        try:  # meanwhile replicas may have come and gone, and the model with them
+            target = self.fleet.target(api.model)
+            target.require()
+        except GatewayError:
+            permit.release()
+            raise
+        return target, permit
+
+    def _choose(
+        self,
+        request: ClientRequest,
+        dialect: Dialect,
+        api: ApiRequest,
+        target: Target,
+        caller: Caller,
+        record: SettledRequest,
+    ) -> Exchange:
+        """Raises GatewayError 400 if the body cannot get its tenant's salt, but may need it."""
+        salt = b""
+        if self.live.isolates_tenants:
+            if not api.metered:  # else it was parsed as a JSON object
+                require_saltable(api.body, request.headers.get("Content-Type") or "")
+            salt = tenant_salt(caller.tenant, api.salt)
+        booking = self._book(api, target, caller, request.lease.account.client, record)
+        exchange = Exchange(request, dialect, api, target, booking, record)
+        exchange.salt = salt
+        return exchange
+
+    def _book(self, api: ApiRequest, target: Target, caller: Caller, address: str, record: SettledRequest) -> Booking:
+        begun = self.clock()
+        client = caller.key or address_number(address)
+        prompt = prompt_of(self.live, api, caller, target.label, client)
+        live = self.fleet.candidates(target, begun)
+        booking = self.router.choose(prompt, live, begun, silent=not (api.metered and api.stream and api.countable))
+        decision = booking.decision
+        self.metrics.routing_seconds.observe((), self.clock() - begun)
+        self.metrics.routing.add((self.router.policy_name, decision.reason))
+        record.booking = booking
+        record.reason = decision.reason
+        record.estimated_prompt_tokens = decision.prompt_tokens
+        return booking
+
+    def _delivered(self, exchange: Exchange, answer: ReplicaAnswer, record: SettledRequest) -> None:
+        """The answer went out, whole or not."""
+        record.status = answer.status
+        if answer.status < 400 and not exchange.delivered.error:
+            record.ok = record.complete = True
+            self.attempts.completed(exchange)
+
+    def _left(self, exchange: Exchange | None, record: SettledRequest, left: BaseException) -> None:
+        """The client has left, or all requests are to end."""
+        record.status, record.error = CLIENT_LEFT, str(left) or "the client left"
+        if exchange is None:
+            return
+        record.ok = exchange.booking.lease.decoding  # what the replica has prefilled by now it does hold
+        record.error = exchange.attempts.error or record.error
+        if exchange.delivered.done_sent:  # it had everything
+            record.status, record.error = exchange.delivered.status, exchange.attempts.error
+
+    def _settle(self, record: SettledRequest, api: ApiRequest | None, exchange: Exchange | None) -> None:
+        """Complete the record, and give it to the observers."""
+        if api is not None:
+            api.drop()
+        if exchange is not None:
+            chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
+            record.replica = chosen.replica
+            record.predicted_cached_tokens = chosen.matched_tokens
+            record.failed_attempts = attempts.failed
+            record.answered = delivered.status
+            record.first_byte, record.last_byte = delivered.first_byte, delivered.last_byte
+            record.usage, record.resumed = delivered.usage, delivered.resumed
+            record.error = record.error or delivered.error or attempts.error
+        record.ended = self.clock()
+        settle(record, self.observers)
+
+    # -- what several phases need
+
+    def _refuse(self, request: ClientRequest, dialect: Dialect, record: SettledRequest, error: GatewayError) -> ClientReply:
+        """The answer to a request that cannot be served: the only place where a request's error becomes one."""
+        record.status, record.error = error.status, error.message
+        # While we go down the client's next request is to go to somebody who stays; and no request follows half of one.
+        keep_alive = request.complete and not self.running.draining
+        reply = request.reply(keep_alive=keep_alive, patience_s=self.live.patience_s)
+        body = dialect.error_body(error if self.audience.is_operator(request) else error.redacted(record.id))
+        headers = f"Content-Type: application/json\r\n{REQUEST_ID_HEADER}: {record.id}\r\n"
+        if error.retry_after_s is not None:
+            headers += f"Retry-After: {error.retry_after_s}\r\n"
+        reply.begin(error.status, headers.encode("ascii"), length=len(body), first=body)
+        return reply
+
+
+def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, client: int = 0) -> Prompt:
+    """A request's prompt for the router, seeded so that models and cache salts never match each other, nor, with
+    `routing.isolation: tenant`, tenants.
+
+    label: the model's bounded name. client: a number that tells clients apart.
+    """
+    return router_prompt(api, live.blocks, label, caller.session, client, scope_of(live, caller))
+
+
+def scope_of(live: Live, caller: Caller) -> tuple[str, ...]:
+    """Names that keep the prompts of this caller apart from those of others, beside the model and the cache salt."""
+    return (caller.tenant,) if live.isolates_tenants else ()

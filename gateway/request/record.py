@@ -1,0 +1,84 @@
+"""What happened to one request: written by the lifecycle, read by the observers of its end."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from http import HTTPStatus
+from typing import Final
+
+from gateway.accounting.meter import Bill
+from gateway.dialects.usage import Usage
+from router import Booking
+
+CLIENT_LEFT: Final = 499  # nginx's status for it; never sent
+UNKNOWN: Final = "unknown"
+NO_TENANT: Final = "none"
+# An id has to differ from all others, not to be a secret.
+_BEGIN: Final = f"{random.SystemRandom().getrandbits(96):024x}"
+_numbers = itertools.count(1)
+_UNSAFE: Final = re.compile(r"[^ -~]")
+_SAFE_ID: Final = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
+# A replica may answer with any of 900 codes: those that no standard knows are counted by their class.
+_CODES: Final = {status.value: str(status.value) for status in HTTPStatus} | {CLIENT_LEFT: str(CLIENT_LEFT)}
+
+
+def code_label(status: int) -> str:
+    """A status as a label: "503", or the class of one that no standard knows: "5xx"."""
+    return _CODES.get(status) or f"{status // 100}xx"
+
+
+def request_id(offered: str | None) -> str:
+    """The client's x-request-id if it can stand in a log and a header, else a new one."""
+    if offered and _SAFE_ID.fullmatch(offered):
+        return offered
+    return f"wr-{_BEGIN}-{next(_numbers)}"
+
+
+def tenant_label(tenant: str) -> str:
+    """The tenant as it can stand in a log and a label: printable ASCII, not too long."""
+    return _UNSAFE.sub("?", tenant)[:64] if tenant else NO_TENANT
+
+
+class SettledRequest:
+    """One request. Times are readings of the gateway's clock, in seconds; None: it did not come to that.
+
+    answered: the status of the replica's answer that the client got, 0: it got none; status: what the client got in the end.
+    label: the model's bounded name for metrics. tenant: bounded text. booking: its way through the router, None if no replica
+    was chosen; ok: the replica did what it was asked. metered: a generation; countable: the engine's count of prompt tokens is
+    about this one prompt. complete: the answer was good and went out whole. resumed: how often another replica went on with the
+    answer. failed_attempts: replica, reason and error of each. bill: set by the meter, for the observers after it.
+    """
+
+    answered = 0
+    bill: Bill | None = None
+    booking: Booking | None = None
+    complete = False
+    countable = False
+    ended = 0.0
+    error = ""
+    estimated_prompt_tokens = 0
+    first_byte: float | None = None
+    label = UNKNOWN
+    last_byte: float | None = None
+    metered = False
+    model = ""
+    ok = False
+    predicted_cached_tokens = 0
+    reason = ""
+    replica = ""
+    resumed = 0
+    status = 500
+    stream = False
+    tenant = NO_TENANT
+    usage: Usage | None = None
+
+    def __init__(self, id_: str, path: str, begun: float) -> None:
+        self.id = id_
+        self.path = path
+        self.begun = begun
+        self.failed_attempts: list[dict[str, str]] = []
+
+    def __repr__(self) -> str:
+        return f"<SettledRequest {self.id}, {self.status}>"

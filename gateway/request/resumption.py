@@ -1,0 +1,274 @@
+"""A stream on its way to the client, and what becomes of it when its replica breaks off.
+
+    pump ── complete ────────────────────────────────────────────────────────────────────────────────────────► good
+     ▲ └─── broken ── nothing but the end is missing ──► the gateway ends it ────────────────────────────────► good
+     │        │ └──── more than a text, too long, no other replica ──► an error event ───────────────────────► impossible
+     │        └────── another replica begins to stream the rest (attempts.py) ──┐ none does ──► an error event ► failed
+     └──────────────────────────────────────────────────────────────────────────┘
+
+Where the pool's configuration wants it (`resume_streams`), what goes out is kept, and another replica goes on with it. The
+rules are those of retries: the lease moves to the best of the others, each replica is tried once, each outcome goes to its
+breaker, and a few attempts are enough, for it may be the request that kills its engine.
+
+A replica that dies breaks all its streams off at once. So they go on one after the other (`SentEvents`), each in a turn of the
+event loop of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from gateway.admission.memory import LARGE_BODY, Lease
+from gateway.config.live import Live
+from gateway.dialects.dialect import Continuation, PartialAnswer, StreamReader, ended_without_done
+from gateway.errors import GatewayError, ReplicaFailure
+from gateway.parser.parsing import Parsing
+from gateway.request.attempts import Attempts
+from gateway.request.client import ClientReply
+from gateway.request.exchange import Exchange
+from gateway.telemetry.metrics import Metrics
+from gateway.turns import TURN_S
+from gateway.upstream.client import ReplicaAnswer
+
+MAX_KEPT_BYTES: Final = 4 << 20  # of one stream; a longer one is not resumed
+KEPT_STEP: Final = 1 << 16
+
+
+class Kept:
+    """The bytes that went to a client, as long as they are not too many, by themselves or for the budget."""
+
+    __slots__ = ("_charged", "_data", "_lease", "_most", "_too_many")
+
+    def __init__(self, lease: Lease | None = None, most: int = MAX_KEPT_BYTES) -> None:
+        """lease: the request's; they are charged to it, in steps of KEPT_STEP. most: bytes."""
+        self._most = most
+        self._data = bytearray()  # in one piece: they may come byte by byte
+        self._lease = lease
+        self._charged = 0
+        self._too_many = False
+
+    def add(self, data: bytes) -> None:
+        if self._too_many:
+            return
+        size = len(self._data) + len(data)
+        if (size > self._charged or size > self._most) and not self._charge(size):
+            return
+        self._data += data
+
+    def whole(self) -> bytearray | None:
+        """None: they were too many. It is no copy."""
+        return None if self._too_many else self._data
+
+    def _charge(self, size: int) -> bool:
+        step = size - self._charged + KEPT_STEP
+        if size <= self._most and (self._lease is None or self._lease.grow(step)):
+            self._charged += step
+            return True
+        self._too_many = True
+        self._data = bytearray()
+        if self._lease is not None:
+            self._lease.shrink(self._charged)
+        return False
+
+
+async def pump(
+    exchange: Exchange,
+    answer: ReplicaAnswer,
+    reader: StreamReader,
+    kept: Kept | None,
+    clock: Callable[[], float],
+    *,
+    headers: bytes | None,
+    needs_done: bool,
+) -> ReplicaFailure | None:
+    """The events of one replica to the client, as they come; the reply ends with them. Returns why they did not come to an end.
+
+    kept: for what goes out, if the stream may be resumed. headers: with which the reply begins; None: it has begun. needs_done:
+    without [DONE] the stream is not complete. Raises ConnectionError if the client has left, or does not read.
+    """
+    delivered, reply = exchange.delivered, exchange.delivered.reply
+    assert reply is not None
+    delivered.reader = reader
+
+    def sink(data: bytes) -> None:
+        out = reader.feed(data)
+        reply.write(out)
+        delivered.last_byte = clock()
+        if kept is not None:
+            kept.add(out)
+            reader.raise_failure()
+
+    try:
+        out = reader.feed(answer.take_turn())
+        if headers is None:
+            reply.write(out)
+            delivered.last_byte = clock()
+        else:
+            reply.begin(answer.status, headers, length=None, first=out)
+        if kept is not None:
+            kept.add(out)
+            reader.raise_failure()
+        reply.feed_from(answer)
+        await answer.pump(sink)
+        last = reader.finish()  # before it is asked: some engines end with a [DONE] that has no blank line behind it
+        if needs_done and not reader.done:
+            raise ended_without_done()
+        reply.end(last)
+    except ReplicaFailure as failure:
+        return failure
+    finally:
+        delivered.done_sent = reader.done
+        if reader.usage:  # also when the client leaves before the very end
+            delivered.usage = reader.usage
+    return None
+
+
+class SentEvents:
+    """Reads what clients of broken streams have, one stream at a time: first come, first served. clock: monotonic seconds."""
+
+    __slots__ = ("_clock", "_lock")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = asyncio.Lock()
+
+    async def read(self, continuation: Continuation, kept: Kept) -> PartialAnswer | None:
+        """What the client has, read in turns with everybody else. None: it was too much, or more than one text."""
+        contended = self._lock.locked()
+        async with self._lock:
+            if not contended:  # so that also those of little text queue up behind it, and have a turn each
+                await asyncio.sleep(0)
+            data = kept.whole()
+            if data is None:
+                return None
+            events, due = continuation.partial(data), self._clock() + TURN_S
+            while not events.over:
+                if not events.step():
+                    return None
+                if self._clock() >= due:
+                    await asyncio.sleep(0)
+                    due = self._clock() + TURN_S
+            return events.result()
+
+
+class Copy:
+    """The request with the text so far, beside the client's own: charged to the request's lease until it is sent."""
+
+    __slots__ = ("_lease", "_size")
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._size = 0
+
+    def charge(self, size: int) -> bool:
+        """False: there is no room for these bytes. A small one is not worth counting."""
+        if size < LARGE_BODY:
+            return True
+        if not self._lease.grow(size):
+            return False
+        self._size += size
+        return True
+
+    def drop(self) -> None:
+        """Idempotent."""
+        size, self._size = self._size, 0
+        self._lease.shrink(size)
+
+
+class Resumption:
+    """See the top of this file. clock: monotonic seconds."""
+
+    def __init__(
+        self, *, live: Live, attempts: Attempts, parsing: Parsing, metrics: Metrics, clock: Callable[[], float]
+    ) -> None:
+        self._live = live
+        self._attempts = attempts
+        self._parsing = parsing
+        self._metrics = metrics
+        self._clock = clock
+        self._sent = SentEvents(clock)
+
+    async def resume(self, exchange: Exchange, reply: ClientReply, kept: Kept, failure: ReplicaFailure) -> GatewayError | None:
+        """Complete the answer of which `kept` went out. Returns the error for the client if that cannot be done."""
+        attempts, delivered = exchange.attempts, exchange.delivered
+        error = self._note(exchange, failure)
+        tried = len(attempts.failed)
+        total_s = self._live.config.timeouts.total_s
+        left_s = total_s - (self._clock() - exchange.begun) if total_s else None
+        unsaid: GatewayError | None
+        try:
+            async with asyncio.timeout(left_s):
+                unsaid = await self._continue(exchange, reply, kept, error)
+        except TimeoutError:
+            unsaid = error
+            if delivered.done_sent:  # only the end of the framing is missing
+                reply.end()
+                unsaid = None
+        except GatewayError as ours:
+            unsaid = ours.with_traceback(None)  # that refers to this frame
+        attempted = attempts.resumptions or len(attempts.failed) > tried
+        result = "good" if unsaid is None else "failed" if attempted else "impossible"
+        self._metrics.resumed.add((exchange.label, result))
+        return unsaid
+
+    async def _continue(self, exchange: Exchange, reply: ClientReply, kept: Kept, error: GatewayError) -> GatewayError | None:
+        """Go on at one replica after the other. error: for the client where that ends."""
+        api, continuation = exchange.api, exchange.dialect.continuation
+        if continuation is None:
+            return error
+        while True:
+            so_far = await self._sent.read(continuation, kept)
+            if so_far is None:
+                return error
+            copy = Copy(exchange.request.lease)
+            opened = list[ReplicaAnswer]()  # one at most: compiled code would take it for narrowed in `finally`
+            try:
+                rest = await self._rest(exchange, so_far, copy)
+                if rest == b"":
+                    self._end(exchange, reply, continuation, so_far)
+                    return None
+                answer = await self._attempts.rest_of_answer(exchange, rest) if rest else None
+                if answer is None:
+                    return error
+                opened.append(answer)
+                rest, so_far.text = None, ""  # it is sent, and nobody else needs it
+                answer.when_sent(copy.drop)
+                exchange.delivered.resumed += 1
+                exchange.booking.first_token(self._clock())
+                reader = continuation.reader(so_far, strip_usage=api.strip_usage)
+                failure = await pump(exchange, answer, reader, kept, self._clock, headers=None, needs_done=True)
+                if failure is None:
+                    return None
+                if reader.done:  # what comes after [DONE] is no failure: the answer is complete
+                    reply.end()
+                    return None
+                error = self._note(exchange, failure)
+            finally:
+                reply.feed_from(None)
+                for each in opened:
+                    each.close()
+                copy.drop()
+
+    async def _rest(self, exchange: Exchange, so_far: PartialAnswer, copy: Copy) -> bytes | None:
+        """The request for the rest. b"": only the end is missing; None: it cannot be asked for, or there is no room for it."""
+        if so_far.finished or so_far.done:
+            return b""
+        api, text, client = exchange.api, so_far.text, exchange.request.lease.account.client
+        if text and not copy.charge(len(api.body) + len(text)):
+            return None
+        return await self._parsing.continuation(exchange.dialect, api.body, so_far, client)
+
+    def _note(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
+        """The replica that has the answer broke it off."""
+        replica = exchange.booking.chosen.replica
+        exchange.attempts.add(replica, failure.reason, f"broke off: {failure.message}")
+        return self._attempts.broke_off(exchange, failure)
+
+    def _end(self, exchange: Exchange, reply: ClientReply, continuation: Continuation, so_far: PartialAnswer) -> None:
+        """Send what alone is missing."""
+        delivered = exchange.delivered
+        delivered.usage = delivered.usage or so_far.usage
+        reply.end(continuation.ending(so_far, None if exchange.api.strip_usage else delivered.usage))
+        delivered.last_byte = self._clock()

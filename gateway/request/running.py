@@ -1,0 +1,69 @@
+"""Which requests run, and how far the shutdown is.
+
+    serving ── stop ──► draining (nothing new is accepted, what runs may finish) ── time is up ──► over (what is left is ended)
+
+A client that has just had an answer that did not announce the end may have sent its next request: so idle for a moment is not
+idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+LAST_WORDS_S: Final = 1.0  # for writing the last words to clients that read
+# What is on its way arrives within so many rounds of the loop. Rounds, for who is frozen has had time, but has read nothing.
+ROUNDS, ROUND_S = 20, 0.01
+
+
+class Running:
+    """draining: the gateway is going down. over: its requests must end now."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.over = False
+        self._running: set[asyncio.Task[object]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def enter(self) -> asyncio.Task[object]:
+        """A request begins, in the task that serves it; the task is to be given back to `leave` in a `finally`."""
+        task = asyncio.current_task()
+        assert task is not None
+        if not self._running:
+            self._idle.clear()
+        self._running.add(task)
+        return task
+
+    def leave(self, task: asyncio.Task[object]) -> None:
+        self._running.discard(task)
+        if not self._running:
+            self._idle.set()
+
+    async def wait(self, timeout_s: float, hurry: asyncio.Event) -> None:
+        """Let what runs finish, for so long or until `hurry`; then cancel what is left and let it say so."""
+        self.draining = True
+        finished, hurried = asyncio.ensure_future(self._finished()), asyncio.ensure_future(hurry.wait())
+        await asyncio.wait([finished, hurried], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finished.cancel()
+        hurried.cancel()
+        self.over = True
+        for task in tuple(self._running):
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._idle.wait()
+
+    async def _finished(self) -> None:
+        """Until nothing runs, and nothing has come for a while."""
+        while True:
+            await self._idle.wait()
+            for _ in range(ROUNDS):
+                await asyncio.sleep(ROUND_S)
+            if self._idle.is_set():
+                return
+
+    def __repr__(self) -> str:
+        state = "over" if self.over else "draining" if self.draining else "up"
+        return f"<Running {state}, {len(self._running)} running>"

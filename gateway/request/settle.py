@@ -1,0 +1,149 @@
+"""The end of a request: the observers, in the order in which they are called.
+
+An observer is a callable that takes a settled request. A new one costs one function here and one line in `observers_of`. What
+one of them raises is logged and does not keep the others from their work.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gateway.accounting.meter import Meter
+from gateway.fleet.directory import Fleet
+from gateway.request.record import SettledRequest, code_label
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.request_log import RequestLog
+from router import Outcome
+
+log = logging.getLogger("warmroute.gateway")
+
+Observer = Callable[[SettledRequest], None]
+
+
+def observers_of(fleet: Fleet, meter: Meter, metrics: Metrics, requests: RequestLog) -> list[Observer]:
+    """The program of a request's end. The router comes first: a lease is closed whatever else fails."""
+    return [
+        RouterOutcome(fleet),
+        CacheReports(fleet),
+        Metering(meter, metrics),
+        RequestMetrics(metrics),
+        AccessLog(requests),
+    ]
+
+
+def settle(request: SettledRequest, observers: Sequence[Observer]) -> None:
+    """Call each of them once."""
+    for observer in observers:
+        try:
+            observer(request)
+        except Exception:  # the last border: a bug in one must not cost the others
+            log.exception("observer failed", extra={"id": request.id})
+
+
+class RouterOutcome:
+    """Closes the booking: what the engine reported is what the router learns from."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def __call__(self, request: SettledRequest) -> None:
+        booking = request.booking
+        if booking is None:
+            return
+        usage = request.usage if request.countable else None
+        outcome = Outcome(request.ok, usage.prompt if usage else None, usage.cached if usage else None)
+        if booking.close(outcome, request.ended):
+            self._fleet.zero_hits(request.replica)
+
+
+class CacheReports:
+    """Compares the cached tokens that were predicted with those that the engine reported."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def __call__(self, request: SettledRequest) -> None:
+        if request.metered and request.answered == 200 and request.usage:
+            self._fleet.metered(request.replica, request.predicted_cached_tokens, request.usage.cached)
+
+
+class Metering:
+    """Counts tokens and money."""
+
+    def __init__(self, meter: Meter, metrics: Metrics) -> None:
+        self._meter = meter
+        self._metrics = metrics
+
+    def __call__(self, request: SettledRequest) -> None:
+        booking = request.booking
+        if booking is None or not request.metered or request.answered != 200:
+            return
+        label, usage = request.label, request.usage
+        self._metrics.predicted_cached.add((label, request.replica), request.predicted_cached_tokens)
+        self._metrics.available_cached.add((label,), booking.decision.available_tokens)
+        if usage:
+            request.bill = bill = self._meter.bill(request.model, usage)
+            self._meter.count(usage, bill, model=label, replica=request.replica, tenant=request.tenant)
+        elif request.complete:
+            self._metrics.unmetered.add((label,))
+
+
+class RequestMetrics:
+    """Counts and times every request."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def __call__(self, request: SettledRequest) -> None:
+        metrics, label, first = self._metrics, (request.label,), request.first_byte
+        metrics.requests.add((request.label, code_label(request.status)))
+        metrics.request_seconds.observe(label, request.ended - request.begun)
+        if first is not None:
+            cache = "hit" if request.predicted_cached_tokens else "miss"
+            metrics.ttft_seconds.observe((request.label, cache), first - request.begun)
+            if request.usage and request.usage.completion > 1 and request.last_byte is not None:
+                metrics.inter_token_seconds.observe(label, (request.last_byte - first) / (request.usage.completion - 1))
+
+
+class AccessLog:
+    """Writes one line for every request."""
+
+    def __init__(self, requests: RequestLog) -> None:
+        self._requests = requests
+
+    def __call__(self, request: SettledRequest) -> None:
+        broken = request.status < 400 and request.error  # after the status had gone out
+        level = logging.WARNING if broken or request.status >= 500 else logging.INFO
+        self._requests.write(level, _line(request))
+
+
+def _line(request: SettledRequest) -> dict[str, Any]:
+    usage, bill = request.usage, request.bill
+    line = {
+        "id": request.id,
+        "path": request.path,
+        "model": request.model[:100],
+        "tenant": request.tenant,
+        "replica": request.replica,
+        "reason": request.reason,
+        "status": request.status,
+        "stream": request.stream,
+        "ttft_s": None if request.first_byte is None else round(request.first_byte - request.begun, 6),
+        "seconds": round(request.ended - request.begun, 6),
+        "prompt_tokens": usage.prompt if usage else None,
+        "estimated_prompt_tokens": request.estimated_prompt_tokens,
+        "cached_tokens_predicted": request.predicted_cached_tokens,
+        "cached_tokens_reported": usage.cached if usage else None,
+        "completion_tokens": usage.completion if usage else None,
+        "cost_usd": round(bill.total, 9) if bill else None,
+        "saved_usd": round(bill.saved, 9) if bill else None,
+    }
+    if request.resumed:
+        line["resumed"] = request.resumed
+    if request.failed_attempts:
+        line["failed_attempts"] = request.failed_attempts
+    if request.error:
+        line["error"] = request.error
+    return line

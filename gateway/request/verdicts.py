@@ -1,0 +1,118 @@
+"""Whose fault it is that an attempt failed: the replica's, which its breaker counts, or the request's.
+
+A failed attempt is judged when the request's outcome is known:
+
+    another replica answered well                 the replica's fault      it counts
+    another one failed on the same request        the request's fault      it counts against none of them
+    no other one could be tried                   `lone_failures.py`       it counts, unless the client's others fail elsewhere
+    another one was not tried for lack of budget  not known                it does not count
+    a limit of the gateway's ended it             not known                it does not count, nor is it compared with others
+
+A connection that could not be had is no request's fault, and counts at once. 429 says nothing about the replica unless several
+clients get it (`fleet/refusals.py`); 503 with Retry-After means that the replica asks for rest, and is no failure; 501 means
+that its engine does not have such an endpoint: an answer like 404, the same everywhere. 508 to a request that has passed
+another gateway is about its way, or a client has forged that header, and is no failure either. What breaks off after it has
+begun is judged by `Failover.judge_broken`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.errors import ReplicaFailure
+from gateway.fleet.breaker import Trial
+from gateway.fleet.directory import Fleet
+from gateway.fleet.refusals import REST_MOST_S
+from gateway.fleet.state import ReplicaState
+from gateway.request.client import ClientRequest
+from gateway.request.lone_failures import LoneFailures
+from gateway.upstream.client import ReplicaAnswer
+from gateway.upstream.loop_guard import LOOP_DETECTED, VIA_HEADER
+
+_OVERLOADED: Final = 429
+_NOT_IMPLEMENTED: Final = 501
+_UNAVAILABLE: Final = 503
+
+
+class Verdicts:
+    """One request's failed attempts, until its outcome is known; then `settle`.
+
+    answered: a replica answered the request well. refused: the last one answered, with a refusal. unsure: another one was
+    there and not tried, or gave no verdict.
+    """
+
+    __slots__ = ("_fleet", "_lone", "_request", "answered", "failed", "refused", "unsure")
+
+    def __init__(self, fleet: Fleet, lone: LoneFailures, request: ClientRequest) -> None:
+        self._fleet = fleet
+        self._lone = lone
+        self._request = request
+        self.failed: list[tuple[Trial, ReplicaState]] = []
+        self.answered = self.refused = self.unsure = False
+
+    def failure(self, failure: ReplicaFailure, state: ReplicaState, trial: Trial, now: float) -> None:
+        """An attempt gave no answer."""
+        if failure.blameless:
+            trial.abandoned()
+            self.unsure = True
+        elif failure.reached:
+            self.failed.append((trial, state))
+        else:
+            trial.failure(now)
+            self._fleet.troubles(state)
+
+    def answer(self, answer: ReplicaAnswer, state: ReplicaState, trial: Trial, now: float) -> None:
+        """An attempt gave an answer: what its status says about the replica."""
+        status = answer.status
+        if status == _OVERLOADED:
+            trial.success()
+            if seconds := _retry_after(answer):
+                self._fleet.refused(state, client_hash(self._request), seconds, now)
+        elif status < 500 or status == _NOT_IMPLEMENTED:
+            trial.success()
+            if state.refusals:
+                state.refusals.answered()
+        elif status == _UNAVAILABLE and (seconds := _retry_after(answer)):
+            trial.abandoned()
+            self._fleet.rests(state, seconds, now)
+        elif status == LOOP_DETECTED and self._request.headers.get(VIA_HEADER) is not None:
+            trial.abandoned()
+        else:
+            self.failed.append((trial, state))
+
+    def settle(self, now: float) -> None:
+        """The request's outcome is known. Further calls do nothing."""
+        failed, self.failed = self.failed, []
+        replicas_fault = self.answered
+        if len(failed) == 1 and not (replicas_fault or self.unsure):
+            replicas_fault = self._lone.failed(client_hash(self._request), failed[0][1].name, now)
+        for trial, state in failed:
+            if replicas_fault:
+                trial.failure(now)
+                self._fleet.troubles(state)
+            else:
+                trial.abandoned()
+
+    def __repr__(self) -> str:
+        return f"<Verdicts about {[state.name for _, state in self.failed]}>"
+
+
+def client_hash(request: ClientRequest) -> int:
+    """Tells clients apart that may lie about everything but their address."""
+    return hash(request.lease.account.client)
+
+
+def is_answer(answer: ReplicaAnswer) -> bool:
+    """Whether the client should get it even if another replica is left: it is no refusal."""
+    status = answer.status
+    return (status < 500 and status != _OVERLOADED) or status == _NOT_IMPLEMENTED
+
+
+def _retry_after(answer: ReplicaAnswer) -> float:
+    """Seconds for which the replica asks to be left alone, REST_MOST_S at most; 0: it does not, or by a date, which nobody's
+    clock agrees on.
+    """
+    value = answer.head.get(b"retry-after")
+    if not value.isdigit():
+        return 0.0
+    return float(value) if len(value) < 10 else REST_MOST_S

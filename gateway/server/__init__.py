@@ -1,0 +1,1 @@
+"""HTTP towards clients and operators; the only importer of aiohttp."""

@@ -1,0 +1,131 @@
+"""Who is an operator: who may read which replica answered, addresses, other tenants, and may use the operator endpoints.
+
+With an admin key (WARMROUTE_ADMIN_KEY) that is whoever shows it, and nobody else. Without one it is a client on this machine
+that is connected directly. A proxy on this machine connects from the loopback address, too, so a request does not count as
+direct if it carries a header that proxies add, asks for a host that is not this machine (a proxy that keeps its client's Host;
+a web page whose name was rebound to 127.0.0.1), speaks HTTP/1.0 (nginx before 1.29.7 to its upstreams), or comes from a web
+page of another origin. A proxy that hides all of this cannot be told from a local client: that is what the key is for.
+
+What a head says is worked out once per distinct head (`plain_request.Head` is cached), where the client is once per connection
+(`connection.ClientConnection.local`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from aiohttp import HttpVersion11, web
+
+from gateway.config.addresses import is_loopback
+from gateway.config.live import Live
+from gateway.errors import GatewayError
+from gateway.request.client import ClientRequest
+from gateway.server.http.aiohttp_request import AiohttpRequest
+from gateway.server.http.plain_request import PlainRequest
+
+KEY_HEADER: Final = "X-Warmroute-Admin-Key"
+ON_ADMIN_LISTENER: Final = web.AppKey("on_admin_listener", bool)  # whether an application is served there
+
+_PROXY_HEADERS: Final = (
+    b"forwarded via x-forwarded x-forwarded-for x-forwarded-host x-forwarded-proto x-forwarded-port x-forwarded-server"
+    b" x-forwarded-by x-forwarded-prefix x-forwarded-scheme x-forwarded-ssl x-forwarded-uri x-forwarded-method x-forwarded-user"
+    b" x-forwarded-email x-forwarded-access-token x-forwarded-client-cert x-forwarded-path x-original-forwarded-for"
+    b" x-original-host x-original-uri x-original-url x-real-ip x-real-port x-client-ip x-cluster-client-ip x-remote-addr"
+    b" x-remote-ip x-proxyuser-ip x-host x-scheme x-envoy-external-address x-envoy-internal x-envoy-original-path"
+    b" x-envoy-expected-rq-timeout-ms x-envoy-attempt-count x-amzn-trace-id x-amz-cf-id x-cloud-trace-context"
+    b" x-azure-clientip x-azure-ref x-azure-fdid x-arr-log-id x-arr-ssl x-appengine-user-ip x-appengine-remote-addr"
+    b" true-client-ip cf-connecting-ip cf-connecting-ipv6 cf-ray cf-visitor cf-ipcountry cdn-loop fastly-client-ip"
+    b" fly-client-ip do-connecting-ip x-vercel-forwarded-for x-nf-client-connection-ip x-varnish surrogate-capability"
+    b" proxy-connection ali-cdn-real-ip x-haproxy-server-state x-nginx-proxy x-traefik-router x-warmroute-via"
+).split()
+# Programs behind a proxy may see "_" for "-".
+_FORWARDED: Final = frozenset(spelling for name in _PROXY_HEADERS for spelling in (name, name.replace(b"-", b"_")))
+_HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{1,5})?")
+_SAME_SITE: Final = frozenset([None, b"same-origin", b"none"])
+_MAX_HOST: Final = 256
+
+
+class Access:
+    """See the top of this file. The admin key is that of the start; `routing.expose_headers` is read when it is needed."""
+
+    __slots__ = ("_key", "_live")
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._key = live.config.admin_key.encode("utf-8", "surrogateescape")
+
+    @property
+    def guarded(self) -> bool:
+        """Whether there is an admin key."""
+        return bool(self._key)
+
+    def is_operator(self, request: ClientRequest) -> bool:
+        """Whether the client that sent this request is one. O(1) for a plain request whose head was seen before."""
+        return self.shows_key(request) if self._key else is_direct(request)
+
+    def shows_key(self, request: ClientRequest, *, bearer: bool = False) -> bool:
+        """Whether the request carries the admin key. bearer: also as `Authorization: Bearer KEY`, which under /v1/ is the
+        replicas' business. Without an admin key nothing shows it.
+        """
+        given = request.headers.get(KEY_HEADER)
+        if given is None and bearer:
+            scheme, _, credentials = (request.headers.get("Authorization") or "").partition(" ")
+            given = credentials if scheme.lower() == "bearer" else None
+        if given is None or not self._key:
+            return False
+        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._key)
+
+    def require_operator(self, request: ClientRequest) -> None:
+        """What operator endpoints ask for on the admin listener. Raises GatewayError 401 or 403."""
+        if self.guarded:
+            if not self.shows_key(request, bearer=True):
+                wanted = f"Send the admin key as 'Authorization: Bearer KEY' or '{KEY_HEADER}: KEY'."
+                raise GatewayError(401, "invalid_admin_key", wanted)
+        elif not self.is_operator(request):
+            text = (
+                "Without WARMROUTE_ADMIN_KEY operator endpoints answer direct clients on this machine only, and no web pages."
+            )
+            raise GatewayError(403, "forbidden", text)
+
+    def sees_headers(self, request: ClientRequest) -> bool:
+        """Whether the answer may tell which replica gives it, and how much that was believed to have cached."""
+        return self._live.shows_routing or self.is_operator(request)
+
+
+def is_direct(request: ClientRequest) -> bool:
+    """Whether a request comes from this machine and asks for it, and no proxy and no foreign web page has had a part in it."""
+    if isinstance(request, PlainRequest):
+        if not request.connection.local:
+            return False
+        head = request.head
+        if head.direct is None:
+            head.direct = fields_are_direct(head.fields.raw)
+        return head.direct
+    if not isinstance(request, AiohttpRequest) or not request.local:
+        return False
+    inner = request.inner
+    if inner.version < HttpVersion11 or not inner.raw_path.startswith("/"):
+        return False
+    fields = {name.lower(): value for name, value in inner.raw_headers}
+    return len(fields) == len(inner.raw_headers) and fields_are_direct(fields)
+
+
+def fields_are_direct(fields: Mapping[bytes, bytes]) -> bool:
+    """The same of a head's fields, names in lower case."""
+    if not _FORWARDED.isdisjoint(fields) or fields.get(b"sec-fetch-site") not in _SAME_SITE:
+        return False
+    host, origin = fields.get(b"host", b""), fields.get(b"origin")
+    if origin is not None and origin not in (b"http://" + host, b"https://" + host):
+        return False
+    return len(host) <= _MAX_HOST and _names_loopback(host)
+
+
+@lru_cache(maxsize=64)
+def _names_loopback(host: bytes) -> bool:
+    """Of a Host header's value, with or without a port."""
+    found = _HOST.fullmatch(host)
+    return found is not None and is_loopback(found[1].decode("latin-1"))

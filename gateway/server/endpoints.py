@@ -1,0 +1,183 @@
+"""The applications: which path is answered by what, on the clients' port and on the listeners beside it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+
+from gateway.admission.connection_limit import Connections
+from gateway.admission.memory import Budget
+from gateway.cluster.process import connection_limit
+from gateway.config.live import Live
+from gateway.errors import GatewayError, internal_error, too_many_connections
+from gateway.fleet.directory import Fleet
+from gateway.request.lifecycle import Lifecycle
+from gateway.request.running import Running
+from gateway.server.access import ON_ADMIN_LISTENER
+from gateway.server.errors import error_response
+from gateway.server.http.aiohttp_request import AiohttpRequest
+from gateway.server.http.connections import ClientServer, Runner
+from gateway.server.operator import Operator
+from gateway.server.status import Status
+from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
+
+log = logging.getLogger("warmroute.gateway")
+
+ADMIN: Final = "admin"
+SIDE_CONNECTIONS: Final = 256  # at once, to the listener for operators, and to that for Prometheus
+
+_SERVES = web.AppKey("serves", str)  # what an application's listener serves, for requests for something else
+_API: Final = "the API is under /v1/."
+_SIDE_PAGES: Final = {
+    ADMIN: "the admin listener (admin_listen) serves /warmroute/..., /metrics, /health and /ready; the API is on `listen`.",
+    "metrics": "the metrics listener (metrics_listen) serves /metrics, /health and /ready; the API is on `listen`.",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the applications serve. background: what has to go on from their start to their end.
+
+    memory, connections: bounds on what clients may hold.
+    """
+
+    live: Live
+    lifecycle: Lifecycle
+    fleet: Fleet
+    operator: Operator
+    status: Status
+    running: Running
+    loops: LoopGuard
+    memory: Budget
+    connections: Connections
+    background: Callable[[], AbstractAsyncContextManager[None]]
+
+
+_SERVED = web.AppKey("served", Served)
+
+
+def clients_runner(served: Served) -> Runner:
+    """The server on the clients' port."""
+    app = clients_app(served)
+
+    def make_server() -> ClientServer:
+        return ClientServer(
+            app,
+            served.lifecycle.serve,
+            live=served.live,
+            budget=served.memory,
+            places=served.connections,
+            refusal=lambda: too_many_connections(connection_limit(served.live.config)),
+        )
+
+    return Runner(app, make_server, shutdown_timeout=0.1)
+
+
+def side_runner(served: Served, name: str) -> Runner:
+    """The server on the listener for operators (ADMIN) or for Prometheus ("metrics")."""
+    app = side_app(served, name)
+
+    def make_server() -> ClientServer:
+        return ClientServer(
+            app,
+            None,
+            live=served.live,
+            budget=served.memory,
+            places=Connections(SIDE_CONNECTIONS),
+            refusal=lambda: GatewayError(503, "too_many_connections", f"There are {SIDE_CONNECTIONS} open connections here."),
+        )
+
+    return Runner(app, make_server, shutdown_timeout=0.1)
+
+
+def clients_app(served: Served) -> web.Application:
+    app = _application(served, _API)
+    app.cleanup_ctx.append(_background)
+    app.router.add_routes(
+        [
+            *served.status.routes(for_all=False),
+            web.get("/v1/models", _models),
+            web.get("/v1/models/{model:.+}", _model),
+            *served.operator.routes(),
+            web.route("*", "/v1/{path:.*}", _forward),
+        ]
+    )
+    return app
+
+
+def side_app(served: Served, name: str) -> web.Application:
+    app = _application(served, _SIDE_PAGES[name])
+    app[ON_ADMIN_LISTENER] = name == ADMIN
+    app.router.add_routes(served.status.routes(for_all=name != ADMIN))
+    if name == ADMIN:
+        app.router.add_routes(served.operator.routes())
+    return app
+
+
+def _application(served: Served, serves: str) -> web.Application:
+    app = web.Application(middlewares=[_errors])
+    app[_SERVED] = served
+    app[_SERVES] = serves
+    app.on_response_prepare.append(_finish_headers)
+    return app
+
+
+async def _background(app: web.Application) -> AsyncIterator[None]:
+    async with app[_SERVED].background():
+        yield
+
+
+async def _finish_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "warmroute"
+    if request.app[_SERVED].running.draining:
+        response.force_close()  # so that the client's next request goes to a gateway that stays
+
+
+async def _forward(request: web.Request) -> Any:
+    """Returns a `ClientReply`, which is no `web.StreamResponse`, but does for aiohttp (see `http/response.py`)."""
+    return await request.app[_SERVED].lifecycle.serve(AiohttpRequest(request))
+
+
+async def _models(request: web.Request) -> web.Response:
+    """The union of the models that the live replicas list."""
+    served = request.app[_SERVED]
+    served.loops.require_no_loop(request.headers.get(VIA_HEADER))
+    return _json_response(served.fleet.catalog.answer)
+
+
+async def _model(request: web.Request) -> web.Response:
+    return _json_response(request.app[_SERVED].fleet.entry(request.match_info["model"]))
+
+
+def _json_response(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Whatever goes wrong outside of a forwarded request has OpenAI's error shape too."""
+    try:
+        return await handler(request)
+    except GatewayError as error:
+        return error_response(error)
+    except ConnectionError:
+        raise  # the client left
+    except web.HTTPNotFound as error:
+        error.__traceback__ = None  # aiohttp's match keeps the error: its frames refer to the request, and that to the match
+        return error_response(GatewayError(404, "not_found", f"There is nothing at {request.path}; {request.app[_SERVES]}"))
+    except web.HTTPMethodNotAllowed as error:
+        error.__traceback__ = None  # likewise
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return error_response(GatewayError(405, "method_not_allowed", f"{request.path} takes {allowed}."))
+    except web.HTTPException as error:
+        return error_response(GatewayError(error.status, "http_error", error.reason))
+    except Exception:  # the last border: a bug must not cost more than its own request
+        log.exception("unhandled error", extra={"path": request.path})
+        return error_response(internal_error())

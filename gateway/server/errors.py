@@ -1,0 +1,31 @@
+"""The answers to what is no forwarded request and goes wrong, in OpenAI's error shape, which is that of the whole gateway."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from aiohttp import web
+
+from gateway.dialects.openai.errors import error_body
+from gateway.errors import GatewayError
+
+
+def error_response(error: GatewayError) -> web.Response:
+    headers = {"Server": "warmroute"}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    return web.Response(status=error.status, body=error_body(error), content_type="application/json", headers=headers)
+
+
+def raw_response(error: GatewayError) -> bytes:
+    """The bytes of a whole answer, after which the connection ends."""
+    body = error_body(error)
+    head = [
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    ]
+    if error.retry_after_s is not None:
+        head.append(f"Retry-After: {error.retry_after_s}")
+    return "\r\n".join((*head, "", "")).encode("ascii") + body

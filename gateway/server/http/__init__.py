@@ -1,0 +1,1 @@
+"""The clients' connections: how they are accepted, read, answered and ended."""

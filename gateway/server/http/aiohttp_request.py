@@ -1,0 +1,66 @@
+"""A request that aiohttp has read, as the lifecycle sees it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from aiohttp import HttpVersion11, web
+
+from gateway.admission.memory import Lease
+from gateway.request.client import Caller, ClientRequest, caller_of
+from gateway.server.http.body import UNKNOWN, coding_of, read_body
+from gateway.server.http.response import HttpReply
+from gateway.upstream.headers import upstream_headers
+
+
+class AiohttpRequest(ClientRequest):
+    """inner: aiohttp's."""
+
+    def __init__(self, inner: web.Request) -> None:
+        raw = inner.raw_path
+        path = inner.path if "%" in raw or "?" in raw or not raw.startswith("/") else raw
+        super().__init__(inner.method, path, _target(inner), inner.headers, lease_of(inner))
+        self.inner = inner
+
+    def caller(self) -> Caller:
+        return caller_of(self.headers)
+
+    def upstream_headers(self) -> bytes:
+        return upstream_headers(self.inner.raw_headers, encoded=coding_of(self.inner.headers) == UNKNOWN)
+
+    @property
+    def complete(self) -> bool:
+        return self.inner.content.is_eof() and not self.lease.refused
+
+    async def read(self, *, max_bytes: int, within_s: float, opaque: bool) -> bytes:
+        return await read_body(self.inner, self.lease, max_bytes=max_bytes, within_s=within_s, opaque=opaque)
+
+    def reply(self, *, keep_alive: bool, patience_s: float) -> HttpReply:
+        inner = self.inner
+        return HttpReply(
+            inner.protocol,
+            cast(Any, inner.transport),
+            modern=inner.version >= HttpVersion11,
+            to_head=inner.method == "HEAD",
+            keep_alive=keep_alive and inner.keep_alive,
+            patience_s=patience_s,
+        )
+
+    @property
+    def local(self) -> bool:
+        """Whether the other end of its connection is on this machine."""
+        protocol: Any = self.inner.protocol  # a connection.ClientConnection
+        return protocol is not None and bool(protocol.local)
+
+
+def lease_of(request: web.Request) -> Lease:
+    """What of the memory budget a request that is being handled holds."""
+    lease = request.protocol.lease  # type: ignore[attr-defined]  # a connection.ClientConnection
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def _target(request: web.Request) -> str:
+    """The path with its query, as it came where that is plain."""
+    raw = request.raw_path
+    return raw if raw.startswith("/") and raw.isascii() and "#" not in raw else request.rel_url.raw_path_qs

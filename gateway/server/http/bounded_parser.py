@@ -1,0 +1,219 @@
+"""aiohttp's parser of one connection, with the bounds that it has not: on a whole head, and on the memory of all clients.
+
+aiohttp bounds a header line and the number of headers, but not their sum, and it buffers what a client sends as far as its own
+limits allow on each of ten thousand connections. So all bytes go to its parser through here and are charged to the budget:
+
+- an unfinished head, and bytes that the parser holds while it is paused, to the connection's lease;
+- each request's head and the bytes of its body, as they come, to a lease of its own, which `next_request` hands to its handler.
+
+What may not be held ends the connection: from then on its bytes are dropped (`closed`), as is the parser with all that it
+holds, for the connection may linger for a while after its last answer. An unfinished head is answered at once,
+by the error that is raised here; a request by `connections.py`, which finds its lease refused, when its turn has come.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.admission.memory import Lease
+from gateway.errors import GatewayError, head_too_large, internal_error, line_too_long, over_budget
+from gateway.server.http.ambiguity import invalid_http
+
+log = logging.getLogger("warmroute.gateway")
+
+MAX_HEAD_BYTES: Final = 64 << 10  # request line and headers
+HEAD_COPIES: Final = 3  # what aiohttp makes of a head: the raw headers, the decoded ones, and what is around them
+NOTHING: Final = ((), False, b"")
+NO_HEADERS: Final = CIMultiDictProxy[str](CIMultiDict())
+
+
+class Refused(HttpProcessingError):
+    """Raised into aiohttp's connection, which answers with what `client.py` makes of `error`."""
+
+    def __init__(self, error: GatewayError) -> None:
+        super().__init__(code=error.status, message=error.message)
+        self.error = error
+
+
+class BoundedParser:
+    """See the top of this file. It stands in for `parser`, whose methods that are not here are handed through.
+
+    Used of aiohttp: that its connection gives all bytes to `_parser.feed_data`, which returns (messages, upgraded, tail); a
+    message's `raw_headers`, `path` and `_replace`; a payload's `total_bytes`, `is_eof`, `read_nowait`, `feed_eof`; that the
+    second argument of a LineTooLong is the bound.
+    """
+
+    def __init__(self, parser: Any, lease: Lease) -> None:
+        """lease: the connection's."""
+        self._parser = parser
+        self._lease = lease
+        self._head = 0  # bytes of a head that is not finished
+        self._payload: Any = None  # of the last request, while it is not complete
+        self._leases: deque[Lease] = deque()  # of the requests that were not handed out
+        self._last: Lease | None = None  # of the last request
+        self._excess: GatewayError | None = None  # what the next `feed_data` raises
+        self.closed = False
+        self.paused = False  # until it is given nothing, it may keep what it was given
+
+    def pause_reading(self) -> None:
+        if not self.closed:
+            self.paused = True
+            self._parser.pause_reading()
+
+    def message_consumed(self) -> None:
+        if not self.closed:
+            self._parser.message_consumed()
+
+    def set_upgraded(self, upgraded: bool) -> None:
+        if not self.closed:
+            self._parser.set_upgraded(upgraded)
+
+    def feed_eof(self) -> Any:
+        return None if self.closed else self._parser.feed_eof()
+
+    def feed_data(self, data: bytes) -> tuple[Sequence[Any], bool, bytes]:
+        """Raises HttpProcessingError, once."""
+        if excess := self._excess:
+            self._excess = None
+            raise Refused(excess)
+        if self.closed:
+            return NOTHING
+        if not data:
+            self.paused = False
+        payload = self._payload
+        before = payload.total_bytes if payload is not None else 0
+        try:
+            messages, upgraded, tail = self._parser.feed_data(data)
+        except LineTooLong as error:
+            self.close()
+            raise Refused(line_too_long(error.args[1])) from None
+        except HttpProcessingError:
+            self.close()
+            raise
+        if payload is not None:
+            self._charge(payload.total_bytes - before, payload)
+            if payload.is_eof():
+                self._payload = None
+        if messages:
+            if messages[-1][0].upgrade and not (len(messages) == 1 and _is_whole(data, messages[0][0])):
+                # aiohttp's parser drops what is behind it, so it has to be the connection's last request.
+                messages[-1] = (messages[-1][0]._replace(should_close=True), messages[-1][1])
+            messages = [(self._begin(message, its_payload), its_payload) for message, its_payload in messages]
+        if messages or payload is not None:
+            self._head = 0  # less than one read of a next head may be here; the next read counts
+        else:
+            self._head += len(data)
+            self._check_head()
+        return messages, upgraded, tail
+
+    def note_paused(self, size: int) -> bool:
+        """After each `feed_data`. size: bytes that wait for the parser, which may be paused.
+
+        Returns True if they may not be held and belong to no request that would tell so: `feed_data(b"")` is to be called,
+        which raises the reason (but not while an Upgrade waits for its answer, which ends the connection).
+        """
+        if self.closed or self._lease.resize(self._head * HEAD_COPIES + size):
+            return False
+        if self._payload is not None and self._last is not None:  # its body will not be whole
+            self._last.refused = self._last.held + size
+            self._cut(self._payload)
+            return False
+        self._excess = over_budget(size, self._lease.account.largest)
+        self.close()
+        return True
+
+    def next_request(self) -> Lease:
+        """The lease of the request whose turn it is; the caller closes it."""
+        return self._leases.popleft()
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self.closed = True
+        self._parser = None
+        self._head = 0
+        self._lease.resize(0)
+
+    def lost(self) -> None:
+        """The connection is gone, and all requests whose turn had not come with it."""
+        self.closed = True
+        self._parser = None
+        for lease in self._leases:
+            lease.close()
+        self._lease.close()
+
+    def _begin(self, message: Any, payload: Any) -> Any:
+        """Charge a request. Returns its message, without its headers if there is no room for them."""
+        size = len(message.path) + sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
+        self._last = lease = self._lease.account.lease()
+        self._leases.append(lease)
+        lease.head = size * HEAD_COPIES
+        if size > MAX_HEAD_BYTES:
+            lease.refused = lease.head
+            self.close()
+        self._charge(lease.head + payload.total_bytes, payload)
+        self._payload = None if payload.is_eof() else payload
+        return message._replace(headers=NO_HEADERS, raw_headers=()) if lease.refused else message
+
+    def _charge(self, size: int, payload: Any) -> None:
+        """Charge bytes to the last request. If they may not be held, what is here of its body is dropped, and no more comes."""
+        assert self._last is not None
+        if size and not self._last.grow(size):
+            self._cut(payload)
+
+    def _cut(self, payload: Any) -> None:
+        """No more comes of a body, and what is here of it is dropped. Its reader wakes up, and finds its lease refused."""
+        self.close()
+        payload.feed_eof()
+        payload.read_nowait()
+
+    def _check_head(self) -> None:
+        """Raises Refused if the head that is on its way is too large, by itself or for the budget."""
+        if self._head > MAX_HEAD_BYTES:
+            error = head_too_large(MAX_HEAD_BYTES)
+        elif not self._lease.resize(self._head * HEAD_COPIES):
+            error = over_budget(self._head, self._lease.account.largest)
+        else:
+            return
+        self.close()
+        raise Refused(error)
+
+
+def _is_whole(data: bytes, message: Any) -> bool:
+    """Whether these bytes are this request, and nothing else."""
+    length = message.headers.get("Content-Length", "0")
+    head = data.find(b"\r\n\r\n") + 4
+    begins = data.startswith(message.method.encode() + b" ")
+    return bool(begins and not message.chunked and length.isdecimal() and head + int(length) == len(data))
+
+
+def refusal_of(lease: Lease) -> GatewayError | None:
+    """Why a request may not be served, if its bytes may not be held."""
+    if not lease.refused:
+        return None
+    if lease.head > MAX_HEAD_BYTES * HEAD_COPIES:
+        return head_too_large(MAX_HEAD_BYTES)
+    return over_budget(lease.refused, lease.account.largest)
+
+
+def forget_frames(messages: Iterable[tuple[Any, Any]]) -> None:
+    """Of errors that aiohttp keeps and that nobody will see any more: their frames refer to them, and to the connection."""
+    for message, _ in messages:
+        if (error := getattr(message, "exc", None)) is not None:
+            error.__traceback__ = None
+
+
+def error_of(status: int, error: BaseException | None, message: str | None) -> GatewayError:
+    """The answer to what aiohttp could not make a request of, or could not handle."""
+    if isinstance(error, Refused):
+        return error.error
+    if status < 500:
+        return invalid_http(message or "it cannot be read")
+    if not isinstance(error, ConnectionError):  # the client left: nobody's fault, and nobody reads this
+        log.error("unhandled error", exc_info=error)
+    return internal_error()

@@ -1,0 +1,157 @@
+"""The server: it makes the clients' connections, and decides which way a request goes that aiohttp has read.
+
+aiohttp makes two tasks' work, a request with all its properties and a body's reader of every request, and its application
+resolves routes and runs middlewares; for what is forwarded this costs as much as the rest of the gateway. So what is POSTed to
+FAST_PATHS goes to its handler directly: past all of aiohttp if it is plain (`connection.py`, `plain_request.py`,
+`fast_path.py`), else past the application. Everything else goes to the application.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, cast
+
+from aiohttp import HttpVersion11, web
+
+from gateway.admission.connection_limit import Connections
+from gateway.admission.memory import Budget
+from gateway.config.live import Live
+from gateway.errors import GatewayError
+from gateway.request.client import ClientReply, ClientRequest
+from gateway.server.errors import error_response, raw_response
+from gateway.server.http.aiohttp_request import AiohttpRequest
+from gateway.server.http.ambiguity import SPOKEN, refusal_of
+from gateway.server.http.bounded_parser import refusal_of as over_bounds
+from gateway.server.http.connection import FAST_PATHS, ClientConnection
+from gateway.server.http.half_closed import HalfClosed
+from gateway.server.http.response import HttpReply
+
+Handler = Callable[[ClientRequest], Awaitable[ClientReply]]
+
+MAX_HEADER_BYTES: Final = 64 << 10  # one header line: tokens and cookies can be long
+_NO_PATHS: Final[frozenset[str]] = frozenset()
+
+
+class ClientServer(web.Server):
+    """Serves `app`; what is POSTed to FAST_PATHS goes to `handler` without the application's detours."""
+
+    def __init__(
+        self,
+        app: web.Application,
+        handler: Handler | None,
+        *,
+        live: Live,
+        budget: Budget,
+        places: Connections,
+        refusal: Callable[[], GatewayError],
+    ) -> None:
+        """handler: None: everything goes to the application, and an idle connection makes room for a new one. budget: of the
+        bytes that requests may hold. places: of connections; refusal: what one too many is answered.
+        """
+        super().__init__(
+            self._dispatch,  # type: ignore[arg-type]  # requests are made by the application
+            request_factory=app._make_request,
+            handler_cancellation=True,
+        )
+        self._app = app
+        self._live = live
+        self._refusal = refusal
+        self._closes_idle = handler is None
+        self.fast_paths = FAST_PATHS if handler else _NO_PATHS
+        self.handler: Callable[[Any], Awaitable[Any]] = handler or app._handle
+        self.places = places
+        self.budget = budget
+        self.half_closed = HalfClosed(self._loop)
+
+    def admit(self, client: str) -> bool:
+        """Count one more connection of this client, if it may have it, or if an idle connection can be closed for it.
+
+        The latter is for operators and Prometheus: their listeners have few places, and whoever keeps connections there without
+        asking anything must not shut them out. The client's own connections go first, the oldest before all others. On the
+        clients' port idle connections are what a keep-alive is for, and stay.
+        """
+        if self.places.admit(client):
+            return True
+        if not self._closes_idle:
+            return False
+        idle = [each for each in cast(list[ClientConnection], self.connections) if each.client and each.idle]
+        oldest = next((each for each in idle if each.client == client), None)
+        if oldest is None and not self.places.of(client):
+            oldest = next(iter(idle), None)
+        if oldest is None:
+            return False
+        oldest.make_room(client)
+        return True
+
+    @property
+    def busy(self) -> bytes:
+        """The answer to a connection too many."""
+        return raw_response(self._refusal())
+
+    @property
+    def max_body(self) -> int:
+        """Bytes; a longer one is refused."""
+        return self._live.max_body
+
+    @property
+    def _idle_s(self) -> float:
+        """For so long a connection may be idle, or be sending one request's head."""
+        return self._live.config.limits.client_idle_s
+
+    def __call__(self) -> ClientConnection:
+        return ClientConnection(
+            self,
+            loop=self._loop,
+            access_log=None,
+            keepalive_timeout=self._idle_s,
+            max_field_size=MAX_HEADER_BYTES,
+            auto_decompress=False,  # `body.py` does, with bounds
+        )
+
+    def refuse(self, error: GatewayError) -> web.Response:
+        """The connection ends with it: whether the rest of the request will still come is not known."""
+        answer = error_response(error)
+        answer.force_close()
+        return answer
+
+    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  (aiohttp's)
+        await super().shutdown(timeout)
+        self.half_closed.close()
+
+    async def _dispatch(self, request: web.Request) -> Any:
+        connection = cast(ClientConnection, request.protocol)
+        lease = connection.begin_request()
+        if request.version not in SPOKEN:
+            return self._not_supported(request)
+        if error := over_bounds(lease) or refusal_of(request):
+            return self.refuse(error)
+        if request.raw_path in self.fast_paths and request.method == "POST" and "Expect" not in request.headers:
+            return await self.handler(AiohttpRequest(request))
+        return await self._app._handle(request)
+
+    def _not_supported(self, request: web.Request) -> HttpReply:
+        modern, to_head = request.version >= HttpVersion11, request.method == "HEAD"
+        transport = cast(Any, request.transport)
+        reply = HttpReply(
+            request.protocol, transport, modern=modern, to_head=to_head, keep_alive=False, patience_s=self._idle_s
+        )
+        reply.begin(505, b"", length=0)
+        return reply
+
+
+class Runner(web.AppRunner):
+    """Starts and ends the application, and serves it through a ClientServer."""
+
+    def __init__(self, app: web.Application, make_server: Callable[[], ClientServer], *, shutdown_timeout: float) -> None:
+        super().__init__(app, shutdown_timeout=shutdown_timeout)
+        self._make_client_server = make_server
+
+    async def _make_server(self) -> web.Server:
+        await super()._make_server()  # starts the application up
+        return self._make_client_server()
+
+    @property
+    def listeners(self) -> list[socket.socket]:
+        """Its listening sockets."""
+        return [listener for site in self._sites for listener in getattr(site._server, "sockets", ())]

@@ -1,0 +1,262 @@
+"""Requests that are plain, and so are read here; all others are aiohttp's to read, or to refuse. Pure but for the waiting.
+
+Nearly all requests are: HTTP/1.1, the whole head in one piece, a body by its length, and nothing in the head that means more
+than itself to a gateway. For such a head every reader of HTTP comes to the same result, so nothing is guessed: printable ASCII
+with one space or none after the colon, no header twice, a Host, and none of those that change how the message is read or what
+becomes of the connection (a transfer coding, an upgrade, an expectation, a Connection header other than `keep-alive`). What
+is not plain costs more, and is nobody's fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from functools import lru_cache
+from io import BytesIO
+from typing import Final, Protocol
+
+from gateway.admission.memory import Lease, peak_of
+from gateway.errors import GatewayError, over_budget
+from gateway.request.client import Caller, ClientRequest, caller_of
+from gateway.server.http.body import too_slow
+from gateway.server.http.response import HttpReply
+from gateway.upstream.headers import upstream_headers
+
+MAX_HEAD_BYTES: Final = 16 << 10
+MAX_FIELDS: Final = 100
+
+_HEAD: Final = re.compile(
+    rb"([A-Z]{3,7}) (/[!-~]*+) HTTP/1\.1\r\n((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++: ?[!-~]++(?: ++[!-~]++)*+\r\n)++)\r\n"
+)
+_FIELD: Final = re.compile(rb"([^:]++): ?([^\r]++)\r\n")
+# A client's heads differ in little else; all others that are seen again need not be read again.
+_LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,12})(?=\r\n)")
+_NOT_ASKED: Final = ""  # no value of a plain head is empty
+_KNOWN: Final = 256
+_KNOWN_BYTES: Final = 2048
+_UNUSUAL: Final = frozenset(
+    b"content-encoding content-length expect http2-settings keep-alive proxy-authenticate proxy-authorization proxy-connection"
+    b" sec-websocket-key1 te trailer transfer-encoding upgrade".split()
+)
+
+
+class Head:
+    """A plain head, less its Content-Length. What is worked out of it is kept, for the next request with the same head:
+
+    onward: its lines for a replica. direct: whether no proxy had a part in it (`access.py`). caller: that it names.
+    """
+
+    __slots__ = ("caller", "direct", "fields", "headers", "method", "onward", "target")
+
+    def __init__(self, method: str, target: str, headers: list[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.fields = Fields(fields)
+        self.onward: bytes | None = None
+        self.direct: bool | None = None
+        self.caller: Caller | None = None
+
+    def __repr__(self) -> str:
+        return f"<Head {self.method} {self.target}, {self.fields!r}>"
+
+
+class Beginning:
+    """What some bytes begin with. length: of the body; end: where in the bytes it begins."""
+
+    __slots__ = ("end", "head", "length")
+
+    def __init__(self, head: Head, length: int, end: int) -> None:
+        self.head = head
+        self.length = length
+        self.end = end
+
+
+def read_head(data: bytes) -> Beginning | None:
+    """The plain head that `data` begins with; None if it begins with anything else."""
+    end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4
+    if end == 3:
+        return None
+    length, known = 0, data[:end]
+    if found := _LENGTH.search(known):
+        length, known = int(found[1]), known[: found.start()] + known[found.end() :]
+    head = _known(known) if len(known) <= _KNOWN_BYTES else _parse(known)
+    return Beginning(head, length, end) if head else None
+
+
+def _parse(data: bytes) -> Head | None:
+    """A whole head without its Content-Length; one that is left may be a second one, or no number."""
+    found = _HEAD.fullmatch(data)
+    if found is None:
+        return None
+    headers = _FIELD.findall(found[3])
+    fields = {name.lower(): value for name, value in headers}
+    if len(fields) != len(headers) or len(headers) > MAX_FIELDS or b"host" not in fields or not _UNUSUAL.isdisjoint(fields):
+        return None
+    if fields.get(b"connection", b"keep-alive").lower() != b"keep-alive":
+        return None
+    return Head(found[1].decode("ascii"), found[2].decode("ascii"), headers, fields)
+
+
+_known: Final = lru_cache(maxsize=_KNOWN)(_parse)
+
+
+class Fields:
+    """A plain head's headers, by names in any case. raw: by names in lower case.
+
+    What was asked for is kept as text, for the next request with the same head: only the gateway's own code asks, so that is
+    a handful of names.
+    """
+
+    __slots__ = ("_asked", "raw")
+
+    def __init__(self, fields: dict[bytes, bytes]) -> None:
+        self.raw = fields
+        self._asked: dict[str, str | None] = {}
+
+    def get(self, name: str, /) -> str | None:
+        asked = self._asked.get(name, _NOT_ASKED)
+        return asked if asked is not _NOT_ASKED else self._find(name)
+
+    def _find(self, name: str) -> str | None:
+        value = self.raw.get(name.lower().encode("ascii"))
+        self._asked[name] = found = None if value is None else value.decode("ascii")
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Fields {list(self.raw)}>"
+
+
+class Connection(Protocol):
+    """What a plain request needs of its connection. local: the other end is on this machine."""
+
+    local: bool
+
+    @property
+    def transport(self) -> asyncio.Transport | None: ...
+
+
+class PlainRequest(ClientRequest):
+    """A plain request. Its body arrives in pieces: `feed`, then `take`.
+
+    Its head and each piece of its body are charged to its lease as they arrive. A request that the budget refuses drops what it
+    has and what still comes, and `read` raises.
+    """
+
+    def __init__(self, data: bytes, begun: Beginning, connection: Connection, lease: Lease) -> None:
+        """data: its first bytes, at most all of them."""
+        head = begun.head
+        super().__init__(head.method, head.target, head.target, head.fields, lease)
+        self.head = head
+        self.connection = connection
+        self._body = b""
+        self._left = begun.end + begun.length - len(data)  # bytes that are still to come
+        self._pieces: BytesIO | None = None
+        self._refusal: GatewayError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        extra = begun.end if begun.end > _KNOWN_BYTES else 0  # such a head is this request's alone, as bytes and as fields
+        lease.head = begun.end + extra
+        if not lease.grow(len(data) + extra) or (self._left and not self._may_come(begun.length)):
+            self._refuse(begun.length)  # what cannot be held need not be sent either
+        elif self._left:
+            self._pieces = BytesIO()
+            self._pieces.write(data[begun.end :])
+        else:
+            self._body = data[begun.end :]
+
+    @property
+    def here(self) -> bool:
+        return not self._left and self._refusal is None
+
+    @property
+    def complete(self) -> bool:
+        return not self._left
+
+    @property
+    def lingers(self) -> bool:
+        """Whether the connection may stay open for a while after the answer: only if there is room for the head so long."""
+        return self.lease.held >= self.lease.head
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what is still missing of the body. Returns what came behind it."""
+        if not self._left:
+            return data
+        piece = data if len(data) <= self._left else data[: self._left]
+        self._left -= len(piece)
+        if self._pieces is not None:
+            if self.lease.grow(len(piece)):
+                self._pieces.write(piece)
+            else:
+                self._refuse(self.lease.held - self.lease.head + len(piece) + self._left)
+        if not self._left:
+            self._finish()
+        return data[len(piece) :]
+
+    async def arrived(self) -> None:
+        """Wait until the whole body is here. Raises GatewayError 503 or 413 if the budget refuses it."""
+        while self._left and self._refusal is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._refusal:
+            raise self._refusal
+
+    async def read(self, *, max_bytes: int, within_s: float, opaque: bool) -> bytes:
+        try:
+            async with asyncio.timeout(within_s):
+                await self.arrived()
+        except TimeoutError as late:
+            raise too_slow(within_s) from late
+        return self.take()
+
+    def caller(self) -> Caller:
+        """O(1) if its head was seen before."""
+        head = self.head
+        if head.caller is None:
+            head.caller = caller_of(head.fields)
+        return head.caller
+
+    def upstream_headers(self) -> bytes:
+        head = self.head
+        if head.onward is None:
+            head.onward = upstream_headers(head.headers)
+        return head.onward
+
+    def reply(self, *, keep_alive: bool, patience_s: float) -> HttpReply:
+        connection = self.connection
+        return HttpReply(
+            connection, connection.transport, modern=True, to_head=False, keep_alive=keep_alive, patience_s=patience_s
+        )
+
+    def take(self) -> bytes:
+        body, self._body = self._body, b""
+        return body
+
+    def close(self) -> None:
+        """The request is over: drop what there is of its body, whoever still refers to the request."""
+        self._pieces, self._body = None, b""
+        self.lease.close()
+
+    def _finish(self) -> None:
+        if self._pieces is not None:
+            self._body, self._pieces = self._pieces.getvalue(), None  # not a copy: BytesIO hands its buffer over
+        self._wake()
+
+    def _may_come(self, length: int) -> bool:
+        """Whether there would be room for the rest of the body, if it came now."""
+        lease = self.lease
+        return peak_of(length) <= lease.account.largest and lease.fits(self._left)
+
+    def _refuse(self, body: int) -> None:
+        """body: the size of the whole body."""
+        self._refusal = over_budget(peak_of(body), self.lease.account.largest, body)
+        self._pieces = None
+        self.lease.drop_body()
+        self.lease.grow(self.lease.head - self.lease.held)  # if there is room for it: see `lingers`
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __repr__(self) -> str:
+        return f"<PlainRequest {self.method} {self.path}, {f'{self._left} bytes to come' if self._left else 'complete'}>"

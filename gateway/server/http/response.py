@@ -1,0 +1,180 @@
+"""Towards the client: an answer is written past aiohttp's response writer, straight to the connection's transport.
+
+This is the one seam with the insides of aiohttp's server, and it is narrow. What is used of it:
+- `request.transport` and `request.protocol`, both public, and `aiohttp.http.StreamWriter.drain`;
+- a handler may return anything that has `prepare`, `write_eof` and `keep_alive`, which aiohttp calls in this order and which
+  here do nothing but wait until the client has taken what was written;
+- `pause_writing` and `resume_writing` of the protocol (`connection.py`), which stop and start the replica's connection; its
+`reply`
+  is the answer that has begun.
+`tests/gateway/server/http/test_response.py` fails where a release of aiohttp moves it.
+
+An answer is framed by its length, else in chunks, else (HTTP/1.0) by the end of the connection; one that breaks off there has
+its connection reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import socket
+import struct
+import time
+from http import HTTPStatus
+from typing import Any, Final, Protocol
+
+from aiohttp import web
+from aiohttp.http import StreamWriter
+
+from gateway.request.client import ClientReply
+from gateway.upstream.client import ReplicaAnswer
+
+MAX_JOINED: Final = 1 << 16  # bytes of a body that go out in one buffer with the head
+
+_RESET: Final = struct.pack("ii", 1, 0)  # on, and do not linger: what is closed is reset
+_BODILESS: Final = frozenset([204, 304])
+_REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+class Dates:
+    """The Date header's line, made once a second."""
+
+    __slots__ = ("_line", "_second")
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._line = b""
+
+    def line(self, now: float) -> bytes:
+        if int(now) != self._second:
+            self._second = int(now)
+            self._line = b"Date: %b\r\n" % email.utils.formatdate(now, usegmt=True).encode()
+        return self._line
+
+
+_dates = Dates()
+
+
+class Connection(Protocol):
+    """What a reply needs of the client's connection. source: the answer to pause; reply: the one that has begun."""
+
+    source: ReplicaAnswer | None
+    reply: HttpReply | None
+
+    @property
+    def writing_paused(self) -> bool: ...
+
+
+class HttpReply(ClientReply):
+    """One answer on one connection."""
+
+    def __init__(
+        self,
+        connection: Any,
+        transport: asyncio.Transport | None,
+        *,
+        modern: bool,
+        to_head: bool,
+        keep_alive: bool,
+        patience_s: float,
+    ) -> None:
+        """connection: a `Connection`, and aiohttp's BaseProtocol. modern: the client speaks HTTP/1.1. to_head: it asks for the
+        head only. keep_alive: whether the connection may be used again. patience_s: how long a client may not read at the end.
+        """
+        super().__init__()
+        self._connection = connection
+        self._transport = transport
+        self._modern = modern
+        self._to_head = to_head
+        self._patience_s = patience_s
+        self._chunked = self._until_end = False  # how the body is framed
+        self._ended = False
+        self.keep_alive = keep_alive
+
+    def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
+        modern = self._modern
+        if status in _BODILESS:
+            framing = b""
+        elif length is not None:
+            framing = b"Content-Length: %d\r\n" % length
+        elif modern:
+            framing = b"Transfer-Encoding: chunked\r\n"
+            self._chunked = True
+        else:
+            framing = b""
+            self._until_end = True
+            self.keep_alive = False
+        if not self.keep_alive:
+            framing += b"Connection: close\r\n"
+        elif not modern:
+            framing += b"Connection: keep-alive\r\n"
+        start = b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b""))
+        if status in _BODILESS or self._to_head:
+            first, self._chunked = b"", False
+        elif self._chunked and first:
+            first = b"%x\r\n%b\r\n" % (len(first), first)
+        self.begun = True
+        self._connection.reply = self
+        apart = len(first) > MAX_JOINED  # written without a copy of it
+        server = b"Server: warmroute\r\n\r\n"
+        self._write(b"".join((start, headers, framing, _dates.line(time.time()), server, b"" if apart else first)))
+        if apart:
+            self._write(first)
+
+    def write(self, data: bytes) -> None:
+        if data:
+            self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def end(self, last: bytes = b"") -> None:
+        self._ended = True
+        if self._chunked:
+            self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last) if last else b"0\r\n\r\n")
+        elif last:
+            self._write(last)
+
+    def cut(self) -> None:
+        self.keep_alive = False
+        if self._transport:
+            if self._until_end:  # which must not look like that of a whole answer
+                sock: socket.socket = self._transport.get_extra_info("socket")
+                with contextlib.suppress(OSError, ValueError):  # it is closed already
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self._transport.abort()
+
+    def probe(self) -> None:
+        """Write something that means nothing, so that a client that has left resets the connection.
+
+        In chunks that is a zero before the next chunk's size, which is then one digit longer (RFC 9112, section 7.1). An answer
+        that is framed otherwise has no room for it: its next bytes will do the same.
+        """
+        if self._chunked and not self._ended and self._transport and not self._transport.is_closing():
+            self._transport.write(b"0")
+
+    def feed_from(self, answer: ReplicaAnswer | None) -> None:
+        self._connection.source = answer
+        if answer and self._connection.writing_paused:
+            answer.pause()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            raise ConnectionResetError("the client left")
+        self._transport.write(data)
+
+    # -- what aiohttp asks of an answer
+
+    async def prepare(self, _request: web.BaseRequest) -> None:
+        """All is written already."""
+
+    async def write_eof(self) -> None:
+        """Wait for a client that is slow, so that it cannot ask for more meanwhile."""
+        if not self._connection.writing_paused:
+            return
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await StreamWriter(self._connection, asyncio.get_running_loop()).drain()
+        except TimeoutError:
+            self.cut()
+
+    def __repr__(self) -> str:
+        return f"<HttpReply {'begun' if self.begun else 'not begun'}, {'chunked' if self._chunked else 'plain'}>"

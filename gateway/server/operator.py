@@ -1,0 +1,208 @@
+"""Operator endpoints under /warmroute/: what the gateway knows, and what it would do.
+
+They are on a listener of their own (`admin_listen`), and, where there is an admin key (WARMROUTE_ADMIN_KEY), on the
+clients' port as well. With a key everybody is asked for it, clients on this machine included: as `Authorization: Bearer KEY` or
+as `X-Warmroute-Admin-Key: KEY`. Without one they answer direct clients on this machine only, and on their own listener only,
+for a proxy in front of the clients' port can look like one of these (`access.py`).
+
+A replica that drains gets no new requests, and is probed as before; when its count of requests in flight is 0, it can be taken
+down. It drains until it is told otherwise, or the gateway restarts. A replica that was added stays until the next reload or
+restart: what is to last belongs into the configuration. Its URL must not be link-local or a cloud's metadata service, unless
+the configuration allows that: whoever may add a replica would otherwise read there with the gateway's network identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from gateway.cluster.commands import ControlPlane
+from gateway.cluster.messages import Drain, Join
+from gateway.config.live import Live
+from gateway.config.parse import ConfigError, convert
+from gateway.config.schema import ReplicaConfig
+from gateway.dialects.table import DRY_RUN
+from gateway.errors import GatewayError, bad_request
+from gateway.fleet.directory import Fleet
+from gateway.fleet.state import ReplicaState
+from gateway.parser.parsing import Parsing
+from gateway.request.lifecycle import prompt_of, scope_of
+from gateway.server.access import ON_ADMIN_LISTENER, Access
+from gateway.server.http.aiohttp_request import AiohttpRequest
+from router import Candidate, Router
+
+NAMED_POOLS: Final = 20  # in the error about one that there is not
+
+
+class Operator:
+    """The handlers; `routes` mounts them."""
+
+    def __init__(
+        self,
+        *,
+        live: Live,
+        fleet: Fleet,
+        router: Router,
+        parsing: Parsing,
+        control: ControlPlane,
+        access: Access,
+        clock: Callable[[], float],
+    ) -> None:
+        self._live = live
+        self._fleet = fleet
+        self._router = router
+        self._parsing = parsing
+        self._control = control
+        self._access = access
+        self._clock = clock
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/warmroute/replicas", self.replicas),
+            web.post("/warmroute/replicas", self.add),
+            web.post("/warmroute/drain", self.drain),
+            web.post("/warmroute/undrain", self.undrain),
+            web.post("/warmroute/route", self.route),
+        ]
+
+    async def replicas(self, request: web.Request) -> web.Response:
+        """Every replica: is it up, what does it serve, what is booked on it, what is it believed to hold."""
+        self._allow(request)
+        held = self._router.trie.held()
+        rows = [self._row(state, pool.name, held) for pool in self._fleet.pools for state in pool.replicas]
+        rows += [self._row(state, None, held) for state in self._fleet.leaving]
+        return _json({"replicas": rows})
+
+    def _row(self, state: ReplicaState, pool: str | None, held: Mapping[str, int]) -> dict[str, Any]:
+        load = self._router.ledger.of(state.name)
+        return {
+            "name": state.name,
+            "url": state.config.url,
+            "pool": pool,
+            "up": state.up,
+            "draining": state.draining,
+            "leaving": state.leaving,
+            "error": state.error,
+            "models": list(state.models),
+            "inflight": load.inflight,
+            "decoding": load.decoding,
+            "booked_tokens": load.booked_tokens,
+            "prefill_tokens_per_second": round(load.rate.value, 1),
+            "engine": state.facts.engine.name,
+            "engine_running": state.facts.running,
+            "engine_waiting": state.facts.waiting,
+            "engine_kv_tokens": state.facts.kv_tokens,
+            "capacity_tokens": state.capacity_tokens,
+            "learned_capacity_tokens": self._router.learned_capacity(state.name),
+            "held_blocks": held.get(state.name, 0),
+            "held_tokens": self._router.held_tokens(state.name),
+        }
+
+    async def add(self, request: web.Request) -> web.Response:
+        """A replica joins: {"url", "name", "capacity_tokens", "pool"}, all but the URL optional (the pool if there is one)."""
+        body = await self._body(request)
+        names = [pool.name for pool in self._fleet.pools]
+        pool = body.pop("pool", names[0] if len(names) == 1 else None)
+        if pool not in names:
+            raise bad_request(
+                f"'pool' is needed: the name of a pool, which is one of {', '.join(names[:NAMED_POOLS])}.", "pool"
+            )
+        try:
+            replica = convert(ReplicaConfig, body, ("pool",))
+            self._allow_url(replica)
+            if (known := self._fleet.named(replica.name)) and not known.leaving:
+                raise GatewayError(409, "replica_exists", f"There is a replica {replica.name!r} already.", param="name")
+            await self._control.execute(Join(pool, replica))
+        except ConfigError as error:
+            raise bad_request(str(error)) from error
+        row = self._row(self._named(replica.name), pool, self._router.trie.held())
+        until = "the next reload or restart; write it into the configuration to keep it"
+        return _json({"replica": row, "until": until}, status=201)
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """No new requests for a replica: {"name"}."""
+        return await self._drain(request, on=True)
+
+    async def undrain(self, request: web.Request) -> web.Response:
+        """It takes requests again: {"name"}."""
+        return await self._drain(request, on=False)
+
+    async def _drain(self, request: web.Request, *, on: bool) -> web.Response:
+        name = (await self._body(request)).get("name")
+        if not isinstance(name, str):
+            raise bad_request("'name' is needed: that of a replica, as GET /warmroute/replicas shows it.", "name")
+        state = self._named(name)
+        await self._control.execute(Drain(name, on))
+        return _json({"name": name, "draining": state.draining, "inflight": self._router.ledger.of(name).inflight})
+
+    def _named(self, name: str) -> ReplicaState:
+        if state := self._fleet.named(name):
+            return state
+        known = ", ".join(state.name for state in self._fleet.replicas)
+        raise GatewayError(404, "replica_not_found", f"There is no replica {name[:100]!r}; there are: {known}.", param="name")
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        """The JSON object that an allowed request brings."""
+        self._allow(request)
+        try:
+            body = orjson.loads(await self._raw_body(AiohttpRequest(request)))
+        except orjson.JSONDecodeError as error:
+            raise bad_request(f"The body is not valid JSON: {error}", code="invalid_json") from error
+        if not isinstance(body, dict):
+            raise bad_request("The body must be a JSON object.")
+        return body
+
+    async def _raw_body(self, request: AiohttpRequest) -> bytes:
+        limits = self._live.config.limits
+        return await request.read(max_bytes=limits.body_mb << 20, within_s=limits.body_s, opaque=False)
+
+    async def route(self, request: web.Request) -> web.Response:
+        """A dry run: the decision for a chat or completion body, with every candidate's match, load and cost."""
+        self._allow(request)
+        client_request = AiohttpRequest(request)
+        raw, caller = await self._raw_body(client_request), client_request.caller()
+        api = await self._parsing.in_turn(DRY_RUN, raw)
+        if api is None:
+            client = client_request.lease.account.client
+            api = await self._parsing.parse(DRY_RUN, raw, scope_of(self._live, caller), client)
+        target = self._fleet.target(api.model)
+        target.require()
+        prompt = prompt_of(self._live, api, caller, target.label)
+        decision, ranking = self._router.rank(prompt, target.replicas, self._clock())
+        return _json(
+            {
+                "model": api.model,
+                "policy": self._router.policy_name,
+                "replica": decision.best.replica,
+                "reason": decision.reason,
+                "estimated_prompt_tokens": decision.prompt_tokens,
+                "candidates": [_candidate(candidate) for candidate in ranking],
+            }
+        )
+
+    def _allow_url(self, replica: ReplicaConfig) -> None:
+        """Raises GatewayError 403. What a name resolves to is looked at when it is connected to (`dialer.py`)."""
+        if replica.link_local and not self._live.config.allow_link_local:
+            text = "The URL is link-local or a cloud's metadata service; allow_link_local in the configuration would allow it."
+            raise GatewayError(403, "forbidden_url", text, param="url")
+
+    def _allow(self, request: web.Request) -> None:
+        """Raises GatewayError 401 or 403."""
+        if not (self._access.guarded or request.app.get(ON_ADMIN_LISTENER, False)):
+            text = (
+                "Operator endpoints are not on this port but on the admin listener (admin_listen), or need WARMROUTE_ADMIN_KEY."
+            )
+            raise GatewayError(403, "forbidden", text)
+        self._access.require_operator(AiohttpRequest(request))
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    return {**candidate._asdict(), "cost": {**candidate.cost._asdict(), "total_s": candidate.cost.total_s}}
+
+
+def _json(value: dict[str, Any], status: int = 200) -> web.Response:
+    body = orjson.dumps(value, option=orjson.OPT_INDENT_2)
+    return web.Response(status=status, body=body, content_type="application/json")

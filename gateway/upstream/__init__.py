@@ -1,0 +1,1 @@
+"""Connections to replicas: opened, kept, used for one call after the other."""

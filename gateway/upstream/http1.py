@@ -1,0 +1,329 @@
+"""HTTP/1.1 as a replica answers it: bytes in, head and body out. Pure; any cutting of the bytes gives the same result.
+
+    head ──► body (by length, in chunks, until the end) ──► complete
+
+What is ambiguous is refused, for two readers of one message that disagree about its end is how requests are smuggled (RFC 9112,
+sections 6.3 and 11.2): two lengths, a length beside a transfer coding, a coding other than `chunked`, folded lines, bare CR or
+LF, spaces before a colon, control characters. A tab is a part of the value, as llhttp has it: not every reader takes it off. A
+message that is complete says so exactly; bytes behind it are nobody's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+
+# Of all heads of one answer together, the interim ones (1xx) included; of its trailers as well.
+MAX_HEAD_BYTES: Final = 64 << 10
+MAX_CHUNK_LINE: Final = 4096  # a chunk's size and its extensions, which nobody uses
+
+_TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+_VALUE: Final = rb"[^\x00-\x08\x0a-\x1f\x7f]*+"
+_HEAD: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: (%s))?\r\n((?:%s:%s\r\n)*+)\r\n" % (_VALUE, _TOKEN, _VALUE))
+_HEADER: Final = re.compile(rb"([^:]++):([^\r]*+)\r\n")
+_TRAILERS: Final = re.compile(rb"(?:%s:%s\r\n)*+\r\n" % (_TOKEN, _VALUE))
+_CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;%s)?\r\n" % _VALUE)
+# Nearly all chunks are small, and their size is written like this.
+_SIZES: Final = {b"%x\r\n" % size: size for size in range(4096)}
+_LENGTH: Final = re.compile(rb"[0-9]{1,15}")
+# A replica's heads differ in little else, and in the date once a second: those that are known need not be read again.
+_LENGTH_LINE: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})(?=\r\n)")
+_KNOWN_BYTES: Final = 2048
+
+_BODILESS: Final = frozenset([204, 304])
+
+# What an answer reads next. Numbers and not its methods, which would refer to the answer: a cycle for each, until the garbage
+# collector comes.
+_HEAD_NEXT: Final = 0
+_LENGTH_NEXT: Final = 1
+_END_NEXT: Final = 2  # of the connection, until which everything is body
+_CHUNK_LINE_NEXT: Final = 3
+_CHUNK_NEXT: Final = 4
+_TRAILERS_NEXT: Final = 5
+_NOTHING_NEXT: Final = 6
+_NAMES: Final = ("head", "length", "until_end", "chunk_line", "chunk", "trailers", "nothing")
+
+
+class FramingError(Exception):
+    """The bytes are not one unambiguous HTTP/1.1 answer."""
+
+
+class Fields:
+    """What a head says, before its framing is judged. headers: names in lower case, values without the space around them, in
+    order. persistent: the connection may be used again, if the body has an end. onward: the lines for the client, once they
+    are made (`headers.py`); locations: the headers that are not among them, because they depend on the replica.
+    """
+
+    __slots__ = (
+        "codings",
+        "content_type",
+        "headers",
+        "lengths",
+        "locations",
+        "modern",
+        "onward",
+        "persistent",
+        "reason",
+        "status",
+    )
+
+    def __init__(self, status: int, reason: bytes, modern: bool, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.reason = reason
+        self.modern = modern
+        self.headers = headers
+        self.lengths = [value for name, value in headers if name == b"content-length"]
+        self.codings = [value for name, value in headers if name == b"transfer-encoding"]
+        tokens = {token.strip() for name, value in headers if name == b"connection" for token in value.lower().split(b",")}
+        self.persistent = b"close" not in tokens and (modern or b"keep-alive" in tokens)
+        kinds = [value for name, value in headers if name == b"content-type"]
+        self.content_type = kinds[0].partition(b";")[0].strip().lower().decode("latin-1") if kinds else ""
+        self.onward: bytes | None = None
+        self.locations: list[tuple[bytes, bytes]] = []
+
+
+class Head:
+    """A final answer's head. length: of the body in bytes; None: in chunks, if `chunked`, else until the connection ends.
+
+    The one Content-Length by which the body is framed need not be among `headers`.
+    """
+
+    __slots__ = ("chunked", "fields", "keep_alive", "length", "status")
+
+    def __init__(self, fields: Fields, length: int | None, *, chunked: bool) -> None:
+        self.fields = fields
+        self.status = fields.status
+        self.length = length
+        self.chunked = chunked
+        self.keep_alive = fields.persistent and (chunked or length is not None)
+
+    @property
+    def reason(self) -> bytes:
+        return self.fields.reason
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return self.fields.headers
+
+    def get(self, name: bytes) -> bytes:
+        """A header's first value, b"" without."""
+        return next((value for key, value in self.fields.headers if key == name), b"")
+
+
+class Answer:
+    """Reads one answer. `feed` and `end` may be called until `complete`; after that, and after an error, no more.
+
+    head: once it is there. complete: the message has ended exactly. rest: bytes that came behind it.
+    """
+
+    __slots__ = ("_buffer", "_left", "_method_head", "_skipped", "_step", "complete", "head", "rest")
+
+    def __init__(self, *, to_head: bool = False) -> None:
+        """to_head: the request was a HEAD, so that there is no body, whatever the head says."""
+        self._method_head = to_head
+        self._buffer = b""
+        self._left = 0  # bytes of the body, or of the chunk, that are still to come
+        self._skipped = 0  # bytes of interim heads
+        self._step = _HEAD_NEXT
+        self.head: Head | None = None
+        self.complete = False
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes; returns those of the body. Raises FramingError."""
+        return self._read(self._buffer + data if self._buffer else data)
+
+    def end(self) -> None:
+        """The connection has ended. Raises FramingError if that is too early."""
+        if self._step == _END_NEXT:
+            self.complete = True
+        elif not self.complete:
+            raise FramingError("the connection ended within the answer")
+
+    def _read(self, data: bytes) -> bytes:
+        step = self._step
+        if step == _CHUNK_LINE_NEXT:
+            return self._read_chunk_line(data)
+        if step == _LENGTH_NEXT:
+            return self._read_length(data)
+        if step == _HEAD_NEXT:
+            return self._read_head(data)
+        if step == _CHUNK_NEXT:
+            return self._read_chunk(data)
+        if step == _END_NEXT:
+            return data
+        if step == _TRAILERS_NEXT:
+            return self._read_trailers(data)
+        self.rest += data
+        return b""
+
+    # -- the steps: each takes all bytes that are not read yet, and returns what of the body was among them
+
+    def _read_head(self, data: bytes) -> bytes:
+        """Interim answers (1xx) are skipped."""
+        at, seen = 0, max(0, len(self._buffer) - 3)  # before `seen` no end was found the last time
+        while True:
+            end = data.find(b"\r\n\r\n", max(at, seen))
+            least = (end if end >= 0 else len(data) - 3) - at  # of this head: it ends there at the earliest
+            if self._skipped + least > MAX_HEAD_BYTES:
+                raise FramingError("the head is too long")
+            if end < 0:
+                if not b"HTTP/1.".startswith(data[at : at + 7]):
+                    raise FramingError("the answer is not HTTP/1")
+                self._buffer = data[at:]
+                return b""
+            head = parse_head(data[at : end + 4], bodiless=self._method_head)
+            if head.status >= 200:
+                return self._begin_body(head, data[end + 4 :])
+            self._skipped += end + 4 - at
+            at = end + 4
+
+    def _begin_body(self, head: Head, rest: bytes) -> bytes:
+        self.head, self._buffer = head, b""
+        if head.chunked:
+            self._step = _CHUNK_LINE_NEXT
+        elif head.length is None:
+            self._step = _END_NEXT
+        else:
+            self._left = head.length
+            self._step = _LENGTH_NEXT
+        return self._read(rest) if rest or head.length == 0 else b""
+
+    def _read_length(self, data: bytes) -> bytes:
+        if len(data) < self._left:
+            self._left -= len(data)
+            return data
+        body = data[: self._left]
+        self._finish(data[self._left :])
+        return body
+
+    def _read_chunk_line(self, data: bytes) -> bytes:
+        """Whole chunks are read in a loop here; what is left of one that is not whole is the other steps' business."""
+        parts: list[bytes] = []
+        at = 0
+        while True:
+            end = data.find(b"\n", at, at + MAX_CHUNK_LINE)
+            if end < 0:
+                return self._wait_for_line(data[at:], parts)
+            size = _chunk_size(data[at : end + 1])
+            begin, at = end + 1, end + 1 + size
+            if not size:
+                self._step = _TRAILERS_NEXT
+                parts.append(self._read_trailers(data[begin:]))
+                return b"".join(parts)
+            if len(data) < at + 2:
+                self._left, self._step, self._buffer = size, _CHUNK_NEXT, b""
+                parts.append(self._read_chunk(data[begin:]))
+                return b"".join(parts)
+            if data[at : at + 2] != b"\r\n":
+                raise FramingError("a chunk is longer than it says")
+            parts.append(data[begin:at])
+            at += 2
+            if at == len(data):  # mostly a read is a chunk
+                return self._wait_for_line(b"", parts)
+
+    def _wait_for_line(self, rest: bytes, parts: list[bytes]) -> bytes:
+        if len(rest) >= MAX_CHUNK_LINE:
+            raise FramingError("a chunk's size takes too long")
+        self._step, self._buffer = _CHUNK_LINE_NEXT, rest
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read_chunk(self, data: bytes) -> bytes:
+        """The rest of a chunk, whose data goes on as it comes, and its line end."""
+        left = self._left
+        if len(data) <= left:
+            self._left = left - len(data)
+            return data
+        self._left = 0
+        if len(data) < left + 2:
+            if data[left] != 0x0D:
+                raise FramingError("a chunk is longer than it says")
+            self._buffer = data[left:]
+            return data[:left]
+        if data[left : left + 2] != b"\r\n":
+            raise FramingError("a chunk is longer than it says")
+        self._buffer, self._step = b"", _CHUNK_LINE_NEXT
+        body = data[:left]
+        return body + self._read_chunk_line(data[left + 2 :]) if len(data) > left + 2 else body
+
+    def _read_trailers(self, data: bytes) -> bytes:
+        """Trailers are checked and dropped: what they say may have been needed before the body."""
+        end = 0 if data.startswith(b"\r\n") else data.find(b"\r\n\r\n") + 2
+        if (end if end != 1 else len(data) - 3) > MAX_HEAD_BYTES:
+            raise FramingError("the trailers are too long")
+        if end == 1:
+            self._buffer = data
+            return b""
+        if not _TRAILERS.fullmatch(data, 0, end + 2):
+            raise FramingError("a trailer is not one")
+        self._finish(data[end + 2 :])
+        return b""
+
+    def _finish(self, rest: bytes) -> None:
+        self.complete, self.rest, self._buffer, self._left = True, rest, b"", 0
+        self._step = _NOTHING_NEXT
+
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else _NAMES[self._step]
+        return f"<Answer {self.head.status if self.head else 'without head'}, {state}, {self._left} bytes left>"
+
+
+def parse_head(data: bytes, *, bodiless: bool = False) -> Head:
+    """A head, its empty line included. bodiless: it answers a HEAD. Raises FramingError."""
+    if not bodiless and len(data) <= _KNOWN_BYTES and (found := _LENGTH_LINE.search(data)):
+        fields = _known(data[: found.start()] + data[found.end() :])
+        if not fields.lengths and not fields.codings and fields.status >= 200 and fields.status not in _BODILESS:
+            return Head(fields, int(found[1]), chunked=False)
+    fields = _known(data) if len(data) <= _KNOWN_BYTES else _parse(data)
+    length, chunked = _body_of(fields.lengths, fields.codings, fields.modern)
+    if fields.status == 101:
+        raise FramingError("the answer switches protocols")
+    if bodiless or fields.status in _BODILESS or fields.status < 200:
+        length, chunked = 0, False
+    return Head(fields, length, chunked=chunked)
+
+
+def _parse(data: bytes) -> Fields:
+    """Raises FramingError."""
+    found = _HEAD.fullmatch(data)
+    if not found:
+        raise FramingError("the head is not HTTP/1.1")
+    headers = [(name.lower(), value.strip(b" ")) for name, value in _HEADER.findall(found[4])]
+    return Fields(int(found[2]), found[3] or b"", found[1] == b"1", headers)
+
+
+_known: Final = lru_cache(maxsize=256)(_parse)
+
+
+def _chunk_size(line: bytes) -> int:
+    """Raises FramingError."""
+    size = _SIZES.get(line)
+    if size is not None:
+        return size
+    found = _CHUNK_LINE.fullmatch(line)
+    if not found:
+        raise FramingError("a chunk's size is not a number")
+    return int(found[1], 16)
+
+
+def _body_of(lengths: list[bytes], codings: list[bytes], modern: bool) -> tuple[int | None, bool]:
+    """(length, chunked) by RFC 9112, section 6.3, less what it lets a reader guess."""
+    if codings:
+        if lengths or not modern or len(codings) > 1 or codings[0].lower() != b"chunked":
+            raise FramingError("the body's coding is ambiguous or not known")
+        return None, True
+    if not lengths:
+        return None, False
+    if len(lengths) > 1 or not _LENGTH.fullmatch(lengths[0]):
+        raise FramingError("the body's length is ambiguous or not a number")
+    return int(lengths[0]), False
+
+
+def lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Header lines."""
+    parts: list[bytes] = []
+    for name, value in headers:
+        parts += (name, b": ", value, b"\r\n")
+    return b"".join(parts)

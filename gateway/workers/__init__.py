@@ -1,1 +1,0 @@
-"""`workers: N`: several processes that are one gateway."""

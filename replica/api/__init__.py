@@ -1,0 +1,1 @@
+"""OpenAI's and vLLM's HTTP API, the same for both engines."""

@@ -1,0 +1,283 @@
+"""Request bodies in, checked `GenerationRequest`s out.
+
+`parse` accepts what vLLM accepts: `model` may be left out. A field that is unknown, or known and not supported, is no error:
+it is listed in `GenerationRequest.ignored`, for the response header `x-warmroute-ignored`. A supported field with a wrong
+value is an `ApiError`. The supported fields are those of the Structs here; a chat's body is read as two of them.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from replica.api.prompts import ChatPromptFields, Prompt, chat_prompt, text_prompts
+from replica.api.response_format import AnswerFields, grammar_of
+from replica.api.validation import ApiError, Flag, TokenIds, checked, read_object
+from replica.cache.prefix import Scope
+from replica.engine import Sampling
+
+Kind = Literal["chat", "completion"]
+UsageReporting = Literal["none", "last", "each"]  # in a stream: in no chunk, in one of its own at the end, in each chunk
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's and vLLM's default for a completion without max_tokens
+MAX_STOPS = 16
+MAX_SALT = 1024
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_IGNORED = 20  # field names in the header; a body may have thousands
+RETENTION_S: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
+_SAFE_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_NEEDS_SCORES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "top_k", "min_p")
+
+Count = Annotated[int, Meta(ge=1, description="an integer of at least 1")]
+Share = Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")]
+Penalty = Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")]
+Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer from 0 to {MAX_LOGPROBS}")]
+TokenKey = Annotated[str, Meta(pattern="^[0-9]{1,11}$")]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Stop = Annotated[str, Meta(min_length=1)]
+Retention = Literal["5m", "1h"]  # RETENTION_S
+
+
+class StreamOptions(Struct, kw_only=True):
+    include_usage: Flag | None = None
+    continuous_usage_stats: Flag | None = None
+
+
+class GenerationFields(AnswerFields, kw_only=True):
+    """The fields that chats and completions have in common."""
+
+    model: Any = None
+    user: Any = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")] | None = None
+    best_of: Any = None
+    stream: Flag | None = None
+    stream_options: Annotated[StreamOptions, Meta(description="an object such as {'include_usage': true}")] | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2, description="a number from 0 to 2")] | None = None
+    top_p: (
+        Annotated[float, Meta(gt=0, le=1, description="a number above 0, up to 1 (for greedy answers: temperature 0)")] | None
+    ) = None
+    top_k: Annotated[int, Meta(ge=-1, description="an integer: at least 1, or 0 or -1 for all tokens")] | None = None
+    min_p: Share | None = None
+    seed: Annotated[int, Meta(description="an integer")] | None = None
+    stop: (
+        Annotated[
+            Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)],
+            Meta(description=f"a string or a list of at most {MAX_STOPS} strings, none empty"),
+        ]
+        | None
+    ) = None
+    stop_token_ids: TokenIds | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    # Scores are divided by it: a much lower one would make them infinite.
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10, description="a number from 0.01 to 10")] | None = None
+    logit_bias: (
+        Annotated[dict[TokenKey, Bias], Meta(description="an object of token ids and numbers from -100 to 100")] | None
+    ) = None
+    # vLLM's field: requests share cached blocks only with those of the same salt.
+    cache_salt: (
+        Annotated[str, Meta(min_length=1, max_length=MAX_SALT, description=f"a string of 1 to {MAX_SALT} characters")] | None
+    ) = None
+    # Our own field: for how long after its end the request's prefix should stay cached.
+    cache_retention: Annotated[Retention, Meta(description="one of '5m', '1h', or left out")] | None = None
+    skip_special_tokens: Flag | None = None
+    return_token_ids: Flag | None = None
+
+
+class ChatFields(GenerationFields, kw_only=True):
+    """The fields of a chat, without those of its prompt."""
+
+    max_completion_tokens: Count | None = None
+    logprobs: Flag | None = None
+    top_logprobs: Logprobs | None = None
+
+
+class CompletionFields(GenerationFields, kw_only=True):
+    prompt: Any = None
+    echo: Flag | None = None
+    suffix: Any = None
+    logprobs: Logprobs | None = None
+
+
+SUPPORTED: Mapping[Kind, frozenset[str]] = {
+    "chat": frozenset(ChatFields.__struct_fields__) | frozenset(ChatPromptFields.__struct_fields__),
+    "completion": frozenset(CompletionFields.__struct_fields__) - {"suffix"},
+}
+
+
+class TokenizeChatBody(ChatPromptFields, kw_only=True):
+    return_token_strs: Flag | None = None
+
+
+class TokenizeTextBody(Struct, kw_only=True):
+    prompt: Any = None
+    add_special_tokens: Flag | None = None
+    return_token_strs: Flag | None = None
+
+
+class DetokenizeBody(Struct):
+    tokens: TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """How answers are returned: as a stream, with `usage` in it, the prompt before them (`echo`), token ids, special tokens."""
+
+    stream: bool = False
+    usage: UsageReporting = "none"
+    echo: bool = False
+    token_ids: bool = False
+    special: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A checked request body: `n` answers to each prompt. `needs_scores`: the fields sent that only an engine with token
+    scores can apply."""
+
+    kind: Kind
+    prompts: list[Prompt]
+    n: int
+    max_tokens: int | None
+    sampling: Sampling
+    stops: tuple[str, ...]
+    output: OutputOptions
+    scope: Scope
+    keep_s: float
+    needs_scores: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+def parse(kind: Kind, raw: bytes, model: str) -> GenerationRequest:
+    """Check one body; `model` is the only name that is served. Raises ApiError."""
+    body = read_object(raw)
+    check_model(body, model)
+    if kind == "chat":
+        chat = checked(body, ChatFields)
+        prompts, logprobs, output = [chat_prompt(checked(body, ChatPromptFields))], _chat_logprobs(chat), _output(chat)
+        fields: GenerationFields = chat
+        max_tokens = chat.max_completion_tokens or chat.max_tokens
+    else:
+        fields = text = checked(body, CompletionFields)
+        prompts, logprobs, output = text_prompts(text.prompt), text.logprobs, _completion_output(text)
+        max_tokens = text.max_tokens or DEFAULT_COMPLETION_TOKENS
+    sampling = _sampling(fields, logprobs)
+    return GenerationRequest(
+        kind=kind,
+        prompts=prompts,
+        n=_choices(fields, sampling),
+        max_tokens=max_tokens,
+        sampling=sampling,
+        stops=tuple([fields.stop] if isinstance(fields.stop, str) else fields.stop or ()),
+        output=output,
+        scope=Scope(salt=fields.cache_salt),
+        keep_s=RETENTION_S[fields.cache_retention] if fields.cache_retention else 0.0,
+        needs_scores=tuple(name for name in _NEEDS_SCORES if name in body and _is_set(body[name])),
+        ignored=_ignored(kind, body),
+    )
+
+
+def check_model(body: Mapping[str, Any], model: str) -> None:
+    if body.get("model") not in (None, model):
+        message = f"The model {body['model']!r} does not exist; this replica serves {model!r}."
+        raise ApiError(404, message, "model", "model_not_found")
+
+
+def parse_tokenize(raw: bytes, model: str) -> tuple[Prompt, bool]:
+    """vLLM's /tokenize: a text or messages; and whether the tokens are also wanted as strings. Raises ApiError."""
+    body = read_object(raw)
+    check_model(body, model)
+    if "messages" in body:
+        chat = checked(body, TokenizeChatBody)
+        return chat_prompt(chat), bool(chat.return_token_strs)
+    text = checked(body, TokenizeTextBody)
+    if not isinstance(text.prompt, str):
+        raise ApiError(400, "Send messages (a list), or a prompt (a string).", "prompt")
+    return Prompt(text=text.prompt, special=text.add_special_tokens is not False), bool(text.return_token_strs)
+
+
+def parse_detokenize(raw: bytes, model: str) -> list[int]:
+    """Raises ApiError."""
+    body = read_object(raw)
+    check_model(body, model)
+    return checked(body, DetokenizeBody).tokens
+
+
+def _completion_output(fields: CompletionFields) -> OutputOptions:
+    if fields.suffix is not None:
+        raise ApiError(400, "suffix is not supported, as in vLLM: this model only continues a text.", "suffix")
+    if fields.echo and fields.logprobs is not None:
+        raise ApiError(400, "echo with logprobs is not supported: a prompt has no scores here.", "echo")
+    return _output(fields, bool(fields.echo))
+
+
+def _output(fields: GenerationFields, echo: bool = False) -> OutputOptions:
+    return OutputOptions(
+        stream=bool(fields.stream),
+        usage=_usage(fields),
+        echo=echo,
+        token_ids=bool(fields.return_token_ids),
+        special=fields.skip_special_tokens is False,
+    )
+
+
+def _usage(fields: GenerationFields) -> UsageReporting:
+    options = fields.stream_options
+    if options is None:
+        return "none"
+    if not fields.stream:
+        raise ApiError(400, "stream_options is only allowed together with stream: true.", "stream_options")
+    if not options.include_usage:
+        return "none"
+    return "each" if options.continuous_usage_stats else "last"
+
+
+def _choices(fields: GenerationFields, sampling: Sampling) -> int:
+    n = fields.n or 1
+    if fields.best_of not in (None, n):
+        raise ApiError(400, "best_of is not supported: leave it out, n answers are made.", "best_of")
+    if n > 1 and sampling.greedy:
+        raise ApiError(400, "n above 1 without a temperature would give the same answer n times: send a temperature.", "n")
+    return n
+
+
+def _sampling(fields: GenerationFields, logprobs: int | None) -> Sampling:
+    return Sampling(
+        # Greedy by default: the same prompt then gives the same answer, which makes caches comparable.
+        temperature=fields.temperature or 0.0,
+        top_p=fields.top_p or 1.0,
+        top_k=max(0, fields.top_k or 0),
+        min_p=fields.min_p or 0.0,
+        seed=fields.seed,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=fields.repetition_penalty or 1.0,
+        logit_bias={int(token): bias for token, bias in (fields.logit_bias or {}).items()},
+        logprobs=logprobs,
+        stop_tokens=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+        min_tokens=fields.min_tokens or 0,
+        grammar=grammar_of(fields),
+    )
+
+
+def _chat_logprobs(fields: ChatFields) -> int | None:
+    """How many of the likeliest tokens to report beside each one; None: no scores at all."""
+    if fields.logprobs:
+        return fields.top_logprobs or 0
+    if fields.top_logprobs:
+        raise ApiError(400, "top_logprobs is only allowed together with logprobs: true.", "top_logprobs")
+    return None
+
+
+def _is_set(value: object) -> bool:
+    return value not in (None, False, 0, {}, [], "")
+
+
+def _ignored(kind: Kind, body: dict[str, Any]) -> tuple[str, ...]:
+    names = (name for name in body.keys() - SUPPORTED[kind] if _is_set(body[name]))
+    return tuple(sorted(name for name in names if _SAFE_NAME.fullmatch(name)))[:MAX_IGNORED]

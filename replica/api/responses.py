@@ -1,0 +1,130 @@
+"""Response bodies as bytes, in OpenAI's formats with vLLM's additions: whole bodies, stream chunks, usage, token scores."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from replica.api.requests import Kind
+from replica.api.validation import ApiError
+from replica.engine import TokenScore
+from replica.output.generation import Delta, Usage
+from replica.output.transcript import PlacedScore
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseEncoder:
+    """Encodes one response; every chunk has the same id, model and time. `spell` gives a token's text. `scored`: scores were
+    requested. `dropped`: messages left out to make the prompt fit. `prompt_ids`: a choice's prompt as token ids, None if these
+    were not requested."""
+
+    kind: Kind
+    id: str
+    model: str
+    created: int
+    spell: Callable[[int], str] = str
+    scored: bool = False
+    dropped: int = 0
+    prompt_ids: Callable[[int], Sequence[int]] | None = None
+
+    def _frame(self, name: str, choices: list[dict[str, Any]], usage: Usage | None) -> dict[str, Any]:
+        frame = {"id": self.id, "object": name, "created": self.created, "model": self.model, "choices": choices}
+        return frame | {"usage": usage_body(usage)} if usage else frame
+
+    def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
+        """The body of a response that is not streamed."""
+        bodies = [self._choice(index, delta) for index, delta in enumerate(choices)]
+        frame = self._frame("chat.completion" if self.kind == "chat" else "text_completion", bodies, usage)
+        return orjson.dumps(frame | self._truncation() | self._chat_prompt())
+
+    def _choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index}
+        if self.kind == "chat":
+            choice["message"] = {"role": "assistant", "content": delta.text}
+        else:
+            choice |= {"text": delta.text} | self._text_prompt(index)
+        reasons = {"finish_reason": delta.finish, "stop_reason": delta.stop_reason}
+        return choice | {"logprobs": self._logprobs(delta.scores), **reasons} | self._token_ids(delta)
+
+    def _truncation(self) -> dict[str, Any]:
+        return {"truncation": {"dropped_messages": self.dropped}} if self.dropped else {}
+
+    def _chat_prompt(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self.prompt_ids(0)} if self.prompt_ids and self.kind == "chat" else {}
+
+    def _text_prompt(self, index: int) -> dict[str, Any]:
+        return {"prompt_token_ids": self.prompt_ids(index)} if self.prompt_ids else {}
+
+    def _token_ids(self, delta: Delta) -> dict[str, Any]:
+        return {"token_ids": delta.tokens} if self.prompt_ids else {}
+
+    def head(self, index: int, usage: Usage | None = None) -> bytes:
+        """The first chunk of a choice in a streamed chat: the role, as in vLLM. A completion has none."""
+        if self.kind != "chat":
+            return b""
+        choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return _event(self._frame(self._stream_name, [choice], usage) | self._truncation() | self._chat_prompt())
+
+    def chunk(self, index: int, delta: Delta, usage: Usage | None = None, first: bool = False) -> bytes:
+        """`first`: it is the first one of its choice."""
+        choice: dict[str, Any] = {"index": index}
+        choice |= {"delta": {"content": delta.text}} if self.kind == "chat" else {"text": delta.text}
+        choice |= {"logprobs": self._logprobs(delta.scores), "finish_reason": delta.finish} | self._token_ids(delta)
+        if delta.finish is not None:
+            choice["stop_reason"] = delta.stop_reason
+        if first and self.kind == "completion":
+            choice |= self._text_prompt(index)
+        return _event(self._frame(self._stream_name, [choice], usage))
+
+    def usage(self, usage: Usage) -> bytes:
+        """The chunk that include_usage asks for."""
+        return _event(self._frame(self._stream_name, [], usage))
+
+    @property
+    def _stream_name(self) -> str:
+        return "chat.completion.chunk" if self.kind == "chat" else "text_completion"
+
+    def _logprobs(self, placed: list[PlacedScore]) -> dict[str, Any] | None:
+        if not self.scored:
+            return None
+        if self.kind == "chat":
+            return {"content": [self._chat_score(one.score) for one in placed]}
+        return {
+            "text_offset": [one.offset for one in placed],
+            "token_logprobs": [one.score.logprob for one in placed],
+            "tokens": [self.spell(one.score.token) for one in placed],
+            "top_logprobs": [self._likeliest(one.score) for one in placed],
+        }
+
+    def _chat_score(self, score: TokenScore) -> dict[str, Any]:
+        return self._logprob(score.token, score.logprob) | {"top_logprobs": [self._logprob(*one) for one in score.top]}
+
+    def _likeliest(self, score: TokenScore) -> dict[str, float]:
+        """The likeliest tokens and the one that was drawn, as in vLLM."""
+        return {self.spell(token): logprob for token, logprob in (*score.top, (score.token, score.logprob))}
+
+    def _logprob(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self.spell(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """OpenAI's `usage`."""
+    body: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+    return body if usage.cached_tokens is None else body | {"prompt_tokens_details": {"cached_tokens": usage.cached_tokens}}
+
+
+def error_event(error: ApiError) -> bytes:
+    """The event by which a stream that has begun reports that it failed."""
+    return _event(error.body())
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"

@@ -1,0 +1,106 @@
+"""Request bodies as typed values, and the errors that name the wrong field and say what to send instead.
+
+Theory of operation. A body is parsed once, by orjson, to a dict; `checked` converts that dict to a msgspec Struct. The
+dict stays: the names of fields that were ignored are read from it. Each field's type carries a `description` (msgspec.Meta)
+that completes the sentence "FIELD must be ...": if the conversion fails, the error is made from the description nearest to
+the failing value. Null is the same as a field that was left out.
+"""
+
+import re
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+T = TypeVar("T", bound=msgspec.Struct)
+Flag = Annotated[bool, Meta(description="true or false")]
+TokenIds = Annotated[list[int], Meta(description="a list of token ids (integers)")]
+_PATH = re.compile(r" - at (?:`key` in )?`\$(.*)`$")
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+_MISSING = re.compile(r"missing required field `(\w+)`")
+
+
+class ApiError(Exception):
+    """An answer other than 200, in OpenAI's shape. `retry_after_s`: when to try again, where that helps."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.retry_after_s = status, message, param, code, retry_after_s
+
+    def body(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Raises ApiError."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}.") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, f"The body must be a JSON object, not {kind_of(body)}.")
+    return body
+
+
+def checked(body: dict[str, Any], kind: type[T]) -> T:
+    """The fields of a body; unknown ones are left out. Raises ApiError, which names the first field that is wrong."""
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise _field_error(body, kind, str(error)) from None
+
+
+def kind_of(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _field_error(body: dict[str, Any], kind: type, message: str) -> ApiError:
+    """From msgspec's message, such as "Expected `int`, got `str` - at `$.stop_token_ids[1]`"."""
+    path = _PATH.search(message)
+    missing = _MISSING.search(message)
+    steps = _STEP.findall((path[1] if path else "") + (f".{missing[1]}" if missing else ""))
+    param, expected, got = _described(body, kind, steps)
+    if missing:
+        return ApiError(400, f"{param} must be {expected}.", param)
+    if ", got `" in message:
+        return ApiError(400, f"{param} must be {expected}, not {kind_of(got)}.", param)
+    suffix = f", got {got}" if isinstance(got, int | float) else ""
+    return ApiError(400, f"{param} must be {expected}{suffix}.", param)
+
+
+def _described(value: Any, kind: Any, steps: list[tuple[str, str]]) -> tuple[str, str, object]:
+    """The innermost field on a path that has a description: its own path, its description; and the value at the path's end."""
+    param, found = "", ("", "")
+    for name, index in steps:
+        param += f"[{index}]" if index else f".{name}" if param else name
+        kind = _fields(kind).get(name) if name else None
+        description = _description(kind)
+        if description:
+            found = param, description
+        value = value[int(index)] if index else value.get(name) if isinstance(value, dict) else None
+    return *found, value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """The types of the fields of a Struct, or of the Struct in a union."""
+    if isinstance(kind, type):
+        return _hints(kind) if issubclass(kind, msgspec.Struct) else {}
+    return next(filter(None, map(_fields, get_args(kind))), {})
+
+
+def _description(kind: Any) -> str:
+    """The outermost description in a type."""
+    own = (meta.description for meta in getattr(kind, "__metadata__", ()) if isinstance(meta, Meta))
+    inner = (_description(part) for part in get_args(kind) if not isinstance(part, Meta | str))
+    return next(filter(None, (*own, *inner)), "")

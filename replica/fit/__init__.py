@@ -1,0 +1,1 @@
+"""`warmroute replica fit`: the simulated engine's costs, measured on a running replica."""

@@ -1,0 +1,211 @@
+"""One answer in progress, and all the answers of a request.
+
+Theory of operation. A `Generation` is one sequence of the engine: `next` turns its new tokens into text that may be sent and
+reports to an `Observer`; `close`, exactly once and in any case, frees it. `Choices` are the generations of one request: `n`
+for each of its prompts. The first one of each prompt begins at once, the others when the first has its first token: by then
+the prompt is cached, and is computed only once for all of them.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from replica.engine import Engine, FinishReason, NewTokens, Request, Sequence
+from replica.output.transcript import PlacedScore, Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of one choice, and the tokens drawn for it. `stop_reason` is the stop string or the stop token id that ended
+    it, as in vLLM."""
+
+    text: str
+    tokens: list[int] = field(default_factory=list)
+    scores: list[PlacedScore] = field(default_factory=list)
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request, or of one of its answers. `cached_tokens` of the prompt were not computed again (None: not
+    reported)."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """Prompt tokens, those of them found in the cache; seconds from arrival to first token, in the queue, in prefill."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_s: float
+    queued_s: float
+    prefill_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """`reason` is a finish reason, "abort" (the client left) or "error". Seconds from arrival to end; from first to last
+    token, and of decoding tokens to text (None: there was no token)."""
+
+    reason: str
+    total_s: float
+    decode_s: float | None
+    detokenise_s: float | None
+
+
+class Observer(Protocol):
+    """Called for each generation: `first_token` at most once, `generated` with each step, `ended` exactly once. `now` is the
+    event loop's time."""
+
+    def first_token(self, first: FirstToken, now: float) -> None: ...
+
+    def generated(self, tokens: int, now: float) -> None: ...
+
+    def ended(self, end: Ended, now: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How tokens become an answer's text: stop strings, whether special tokens have text, a text to begin with.
+
+    `coalesce_s`: for how long text is collected before it is returned, except for the first."""
+
+    stops: tuple[str, ...] = ()
+    special: bool = False
+    echo: str = ""
+    coalesce_s: float = 0.0
+
+
+class Generation:
+    """`next` until a delta has a finish reason; `close` exactly once, in any case. `began` is when the request arrived."""
+
+    def __init__(self, engine: Engine, observer: Observer, request: Request, options: TextOptions, began: float) -> None:
+        self._observer, self._began, self._coalesce_s = observer, began, options.coalesce_s
+        self._stop_tokens = frozenset(request.stop_tokens)
+        self._transcript = Transcript(engine.detokenizer(options.special), options.stops, request.min_tokens)
+        self._echo = options.echo
+        self._detokenised_s = 0.0
+        self._first_at = self._last_at = 0.0
+        self.completion_tokens = 0
+        self.reason = "abort"  # until there is a better one
+        self._submitted_at = _now()
+        self.sequence: Sequence = engine.submit(request)
+
+    async def next(self) -> Delta:
+        """The next text, possibly empty."""
+        if self.completion_tokens and self._coalesce_s:
+            # The sequence merges what the engine generates meanwhile.
+            await asyncio.sleep(self._last_at + self._coalesce_s - _now())
+        new = await self.sequence.next()
+        self._last_at = _now()
+        if self.completion_tokens == 0:
+            self._first(self._last_at)
+        self.completion_tokens += len(new.tokens)
+        self._observer.generated(len(new.tokens), self._last_at)
+        delta = self._delta(new)
+        self._detokenised_s += _now() - self._last_at
+        if delta.finish is not None:
+            self.reason = delta.finish
+        return delta
+
+    def _delta(self, new: NewTokens) -> Delta:
+        ended = new.end_token is not None
+        text, scores = self._transcript.push(new.tokens[:-1] if ended else new.tokens, new.scores)
+        if new.finish is not None and self._transcript.matched is None:
+            rest, more = self._transcript.finish()
+            text, scores = text + rest, scores + more
+        text, self._echo = self._echo + text, ""
+        if self._transcript.matched is not None:
+            return Delta(text, new.tokens, scores, "stop", self._transcript.matched)
+        return Delta(text, new.tokens, scores, new.finish, new.end_token if new.end_token in self._stop_tokens else None)
+
+    def _first(self, now: float) -> None:
+        sequence, self._first_at = self.sequence, now
+        prefill_s = now - self._submitted_at - sequence.queued_s
+        tokens = len(sequence.request.prompt), sequence.cached_tokens
+        self._observer.first_token(FirstToken(*tokens, now - self._began, sequence.queued_s, prefill_s), now)
+
+    def close(self) -> None:
+        self.sequence.close()
+        now, decode_s, detokenise_s = _now(), None, None
+        if self.completion_tokens:
+            decode_s, detokenise_s = self._last_at - self._first_at, self._detokenised_s
+        self._observer.ended(Ended(self.reason, now - self._began, decode_s, detokenise_s), now)
+
+
+class Choices:
+    """The generations of a request with `prompts` prompts, the i-th answer to the k-th prompt at index k * n + i; `make`
+    begins one of them. `close` exactly once."""
+
+    def __init__(self, make: Callable[[int], Generation], prompts: int, n: int) -> None:
+        self._make, self._firsts, self._n = make, range(0, prompts * n, n), n
+        self.count = prompts * n
+        self._all: dict[int, Generation] = {}
+
+    def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        """Begin; yields each delta as it comes, with its choice's index. The caller closes the generator."""
+        for index in self._firsts:
+            self._all[index] = self._make(index)
+        return self._only() if self.count == 1 else self._many()
+
+    async def _only(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        delta = Delta("")
+        while delta.finish is None:
+            delta = await self._all[0].next()
+            yield 0, delta
+
+    async def _many(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        pending = {asyncio.ensure_future(generation.next()): index for index, generation in self._all.items()}
+        try:
+            while pending:
+                done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    index, delta = pending[task], await task
+                    del pending[task]
+                    unfinished = [index] if delta.finish is None else []
+                    for at in [*unfinished, *self._begin_others(index)]:
+                        pending[asyncio.ensure_future(self._all[at].next())] = at
+                    yield index, delta
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    def _begin_others(self, index: int) -> list[int]:
+        """If this is the first delta of a prompt's first answer: begin the prompt's other answers."""
+        others = [at for at in range(index + 1, index + self._n) if index in self._firsts and at not in self._all]
+        self._all |= {at: self._make(at) for at in others}
+        return others
+
+    def usage(self) -> Usage:
+        """A prompt counts once, however many answers it has."""
+        first = [self._all[index].sequence for index in self._firsts]
+        return Usage(
+            sum(len(sequence.request.prompt) for sequence in first),
+            sum(one.completion_tokens for one in self._all.values()),
+            sum(sequence.cached_tokens for sequence in first),
+        )
+
+    def usage_of(self, index: int) -> Usage:
+        """One answer's usage until now, without cached tokens: as vLLM reports it in the middle of a stream."""
+        generation = self._all[index]
+        return Usage(len(generation.sequence.request.prompt), generation.completion_tokens)
+
+    def fail(self) -> None:
+        for generation in self._all.values():
+            if generation.reason == "abort":
+                generation.reason = "error"
+
+    def close(self) -> None:
+        for generation in self._all.values():
+            generation.close()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

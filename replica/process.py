@@ -1,0 +1,111 @@
+"""The replicas of one process: each with its own port, engine, cache and metrics, on one event loop.
+
+Theory of operation. A `ReplicaSpec` is a replica before it serves: its socket is bound but does not listen yet, so connections
+are refused until its engine is ready. `serve` gives each of them a task; a task ends when the process is to stop, or when its
+replica dies. A replica that dies is cut off as by a crash: open connections are reset, new ones refused. In either case its
+engine is closed, then its other resources. The first one that cannot start ends all of them.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from replica.api.server import ServerConfig, create_app
+from replica.engine import Engine, SetupError
+
+Sleep = Callable[[float], Coroutine[Any, Any, object]]
+BACKLOG = 4096  # connections that the kernel queues; one beyond that is not refused but hangs for seconds
+SHUTDOWN_S = 2.0  # time for open streams after SIGTERM; a gateway drains a replica before it is stopped
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """A replica before it serves. It dies `lifetime_s` after it is ready (None: never); `resources` are closed after its
+    engine."""
+
+    engine: Engine
+    model: str
+    listener: socket.socket
+    config: ServerConfig = field(default_factory=ServerConfig)
+    lifetime_s: float | None = None
+    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet."""
+    if port > 65_535:
+        raise SetupError(f"there is no port {port}: choose a smaller --port or --count")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise SetupError(f"cannot listen on {host}: {error.strerror or error}") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        reason = error.strerror or error
+        raise SetupError(f"cannot listen on {host}:{port}: {reason}; choose another --port, or 0 for any") from error
+    return bound
+
+
+async def serve(specs: Items[ReplicaSpec], log: Callable[[str], None], sleep: Sleep = asyncio.sleep) -> bool:
+    """Serve until SIGINT or SIGTERM; False if all have died before. `log` gets a line when a replica is ready, or dies."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await asyncio.gather(*(_serve_one(spec, stop, log, sleep) for spec in specs))
+    return stop.is_set()
+
+
+async def _serve_one(spec: ReplicaSpec, stop: asyncio.Event, log: Callable[[str], None], sleep: Sleep) -> None:
+    # No access log: the gateway has one, and a line per request costs more than the simulated engine's work.
+    app = create_app(spec.engine, spec.model, spec.config)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(spec.resources.close)
+        stack.push_async_callback(runner.cleanup)
+        await runner.setup()
+        site = web.SockSite(runner, spec.listener, backlog=BACKLOG)
+        await site.start()
+        name = f"replica {spec.model} ({spec.engine.info.kind})"
+        url = _url(spec.listener)
+        log(f"{name} ready on {url}")
+        if spec.lifetime_s is None:
+            await stop.wait()
+        elif not await _stopped_within(stop, sleep(spec.lifetime_s)):
+            await site.stop()
+            _abort_connections(runner)
+            log(f"{name} died on {url} (--fault-death)")
+
+
+async def _stopped_within(stop: asyncio.Event, lifetime: Coroutine[Any, Any, object]) -> bool:
+    """Wait for either; True if the process was stopped before the lifetime was over."""
+    ends = [asyncio.create_task(stop.wait()), asyncio.create_task(lifetime)]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for end in ends:
+            end.cancel()
+    return stop.is_set()
+
+
+def _abort_connections(runner: web.AppRunner) -> None:
+    """Reset every connection, with unsent data."""
+    for connection in runner.server.connections if runner.server else ():
+        if connection.transport is not None:
+            connection.transport.abort()
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

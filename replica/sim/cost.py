@@ -1,0 +1,102 @@
+"""The duration of an engine's step: the model by which the simulated engine runs, and which `fit` fits.
+
+A step computes some prompt tokens and one token of each decoding sequence. Its time is a sum: a constant for the step, a
+cost per token, per token of context of its sequences (that is read), and per pair of a computed token and a token that it
+attends to. A kernel that knows which tokens belong together computes only the pairs that are needed; a dense mask over the
+batch computes the pairs of every token with every other one, and `dense_s` is the cost of these other pairs.
+"""
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from typing import Self
+
+Piece = tuple[int, int]  # of a prompt: tokens computed in this step, tokens computed after it
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """One step's work: prompt tokens, decoding sequences, tokens of context of all of them, attention pairs that are needed."""
+
+    prompt: int
+    decoding: int
+    context: int
+    pairs: float
+
+    @classmethod
+    def of(cls, pieces: Iterable[Piece], contexts: Iterable[int]) -> Self:
+        """`contexts`: tokens of context of each decoding sequence. O(both)."""
+        prompt = decoding = context = 0
+        pairs = 0.0
+        for tokens, length in pieces:
+            prompt += tokens
+            context += length
+            pairs += tokens * (length - tokens / 2)  # each attends to those before it
+        for length in contexts:
+            decoding += 1
+            context += length
+            pairs += length
+        return cls(prompt, decoding, context, pairs)
+
+    @property
+    def amounts(self) -> tuple[float, ...]:
+        """The quantity of each thing that costs time, in the order of `StepCosts`."""
+        rest = (self.prompt + self.decoding) * self.context - self.pairs
+        alone, decodes = float(not self.decoding), float(self.decoding > 0)
+        return (alone, self.prompt, decodes, max(0, self.decoding - 1), self.context, self.pairs, rest)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Seconds per step without decoding, prompt token, step with one decoding sequence, additional decoding sequence, token
+    of context, needed attention pair, other attention pair."""
+
+    step_s: float
+    prompt_s: float
+    decode_s: float
+    further_s: float
+    context_s: float
+    pair_s: float
+    dense_s: float
+
+    def seconds(self, step: StepWork) -> float:
+        return self.times(step.amounts)
+
+    def times(self, amounts: Iterable[float]) -> float:
+        costs: tuple[float, ...] = astuple(self)
+        return sum(cost * amount for cost, amount in zip(costs, amounts, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class SimConfig:
+    """Capacity in tokens; rates in tokens per second (prefill: of the replica; decode: of a sequence alone in the batch).
+
+    `prefill_chunk` 0: prefill and decoding do not slow each other. `decode_slowdown`: what each additional sequence adds to a
+    decoding step, as a share of it. `step_s`: constant time of a step without decoding. `context_s`: time per token of
+    context in a step. `attention_s`: time per pair of a computed token and one that it attends to; `attention_dense`: the time
+    of the other pairs of the step, as a share of that. All times are divided by `speed`.
+    """
+
+    kv_tokens: int = 100_000
+    prefill_rate: float = 5_000.0
+    decode_rate: float = 50.0
+    max_batch: int = 256
+    block_size: int = 16
+    prefill_chunk: int = 0
+    decode_slowdown: float = 0.0
+    speed: float = 1.0
+    step_s: float = 0.0
+    context_s: float = 0.0
+    attention_s: float = 0.0
+    attention_dense: float = 0.0
+
+    @property
+    def costs(self) -> StepCosts:
+        return StepCosts(
+            step_s=self.step_s,
+            prompt_s=1 / self.prefill_rate,
+            decode_s=1 / self.decode_rate,
+            further_s=self.decode_slowdown / self.decode_rate,
+            context_s=self.context_s,
+            pair_s=self.attention_s,
+            dense_s=self.attention_s * self.attention_dense,
+        )

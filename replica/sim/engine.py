@@ -1,0 +1,354 @@
+"""The simulated engine: a replica's timing and memory without its arithmetic.
+
+Theory of operation. Work is done in steps, one after the other without a gap; `cost` gives the duration of each. With a
+`prefill_chunk`, a step computes up to that many prompt tokens, in order of arrival, and one token of each decoding sequence:
+so each slows the other. Without one there are two independent lanes: in one, a step is a whole prompt; in the other, one
+token of each decoding sequence. A step takes in what is there when it begins; its results are there at its end: blocks become
+cached, tokens are delivered. So a request that arrives during a step waits for the end of that step.
+
+The head of the queue is admitted when a step has tokens to spare, the batch has room and its blocks fit into the cache.
+
+One timer wakes the engine at the end of the next step. If it fires late, the steps that have ended by then are done in
+order, each at its own time. Steps shorter than a useful timer are done several at once.
+
+Time comes from the clock (the event loop, or a test's), injected faults from `faults`: the same requests at the same times
+give the same answers at the same times.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from replica.cache.blocks import BlockLedger, CacheCounts, CacheListener, Lease
+from replica.cache.prefix import Prefix
+from replica.engine import (
+    Detokenizer,
+    EngineInfo,
+    EngineLoad,
+    Grammar,
+    Message,
+    PromptEnd,
+    PromptError,
+    Request,
+    Sequence,
+    TemplateOverride,
+)
+from replica.sim import text as sim_text
+from replica.sim.cost import SimConfig, StepWork
+from replica.sim.faults import BREAK, ERROR, Fault, no_faults
+
+MIN_TICK_S = 0.002  # shorter decoding steps are done several at once: finer timers cost more than they are worth
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """The part of an event loop that the engine uses."""
+
+    def time(self) -> float: ...
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    sequence: Sequence
+    prefix: Prefix
+    answer: list[int]
+    stops: bool  # else it ends by max_tokens
+    queued_at: float
+    fails_after: int | None  # tokens
+    fault: str
+    lease: Lease | None = None
+    computed: int = 0
+    emitted: int = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.sequence.request.prompt) - self.computed
+
+    @property
+    def context(self) -> int:
+        return self.computed + self.emitted
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """A series of steps: what the current one computes, if there is one, and when it ends. `rounds`: decoding steps that are
+    done at once."""
+
+    pieces: dict[_Job, int] = field(default_factory=dict)
+    decoding: list[_Job] = field(default_factory=list)
+    rounds: int = 1
+    ends_at: float = math.inf
+
+
+class SimEngine:
+    """See the module. `clock` defaults to the event loop that runs at `start`; `listeners` are called for each change of the
+    cached blocks; `faults` has the injected fault of each request."""
+
+    def __init__(
+        self,
+        config: SimConfig,
+        clock: Clock | None = None,
+        listeners: Items[CacheListener] = (),
+        faults: Iterator[Fault] | None = None,
+    ) -> None:
+        self._config, self._costs = config, config.costs
+        self._faults = faults or no_faults()
+        self._cache = BlockLedger(max(1, config.kv_tokens // config.block_size), config.block_size, listeners)
+        self._clock = clock
+        self._late: dict[_Job, Timer] = {}
+        self._waiting: deque[_Job] = deque()
+        self._prefilling: dict[_Job, None] = {}
+        self._decoding: dict[_Job, None] = {}
+        self._prompts = _Lane()
+        self._answers = self._prompts if config.prefill_chunk else _Lane()
+        self._lanes = list(dict.fromkeys((self._prompts, self._answers)))
+        self._timer: Timer | None = None
+        self._jobs: dict[Sequence, _Job] = {}
+
+    def __repr__(self) -> str:
+        busy, waiting = len(self._prefilling), len(self._waiting) + len(self._late)
+        return f"<SimEngine {waiting} waiting, {busy} in prefill, {len(self._decoding)} decoding, {self._cache!r}>"
+
+    @property
+    def info(self) -> EngineInfo:
+        size, blocks = self._cache.size, self._cache.capacity
+        return EngineInfo("sim", size * blocks, sim_text.VOCAB_SIZE, size, blocks, scores=False)
+
+    async def start(self) -> None:
+        self._clock = self._clock or asyncio.get_running_loop()
+
+    async def close(self) -> None:
+        for timer in (self._timer, *self._late.values()):
+            if timer is not None:
+                timer.cancel()
+        for sequence in list(self._jobs):
+            sequence.fail("the replica is shutting down")
+        self._jobs.clear()
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return sim_text.encode(text)
+
+    def encode_chat(
+        self,
+        messages: list[Message],
+        tools: list[Any] | None,
+        end: PromptEnd = "answer",
+        template: TemplateOverride | None = None,
+    ) -> list[int]:
+        if template and (template.text is not None or template.variables):
+            raise PromptError("the simulated engine has no template to change")
+        return sim_text.encode_chat(messages, tools, end)
+
+    def decode(self, tokens: list[int], special: bool = False) -> str:
+        return sim_text.decode(tokens)
+
+    def detokenizer(self, special: bool = False) -> Detokenizer:
+        return sim_text.WordDetokenizer()
+
+    def token_strings(self, tokens: list[int]) -> list[str]:
+        return [sim_text.decode([token]) for token in tokens]
+
+    def grammar_error(self, grammar: Grammar) -> str | None:
+        return "the simulated engine has no token scores to constrain."
+
+    def failure(self) -> str | None:
+        return None
+
+    def load(self) -> EngineLoad:
+        running = len(self._decoding) + len(self._prefilling)
+        return EngineLoad(running, len(self._waiting) + len(self._late), self._cache.used / self._cache.capacity)
+
+    def cache_counts(self) -> CacheCounts:
+        return self._cache.counts()
+
+    async def reset_prefix_cache(self) -> bool:
+        return not self._jobs and self._cache.clear()
+
+    def check(self) -> None:
+        """Prove the invariants. O(blocks + jobs)."""
+        self._cache.check()
+        known = [*self._late, *self._waiting, *self._prefilling, *self._decoding]
+        assert sorted(map(id, known)) == sorted(map(id, self._jobs.values()))
+        assert bool(self._jobs) or self._cache.used == 0
+        for lane in self._lanes:
+            assert (lane.ends_at < math.inf) == bool(lane.pieces or lane.decoding)
+            assert self._prefilling.keys() >= lane.pieces.keys()
+            assert self._decoding.keys() >= set(lane.decoding)
+
+    def submit(self, request: Request) -> Sequence:
+        """O(prompt + answer)."""
+        sequence = Sequence(request, self.cancel)
+        tokens, stops = sim_text.answer(
+            request.prompt, request.max_tokens, endless=request.ignore_eos, least=request.min_tokens, seed=_seed(request)
+        )
+        cut = next((at for at in range(request.min_tokens, len(tokens)) if tokens[at] in request.stop_tokens), None)
+        if cut is not None:
+            del tokens[cut + 1 :]
+        now, fault, prefix = self._now(), next(self._faults), Prefix(request.prompt, self._cache.size, request.scope)
+        job = _Job(sequence, prefix, tokens, stops, now, fault.fails_after(len(tokens)), ERROR if fault.fails else BREAK)
+        self._jobs[sequence] = job
+        if fault.delay_s:
+            self._late[job] = self._call_at(now + fault.delay_s / self._config.speed, self._arrived, job)
+        else:
+            self._enqueue(job)
+        return sequence
+
+    def _arrived(self, job: _Job) -> None:
+        del self._late[job]
+        self._enqueue(job)
+
+    def _enqueue(self, job: _Job) -> None:
+        now = self._now()
+        self._do_steps(now)  # steps that have ended began before it
+        self._waiting.append(job)
+        self._continue(now)
+
+    def _now(self) -> float:
+        assert self._clock is not None, "submit before start"
+        return self._clock.time()
+
+    def _call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
+        assert self._clock is not None, "submit before start"
+        return self._clock.call_at(when, callback, *args)
+
+    def _wake(self, when: float) -> None:
+        now = max(when, self._now())  # a loop's timer may be a little early
+        self._do_steps(now)
+        self._continue(now)
+
+    def _do_steps(self, now: float) -> None:
+        """Do all steps that have ended by now, and those that follow them."""
+        while (lane := min(self._lanes, key=lambda lane: lane.ends_at)).ends_at <= now:
+            when = lane.ends_at
+            self._end_step(lane)
+            self._begin_steps(when)
+
+    def _continue(self, now: float) -> None:
+        """Begin the steps that can begin; set the timer to the next end of a step."""
+        self._begin_steps(now)
+        if self._timer is not None:
+            self._timer.cancel()
+        next_end = min(lane.ends_at for lane in self._lanes)
+        self._timer = self._call_at(next_end, self._wake, next_end) if next_end < math.inf else None
+
+    def _begin_steps(self, when: float) -> None:
+        """Begin a step in each idle lane."""
+        for lane in self._lanes:
+            if lane.ends_at == math.inf:
+                self._begin_step(lane, when)
+
+    def _begin_step(self, lane: _Lane, when: float) -> None:
+        if lane is self._prompts:
+            lane.pieces = self._pieces(when)
+        if lane is self._answers:
+            lane.decoding = list(self._decoding)
+        if not lane.pieces and not lane.decoding:
+            return
+        pieces = ((tokens, job.computed + tokens) for job, tokens in lane.pieces.items())
+        seconds = self._costs.seconds(StepWork.of(pieces, (job.context for job in lane.decoding))) / self._config.speed
+        # The small term absorbs rounding.
+        lane.rounds = 1 if lane.pieces else max(1, math.ceil(MIN_TICK_S / seconds - 1e-6))
+        lane.ends_at = when + lane.rounds * seconds
+
+    def _pieces(self, when: float) -> dict[_Job, int]:
+        """A step's prompt tokens: as many as fit into a chunk, or all of one prompt. `when` may be slightly in the past."""
+        pieces = dict[_Job, int]()
+        begun = iter(tuple(self._prefilling))
+        room = self._config.prefill_chunk
+        while (job := next(begun, None) or self._admit(when)) is not None:
+            pieces[job] = min(job.left, room) if room else job.left
+            room -= pieces[job]
+            if room <= 0:
+                break
+        return pieces
+
+    def _admit(self, when: float) -> _Job | None:
+        """Admit the head of the queue, if there is room."""
+        full = len(self._decoding) + len(self._prefilling) >= self._config.max_batch
+        if full or not self._waiting:
+            return None
+        job = self._waiting[0]
+        request, size = job.sequence.request, self._cache.size
+        blocks = -(-(len(request.prompt) + len(job.answer)) // size)
+        job.lease = self._cache.reserve(job.prefix, blocks, when, request.keep_s / self._config.speed)
+        if job.lease is None:
+            return None
+        self._waiting.popleft()
+        job.sequence.queued_s = when - job.queued_at
+        job.computed = job.sequence.cached_tokens = job.lease.shared * size
+        self._prefilling[job] = None
+        return job
+
+    def _end_step(self, lane: _Lane) -> None:
+        """Deliver the results of a step. O(prompts and sequences in the step)."""
+        pieces, decoding, rounds = lane.pieces, lane.decoding, lane.rounds
+        lane.pieces, lane.decoding, lane.ends_at = {}, [], math.inf
+        for job, tokens in pieces.items():
+            assert job.lease is not None
+            job.computed += tokens
+            self._cache.commit(job.lease, job.computed // self._cache.size)
+            if not job.left:
+                # The last piece of a prompt gives the first token.
+                del self._prefilling[job]
+                self._decoding[job] = None
+                self._emit(job, 1)
+        for job in decoding:
+            self._emit(job, rounds)
+
+    def _emit(self, job: _Job, count: int) -> None:
+        due = min(job.emitted + count, len(job.answer))
+        if job.fails_after is not None and due > job.fails_after:
+            if job.emitted == job.fails_after:
+                self._forget(job)
+                job.sequence.fail(job.fault)
+                return
+            due = job.fails_after
+        fresh, job.emitted = job.answer[job.emitted : due], due
+        if due < len(job.answer):
+            job.sequence.push(fresh)
+            return
+        self._forget(job)
+        if fresh[-1] in job.sequence.request.stop_tokens:
+            job.sequence.end(fresh)
+        else:
+            job.sequence.push(fresh, "stop" if job.stops else "length")
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Called when a sequence is closed before its end. O(waiting + running)."""
+        job = self._jobs[sequence]
+        if job in self._late:
+            self._late.pop(job).cancel()
+        elif job in self._waiting:
+            self._waiting.remove(job)
+        self._forget(job)
+        for lane in self._lanes:
+            lane.pieces.pop(job, None)
+            lane.decoding = [other for other in lane.decoding if other is not job]
+            if not lane.pieces and not lane.decoding:
+                lane.ends_at = math.inf  # this step's results are not needed
+        self._continue(self._now())
+
+    def _forget(self, job: _Job) -> None:
+        """A job has ended: its computed blocks stay in the cache, idle."""
+        del self._jobs[job.sequence]
+        self._prefilling.pop(job, None)
+        if job.lease is None:
+            return
+        if self._decoding.pop(job, True) is None:
+            job.prefix.extend(job.answer[: max(0, job.emitted - 1)])  # the last token's K and V are not computed
+            self._cache.commit(job.lease, len(job.prefix.keys))
+        self._cache.release(job.lease, self._now())
+
+
+def _seed(request: Request) -> int:
+    """A greedy answer depends only on its prompt; so does one without a seed, since nothing here is random."""
+    return 0 if request.greedy else (request.seed or 0) % (1 << 32)

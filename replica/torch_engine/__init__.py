@@ -1,0 +1,1 @@
+"""The real engine: transformers' continuous batching, its tokenizer and sampling, and the patches around it."""

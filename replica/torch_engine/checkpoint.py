@@ -1,0 +1,223 @@
+"""The prefix cache on disk, so that a restarted replica has a warm cache.
+
+Theory of operation. At a clean shutdown every idle block is written: its rows of K and V, its key, its parent's key, its
+tokens, its scope, and until when it is retained; the least recently used first, as the ledger has them. The file is one
+safetensors file, written beside its final path and then renamed, readable only by its owner: it contains prompts. Its
+header identifies what the rows are valid for: the model (a hash of its configuration and of all weights), the type, the block
+size and the release of transformers, which defines the layout of the rows.
+
+At start the whole file is read and checked before a single block is used: the header matches, the checksum is right, and
+every key is the hash of its tokens. Any problem is one log line, and the cache starts empty. A file that is not one of our
+cache files is left alone at shutdown, too: it may be somebody's model.
+"""
+
+import json
+import logging
+import os
+import tempfile
+from array import array
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from replica.cache.blocks import IdleBlock
+from replica.cache.prefix import KEY_BYTES, BlockRun, Key, Scope, chained
+from replica.torch_engine.paged import PagedBlocks
+
+log = logging.getLogger(__name__)
+FORMAT = "warmroute-kv-cache-1"
+TENSORS = ("rows", "keys", "parents", "tokens", "scopes", "keep_until")
+
+
+class CheckpointError(Exception):
+    """A file cannot be used; the message says why."""
+
+
+class Contents:
+    """A listener that keeps what the ledger does not: the tokens and the scope of each cached block."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, tuple[array[int], Scope]] = {}
+
+    def stored(self, run: BlockRun) -> None:
+        size = len(run.tokens) // len(run.keys)
+        for at, key in enumerate(run.keys):
+            self._known[key] = (run.tokens[at * size : (at + 1) * size], run.scope)
+
+    def removed(self, key: Key) -> None:
+        del self._known[key]
+
+    def cleared(self) -> None:
+        self._known.clear()
+
+    def run(self, idle: IdleBlock) -> BlockRun:
+        tokens, scope = self._known[idle.key]
+        return BlockRun((idle.key,), idle.parent, tokens, scope)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Blocks with the end of their retention, in the ledger's order, and their rows."""
+
+    blocks: list[tuple[BlockRun, float]]
+    rows: torch.Tensor
+
+
+class Checkpoint:
+    """One file for one model. `contents` must be one of the ledger's listeners."""
+
+    def __init__(self, path: Path, model: Any, block_size: int) -> None:
+        self._path = path
+        self.contents = Contents()
+        self._header = {
+            "format": FORMAT,
+            "model": fingerprint(model),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "block_size": str(block_size),
+            "transformers": transformers.__version__,
+        }
+
+    def restore(self, blocks: PagedBlocks) -> None:
+        """Fill an empty cache; leave it empty, and log the reason, if the file does not match."""
+        try:
+            saved = read(self._path, self._header, blocks.row_bytes)
+        except FileNotFoundError:
+            return
+        except (CheckpointError, OSError) as error:
+            log.warning("the cache file %s is not used, the cache starts empty: %s", self._path, error)
+            return
+        room = blocks.ledger.capacity  # the last ones were used last, and none is without its parent
+        numbers = blocks.ledger.adopt(saved.blocks[-room:], blocks.now())
+        blocks.write(numbers, saved.rows[-room:])
+        log.info("%d cached blocks restored from %s", len(numbers), self._path)
+
+    def save(self, blocks: PagedBlocks) -> None:
+        """Write the idle blocks; a failure is a log line, since the shutdown must continue."""
+        if self._path.exists() and not is_ours(self._path):
+            log.warning("the cache is not saved: %s is not a cache file of warmroute", self._path)
+            return
+        idle = blocks.ledger.idle()
+        saved = Saved([(self.contents.run(block), block.keep_until) for block in idle], blocks.rows([b.block for b in idle]))
+        try:
+            write(self._path, self._header, saved)
+        except (OSError, SafetensorError) as error:
+            log.warning("the cache is not saved: %s", error)
+
+
+def fingerprint(model: Any) -> str:
+    """A hash of a model's configuration and all its weights. O(weights)."""
+    digest = xxhash.xxh3_128()
+    unrelated = ("_name_or_path", "transformers_version")
+    config = {name: value for name, value in model.config.to_dict().items() if name not in unrelated}
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, weight in model.named_parameters():
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        digest.update(_raw(weight.detach()))
+    return digest.hexdigest()
+
+
+def write(path: Path, header: Mapping[str, str], saved: Saved) -> None:
+    """All or nothing: the file appears by a rename."""
+    runs, block_size = [run for run, _ in saved.blocks], int(header["block_size"])
+    scopes = list(dict.fromkeys(run.scope for run in runs))
+    tensors = {
+        "rows": saved.rows.contiguous(),
+        "keys": _table([run.keys[0] for run in runs]),
+        "parents": _table([run.parent or bytes(KEY_BYTES) for run in runs]),
+        "tokens": torch.tensor([list(run.tokens) for run in runs], dtype=torch.int64).reshape(len(runs), block_size),
+        "scopes": torch.tensor([scopes.index(run.scope) for run in runs], dtype=torch.int64),
+        "keep_until": torch.tensor([keep_until for _, keep_until in saved.blocks], dtype=torch.float64),
+    }
+    about = {
+        **header,
+        "scopes": json.dumps([(scope.adapter, scope.salt) for scope in scopes]),
+        "checksum": _checksum(tensors[name] for name in TENSORS),
+    }
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        save_file(tensors, name, about)
+        with open(name, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def read(path: Path, header: Mapping[str, str], row_bytes: int) -> Saved:
+    """The contents of a file for this model. Raises CheckpointError or OSError; O(file)."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            for name, value in header.items():
+                if about.get(name) != value:
+                    raise CheckpointError(f"its {name} is {about.get(name, 'missing')}, ours is {value}")
+            rows, keys, parents, tokens, scopes, keep_until = (file.get_tensor(name) for name in TENSORS)
+        if _checksum((rows, keys, parents, tokens, scopes, keep_until)) != about.get("checksum"):
+            raise CheckpointError("its checksum is wrong")
+        if (
+            rows.dtype != torch.uint8
+            or rows.shape != (len(keys), row_bytes)
+            or tokens.shape != (len(keys), int(header["block_size"]))
+        ):
+            raise CheckpointError(f"its rows are {tuple(rows.shape)} {rows.dtype}, its tokens {tuple(tokens.shape)}")
+        known = [Scope(adapter, salt) for adapter, salt in json.loads(about["scopes"])]
+        runs = [
+            BlockRun((key,), parent if any(parent) else None, array("I", ids), known[scope])
+            for key, parent, ids, scope in zip(_keys(keys), _keys(parents), tokens.tolist(), scopes.tolist(), strict=True)
+        ]
+    except (SafetensorError, KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
+        raise CheckpointError(f"it cannot be read: {error}") from error
+    _check_keys(runs)
+    return Saved(list(zip(runs, keep_until.tolist(), strict=True)), rows)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file's header is that of a cache file, for whatever model, even if the rest is damaged."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            about = json.loads(file.read(min(size, 1 << 26)))["__metadata__"]
+            return str(about["format"]).startswith("warmroute-kv-cache-")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _check_keys(runs: Items[BlockRun]) -> None:
+    """Each key is the hash of its tokens, and each block's parent is in the file and was used later."""
+    seen: set[Key] = set()
+    for run in reversed(runs):
+        if run.parent is not None and run.parent not in seen:
+            raise CheckpointError("a block's parent is missing")
+        if run.keys[0] != chained(run.parent or run.scope.root(), run.tokens) or run.keys[0] in seen:
+            raise CheckpointError("a block's key is not that of its tokens")
+        seen.add(run.keys[0])
+
+
+def _raw(tensor: torch.Tensor) -> memoryview:
+    flat: memoryview = tensor.contiguous().reshape(-1).cpu().view(torch.uint8).numpy().data
+    return flat
+
+
+def _checksum(tensors: Iterable[torch.Tensor]) -> str:
+    digest = xxhash.xxh3_128()
+    for tensor in tensors:
+        digest.update(_raw(tensor))
+    return digest.hexdigest()
+
+
+def _table(keys: Items[Key]) -> torch.Tensor:
+    return torch.tensor([list(key) for key in keys], dtype=torch.uint8).reshape(len(keys), KEY_BYTES)
+
+
+def _keys(table: torch.Tensor) -> list[Key]:
+    return [bytes(row) for row in table.tolist()]

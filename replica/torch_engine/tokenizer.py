@@ -1,0 +1,124 @@
+"""A model's tokenizer as the engine uses it: prompts to tokens, tokens to text, and which tokens end an answer.
+
+A token of a byte-level vocabulary can end in the middle of a character, and a token's text depends on the tokens before it.
+So streamed answers are decoded by tokenizers' `DecodeStream`, which decodes a short window of tokens without and with the new
+ones, and returns the difference once it ends in a whole character.
+
+A model can have several end tokens: Llama 3's chat template ends a turn with `<|eot_id|>`, its tokenizer names
+`<|end_of_text|>`, its generation config may name both, or one. So all named tokens count, and the token that the chat
+template itself writes after an assistant's message, if that is a special token.
+"""
+
+import inspect
+from collections.abc import Sequence as Items
+from typing import Any
+
+import jinja2
+import transformers
+from tokenizers.decoders import DecodeStream
+
+from replica.engine import Message, PromptEnd, PromptError, SetupError, TemplateOverride
+
+PROBE = "warmroute"  # the content of the messages by which a template is examined
+UNFINISHED = "\ufffd"
+LONGEST_HELD = 64  # tokens without text (special ones) after which a window is closed, so that it does not grow
+OWN_PARAMETERS = inspect.signature(transformers.PreTrainedTokenizerBase.apply_chat_template).parameters.keys() - {"documents"}
+TEMPLATE_ERRORS = (jinja2.TemplateError, ValueError, TypeError, KeyError)
+
+
+class ModelTokenizer:
+    """transformers' tokenizer of a model; `chat_template` replaces the model's own. Safe for several threads."""
+
+    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+        """Raises SetupError."""
+        if not hasattr(tokenizer, "backend_tokenizer"):
+            raise SetupError(f"{type(tokenizer).__name__} cannot decode streams: the model needs a tokenizer.json")
+        self._tokenizer = tokenizer
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=special))
+
+    def encode_chat(
+        self, messages: list[Message], tools: list[Any] | None, end: PromptEnd, template: TemplateOverride
+    ) -> list[int]:
+        """Raises PromptError."""
+        if reserved := OWN_PARAMETERS & template.variables.keys():
+            raise PromptError(f"chat_template_kwargs are the template's, and may not set {', '.join(sorted(reserved))}")
+        options = {**template.variables, "chat_template": template.text, "tokenize": True, "return_dict": False}
+        options |= {"add_generation_prompt": end == "answer", "continue_final_message": end == "open"}
+        try:
+            ids = self._tokenizer.apply_chat_template(messages, tools=tools, **options)
+        except TEMPLATE_ERRORS as error:
+            raise PromptError(str(error)) from error
+        return list(ids)
+
+    def decode(self, tokens: list[int], special: bool) -> str:
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        return text
+
+    def detokenizer(self, special: bool) -> "StreamDetokenizer":
+        return StreamDetokenizer(self._tokenizer.backend_tokenizer, special)
+
+    def token_strings(self, tokens: list[int]) -> list[str]:
+        # A vocabulary can be larger than the tokenizer's: tokens beyond it have no text.
+        return [token or "" for token in self._tokenizer.convert_ids_to_tokens(tokens)]
+
+
+class StreamDetokenizer:
+    """Incremental decoding of one answer; `tokenizer` is a `tokenizers.Tokenizer`. `push` is O(window), not O(answer)."""
+
+    def __init__(self, tokenizer: Any, special: bool = False) -> None:
+        self._tokenizer, self._skip_special = tokenizer, not special
+        self._stream: Any = DecodeStream(skip_special_tokens=self._skip_special)
+        self._context: list[int] = []  # the tokens of the last text that was returned
+        self._held: list[int] = []  # the tokens since then
+
+    def push(self, tokens: Items[int]) -> str:
+        self._held += tokens
+        text = self._step(list(tokens))
+        if text is None:
+            return ""
+        self._context, self._held = self._held, []
+        return text
+
+    def finish(self) -> str:
+        before = self._tokenizer.decode(self._context, skip_special_tokens=self._skip_special)
+        text: str = self._tokenizer.decode(self._context + self._held, skip_special_tokens=self._skip_special)
+        return text[len(before) :]
+
+    def _step(self, tokens: list[int]) -> str | None:
+        """The text of the held tokens, None while it ends in half a character."""
+        if self._stream is not None:
+            try:
+                text: str | None = self._stream.step(self._tokenizer, tokens)
+            except Exception:  # noqa: BLE001 - tokenizers has no class for it: bytes that are no UTF-8 after half a character
+                text, self._stream = None, None
+            if self._stream is not None and (text is not None or len(self._held) <= LONGEST_HELD):
+                return text
+        text = self.finish()
+        if text.endswith(UNFINISHED):
+            return None
+        self._stream = DecodeStream(ids=self._held, skip_special_tokens=self._skip_special)
+        return text
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """All tokens that end an answer, in order and once each; both arguments are transformers' objects."""
+    ids = (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id, _turn_end(tokenizer))
+    lists = [[one] if isinstance(one, int) else one or [] for one in ids]
+    return list(dict.fromkeys(token for several in lists for token in several))
+
+
+def _turn_end(tokenizer: Any) -> int | None:
+    if not tokenizer.chat_template:
+        return None
+    turn = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
+    try:
+        text: str = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=False)
+    except TEMPLATE_ERRORS:
+        return None  # the template has no such turn: only the named tokens count
+    after = tokenizer.encode(text.rpartition(PROBE)[2].lstrip(), add_special_tokens=False)
+    special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    return after[0] if after and after[0] in special else None

@@ -1,0 +1,96 @@
+"""A router does what other routers have decided (`replication_log.py`).
+
+An event about a replica or a booking that is unknown here is ignored: routers take another configuration at slightly different
+moments, and one that joins late has not seen the events before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from router.booking import Booking
+from router.events import Closed, Event, FirstToken, Moved, Opened, Rent
+from router.router import Router
+from router.types import KEY_BYTES, Outcome, Prompt
+
+
+class Follower:
+    """Applies events of other routers to this one. A source is one of them, by a number that no other has or had."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._bookings: dict[int, dict[int, Booking]] = {}
+
+    def apply(self, source: int, events: Iterable[Event]) -> list[str]:
+        """What one router did, in its order. Returns the replicas that this showed to have lost their cache."""
+        bookings = self._bookings.setdefault(source, {})
+        router, lost = self._router, []
+        for event in events:
+            if isinstance(event, Opened):
+                self._open(bookings, event)
+                continue
+            if isinstance(event, Rent):
+                router.rents.settle(event.prefix, event.seconds)
+                continue
+            booking = bookings.get(event.number)
+            if booking is None:
+                continue
+            if isinstance(event, FirstToken):
+                booking.lease.first_token(event.now)
+                router.confirm(booking, event.now)
+            elif isinstance(event, Moved):
+                self._move(bookings, booking, event)
+            elif self._close(bookings, booking, _outcome(event), event.now):
+                lost.append(booking.lease.replica)
+        return lost
+
+    def leave(self, source: int, now: float) -> None:
+        """A router has ended: all that it had open is closed. What was prefilled by then is held."""
+        bookings = self._bookings.pop(source, {})
+        for booking in tuple(bookings.values()):
+            self._close(bookings, booking, Outcome(booking.lease.decoding), now)
+
+    def _open(self, bookings: dict[int, Booking], event: Opened) -> None:
+        router = self._router
+        known = router.known(event.replica)
+        if event.number in bookings or known is None or len(event.keys) % KEY_BYTES:
+            return
+        # The name as it is here: a dictionary finds a key that is the same object without comparing.
+        lease = router.ledger.open(known.name, event.prompt_tokens, event.uncached_tokens, event.since, silent=event.silent)
+        lease.load.remote_inflight += 1
+        prompt = Prompt(event.keys, event.units, event.block_units, event.scale, client=event.client)
+        booking = router.book(prompt, lease, event.matched_blocks)
+        booking.number = event.number
+        bookings[event.number] = booking
+
+    def _move(self, bookings: dict[int, Booking], booking: Booking, event: Moved) -> None:
+        known = self._router.known(event.replica)
+        if known is None:
+            self._close(bookings, booking, Outcome(ok=False), event.since)
+            return
+        booking.lease.load.remote_inflight -= 1
+        self._router.rebook(booking, known.name, event.matched_blocks, event.prompt_tokens, event.uncached_tokens, event.since)
+        booking.lease.load.remote_inflight += 1
+
+    def _close(self, bookings: dict[int, Booking], booking: Booking, outcome: Outcome, now: float) -> bool:
+        """As `Router.observe`."""
+        del bookings[booking.number]
+        booking.lease.load.remote_inflight -= 1
+        return self._router.observe(booking, outcome, now)
+
+    def check(self) -> None:
+        """Assert that the counts are those of the open bookings."""
+        booked = [booking for bookings in self._bookings.values() for booking in bookings.values()]
+        assert not any(booking.lease.closed for booking in booked)
+        loads = self._router.ledger.loads
+        counted = Counter(booking.lease.replica for booking in booked)
+        assert {name: load.remote_inflight for name, load in loads.items() if load.remote_inflight} == counted
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{source}: {len(bookings)}" for source, bookings in self._bookings.items())
+        return f"<Follower of {rows or 'no router'}>"
+
+
+def _outcome(event: Closed) -> Outcome:
+    return Outcome(event.ok, event.prompt_tokens, event.cached_tokens)

@@ -1,0 +1,222 @@
+"""The parts of the radix tree: its nodes, a replica's hold on a node's edge, and a replica's holds in order of use.
+
+They only keep their own links straight; `tree.py` and `trie.py` say what they mean together.
+
+There are millions of them, and a garbage collection that walks them all stops every stream for as long. So compiled code
+keeps them out of its sight (`acyclic`): what the tree drops has to be free of cycles, and is freed at once.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from router.native import mypyc_attr
+from router.types import KEY_BYTES, BlockKeys
+
+# Estimated bytes of CPython 3.11 objects, checked against tracemalloc by a test. A node: its object, its edge's header, its
+# holders' dictionary, its key and slot in the parent's children.
+NODE_BYTES: Final = 496
+HOLD_BYTES: Final = 128
+
+
+@mypyc_attr(acyclic=True)
+class Hold:
+    """A replica's claim on the first `blocks` blocks of a node's edge; a link of that replica's use list.
+
+    confirmed: leading blocks of them that an answer has confirmed; the others are pending credits of requests in flight.
+    doomed: how many of its last blocks will have to go for what is pending.
+    """
+
+    __slots__ = ("blocks", "confirmed", "doomed", "fresher", "node", "staler", "used")
+    __deletable__ = ("fresher", "staler")
+
+    node: Node
+    staler: Hold
+    fresher: Hold
+
+    def __init__(self, node: Node, blocks: int, used: float) -> None:
+        self.node = node
+        self.blocks = blocks
+        self.confirmed = 0
+        self.doomed = 0
+        self.used = used
+
+    def __repr__(self) -> str:
+        return f"<Hold {self.blocks}/{self.node.length} ({self.confirmed} confirmed) used {self.used}>"
+
+
+@mypyc_attr(acyclic=True)
+class Node:
+    """The end of an edge. `children` are keyed by the first key of their edges; leaves share one dictionary of none.
+
+    height: at least the number of edges of the longest path below; 0 for a leaf. weight: of each block of the edge.
+    """
+
+    __slots__ = ("children", "edge", "height", "holders", "parent", "weight")
+
+    def __init__(self, edge: BlockKeys, parent: Node | None, children: dict[bytes, Node], weight: int) -> None:
+        self.edge = edge
+        self.parent = parent
+        self.children = children
+        self.height = 0
+        self.weight = weight
+        self.holders: dict[str, Hold] = {}
+
+    @property
+    def length(self) -> int:
+        return len(self.edge) // KEY_BYTES
+
+    def __repr__(self) -> str:
+        held = ", ".join(f"{replica}: {hold.blocks}" for replica, hold in self.holders.items())
+        return f"<Node {self.length} blocks, {len(self.children)} children, {{{held}}}>"
+
+
+class UseList:
+    """One replica's holds, stale to fresh, as a ring around a sentinel. All operations O(1) but `used_since`.
+
+    blocks: of all holds; weight: of these blocks together; pending: weight of those that are not confirmed; count: holds.
+    capacity: the weight that the replica can hold. floor: of a list of purged holds, the time of the last purge: every hold in
+    it was last used by then, and every live hold of the replica after it. dooms: some of its holds are doomed; survivor_used:
+    when the stalest block was last used that is not.
+    """
+
+    __slots__ = ("blocks", "capacity", "count", "dooms", "floor", "pending", "ring", "survivor_used", "weight")
+
+    def __init__(self, ring: Hold, capacity: int | None) -> None:
+        self.ring = ring
+        ring.staler = ring.fresher = ring
+        self.capacity = capacity  # None: unbounded
+        self.floor = float("-inf")
+        self.dooms = False
+        self.survivor_used = float("-inf")
+        self.blocks = 0
+        self.weight = 0
+        self.pending = 0
+        self.count = 0
+
+    @property
+    def stalest(self) -> Hold | None:
+        return self.ring.fresher if self.count else None
+
+    def foresee(self, excess: int, most: int, most_holds: int) -> None:
+        """Mark the stalest blocks as doomed that weigh `excess` together or a little more, but not more than `most`.
+
+        Blocks of most_holds holds at most, and no others. O(those holds).
+        """
+        ring = self.ring
+        hold = ring.fresher
+        while hold is not ring and hold.doomed:
+            hold.doomed = 0
+            hold = hold.fresher
+        self.dooms = excess > 0
+        if not self.dooms:
+            return
+        hold = ring.fresher
+        while hold is not ring and most_holds:
+            self.survivor_used = hold.used
+            weight = hold.node.weight
+            doomed = min(-(-excess // weight), most // weight)
+            if hold.blocks > doomed:
+                hold.doomed = max(0, doomed)
+                return
+            hold.doomed = hold.blocks
+            excess -= hold.blocks * weight
+            most -= hold.blocks * weight
+            most_holds -= 1
+            hold = hold.fresher
+
+    def used_since(self, since: float, most_holds: int) -> int | None:
+        """Weight of the holds that were used after `since`; None if these are more than most_holds. O(those holds)."""
+        weight, holds, hold = 0, 0, self.ring.staler
+        while hold is not self.ring and hold.used > since:
+            if holds == most_holds:
+                return None
+            holds += 1
+            weight += hold.blocks * hold.node.weight
+            hold = hold.staler
+        return weight
+
+    def link_after(self, hold: Hold, left: Hold) -> None:
+        """Put `hold` on the fresh side of `left`."""
+        hold.staler, hold.fresher = left, left.fresher
+        left.fresher.staler = hold
+        left.fresher = hold
+        self.count += 1
+
+    def unlink(self, hold: Hold) -> None:
+        hold.staler.fresher = hold.fresher
+        hold.fresher.staler = hold.staler
+        # A chain of dropped holds that keep each other would be freed one inside the other, as deep as it is long.
+        del hold.staler, hold.fresher
+        self.count -= 1
+
+    def close(self) -> None:
+        """Free an empty list's ring."""
+        del self.ring.staler, self.ring.fresher
+
+    def use(self, node: Node, replica: str, blocks: int, now: float, stale: float, confirmed: bool) -> float | None:
+        """The replica, whose list this is, uses the first `blocks` blocks of a node's edge: never less than it holds of it.
+
+        stale: holds that were last used by then have expired, and nothing of them counts as confirmed any more. confirmed:
+        the blocks are, else as many as were before. Returns when the hold was last used; None if there was none.
+        """
+        used: float | None = None
+        hold = node.holders.get(replica)
+        if hold is None:
+            hold = node.holders[replica] = Hold(node, 0, now)
+            self.link_after(hold, self.ring.staler)
+        else:
+            used = hold.used
+            if used <= stale:
+                self.pending += hold.confirmed * node.weight
+                hold.confirmed = 0
+            self.freshen(hold)
+            hold.doomed = 0
+        hold.used = now
+        if hold.blocks != blocks:
+            more = (blocks - hold.blocks) * node.weight
+            self.weight += more
+            self.pending += more
+            self.blocks += blocks - hold.blocks
+            hold.blocks = blocks
+        if confirmed:
+            self.confirm(hold, blocks)
+        return used
+
+    def confirm(self, hold: Hold, blocks: int) -> None:
+        """The first `blocks` blocks of the hold are confirmed."""
+        if hold.confirmed < blocks:
+            self.pending -= (blocks - hold.confirmed) * hold.node.weight
+            hold.confirmed = blocks
+
+    def freshen(self, hold: Hold) -> None:
+        ring = self.ring
+        last = ring.staler
+        if last is not hold:
+            hold.staler.fresher = hold.fresher
+            hold.fresher.staler = hold.staler
+            hold.staler, hold.fresher = last, ring
+            last.fresher = ring.staler = hold
+
+    def shorten(self, hold: Hold, keep: int) -> None:
+        """Only the first `keep` of the hold's blocks are left; they are confirmed."""
+        gone, weight = hold.blocks - keep, hold.node.weight
+        self.pending -= (hold.blocks - hold.confirmed) * weight
+        self.weight -= gone * weight
+        self.blocks -= gone
+        hold.blocks = hold.confirmed = keep
+        hold.doomed = max(0, hold.doomed - gone)
+
+    def take_over(self, other: UseList) -> None:
+        """Move all holds of `other` (not empty) to the fresh end of this list."""
+        ring, theirs = self.ring, other.ring
+        first, last, tail = theirs.fresher, theirs.staler, ring.staler
+        tail.fresher, first.staler = first, tail
+        last.fresher, ring.staler = ring, last
+        theirs.staler = theirs.fresher = theirs
+        self.blocks += other.blocks
+        self.weight += other.weight
+        self.pending += other.pending
+        self.count += other.count
+        other.blocks = other.weight = other.pending = other.count = 0
+        other.dooms = False

@@ -1,0 +1,357 @@
+"""The prefix index within its bounds: which replica is believed to hold which prefix.
+
+`tree.py` has its shape. Here is what comes and goes:
+
+- `insert` credits a replica with a prompt. A pending credit (of a request in flight) evicts nothing: it counts neither against
+  the replica's capacity nor, up to a share of the memory bound, against that; what does not fit into the share is not
+  credited. `confirm` makes it a firm one, once the replica has shown that it computed the prompt, and enforces the bounds.
+  `take_back` removes what of it is still pending, but nothing that other prompts of the replica hang on.
+- TTL since last use, capacity (weight of a replica's blocks) and memory (bytes of all) drop holds from the stale ends of the
+  lists. Blocks of different prompts differ in size; a block's weight is a positive integer in whatever unit the capacities
+  are given (the router's: thousandths of a token), so that sums are exact.
+  What has expired or is dead is passed over by `match` from that moment on, whenever it is dropped.
+- Nothing is dropped in one go, however much there is: an insert drops at most INSERT_HOLDS of what is past its time or beyond
+  a capacity, `sweep` at most SWEEP_HOLDS. Only the memory bound is strict: an insert frees as much as it took.
+- `purge` and `remove_replica` take O(1): the replica's whole list is set aside as dead (`tree.py`), to be reclaimed so.
+
+Time is an argument (seconds, any origin). A clock that goes backwards counts as one that stands still.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from router.index.holds import HOLD_BYTES, NODE_BYTES, Hold, UseList
+from router.index.tree import MAX_EDGES, Tree
+from router.learning.learned import Ratio
+from router.types import KEY_BYTES, BlockKeys
+
+INSERT_HOLDS: Final = 16  # an insert makes three at most
+SWEEP_HOLDS: Final = 1000  # about a millisecond
+MOST_COUNTED: Final = 4096  # holds, to see how much a replica has used since a moment
+MOST_FORESEEN: Final = 64
+PENDING_SHARE: Final = 16  # one sixteenth of the memory bound is for pending credits
+
+
+class RadixTrie(Tree):
+    """See the top of this file. Replicas are named by strings and must be added before they can hold anything."""
+
+    def __init__(self, ttl_s: float, max_bytes: int, max_edges: int = MAX_EDGES, insert_holds: int = INSERT_HOLDS) -> None:
+        """max_edges: of a path. insert_holds: dropped at most by an insert."""
+        super().__init__(max_edges)
+        self.ttl_s = ttl_s
+        self.max_bytes = max_bytes
+        self.evicted = dict.fromkeys(("ttl", "capacity", "memory", "purge", "correction"), 0)  # blocks forgotten, by why
+        self.now = float("-inf")
+        self.lifetime: Ratio | None = None  # seconds that blocks go unused before they are evicted for want of room
+        self.reserved = 0  # bytes that the last insert, a pending one, may have taken of the share for those
+        self.pending_bytes = 0  # reserved by all, and not given back
+        self._insert_holds = insert_holds
+
+    # -- what it knows
+
+    @property
+    def blocks(self) -> int:
+        """Block credits summed over replicas. O(replicas)."""
+        return sum(uses.blocks for uses in self._uses.values())
+
+    @property
+    def needed_bytes(self) -> int:
+        """The least memory bound that would evict nothing. O(1)."""
+        return self.size_bytes + self.size_bytes // (PENDING_SHARE - 1) + 1
+
+    def held(self) -> Mapping[str, int]:
+        """Blocks credited to each replica, of what has expired as many as were not dropped yet. O(replicas)."""
+        return {replica: uses.blocks for replica, uses in self._uses.items()}
+
+    def held_by(self, replica: str) -> int:
+        """Blocks credited to one replica. O(1)."""
+        uses = self._uses.get(replica)
+        return uses.blocks if uses else 0
+
+    def weight_held_by(self, replica: str) -> int:
+        """Their weight. O(1)."""
+        uses = self._uses.get(replica)
+        return uses.weight if uses else 0
+
+    def pending_of(self, replica: str) -> int:
+        """The weight of those of them that no answer has confirmed. O(1)."""
+        uses = self._uses.get(replica)
+        return uses.pending if uses else 0
+
+    def room(self, replica: str, blocks: int, weight: int) -> tuple[int, float]:
+        """(what the replica would have to evict to make room for `blocks` more of this weight, in such blocks; when the stalest
+        of what it holds was last used). O(1).
+        """
+        uses = self._uses.get(replica)
+        if uses is None or uses.capacity is None or not uses.count:
+            return 0, 0.0
+        free = uses.capacity - uses.weight
+        out = blocks - free // weight if free > 0 else blocks
+        return (out if out > 0 else 0), uses.survivor_used if uses.dooms else uses.ring.fresher.used
+
+    def used_since(self, replica: str, since: float) -> int | None:
+        """Weight of a replica's blocks that were used after `since`; None if too many to count. O(holds used after it)."""
+        uses = self._uses.get(replica)
+        return uses.used_since(since, MOST_COUNTED) if uses else 0
+
+    def match(self, keys: BlockKeys, now: float) -> dict[str, int]:
+        """replica -> leading blocks of `keys` that it is believed to hold; replicas that hold none are left out.
+
+        Reads only. O(edges on the path x their holders), plus one binary search at the divergence.
+        """
+        alive = max(self.now, now) - self.ttl_s
+        found: dict[str, int] = {}
+        path, before, shared = self._walk(keys)
+        start, known, all_live = 0, before + shared, not self._dead
+        for node in path:
+            for replica, hold in node.holders.items():
+                held = hold.blocks - hold.doomed
+                if held and hold.used > alive and (all_live or not self._is_dead(replica, hold)):
+                    blocks = start + held
+                    found[replica] = blocks if blocks < known else known
+            start += node.length
+        return found
+
+    # -- replicas
+
+    def add_replica(self, replica: str, capacity: int | None = None) -> None:
+        """Make `replica` known, or change its capacity (weight; None: unbounded). What no longer fits goes bit by bit."""
+        if uses := self._uses.get(replica):
+            uses.capacity = capacity
+        else:
+            self._uses[replica] = UseList(Hold(self._root, 0, 0.0), capacity)
+
+    def remove_replica(self, replica: str) -> None:
+        """Forget a replica and all it holds. O(1). Unknown names are ignored."""
+        self.purge(replica)
+        if uses := self._uses.pop(replica, None):
+            uses.close()
+
+    def purge(self, replica: str) -> None:
+        """Forget what a replica holds (it restarted) but not the replica. O(1)."""
+        uses = self._uses.get(replica)
+        if uses is None or not uses.count:
+            return
+        self.evicted["purge"] += uses.blocks
+        dead = self._dead.get(replica)
+        if dead is None:
+            dead = self._dead[replica] = UseList(Hold(self._root, 0, 0.0), None)
+        dead.take_over(uses)
+        dead.floor = self.now
+        self.now = math.nextafter(self.now, math.inf)  # so that whatever is used from now on is used after it
+
+    # -- prompts
+
+    def insert(self, replica: str, keys: BlockKeys, now: float, *, weight: int = 1, confirmed: bool = True) -> float | None:
+        """Credit `replica` with the blocks of `keys`, used now, as far as it can hold them; if not confirmed, as pending.
+
+        weight: of one block; where the prompt continues another one, a block weighs as much as one of that.
+        Returns for how many seconds the deepest of the blocks that it held already had not been used; None if it held none.
+        O(edges on the path), plus O(1) amortised for each hold that is dropped. Unknown replicas are ignored (they left
+        while their request was running). `credited` and `reserved` say how much it came to.
+        """
+        self.credited = self.reserved = 0
+        self.tail = None
+        uses = self._uses.get(replica)
+        if uses is None:
+            return None
+        self.now = now = max(self.now, now)
+        if uses.capacity is not None:
+            path, _, _ = self._walk(keys)
+            weighs = path[0].weight if path else weight
+            if len(keys) * weighs > uses.capacity * KEY_BYTES:
+                keys = keys[: uses.capacity // weighs * KEY_BYTES]
+        used: float | None = None
+        if confirmed:
+            if keys:
+                used = self._credit(replica, uses, keys, weight, now, now - self.ttl_s, True)
+            self._enforce(replica, uses)
+        else:
+            if keys and self._reserve(keys):
+                used = self._credit(replica, uses, keys, weight, now, now - self.ttl_s, False)
+            # What is dead goes first: a live hold must not go while a dead one of its replica is below it.
+            left = self._reclaim(self._insert_holds) if self._dead else self._insert_holds
+            self._expire(replica, uses, left)
+            self._foresee(uses)
+        return None if used is None else now - used
+
+    def confirm(self, replica: str, keys: BlockKeys, now: float, tail: Hold | None = None, *, weight: int = 1) -> None:
+        """The replica has computed the prompt: what was credited as pending is firm, and credited again if it is gone.
+
+        tail: of its insert, which saves a walk; weight: likewise. O(edges on the path), plus O(1) amortised for each hold that
+        is dropped.
+        """
+        uses = self._uses.get(replica)
+        if uses is None:
+            return
+        self.now = now = max(self.now, now)
+        blocks = self._end_in(tail, replica, keys) if tail is not None else 0
+        if not blocks:
+            path, start, shared = self._walk(keys)
+            tail = path[-1].holders.get(replica) if path else None
+            blocks = shared if (start + shared) * KEY_BYTES == len(keys) else 0
+        gone = tail is None or not 0 < blocks <= tail.blocks or tail.used <= now - self.ttl_s
+        if tail is None or gone or (self._dead and self._is_dead(replica, tail)):
+            self.insert(replica, keys, now, weight=weight)
+            return
+        hold = tail
+        while hold.confirmed < blocks:
+            uses.confirm(hold, blocks)
+            parent = hold.node.parent
+            if parent is None or parent is self._root:
+                break
+            hold, blocks = parent.holders[replica], parent.length
+        self._enforce(replica, uses)
+
+    def _end_in(self, tail: Hold, replica: str, keys: BlockKeys) -> int:
+        """How many blocks of the tail's edge end the prompt; 0 if its path does not end there any more. O(edges above)."""
+        node = tail.node
+        if node.holders.get(replica) is not tail:
+            return 0
+        end, parent = len(keys), node.parent
+        while parent is not None:
+            end -= len(parent.edge)
+            parent = parent.parent
+        # The last key stands for all before it.
+        return end // KEY_BYTES if end > 0 and node.edge[end - KEY_BYTES : end] == keys[-KEY_BYTES:] else 0
+
+    def take_back(self, replica: str, keys: BlockKeys) -> None:
+        """The replica did not compute the prompt: forget what of it is pending, up to where another prompt goes on.
+
+        It stops also where something goes on that is past its time and was not dropped yet. O(edges on the path +
+        MOST_CHILDREN for each of them).
+        """
+        uses = self._uses.get(replica)
+        if uses is None or not uses.pending:
+            return
+        path, _, shared = self._walk(keys)
+        stale = self.now - self.ttl_s
+        steps = [(node, node.length) for node in path[:-1]] + [(node, shared) for node in path[-1:]]
+        for node, blocks in reversed(steps):
+            hold = node.holders.get(replica)
+            if hold is None or self._is_dead(replica, hold):
+                continue
+            keep = hold.confirmed if hold.used > stale else 0
+            if keep >= hold.blocks or hold.blocks > blocks or self._held_below(node, replica):
+                break
+            self.evicted["correction"] += hold.blocks - keep
+            self._drop(replica, uses, hold, keep)
+            if keep:
+                break
+        self._foresee(uses)
+
+    # -- bounds
+
+    def sweep(self, now: float, holds: int = SWEEP_HOLDS) -> bool:
+        """Drop at most `holds` holds that are dead, expired or beyond a capacity. True if some may be left.
+
+        O(replicas + holds dropped). For once a second, and again soon while it returns True.
+        """
+        self.now = max(self.now, now)
+        left = self._reclaim(holds)
+        for replica, uses in self._uses.items():
+            left = self._expire(replica, uses, left)
+            left = self._enforce_capacity(replica, uses, left)
+            self._foresee(uses)
+        self._enforce_memory()
+        return left <= 0
+
+    def _reserve(self, keys: BlockKeys) -> bool:
+        """Whether a pending credit has room in the share for those: a leaf and a split at most, and a hold on each node."""
+        path, start, shared = self._walk(keys)
+        holds = len(path) + 2 + (len(path[-1].holders) if path else 0)
+        growth = len(keys) - (start + shared) * KEY_BYTES + 2 * NODE_BYTES + holds * HOLD_BYTES
+        if self.pending_bytes + growth > self.max_bytes // PENDING_SHARE:
+            return False
+        self.reserved = growth
+        self.pending_bytes += growth
+        return True
+
+    def _enforce(self, replica: str, uses: UseList) -> None:
+        left = self._reclaim(self._insert_holds) if self._dead else self._insert_holds
+        left = self._expire(replica, uses, left)
+        self._enforce_capacity(replica, uses, left)
+        self._enforce_memory()
+        self._foresee(uses)
+
+    def _foresee(self, uses: UseList) -> None:
+        """Nobody counts on what must go once all that is pending is confirmed: half of the capacity at most."""
+        capacity = uses.capacity
+        if capacity is not None and uses.weight > capacity:
+            uses.foresee(uses.weight - capacity, capacity // 2, MOST_FORESEEN)
+        elif uses.dooms:
+            uses.foresee(0, 0, MOST_FORESEEN)
+
+    def _reclaim(self, left: int) -> int:
+        """Free dead holds, at most `left` of them. Returns how many may still be dropped."""
+        for replica in list(self._dead) if self._dead else ():
+            dead = self._dead[replica]
+            while left > 0 and (hold := dead.stalest):
+                self._drop(replica, dead, hold, 0)
+                left -= 1
+            if not dead.count:
+                del self._dead[replica]
+                dead.close()
+        return left
+
+    def _expire(self, replica: str, uses: UseList, left: int) -> int:
+        stale = self.now - self.ttl_s
+        while left > 0 and (hold := uses.stalest) and hold.used <= stale:
+            self.evicted["ttl"] += hold.blocks
+            self._drop(replica, uses, hold, 0)
+            left -= 1
+        return left
+
+    def _enforce_capacity(self, replica: str, uses: UseList, left: int) -> int:
+        """Pending credits at the stale end go too: a request that has waited longer than all else was idle is credited anew."""
+        capacity = uses.capacity
+        while capacity is not None and left > 0 and uses.weight - uses.pending > capacity and (hold := uses.stalest):
+            weight = hold.node.weight
+            evicted = min(hold.confirmed, -((capacity + uses.pending - uses.weight) // weight))
+            keep = hold.confirmed - evicted
+            if evicted:
+                self._learn_lifetime(self.now - hold.used, evicted * weight, capacity)
+            self.evicted["capacity"] += hold.blocks - keep
+            self._drop(replica, uses, hold, keep)
+            left -= 1
+        return left
+
+    def _learn_lifetime(self, idle_s: float, weight: int, capacity: int) -> None:
+        """Old evidence halves with every cache that is turned over."""
+        if self.lifetime is None:
+            self.lifetime = Ratio(max(idle_s, 1.0), weight, max(capacity, 1))
+        else:
+            self.lifetime.learn(max(idle_s, 1e-3) * weight, weight, weight)
+
+    def _enforce_memory(self) -> None:
+        """Drop dead holds, then the stalest of all replicas, until what is confirmed leaves its share to what is pending.
+
+        O(replicas) for each hold dropped.
+        """
+        bound = self.max_bytes - self.max_bytes // PENDING_SHARE + self.pending_bytes
+        while self.size_bytes > bound and self._holds:
+            if self._dead:
+                self._reclaim(1)
+                continue
+            stalest = (
+                (hold.used, replica, uses, hold) for replica, uses in self._uses.items() if (hold := uses.stalest) is not None
+            )
+            _, replica, uses, hold = min(stalest, key=lambda item: item[0])
+            self.evicted["memory"] += hold.blocks
+            self._drop(replica, uses, hold, 0)
+
+    # -- proof
+
+    def check(self) -> None:
+        """Assert every invariant that the top of this file and that of tree.py state. O(everything)."""
+        self._check_shape()
+        for uses in self._uses.values():
+            assert uses.ring.staler.used <= self.now or not uses.count, "used in the future"
+        for dead in self._dead.values():
+            assert dead.floor < self.now
+
+    def __repr__(self) -> str:
+        return f"<RadixTrie {self._nodes} nodes, {self.blocks} blocks on {len(self._uses)} replicas, {self.size_bytes} bytes>"

@@ -1,0 +1,1 @@
+"""What is learned from answers: speeds, scales, restarts and cache sizes."""

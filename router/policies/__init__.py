@@ -1,0 +1,1 @@
+"""How candidates are ranked: the default policy and the baselines."""

@@ -1,0 +1,14 @@
+"""The default: the lowest cost in seconds (`router/pricing/cost.py`)."""
+
+from __future__ import annotations
+
+from router.policies.policy import Stateless
+
+
+class LeastCost(Stateless):
+    """The router knows this policy: it finds the cheapest without pricing all candidates, and lets waits pay for copies of hot
+    prefixes (`router/pricing/replication.py`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(lambda candidate: candidate.cost.total_s)

@@ -1,0 +1,46 @@
+"""What a policy is: it orders the candidates for a prompt, best first.
+
+A policy reads nothing but the prompt, the candidates and the given chance, so that a dry run ranks as the real one would.
+Ties are broken by chance, never by index: index order sends the traffic of several gateways to the same replica.
+
+To add one: a file here (or, for the simulator only, in `router/simulation/`), and its line in the table (`table.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from router.types import Candidate, Prompt, Random
+
+
+class Policy(Protocol):
+    """See the top of this file."""
+
+    def order(self, prompt: Prompt, candidates: Sequence[Candidate], chance: Random) -> list[Candidate]:
+        """All candidates (not empty), best first."""
+
+    def booked(self, replica: str) -> None:
+        """This replica was booked; called after each decision, not after a dry run."""
+
+
+Policies = Mapping[str, Callable[[], Policy]]
+"""By name, how each policy is made."""
+
+
+def ranked(candidates: Sequence[Candidate], key: Callable[[Candidate], float], chance: Random) -> list[Candidate]:
+    """Lowest key first; equal keys in random order."""
+    return sorted(candidates, key=lambda candidate: (key(candidate), chance.random()))
+
+
+class Stateless:
+    """A policy that ranks by a key and remembers nothing."""
+
+    def __init__(self, key: Callable[[Candidate], float]) -> None:
+        self._key = key
+
+    def order(self, prompt: Prompt, candidates: Sequence[Candidate], chance: Random) -> list[Candidate]:
+        return ranked(candidates, self._key, chance)
+
+    def booked(self, replica: str) -> None:
+        """Nothing to remember."""

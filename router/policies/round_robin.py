@@ -1,0 +1,32 @@
+"""Round robin: replicas take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from router.policies.policy import ranked
+from router.types import Candidate, Prompt, Random
+
+MOST_TURNS: Final = 4096
+
+
+class RoundRobin:
+    """The replica that was taken longest ago. Stays fair when replicas join, leave or fail.
+
+    It remembers the turns of the MOST_TURNS replicas that were taken last.
+    """
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._taken: dict[str, int] = {}
+
+    def order(self, prompt: Prompt, candidates: Sequence[Candidate], chance: Random) -> list[Candidate]:
+        return ranked(candidates, lambda candidate: self._taken.get(candidate.replica, 0), chance)
+
+    def booked(self, replica: str) -> None:
+        self._turn += 1
+        self._taken.pop(replica, None)
+        self._taken[replica] = self._turn
+        if len(self._taken) > MOST_TURNS:
+            del self._taken[next(iter(self._taken))]

@@ -1,0 +1,25 @@
+"""The policies that a gateway can be configured to use, by name.
+
+The simulator has these and more: `router/simulation/policies.py`.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+from router.policies.least_cost import LeastCost
+from router.policies.policy import Policies, Stateless
+from router.policies.power_of_two import PowerOfTwo
+from router.policies.round_robin import RoundRobin
+from router.policies.sticky import Sticky
+
+POLICIES: Final[Policies] = MappingProxyType(
+    {
+        "cost": LeastCost,
+        "round_robin": RoundRobin,
+        "least_loaded": lambda: Stateless(lambda candidate: candidate.inflight),
+        "power_of_two": PowerOfTwo,
+        "sticky": Sticky,
+    }
+)

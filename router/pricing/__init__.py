@@ -1,0 +1,1 @@
+"""What it costs to send a prompt to a replica, in seconds."""

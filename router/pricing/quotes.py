@@ -1,0 +1,171 @@
+"""What one prompt would cost on every replica at one moment: where the trie, the ledger and the rents meet the cost.
+
+`cheapest` is what every request pays for, so it prices as few replicas as it can: the holder of the longest match first, and
+of the others only those whose floor is below that: the terms that take no time to add up, in tokens, with the running prefill
+taken to be over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from router.index.trie import RadixTrie
+from router.load import Ledger, ReplicaLoad
+from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, discounted, reuse_chance
+from router.pricing.replication import Rents
+from router.types import KEY_BYTES, Candidate, Cost, Decision, Prompt, Random
+
+NOTHING: Final = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class Quotes:
+    """matched: replica -> leading blocks that it is believed to hold; longest: the most of them on any of `replicas`;
+    shared_prefix: what names the longest match, the key of its last block; empty if nobody holds anything.
+    """
+
+    __slots__ = (
+        "_blocks",
+        "_gap_s",
+        "_holder",
+        "_ledger",
+        "_lifetime_s",
+        "_now",
+        "_per_block",
+        "_prompt",
+        "_rent",
+        "_replicas",
+        "_trie",
+        "_weight",
+        "least",
+        "longest",
+        "matched",
+        "shared_prefix",
+        "total",
+    )
+
+    def __init__(
+        self, trie: RadixTrie, ledger: Ledger, prompt: Prompt, units_per_token: float, replicas: Collection[str], now: float
+    ) -> None:
+        self._trie = trie
+        self._ledger = ledger
+        self._prompt = prompt
+        self._replicas = replicas
+        self._now = now
+        self._per_block = prompt.block_units / units_per_token  # tokens
+        self._weight = prompt.block_weight(units_per_token)
+        self._blocks = prompt.blocks
+        self._lifetime_s = trie.lifetime.value if trie.lifetime else 0.0  # 0: nothing was ever evicted
+        self._gap_s = ledger.turn_gap.value
+        self._rent = 0.0
+        self.total = int(prompt.units / units_per_token + 0.5)
+        self.matched = trie.match(prompt.keys, now)
+        self._holder, self.longest = _longest(self.matched, replicas) if self.matched else ("", 0)
+        end = self.longest * KEY_BYTES
+        self.shared_prefix = prompt.keys[end - KEY_BYTES : end] if end else b""
+        self.least = self.total - self.tokens(self.longest)
+
+    def discount(self, rents: Rents) -> None:
+        """Take off the price of a copy what was paid for want of it."""
+        self._rent = rents.paid(self.shared_prefix) if self.longest else 0.0
+
+    def tokens(self, blocks: int) -> int:
+        """Leading blocks of the prompt, in tokens."""
+        tokens = int(blocks * self._per_block + 0.5)
+        return tokens if tokens < self.total else self.total
+
+    def price(self, name: str, load: ReplicaLoad, blocks: int, uncached: int) -> Cost:
+        """The cost on a replica, its load settled, that holds `blocks` of the prompt and would compute `uncached` tokens."""
+        now = self._now
+        full = cost(
+            booked=load.remaining_tokens(now) if load.first else 0,
+            uncached=uncached,
+            duplicate=uncached - self.least,
+            evicted=self._evicted(name, blocks, uncached) if self._lifetime_s else 0.0,
+            decoding=load.decoding,
+            prefill_rate=load.rate.value,
+            return_rate=load.return_rate(now, self._gap_s) if uncached else 0.0,
+        )
+        return discounted(full, self._rent) if self._rent and blocks < self.longest else full
+
+    def _evicted(self, name: str, blocks: int, uncached: int) -> float:
+        """Tokens that a replica would have to evict, each times the chance that it will be used again."""
+        new = self._blocks - blocks
+        if not new:
+            return 0.0
+        out, used = self._trie.room(name, new, self._weight)
+        return uncached * out / new * reuse_chance(self._now - used, self._lifetime_s) if out else 0.0
+
+    def cheapest(self, chance: Random) -> tuple[Candidate, bool]:
+        """The candidate with the least cost, and whether a replica is idle that lacks the longest match."""
+        matched, longest, total, least = self.matched, self.longest, self.total, self.least
+        loads, load_of, now = self._ledger.loads, self._ledger.of, self._now
+        lacking = total + DUPLICATE_WEIGHT * (total - least)  # the floor of a replica that holds nothing and runs nothing
+        least_s = bound_s = float("inf")
+        best, price, ties, idle = "", NOTHING, 1, False
+        first = self._holder
+        for name in (first, *self._replicas) if first else self._replicas:
+            load = loads.get(name) or load_of(name)
+            if blocks := matched.get(name, 0):
+                uncached = total - self.tokens(blocks)
+                floor = uncached + DUPLICATE_WEIGHT * (uncached - least) + DECODE_TOKENS * load.decoding
+            else:
+                uncached, floor = total, lacking + DECODE_TOKENS * load.decoding
+            dear = floor > bound_s * load.rate.value
+            if dear and (idle or blocks == longest):
+                continue
+            if head := load.settle(now) if load.first else None:
+                floor += load.booked_tokens - head.uncached_tokens
+            elif blocks < longest:
+                idle = True
+            if dear or floor > bound_s * load.rate.value or (best and name == first):
+                continue
+            quote = self.price(name, load, blocks, uncached)
+            seconds = sum(quote)
+            if seconds < least_s:
+                best, price, ties, least_s = name, quote, 1, seconds
+                bound_s = (seconds + self._rent) * (1 + 1e-9)  # or rounding would decide ties
+            elif seconds == least_s:
+                ties += 1
+                if chance.random() * ties < 1:
+                    best, price = name, quote
+        return self.candidate(best, price), idle
+
+    def candidate(self, name: str, price: Cost | None = None) -> Candidate:
+        """What is known of a replica, and its price unless it is known already."""
+        load, blocks = self._ledger.of(name), self.matched.get(name, 0)
+        load.settle(self._now)
+        matched = self.tokens(blocks)
+        price = price or self.price(name, load, blocks, self.total - matched)
+        fields = (
+            name,
+            blocks,
+            matched,
+            self.total - matched,
+            load.remaining_tokens(self._now),
+            load.inflight,
+            load.decoding,
+            load.active_tokens,
+            load.rate.value,
+            price,
+        )
+        return tuple.__new__(Candidate, fields)  # as in `cost`
+
+    def decision(self, best: Candidate) -> Decision:
+        """What the choice of `best` comes to, in a word."""
+        if not self._prompt.keys:
+            reason = "blind"
+        elif not self.longest:
+            reason = "cold"
+        else:
+            reason = "warm" if best.matched_blocks == self.longest else "spill"
+        return Decision(best, reason, self.total, self.tokens(self.longest))
+
+
+def _longest(matched: Mapping[str, int], replicas: Collection[str]) -> tuple[str, int]:
+    """(which candidate holds the longest match, maybe of nothing, and its length); others may hold more. matched: not empty."""
+    holder, longest = "", 0
+    for name, blocks in matched.items():
+        if blocks > longest and name in replicas:
+            holder, longest = name, blocks
+    return holder, longest

@@ -1,0 +1,105 @@
+"""The log of what a router books, for other routers that route for the same replicas.
+
+    Router.choose, Booking.first_token, move, close ──► Journal ──► (transport) ──► Follower.apply, in each other router
+
+The log has decisions, not their reasons: a follower books, credits, learns and closes just as the router did that decided, so
+that its index, its ledger and its learned speeds become the same, but for events that are still on their way. No router waits
+for another: two may decide within a few milliseconds without knowing of each other, as two gateways would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from router.booking import Booking
+from router.events import Closed, Event, FirstToken, Moved, Opened, Rent
+from router.types import Outcome
+
+MOST_TOKENS: Final = 1 << 50
+
+
+class Journal:
+    """One router's events until they are published. All operations O(1) but `still_open`.
+
+    events: those to be published, oldest first. open: the bookings that were published and are not closed, by their number.
+    """
+
+    __slots__ = ("_booked", "_on_first", "events", "open")
+
+    def __init__(self, on_first: Callable[[], None]) -> None:
+        """on_first: called when an event was added to a journal that had none."""
+        self.events: list[Event] = []
+        self.open: dict[int, Booking] = {}
+        self._booked = 0
+        self._on_first = on_first
+
+    def take(self) -> list[Event]:
+        """The events, which are removed."""
+        events, self.events = self.events, []
+        return events
+
+    def still_open(self) -> list[Event]:
+        """The open bookings, for a router that may not know of them. It learns nothing from their prefills. O(open)."""
+        return [_opened(booking, silent=True) for booking in self.open.values()]
+
+    def opened(self, booking: Booking) -> None:
+        self._booked += 1
+        booking.number = self._booked
+        self.open[booking.number] = booking
+        self._add(_opened(booking, silent=booking.lease.silent))
+
+    def first_token(self, booking: Booking, now: float) -> None:
+        self._add(FirstToken(booking.number, now))
+
+    def moved(self, booking: Booking) -> None:
+        lease = booking.lease
+        self._add(
+            Moved(
+                booking.number,
+                lease.replica,
+                booking.matched_blocks,
+                lease.prompt_tokens,
+                lease.uncached_tokens,
+                lease.since,
+            )
+        )
+
+    def closed(self, booking: Booking, outcome: Outcome, now: float) -> None:
+        del self.open[booking.number]
+        self._add(Closed(booking.number, outcome.ok, _count(outcome.prompt_tokens), _count(outcome.cached_tokens), now))
+
+    def rent(self, prefix: bytes, seconds: float | None) -> None:
+        """See `Rents.settle`."""
+        self._add(Rent(prefix, seconds))
+
+    def _add(self, event: Event) -> None:
+        self.events.append(event)
+        if len(self.events) == 1:
+            self._on_first()
+
+    def __repr__(self) -> str:
+        return f"<Journal of {len(self.open)} open bookings, {len(self.events)} events to publish>"
+
+
+def _count(tokens: int | None) -> int | None:
+    """An engine's own count; None for what cannot be one, which is not believed anyway."""
+    return tokens if tokens is not None and 0 <= tokens <= MOST_TOKENS else None
+
+
+def _opened(booking: Booking, *, silent: bool) -> Opened:
+    prompt, lease = booking.prompt, booking.lease
+    return Opened(
+        booking.number,
+        prompt.keys,
+        prompt.units,
+        prompt.block_units,
+        prompt.scale,
+        prompt.client,
+        lease.replica,
+        booking.matched_blocks,
+        lease.prompt_tokens,
+        lease.uncached_tokens,
+        lease.since,
+        silent,
+    )

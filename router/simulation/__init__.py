@@ -1,0 +1,1 @@
+"""A simulated fleet, and workloads to replay on it."""

@@ -1,0 +1,259 @@
+"""A discrete-event fleet: replays a workload through a router and measures the latency that its users would see.
+
+A replica prefills its queue one prompt after the other (first come, first served) at `prefill_rate`, if fewer than
+`batch_limit` sequences run; then the sequence decodes at `decode_rate` by itself. Its KV cache keeps prompts block-wise and
+evicts the least recently used leaves first. What is cached is looked up when a prefill begins, as engines do; the router
+learns it only when the answer is complete.
+
+The router in it is the production `Router`: it believes what it has seen, learns, expires. The two bounds share one cache
+and one queue between all replicas.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from router.booking import Booking
+from router.index.trie import RadixTrie
+from router.router import Router
+from router.simulation.workloads import Ask, Source
+from router.types import Outcome, Replica
+
+_FOREVER, _UNBOUNDED = float("inf"), 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSpec:
+    """The simulated replicas. Rates in tokens per second (decode: per sequence), kv_tokens: one replica's cache."""
+
+    replicas: int = 8
+    kv_tokens: int = 1_000_000
+    prefill_rate: float = 10_000.0
+    decode_rate: float = 50.0
+    batch_limit: int = 64
+    speeds: tuple[float, ...] = ()  # a factor for each replica; empty: all 1
+
+    @property
+    def names(self) -> list[str]:
+        return [f"r{index}" for index in range(self.replicas)]
+
+
+@dataclass(slots=True)
+class Served:
+    """One request's history. Times in seconds of the simulation."""
+
+    ask: Ask
+    arrived: float
+    handle: Any = None
+    replica: int = -1
+    cached_tokens: int = 0
+    first_token: float = 0.0
+    finished: float = 0.0
+
+
+class Placement(Protocol):
+    """Decides where requests go, and receives their outcomes. `place` returns a replica's number and a handle."""
+
+    def place(self, ask: Ask, now: float) -> tuple[int, Any]: ...
+
+    def first_token(self, handle: Any, now: float) -> None: ...
+
+    def finished(self, handle: Any, outcome: Outcome, now: float) -> None: ...
+
+
+@dataclass(slots=True)
+class Cache:
+    """A replica's KV cache: exact, least recently used leaves first, no TTL."""
+
+    capacity_tokens: int
+    trie: RadixTrie = field(default_factory=lambda: RadixTrie(_FOREVER, _UNBOUNDED))  # weights are whole tokens here
+
+    def take(self, ask: Ask, now: float) -> int:
+        """Look a prompt up and store it; returns the tokens that were cached (at least one is always computed)."""
+        prompt = ask.prompt
+        self.trie.add_replica("", self.capacity_tokens)
+        blocks = self.trie.match(prompt.keys, now).get("", 0)
+        self.trie.insert("", prompt.keys, now, weight=prompt.block_units)
+        return min(blocks * prompt.block_units, prompt.units - 1)
+
+    def release(self, ask: Ask, now: float) -> None:
+        """The request is over: its blocks were in use until now."""
+        self.trie.insert("", ask.prompt.keys, now, weight=ask.prompt.block_units)
+
+
+class _Replica:
+    def __init__(self, number: int, spec: FleetSpec, cache: Cache, queue: deque[Served]) -> None:
+        speed = spec.speeds[number] if spec.speeds else 1.0
+        self.number = number
+        self.prefill_rate = spec.prefill_rate * speed
+        self.decode_rate = spec.decode_rate * speed
+        self.batch_limit = spec.batch_limit
+        self.cache = cache
+        self.queue = queue
+        self.running = 0
+        self.prefilling = False
+        self.busy_s = 0.0
+
+    @property
+    def may_prefill(self) -> bool:
+        return bool(self.queue) and not self.prefilling and self.running < self.batch_limit
+
+
+def _running(replica: _Replica) -> int:
+    return replica.running
+
+
+class Simulation:
+    """One run. `run()` yields the requests in the order in which they finish."""
+
+    def __init__(self, spec: FleetSpec, source: Source, placement: Placement, *, shared: bool = False) -> None:
+        self._source = source
+        self._placement = placement
+        self._shared = shared
+        one_cache, one_queue = Cache(spec.kv_tokens * spec.replicas), deque[Served]()
+        self._replicas = [
+            _Replica(number, spec, one_cache if shared else Cache(spec.kv_tokens), one_queue if shared else deque())
+            for number in range(spec.replicas)
+        ]
+        self._events: list[tuple[float, int, Callable[..., None], Any]] = []
+        self._order = itertools.count()
+        self._done: list[Served] = []
+
+    def run(self) -> Iterator[Served]:
+        for at, ask in self._source.begin():
+            self._at(at, self._arrive, ask)
+        while self._events:
+            now, _, event, argument = heapq.heappop(self._events)
+            event(argument, now)
+            yield from self._done
+            self._done.clear()
+
+    @property
+    def busy_s(self) -> list[float]:
+        """Seconds of prefill of each replica."""
+        return [replica.busy_s for replica in self._replicas]
+
+    def _at(self, time: float, event: Callable[..., None], argument: Any) -> None:
+        heapq.heappush(self._events, (time, next(self._order), event, argument))
+
+    def _arrive(self, ask: Ask, now: float) -> None:
+        served = Served(ask, now)
+        number, served.handle = self._placement.place(ask, now)
+        self._replicas[number].queue.append(served)
+        free = sorted(self._replicas, key=_running) if self._shared else [self._replicas[number]]
+        for replica in free:
+            self._start(replica, now)
+
+    def _start(self, replica: _Replica, now: float) -> None:
+        if not replica.may_prefill:
+            return
+        served = replica.queue.popleft()
+        served.replica = replica.number
+        served.cached_tokens = replica.cache.take(served.ask, now)
+        replica.prefilling = True
+        replica.running += 1
+        seconds = (served.ask.prompt.units - served.cached_tokens) / replica.prefill_rate
+        replica.busy_s += seconds
+        self._at(now + seconds, self._prefilled, served)
+
+    def _prefilled(self, served: Served, now: float) -> None:
+        replica = self._replicas[served.replica]
+        replica.prefilling = False
+        served.first_token = now
+        self._placement.first_token(served.handle, now)
+        self._at(now + served.ask.output_tokens / replica.decode_rate, self._finished, served)
+        self._start(replica, now)
+
+    def _finished(self, served: Served, now: float) -> None:
+        replica = self._replicas[served.replica]
+        replica.running -= 1
+        replica.cache.release(served.ask, now)
+        served.finished = now
+        self._placement.finished(served.handle, Outcome(True, served.ask.prompt.units, served.cached_tokens), now)
+        self._done.append(served)
+        if following := self._source.after(served.ask, now):
+            self._at(following[0], self._arrive, following[1])
+        self._start(replica, now)  # of a shared queue, too: were another replica free, nobody would be waiting
+
+
+# -- placements, and what came of them
+
+
+class RouterPlacement:
+    """The production router, as the gateway drives it."""
+
+    def __init__(self, router: Router, spec: FleetSpec) -> None:
+        self.router = router
+        self._names = spec.names
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+        for name in self._names:
+            router.add(Replica(name, spec.kv_tokens))
+
+    def place(self, ask: Ask, now: float) -> tuple[int, Booking]:
+        booking = self.router.choose(ask.prompt, self._names, now)
+        return self._numbers[booking.chosen.replica], booking
+
+    def first_token(self, handle: Booking, now: float) -> None:
+        handle.first_token(now)
+
+    def finished(self, handle: Booking, outcome: Outcome, now: float) -> None:
+        handle.close(outcome, now)
+
+
+class SharedQueue:
+    """The placement of the bounds: the first free replica takes the next request."""
+
+    def place(self, ask: Ask, now: float) -> tuple[int, None]:
+        return 0, None
+
+    def first_token(self, handle: None, now: float) -> None:
+        """Nothing to learn."""
+
+    def finished(self, handle: None, outcome: Outcome, now: float) -> None:
+        """Nothing to learn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Latency and cache hits of one run. Times in seconds; load_skew: the busiest replica's prefill over the mean."""
+
+    policy: str
+    replicas: int
+    kv_tokens: int
+    requests: int
+    hit_ratio: float
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p90_s: float
+    ttft_p99_s: float
+    e2e_mean_s: float
+    load_skew: float
+
+
+def summary(policy: str, spec: FleetSpec, served: Sequence[Served], busy_s: Sequence[float]) -> Result:
+    """Raises ValueError for a run without requests."""
+    if not served:
+        raise ValueError("the workload has no request")
+    ttft = sorted(one.first_token - one.arrived for one in served)
+    return Result(
+        policy=policy,
+        replicas=spec.replicas,
+        kv_tokens=spec.kv_tokens,
+        requests=len(served),
+        hit_ratio=sum(one.cached_tokens for one in served) / sum(one.ask.prompt.units for one in served),
+        ttft_mean_s=sum(ttft) / len(ttft),
+        ttft_p50_s=_quantile(ttft, 0.50),
+        ttft_p90_s=_quantile(ttft, 0.90),
+        ttft_p99_s=_quantile(ttft, 0.99),
+        e2e_mean_s=sum(one.finished - one.arrived for one in served) / len(served),
+        load_skew=max(busy_s) * len(busy_s) / (sum(busy_s) or 1.0),
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

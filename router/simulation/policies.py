@@ -1,0 +1,22 @@
+"""All policies that can be simulated: those of gateways, naive ones, and the rules of other routers.
+
+The naive ones are bounds to compare with, and not for gateways: `longest_prefix` sends everybody to one replica when prompts
+share a head, `random` reuses a prefix by luck only.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+from router.policies.policy import Policies, Stateless
+from router.policies.table import POLICIES
+from router.simulation.peers import PEERS
+
+NAIVE: Final[Policies] = MappingProxyType(
+    {
+        "longest_prefix": lambda: Stateless(lambda candidate: -candidate.matched_blocks),
+        "random": lambda: Stateless(lambda candidate: 0.0),
+    }
+)
+SIMULATED: Final[Policies] = MappingProxyType({**POLICIES, **NAIVE, **PEERS})

@@ -1,0 +1,184 @@
+"""Workloads for the simulator: what a source of requests is, and recorded traces as such (`generators.py` makes up others).
+
+A workload is a source of requests in time. Open-loop sources know all their arrivals beforehand; in a closed loop a user
+sends the next request a think time after the previous answer. Pure: a trace comes in as parsed JSON lines, chance as an
+argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import xxhash
+
+from router.index.blocks import seed
+from router.types import KEY_BYTES, Prompt, Random
+
+THINK_CAP_S = 300.0
+START_S = 60.0
+MOONCAKE_BLOCK, MOONCAKE_BATCH_S, AGENT_BLOCK = 512, 3.0, 64
+
+Row = Mapping[str, Any]  # a line of a trace
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: its prompt in token units, the length of its answer in tokens, the conversation that it belongs to.
+
+    The prompt names a session, too, if the client would.
+    """
+
+    prompt: Prompt
+    output_tokens: int
+    session: str
+
+
+Arrival = tuple[float, Ask]  # when it comes
+Turn = tuple[float, Ask]  # the think time before it
+
+
+class Source(Protocol):
+    """Where requests come from. `begin`: the arrivals known at time 0, in any order; `after`: what follows an answer."""
+
+    def begin(self) -> Iterator[Arrival]: ...
+
+    def after(self, ask: Ask, now: float) -> Arrival | None: ...
+
+
+class OpenLoop:
+    """Arrivals that do not wait for answers."""
+
+    def __init__(self, arrivals: Iterable[Arrival]) -> None:
+        self._arrivals = list(arrivals)
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def begin(self) -> Iterator[Arrival]:
+        return iter(self._arrivals)
+
+    def after(self, ask: Ask, now: float) -> Arrival | None:
+        return None
+
+
+class ClosedLoop:
+    """`users` users, each busy with one session at a time; a session is a sequence of (think time before it, request).
+
+    The users begin at random within START_S, or all their first, cold prompts would meet. After `horizon_s` nobody sends.
+    """
+
+    def __init__(self, sessions: Iterable[Iterable[Turn]], users: int, horizon_s: float, chance: Random) -> None:
+        self._sessions = iter(sessions)
+        self._users = users
+        self._horizon = horizon_s
+        self._chance = chance
+        self._rest: dict[str, Iterator[Turn]] = {}
+
+    def begin(self) -> Iterator[Arrival]:
+        for _ in range(self._users):
+            if arrival := self._next_session(self._chance.random() * START_S):
+                yield arrival
+
+    def after(self, ask: Ask, now: float) -> Arrival | None:
+        following = next(self._rest[ask.session], None)
+        if following is None:
+            del self._rest[ask.session]
+            return self._next_session(now)
+        think, request = following
+        return self._in_time(now + think, request)
+
+    def _next_session(self, now: float) -> Arrival | None:
+        for session in self._sessions:
+            turns = iter(session)
+            for _, ask in turns:
+                self._rest[ask.session] = turns
+                return self._in_time(now, ask)
+        return None
+
+    def _in_time(self, at: float, ask: Ask) -> Arrival | None:
+        return (at, ask) if at < self._horizon else None
+
+
+# -- recorded traces
+
+
+class TraceError(ValueError):
+    """A trace cannot be used; the message says where and why."""
+
+
+def mooncake(rows: Iterable[Row], chance: Random, speed: float = 1.0) -> Iterator[Arrival]:
+    """Mooncake's open-loop format (timestamp in ms, hash_ids of 512-token blocks, chained; no sessions), `speed` times faster.
+
+    Requests are stamped in batches of 3 s; each is put at random into its 3 s, or every batch would be a burst.
+    """
+    for number, row in enumerate(rows, 1):
+        with _blaming_row(number):
+            at = (row["timestamp"] / 1000 + chance.random() * MOONCAKE_BATCH_S) / speed
+            if not 0 <= at < math.inf:
+                raise ValueError("timestamp is not a time")
+            ids = row["hash_ids"][: row["input_length"] // MOONCAKE_BLOCK]
+            keys = b"".join(key.to_bytes(KEY_BYTES, "little") for key in ids)
+            ask = _ask(Prompt(keys, row["input_length"], MOONCAKE_BLOCK, ""), row["output_length"], str(number))
+        yield at, ask
+
+
+def agents(rows: Iterable[Row], max_input: int) -> Iterator[list[Turn]]:
+    """Coding-agent sessions (block ids local to a session); those with a prompt above `max_input` tokens are left out."""
+    sizes = set[int]()
+    for number, row in enumerate(rows, 1):
+        with _blaming_row(number):
+            sizes.add(size := row.get("block_size", AGENT_BLOCK))
+            if len(sizes) > 1 or size < 1:
+                raise ValueError("block_size is not the same positive number in all rows")
+            session = list(_agent_turns(row, size, str(number), str(number)))
+        if session and all(ask.prompt.units <= max_input for _, ask in session):
+            yield session
+
+
+def _agent_turns(row: Row, size: int, session: str, name: str) -> Iterator[Turn]:
+    """A session's requests in order; a sub-agent's stand in their place, with a prompt of their own."""
+    tools, system = row.get("tool_tokens", 0), row.get("system_tokens", 0)
+    head = (tools + system) // size
+    shared, own = seed("head", str(tools), str(system)), seed("session", name)
+    path: list[bytes] = []
+    for number, request in enumerate(row["requests"]):
+        if "requests" in request:
+            yield from _agent_turns(request, size, session, f"{name}/{number}")
+            continue
+        keep, runs, blocks = request["keep"], request["new"], request["in"] // size
+        if not (0 <= keep <= len(path) and blocks <= keep + sum(count for _, count in runs) <= blocks + 1):
+            raise ValueError(f"keep and new of request {number} do not make the {blocks} blocks of its prompt")
+        del path[keep:]
+        for start, count in runs:
+            path += (_block_key(len(path), head, block, shared, own) for block in range(start, start + count))
+        think = request.get("think_time") or 0.0
+        if not think >= 0:
+            raise ValueError(f"think_time of request {number} is below 0")
+        prompt = Prompt(b"".join(path[:blocks]), request["in"], size, "", session)
+        yield min(think, THINK_CAP_S), _ask(prompt, request["out"], session)
+
+
+def _block_key(place: int, head: int, block: int, shared: int, own: int) -> bytes:
+    """The head is the same in all sessions whose tools and system prompt have the same sizes; the rest is a session's own."""
+    if place < head:
+        return xxhash.xxh3_64_digest(place.to_bytes(8, "little"), shared)
+    return xxhash.xxh3_64_digest(block.to_bytes(8, "little"), own)
+
+
+def _ask(prompt: Prompt, output_tokens: int, session: str) -> Ask:
+    if not (isinstance(prompt.units, int) and prompt.units > 0 and isinstance(output_tokens, int) and output_tokens >= 0):
+        raise ValueError(f"{prompt.units!r} tokens in, {output_tokens!r} out")
+    return Ask(prompt, output_tokens, session)
+
+
+@contextmanager
+def _blaming_row(number: int) -> Iterator[None]:
+    """What goes wrong inside is the fault of the row: it is JSON, and may hold anything."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise TraceError(f"row {number} is not as its format says ({type(error).__name__}: {error})") from error

@@ -1,0 +1,82 @@
+"""The mock replica: what gateways and routers ask of it, on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from bench.measure.mock import WORDS, MockReplica, parameter
+from gateway.fleet.engines import parse_page, read, recognise
+
+
+async def posted(target: str, body: bytes) -> bytes:
+    head = f"POST {target} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    return await asked(head + body)
+
+
+async def asked(wire: bytes) -> bytes:
+    """What it says until the answer is complete or it closes."""
+    server = await asyncio.get_running_loop().create_server(lambda: MockReplica(0.001), "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.write(wire)
+    said = b""
+    while not said.endswith((b"0\r\n\r\n", b"}", b"1.0\n")):
+        piece = await reader.read(65536)
+        if not piece:
+            break
+        said += piece
+    writer.close()
+    await writer.wait_closed()
+    server.close()
+    return said
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+async def test_an_answer_has_its_words_and_usage(framing: str) -> None:
+    body = b'{"model":"m","messages":[]}'
+    if framing == "length":
+        said = await posted("/v1/chat/completions", body)
+    else:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        said = await asked(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+    answer = json.loads(said.partition(b"\r\n\r\n")[2])
+    assert answer["choices"][0]["message"]["content"].split() == ["word"] * WORDS
+    assert answer["usage"]["completion_tokens"] == WORDS
+
+
+@pytest.mark.parametrize("usage", [False, True])
+async def test_a_stream_has_as_many_words_as_asked(usage: bool) -> None:
+    options = {"stream_options": {"include_usage": True}} if usage else {}
+    said = await posted("/v1/chat/completions", json.dumps({"stream": True, "max_tokens": 7, **options}).encode())
+    assert said.count(b" word") == 7
+    assert said.count(b'"usage"') == usage
+    assert said.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+async def test_parameters_of_a_long_prompt_are_found_at_either_end() -> None:
+    content = [{"role": "user", "content": "x" * 40_000}]
+    first = {"stream": True, "max_completion_tokens": 3, "messages": content}
+    last = {"messages": content, "stream": True, "max_tokens": 3}
+    for body in (first, last):
+        assert (await posted("/v1/chat/completions", json.dumps(body).encode())).count(b" word") == 3
+
+
+async def test_it_looks_like_vllm() -> None:
+    models = json.loads((await asked(b"GET /v1/models HTTP/1.1\r\n\r\n")).partition(b"\r\n\r\n")[2])
+    assert [model["id"] for model in models["data"]] == ["m"]
+    page = parse_page((await asked(b"GET /metrics HTTP/1.1\r\n\r\n")).partition(b"\r\n\r\n")[2])
+    facts = read(recognise([models["data"][0]["owned_by"]], page), page)
+    assert (facts.engine.name, facts.kv_tokens, facts.running, facts.waiting) == ("vllm", 1_000_000, 0, 0)
+
+
+async def test_other_questions_are_not_found_and_grpc_is_refused() -> None:
+    assert (await posted("/tokenize", b"{}")).startswith(b"HTTP/1.1 404 ")
+    assert (await asked(b"GET /loads?model=m HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
+    assert await asked(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") == b""
+
+
+def test_parameters_may_have_a_space() -> None:
+    assert parameter(b'{"max_tokens": 12}', b"max_tokens") == b"12}"
+    assert parameter(b'{"max_tokens":12}', b"max_token") == b""

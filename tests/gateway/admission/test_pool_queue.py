@@ -1,0 +1,520 @@
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule
+
+from gateway.admission.fair_queue import Line, Pace, Place
+from gateway.admission.pool_queue import REASONS, Admission, Permit, priority_of
+from gateway.errors import GatewayError
+from tests.gateway.conftest import eventually
+from tests.support.machines import STEPS, CountedMachine, steps_of
+
+TENANTS = st.sampled_from("abcd")
+PRIORITIES = st.integers(-1, 1)
+ROOM = 8
+
+
+@pytest.mark.parametrize(
+    ("header", "priority"), [(None, 0), ("0", 0), ("7", 7), ("+7", 7), (" -100 ", -100), ("100", 100), ("007", 7)]
+)
+def test_a_priority_is_read(header: str | None, priority: int) -> None:
+    assert priority_of(header) == priority
+
+
+@pytest.mark.parametrize("header", ["", "high", "1.5", "101", "-101", "1_0", "٣", "1 2", "--1", "9" * 5000])
+def test_nonsense_is_not_taken_for_a_priority(header: str) -> None:
+    with pytest.raises(GatewayError, match="is not a whole number from -100 to 100; higher goes first") as caught:
+        priority_of(header)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_priority", "priority")
+    assert len(caught.value.message) < 200
+
+
+# -- the line
+
+
+class LineMachine(CountedMachine):
+    """The line against a plain list. since: when a tenant last came into line at a priority, or had his turn there."""
+
+    @initialize()
+    def start(self) -> None:
+        self.line = Line[None]()
+        self.all: list[Place[None]] = []
+        self.since: dict[tuple[int, str], int] = {}
+        self.step = 0
+
+    def of(self, tenant: str, priority: int) -> list[Place[None]]:
+        return [place for place in self.all if (place.tenant, place.priority) == (tenant, priority)]
+
+    def expected_last(self) -> Place[None] | None:
+        if not self.all:
+            return None
+        lowest = min(place.priority for place in self.all)
+        tenants = {place.tenant for place in self.all if place.priority == lowest}
+        loser = max(tenants, key=lambda tenant: (len(self.of(tenant, lowest)), self.since[lowest, tenant]))
+        return self.of(loser, lowest)[-1]
+
+    @rule(tenant=TENANTS, priority=PRIORITIES)
+    def enter(self, tenant: str, priority: int) -> None:
+        self.step += 1
+        if len(self.all) >= ROOM:
+            last = self.expected_last()
+            assert last is not None
+            behind = len(self.of(last.tenant, last.priority)) >= len(self.of(tenant, priority)) + 2
+            gives_way = last.priority < priority or (last.priority == priority and behind)
+            assert self.line.gives_way(tenant, priority) is (last if gives_way else None)
+            if not gives_way:
+                return
+            self.leave(last)
+        place = Place(tenant, priority, None)
+        if not self.of(tenant, priority):
+            self.since[priority, tenant] = self.step
+        self.line.add(place)
+        self.all.append(place)
+
+    @precondition(lambda self: self.all)
+    @rule()
+    def serve(self) -> None:
+        self.step += 1
+        place = self.line.first()
+        assert place is not None
+        assert all(other.priority <= place.priority for other in self.all)
+        self.line.serve(place)
+        self.all.remove(place)
+        self.since[place.priority, place.tenant] = self.step
+
+    @precondition(lambda self: self.all)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        self.leave(data.draw(st.sampled_from(self.all)))
+
+    def leave(self, place: Place[None]) -> None:
+        self.all.remove(place)
+        assert self.line.remove(place)
+        assert not self.line.remove(place)
+
+    @invariant()
+    def it_is_the_plain_list(self) -> None:
+        self.line.check()
+        assert len(self.line) == len(self.all)
+        assert self.line.last() is self.expected_last()
+        turn = min(self.all, key=lambda place: (-place.priority, self.since[place.priority, place.tenant]), default=None)
+        assert self.line.first() is turn
+
+
+def test_a_line_is_what_a_plain_list_says() -> None:
+    assert steps_of(LineMachine, examples=40, steps=100) >= STEPS // 4
+
+
+@given(st.lists(st.tuples(st.sampled_from(["enter", "serve", "leave"]), TENANTS, PRIORITIES, st.booleans())))
+def test_between_two_who_wait_all_the_time_turns_differ_by_at_most_one(story: list[tuple[str, str, int, bool]]) -> None:
+    line, served = Line[None](), Counter[str]()
+    waiting = {tenant: [Place(tenant, 0, None) for _ in range(1 + 1000 * (tenant == "b"))] for tenant in "ab"}
+    for place in (*waiting["b"], *waiting["a"]):
+        line.add(place)
+    for what, tenant, priority, newest in story:
+        if what == "enter":
+            line.add(Place(tenant, priority, None))
+            continue
+        first = line.first()
+        assert first is not None
+        if what == "serve":
+            line.serve(first)
+            served[first.tenant] += first.priority == 0
+        for steady in "ab":  # one more comes before any leaves
+            waiting[steady] = [place for place in waiting[steady] if place is not first or what != "serve"]
+            waiting[steady].append(Place(steady, 0, None))
+            line.add(waiting[steady][-1])
+        if what == "leave" and tenant in waiting:
+            assert line.remove(waiting[tenant].pop(-1 if newest else 0))
+        assert abs(served["a"] - served["b"]) <= 1
+
+
+def test_a_line_shows_who_waits() -> None:
+    line = Line[None]()
+    assert repr(line) == "<Line empty>"
+    for tenant, priority in (("a", 0), ("b", 5), ("a", 0), ("b", 0)):
+        line.add(Place(tenant, priority, None))
+    assert repr(line) == "<Line 5: b 1; 0: a 2, b 1>"
+
+
+def test_the_pace_is_that_of_full_times_and_forgets() -> None:
+    pace = Pace()
+    assert pace.seconds(3, 0.0) == 3.0
+    pace.full(1000.0)
+    for number in range(1, 1000):
+        pace.released(1000.0 + number / 10)
+    assert pace.seconds(20, 1099.9) == pytest.approx(2.0, rel=0.05)
+    assert pace.seconds(20, 1199.9) > 20, "nothing has come free for long"
+    pace.full(9000.0)
+    for number in range(1, 200):
+        pace.released(9000.0 + number * 2)
+    assert pace.seconds(1, 9398.0) == pytest.approx(2.0, rel=0.1)
+    assert repr(pace) == "<Pace 0.506/s>"
+
+
+# -- in the event loop
+
+
+class SetLoop(asyncio.SelectorEventLoop):
+    """Its clock is set by hand, and it knows its timers."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[asyncio.TimerHandle] = []
+        super().__init__()
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        self.timers.append(super().call_at(when, callback, *args, context=context))
+        return self.timers[-1]
+
+
+async def ticks() -> None:
+    """Whatever can happen now happens: nothing here takes more than four."""
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+@dataclass(eq=False)
+class Request:
+    tenant: str
+    task: asyncio.Task[Permit]
+    until: float
+
+
+@dataclass
+class World:
+    """An admission, its loop, and all who came. served: the tenants, in order. refused: what the others were told."""
+
+    admission: Admission
+    loop: SetLoop
+    queue_s: float = 10.0
+    waiting: list[Request] = field(default_factory=list)
+    permits: list[Permit] = field(default_factory=list)
+    served: list[str] = field(default_factory=list)
+    refused: list[GatewayError] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, max_inflight: int, max_queue: int) -> World:
+        loop = SetLoop()
+        return cls(Admission(max_inflight=max_inflight, max_queue=max_queue, queue_s=10.0, clock=loop.time), loop)
+
+    def arrive(self, tenant: str = "a", priority: int = 0) -> Request:
+        task = self.loop.create_task(self._come(tenant, priority))
+        self.waiting.append(Request(tenant, task, self.loop.now + self.queue_s))
+        return self.waiting[-1]
+
+    async def _come(self, tenant: str, priority: int) -> Permit:
+        permit = await self.admission.wait(tenant, priority)
+        self.served.append(tenant)
+        return permit
+
+    def settle(self, seconds: float = 0.0) -> None:
+        """Time passes, everything due happens, and who has been answered takes the answer."""
+        self.loop.run_until_complete(ticks())
+        if seconds:
+            self.loop.now += seconds
+            self.loop.run_until_complete(ticks())
+        for request in [request for request in self.waiting if request.task.done()]:
+            self.waiting.remove(request)
+            if request.task.cancelled():
+                continue
+            error = request.task.exception()
+            if isinstance(error, GatewayError):
+                self.refused.append(error)
+            else:
+                self.permits.append(request.task.result())
+
+    def come(self, *tenants: str, priority: int = 0) -> None:
+        for tenant in tenants:
+            self.arrive(tenant, priority)
+        self.settle()
+
+    def release(self, index: int = 0) -> None:
+        permit = self.permits.pop(index)
+        permit.release()
+        permit.release()
+
+    def leave(self) -> None:
+        """Everybody leaves; no place is lost, no timer is left."""
+        for request in self.waiting:
+            request.task.cancel()
+        while self.permits:
+            self.release()
+        self.settle()
+        self.settle()
+        assert not self.waiting
+        while self.permits:
+            self.release()
+        assert (self.admission.inflight, self.admission.waiting) == (0, 0)
+        assert all(timer.cancelled() or timer.when() <= self.loop.now for timer in self.loop.timers)
+
+    def close(self) -> None:
+        self.leave()
+        self.loop.close()
+
+
+class AdmissionMachine(CountedMachine):
+    """Any order of events, also several in one tick of the loop (where `settled` is False)."""
+
+    @initialize(max_inflight=st.integers(1, 3), max_queue=st.integers(0, 5))
+    def start(self, max_inflight: int, max_queue: int) -> None:
+        self.world = World.of(max_inflight, max_queue)
+        self.places, self.settled, self.left = max_inflight, True, 0
+
+    @rule(tenant=TENANTS, priority=PRIORITIES)
+    def arrive(self, tenant: str, priority: int) -> None:
+        self.world.arrive(tenant, priority)
+        self.settled = False
+
+    @rule()
+    def pass_by(self) -> None:
+        free = self.world.admission.inflight < self.places
+        permit = self.world.admission.try_admit()
+        assert (permit is not None) is free
+        if permit is not None:
+            self.world.permits.append(permit)
+
+    @precondition(lambda self: self.world.permits)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        self.world.release(data.draw(st.integers(0, len(self.world.permits) - 1)))
+        self.settled = False
+
+    @precondition(lambda self: self.world.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.world.waiting)).task.cancel()
+        self.settled = False
+        self.left += 1
+
+    @rule(max_inflight=st.integers(1, 3), max_queue=st.integers(0, 5))
+    def resize(self, max_inflight: int, max_queue: int) -> None:
+        self.world.admission.resize(max_inflight=max_inflight, max_queue=max_queue, queue_s=10.0)
+        self.places, self.settled = max_inflight, False
+
+    @rule(seconds=st.sampled_from([0.0, 0.0, 0.5, 4.0, 10.0]))
+    def settle(self, seconds: float) -> None:
+        self.world.settle(seconds)
+        self.settled = True
+
+    @invariant()
+    def no_place_and_no_request_is_lost(self) -> None:
+        world = self.world
+        world.admission.check()
+        if not self.settled:
+            return
+        assert world.admission.inflight == len(world.permits)
+        assert world.admission.waiting == len(world.waiting)
+        unheard = sum(world.admission.refused.values()) - len(world.refused)  # of those who left just then
+        assert 0 <= unheard <= self.left
+        assert all(world.loop.now < request.until for request in world.waiting)
+        for error in world.refused[-5:]:
+            assert (error.status, error.code) in [(429, "overloaded"), (429, "queue_timeout")]
+            assert error.retry_after_s in range(1, 61)
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.close()
+
+
+def test_no_order_of_events_loses_a_place() -> None:
+    assert steps_of(AdmissionMachine, examples=100, steps=200) >= STEPS
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """One place, a line of three."""
+    world = World.of(1, 3)
+    yield world
+    world.close()
+
+
+def test_who_finds_a_place_does_not_wait(world: World) -> None:
+    permit = world.admission.try_admit()
+    assert permit is not None
+    assert world.admission.try_admit() is None
+    assert (repr(permit), repr(world.admission)) == ("<Permit>", "<Admission 1/1 running, 0/3 waiting>")
+    permit.release()
+    permit.release()
+    assert (repr(permit), repr(world.admission)) == ("<Permit released>", "<Admission 0/1 running, 0/3 waiting>")
+    world.come("a")
+    assert world.served == ["a"]
+
+
+def test_one_tenant_with_many_does_not_hold_up_another(world: World) -> None:
+    world.admission.resize(max_inflight=1, max_queue=10, queue_s=10.0)
+    world.come("a", "a", "a", "a", "b", "b")
+    world.come("c", priority=1)
+    for _ in range(6):
+        world.release()
+        world.settle()
+    assert "".join(world.served) == "acababa"
+
+
+def test_who_finds_the_line_full_is_refused(world: World) -> None:
+    world.come(*"abcde")
+    (error,) = world.refused
+    assert (error.status, error.code, error.retry_after_s) == (429, "overloaded", 4)
+    assert error.message == "The replicas are overloaded (1 running, 3 waiting). Retry after 4 s."
+    assert world.admission.refused == dict(zip(REASONS, (1, 0, 0), strict=True))
+
+
+def test_a_higher_priority_takes_the_place_of_the_newest_of_the_lowest(world: World) -> None:
+    world.come("a")
+    old, new = world.arrive("x", -1), world.arrive("x", -1)
+    world.come("y", priority=-1)
+    world.come("z", priority=0)
+    assert (old.task.done(), new.task.done()) == (False, True)
+    assert [error.code for error in world.refused] == ["overloaded"]
+    assert world.admission.refused == dict(zip(REASONS, (0, 1, 0), strict=True))
+    assert repr(world.admission) == "<Admission 1/1 running, 3/3 waiting>"
+
+
+def test_one_tenant_cannot_fill_the_line_for_all(world: World) -> None:
+    world.come(*"aaaa")
+    world.come("b")
+    world.come("b")
+    assert world.admission.refused == dict(zip(REASONS, (1, 1, 0), strict=True)), "two to one is near enough"
+    world.release()
+    world.settle()
+    world.release()
+    world.settle()
+    assert world.served == ["a", "a", "b"]
+
+
+def test_who_waits_too_long_is_told_so(world: World) -> None:
+    world.come("a", "b")
+    world.settle(9.5)
+    assert not world.refused
+    world.settle(0.5)
+    (error,) = world.refused
+    assert (error.status, error.code, error.retry_after_s) == (429, "queue_timeout", 11)
+    assert error.message.startswith("The request has waited too long for a replica (1 running, 0 waiting)")
+    assert world.admission.refused == dict(zip(REASONS, (0, 0, 1), strict=True))
+
+
+def test_retry_after_follows_the_pace_and_stays_in_its_bounds(world: World) -> None:
+    world.come(*"aaaa")
+    for _ in range(100):
+        world.release()
+        world.settle(0.01)
+        world.come("a")
+    world.come("a")
+    assert world.refused.pop().retry_after_s == 1, "four places at a hundred a second"
+    world.settle(10_000.0)
+    assert [error.retry_after_s for error in world.refused] == [60, 60, 60]
+
+
+def test_idle_times_do_not_count_as_slow(world: World) -> None:
+    world.come("a")
+    world.release()
+    world.settle(10_000.0)
+    world.come("a")
+    world.release()
+    world.settle(10_000.0)
+    world.come(*"aaaaa")
+    assert world.refused.pop().retry_after_s == 2, "a belief of one second, and two that took none"
+    world.leave()
+    world.admission.resize(max_inflight=2, max_queue=3, queue_s=10.0)
+    world.come("a")
+    world.settle(10_000.0)
+    world.admission.resize(max_inflight=1, max_queue=0, queue_s=10.0)
+    world.come("a")
+    assert world.refused.pop().retry_after_s == 1, "it is full only now"
+
+
+def test_the_place_of_one_who_leaves_as_it_is_handed_over_goes_to_the_next(world: World) -> None:
+    world.come("a")
+    leaver = world.arrive("b")
+    world.come("c")
+    world.release()  # b is told
+    leaver.task.cancel()  # and does not live to hear it
+    world.settle()
+    assert world.served == ["a", "c"]
+
+
+def test_who_left_in_this_very_tick_takes_no_turn(world: World) -> None:
+    world.come("a")
+    leaver = world.arrive("b")
+    world.come("c", "b")
+    leaver.task.cancel()
+    world.release()
+    world.settle()
+    assert world.served == ["a", "b"], "the turn is still b's"
+
+
+def test_who_leaves_is_out_of_the_line_at_once(world: World) -> None:
+    world.come("a", "b", "c", "d")
+    world.waiting[1].task.cancel()
+    world.settle()
+    assert world.admission.waiting == 2
+    world.come("e")
+    assert not world.refused
+
+
+def test_a_refusal_that_nobody_hears_any_more_makes_no_noise(world: World) -> None:
+    world.come(*"abcd")
+    world.waiting[-1].task.cancel()
+    world.admission.resize(max_inflight=1, max_queue=0, queue_s=10.0)
+    world.settle()
+    assert len(world.refused) == 2
+    assert world.admission.refused == dict(zip(REASONS, (0, 2, 0), strict=True)), "who has left is not refused"
+
+
+def test_new_bounds_hold_at_once(world: World) -> None:
+    world.come(*"abcd")
+    world.admission.resize(max_inflight=2, max_queue=1, queue_s=1.0)
+    world.settle()
+    assert (world.served, len(world.refused)) == (["a", "b"], 1)
+    world.admission.resize(max_inflight=1, max_queue=2, queue_s=1.0)
+    world.come("e")
+    world.release()
+    world.settle()
+    assert world.served == ["a", "b"], "two run where one may"
+    world.release()
+    world.settle(1.0)
+    assert (world.served, [error.code for error in world.refused]) == (["a", "b", "c"], ["overloaded", "queue_timeout"])
+
+
+# -- several processes
+
+
+async def test_places_that_others_take_are_taken_and_come_free() -> None:
+    pool = Admission(max_inflight=3, max_queue=4, queue_s=60)
+    pool.others(2)
+    first = pool.try_admit()
+    assert first
+    assert pool.try_admit() is None
+    waiting = [asyncio.create_task(pool.wait("a", 0)) for _ in range(2)]
+    await eventually(lambda: pool.waiting == 2)
+    pool.others(3)  # for a moment there are more than there should be
+    first.release()
+    pool.check()
+    assert pool.waiting == 2
+    pool.others(1)
+    assert [await task for task in waiting]
+    pool.check()
+    assert (pool.inflight, pool.waiting) == (2, 0)
+
+
+async def test_a_refusal_counts_what_others_run_and_its_wait_is_by_their_pace() -> None:
+    now = 0.0
+    pool = Admission(max_inflight=2, max_queue=0, queue_s=60, clock=lambda: now)
+    pool.others(2)
+    for taken in (1, 2) * 40:
+        now += 2.0 * (taken == 1)
+        pool.others(taken)
+    with pytest.raises(GatewayError, match="2 running, 0 waiting") as refused:
+        await pool.wait("a", 0)
+    assert refused.value.retry_after_s == 2

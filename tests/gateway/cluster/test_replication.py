@@ -1,0 +1,206 @@
+"""Routers in one process that follow each other over a transport of lists: no sockets, no event loop, no clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from gateway.cluster.messages import Batch
+from gateway.cluster.replication import RESYNC_S, UNSENT_BYTES, Replicator, Subscriber
+from router import Outcome, Prompt, Replica, Router, text_keys
+from router.events import Opened, decode
+
+
+class Store:
+    """Carries every batch to all other transports at once, and keeps them."""
+
+    def __init__(self) -> None:
+        self.transports: list[Transport] = []
+        self.batches: list[tuple[int, Batch]] = []
+
+
+class Transport:
+    """One router's way into the store. unsent: what it claims to be waiting."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.unsent = 0
+        self.subscriber: Subscriber | None = None
+        self.source = len(store.transports) + 1
+        for other in self.others:
+            other.join()
+        store.transports.append(self)
+
+    @property
+    def others(self) -> list[Subscriber]:
+        return [one.subscriber for one in self.store.transports if one is not self and one.subscriber]
+
+    def publish(self, batch: Batch) -> None:
+        self.store.batches.append((self.source, batch))
+        for other in self.others:
+            other.receive(self.source, batch)
+
+    def snapshot(self, batch: Batch) -> None:
+        for other in self.others:
+            other.replace(self.source, batch)
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        self.subscriber = subscriber
+
+    def close(self) -> None:
+        for other in self.others:
+            other.leave(self.source)
+
+
+@dataclass
+class Gateway:
+    """A router and its replicator, with a clock and timers that are moved by hand."""
+
+    transport: Transport
+    now: float = 0.0
+    timers: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    ages: list[float | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.router = Router(policy="cost", ttl_s=100.0, memory_bytes=1 << 20, chance=random.Random(1))
+        for name in ("r1", "r2"):
+            self.router.add(Replica(name))
+        self.replicator = Replicator(
+            self.router,
+            self.transport,
+            clock=lambda: self.now,
+            call_later=lambda seconds, call: self.timers.append((seconds, call)),
+            published=lambda: None,
+            followed=self.followed,
+        )
+        self.replicator.start()
+
+    def followed(self, lost: list[str], age_s: float | None) -> None:
+        self.lost += lost
+        self.ages.append(age_s)
+
+    def run_timers(self) -> None:
+        timers, self.timers = self.timers, []
+        for _, call in timers:
+            call()
+
+    def inflight(self, name: str) -> int:
+        return self.router.ledger.of(name).inflight
+
+
+def two() -> tuple[Gateway, Gateway]:
+    store = Store()
+    return Gateway(Transport(store)), Gateway(Transport(store))
+
+
+def prompt(text: str) -> Prompt:
+    return Prompt(text_keys(text.encode(), 1, 7), len(text), 1, "")
+
+
+def test_what_one_books_the_other_knows() -> None:
+    one, other = two()
+    booking = one.router.choose(prompt("a long conversation"), ["r1", "r2"], 1.0)
+    name = booking.chosen.replica
+    assert other.inflight(name) == 0, "it goes in batches"
+    one.run_timers()
+    assert (other.inflight(name), other.router.ledger.of(name).remote_inflight) == (1, 1)
+    other.replicator.follower.check()
+    booking.first_token(2.0)
+    booking.close(Outcome(True), 3.0)
+    one.run_timers()
+    assert other.inflight(name) == 0
+    again = other.router.choose(prompt("a long conversation, and on"), ["r1", "r2"], 4.0)
+    assert (again.chosen.replica, again.decision.reason) == (name, "warm")
+    other.run_timers()
+    assert one.inflight(name) == 1, "and so the other way round"
+    assert one.router.trie.held() == other.router.trie.held()
+
+
+def test_a_batch_is_published_once_for_the_events_of_a_moment() -> None:
+    one, other = two()
+    for number in range(5):
+        one.router.choose(prompt(f"{number}"), ["r1"], 1.0)
+    assert len(one.timers) == 1
+    one.now, other.now = 1.5, 2.0
+    one.run_timers()
+    assert [len(decode(batch.events)) for _, batch in one.transport.store.batches] == [5]
+    assert other.ages == [2.0], "since the first event was booked, when the clock stood at zero"
+    one.replicator.flush()
+    assert len(one.transport.store.batches) == 1, "nothing is published of nothing"
+
+
+def test_a_router_that_joins_gets_what_is_open_and_one_that_leaves_has_nothing_open() -> None:
+    one, other = two()
+    one.router.choose(prompt("abc"), ["r1"], 1.0)
+    one.run_timers()
+    late = Transport(one.transport.store)
+    joined = Gateway(late)
+    for each in (one, other):
+        assert each.transport.subscriber
+        each.transport.subscriber.join()
+    assert (other.inflight("r1"), joined.inflight("r1")) == (1, 1), "the other one counts it once"
+    one.transport.close()
+    assert (other.inflight("r1"), joined.inflight("r1")) == (0, 0)
+
+
+def test_batches_wait_until_the_router_is_ready_and_are_then_applied_in_order() -> None:
+    store = Store()
+    one, transport = Gateway(Transport(store)), Transport(store)
+    followed: list[float | None] = []
+    router = Router(policy="cost", ttl_s=100.0, memory_bytes=1 << 20, chance=random.Random(1))
+    replicator = Replicator(
+        router,
+        transport,
+        clock=lambda: 0.0,
+        call_later=lambda _seconds, _call: None,
+        published=lambda: None,
+        followed=lambda _lost, age_s: followed.append(age_s),
+    )
+    one.router.choose(prompt("abc"), ["r1"], 1.0)
+    one.run_timers()
+    gone = one.router.choose(prompt("xyz"), ["r2"], 1.0)
+    one.run_timers()
+    gone.close(Outcome(ok=False), 2.0)
+    one.run_timers()
+    assert followed == []
+    for name in ("r1", "r2"):  # commands of operators may add replicas before it starts
+        router.add(Replica(name))
+    replicator.start()
+    assert followed == [None, None, None], "their age would be that of the start"
+    assert [router.ledger.of(name).inflight for name in ("r1", "r2")] == [1, 0]
+
+
+def test_while_the_transport_is_full_events_are_dropped_and_a_snapshot_replaces_them(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = two()
+    before = one.router.choose(prompt("abc"), ["r1"], 1.0)
+    one.run_timers()
+    one.transport.unsent = UNSENT_BYTES + 1
+    before.close(Outcome(True), 2.0)
+    one.router.choose(prompt("xyz"), ["r2"], 2.0)
+    one.run_timers()
+    assert "events are dropped" in caplog.text
+    assert [seconds for seconds, _ in one.timers] == [RESYNC_S]
+    one.run_timers()
+    assert (other.inflight("r1"), other.inflight("r2")) == (1, 0), "it knows no better"
+    one.transport.unsent = 0
+    one.run_timers()
+    assert (other.inflight("r1"), other.inflight("r2")) == (0, 1)
+    other.replicator.follower.check()
+
+
+def test_events_that_do_not_decode_forget_what_their_router_has_open(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = two()
+    one.router.choose(prompt("abc"), ["r1"], 1.0)
+    one.run_timers()
+    one.transport.publish(Batch(2.0, b"junk"))
+    assert other.inflight("r1") == 0
+    assert "do not decode" in caplog.text
+    other.replicator.follower.check()
+    one.router.choose(prompt("xyz"), ["r2"], 3.0)
+    one.run_timers()
+    assert other.inflight("r2") == 1, "the next ones do"
+    assert isinstance(decode(one.transport.store.batches[-1][1].events)[0], Opened)

@@ -1,0 +1,341 @@
+"""What the hub keeps for those who come later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.cluster.messages import Batch, Command, Drain, Join, Reconfigure, RejectConfig, decode_config
+from gateway.cluster.workers.channel import HEAD, HUB, Channel, Receive
+from gateway.cluster.workers.command_log import PENDING_MOST
+from gateway.cluster.workers.hub import Hub
+from gateway.cluster.workers.messages import (
+    Alive,
+    Counters,
+    Current,
+    Execute,
+    Executed,
+    Forwarded,
+    Gone,
+    Message,
+    Publish,
+    Serving,
+    Welcome,
+    encode,
+    from_hub,
+    from_worker,
+)
+from gateway.cluster.workers.peers import _key
+from gateway.config.schema import Config
+from gateway.config.source import load
+from gateway.telemetry.exposition import packed
+from gateway.telemetry.metrics import Metrics
+from tests.gateway.cluster.workers.test_channel import framed, messages
+from tests.support.compiled import uncompiled
+
+
+class End:
+    """A channel's end that remembers. sent: (worker, message)."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, Message]] = []
+        self.closed = False
+
+    def send(self, message: Message, worker: int = 0) -> None:
+        self.forward(encode(message), worker)
+
+    def forward(self, payload: bytes, worker: int) -> None:
+        self.sent.append((worker, from_hub(payload)))
+
+    def receive(self, receive: Receive, _lost: Any) -> None:
+        self._receive = receive
+
+    def receives(self, message: Message, worker: int = 0) -> None:
+        """The worker has sent this."""
+        self._receive(worker, message, encode(message))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def of(self, kind: type) -> list[tuple[int, Any]]:
+        return [(worker, message) for worker, message in self.sent if isinstance(message, kind)]
+
+    @property
+    def commands(self) -> list[Command]:
+        return [message.command for _, message in self.of(Execute)]
+
+
+def batch(name: str) -> Publish:
+    return Publish(Batch(0.0, name.encode()))
+
+
+def config_of(ttl_s: float = 60.0) -> Config:
+    return load(None, {"pools": [{"replicas": ["http://a:1"]}], "routing": {"ttl_s": ttl_s}, "workers": 2}, env={})
+
+
+REPLICA_B, OTHER_B = (
+    load(None, {"pools": [{"replicas": [{"url": url, "name": "b:1"}]}]}, env={}).pools[0].replicas[0]
+    for url in ("http://b:1", "http://c:1")
+)
+
+
+class Now:
+    time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def joined(made: Hub) -> tuple[int, End]:
+    end = End()
+    return made.join(end), end  # type: ignore[arg-type]
+
+
+pytestmark = uncompiled
+
+
+def test_a_newcomer_hears_the_past_in_its_order_between_its_welcome_and_now() -> None:
+    made = Hub(config_of(), Now(), lambda _: None)
+    first, end = joined(made)
+    end.receives(batch("one"))
+    end.receives(batch("two"))
+    made.leave(first)
+    made.command("drain a", Drain("a", on=True))
+    _, late = joined(made)
+    kinds = [(type(message), worker) for worker, message in late.sent]
+    assert kinds == [(Welcome, 2), (Execute, 0), (Publish, first), (Publish, first), (Gone, first), (Current, 0)]
+    assert late.of(Publish) == [(first, batch("one")), (first, batch("two"))]
+    end.receives(batch("was on its way"))
+    assert len(late.of(Publish)) == 2, "it has left"
+
+
+def test_the_past_is_bounded_in_bytes_and_in_time() -> None:
+    now = Now()
+    size = len(encode(batch(f"{0:020}")))
+    made = Hub(config_of(ttl_s=60), now, lambda _: None, history_bytes=5 * size + 1)
+    _, end = joined(made)
+    for number in range(50):
+        end.receives(batch(f"{number:020}"))
+        assert made._history_bytes == sum(len(kept[2]) for kept in made._history) <= 5 * size
+    assert [int(message.batch.events) for _, message in joined(made)[1].of(Publish)] == [45, 46, 47, 48, 49]
+    now.time = 60.5
+    end.receives(batch("new"))
+    assert joined(made)[1].of(Publish) == [(1, batch("new"))]
+
+
+def test_only_the_last_command_on_each_matter_is_in_force() -> None:
+    made = Hub(config_of(), Now(), lambda _: None)
+    other = config_of(ttl_s=5)
+    commands = [
+        Drain("a:1", on=True),
+        Join("default", REPLICA_B),
+        Drain("a:1", on=False),
+        RejectConfig("no"),
+        Drain("b:1", on=True),
+    ]
+    (who, end) = joined(made)
+    for number, command in enumerate(commands, start=1):
+        made.command(_key(command), command)
+        answers(end, HUB, number)
+    assert who == 1
+    assert joined(made)[1].commands == [Join("default", REPLICA_B), Drain("a:1", on=False), Drain("b:1", on=True)]
+    made.command(_key(Reconfigure.to(other)), Reconfigure.to(other))
+    _, late = joined(made)
+    assert late.commands == [Drain("a:1", on=False)], "b:1 is gone"
+    assert decode_config(late.of(Welcome)[0][1].config) == other
+
+
+# -- commands that are not executed everywhere yet
+
+
+def asks(end: End, number: int, command: Drain | Join, until: float = 99.0) -> None:
+    end.receives(Execute(number, _key(command), command, until))
+
+
+def answers(end: End, asker: int, number: int, error: str | None = None) -> None:
+    end.receives(Executed(number, error), asker)
+
+
+def replayed(made: Hub) -> list[Command]:
+    """What a new worker would begin with."""
+    who, end = joined(made)
+    made.leave(who)
+    return end.commands
+
+
+def test_a_command_that_a_worker_refused_is_not_for_its_successor() -> None:
+    made = Hub(config_of(), Now(), lambda _: None)
+    (first, one), (second, two) = joined(made), joined(made)
+    asks(one, 1, Join("default", REPLICA_B))
+    asks(two, 1, Join("default", OTHER_B))
+    assert replayed(made) == [Join("default", REPLICA_B), Join("default", OTHER_B)], (
+        "a worker that starts now executes what the others do"
+    )
+    for end in (one, two):
+        answers(end, first, 1)
+        answers(end, second, 1, "listed twice")
+    made.leave(first)
+    assert replayed(made) == [Join("default", REPLICA_B)]
+    assert two.of(Executed) == [(worker, Executed(1, "listed twice")) for worker in (first, second)], "answers reach the asker"
+
+
+def test_a_worker_that_ends_without_an_answer_is_not_waited_for() -> None:
+    made = Hub(config_of(), Now(), lambda _: None)
+    (first, one), (second, two) = joined(made), joined(made)
+    asks(one, 1, Drain("a:1", on=True))
+    asks(one, 2, Join("default", REPLICA_B))
+    answers(two, first, 1)
+    answers(two, first, 2)
+    assert repr(made._commands) == "<Commands: 0 in force, 2 pending>"
+    made.leave(first)
+    assert repr(made._commands) == "<Commands: 2 in force, 0 pending>"
+    asks(two, 1, Join("default", OTHER_B))
+    made.leave(second)
+    assert replayed(made) == [Drain("a:1", on=True), Join("default", REPLICA_B)], "the first of that name stays"
+
+
+def test_a_replica_that_is_pending_does_not_outlive_a_reload() -> None:
+    made = Hub(config_of(), Now(), lambda _: None)
+    first, one = joined(made)
+    asks(one, 1, Join("default", REPLICA_B))
+    made.command("", Reconfigure.to(config_of(ttl_s=5)))
+    answers(one, first, 1)
+    assert replayed(made) == []
+
+
+def test_a_command_that_is_read_too_late_is_ignored() -> None:
+    now = Now()
+    made = Hub(config_of(), now, lambda _: None)
+    _, one = joined(made)
+    now.time = 5.0
+    asks(one, 1, Drain("a:1", on=True), until=4.0)
+    assert one.of(Execute) == one.of(Forwarded) == replayed(made) == []
+
+
+def test_commands_without_an_answer_are_bounded() -> None:
+    made = Hub(config_of(), Now(), lambda _: None)
+    _, one = joined(made)
+    for number in range(PENDING_MOST + 500):
+        asks(one, number, Drain(f"r{number}", on=True))
+    assert len(replayed(made)) == len(one.of(Forwarded)) == PENDING_MOST
+    made.command("", Reconfigure.to(config_of(ttl_s=5)))
+    assert made.config.routing.ttl_s == 5, "a new configuration is not one of them"
+    assert one.commands[-1] == Reconfigure.to(config_of(ttl_s=5))
+
+
+def test_who_says_nothing_for_long_is_silent() -> None:
+    now = Now()
+    made = Hub(config_of(), now, lambda _: None)
+    first, end = joined(made)
+    second, _ = joined(made)
+    now.time = 20.0
+    end.receives(Alive())
+    now.time = 40.0
+    assert list(made.silent(30.0)) == [second]
+    end.receives(Serving())
+    end.receives(Alive())
+    assert (list(made.well(1.0)), list(made.unwell(2.0))) == ([first], [second])
+    now.time = 45.0
+    assert (list(made.well(1.0)), list(made.unwell(2.0))) == ([], [first, second])
+    made.excuse(5.0)  # the supervisor was stopped
+    assert (list(made.well(1.0)), list(made.unwell(2.0)), list(made.silent(30.0))) == ([first], [second], [second])
+    assert repr(made) == f"<Hub of {first}, {second}, 0 bytes of history>"
+    end.receives(Alive())  # what has waited is read before the supervisor sees how long it was stopped
+    made.excuse(3600.0)
+    now.time += 31.0
+    assert first in made.silent(30.0), "nobody is heard in the future"
+
+
+# -- what does not decode
+
+
+def test_counters_that_do_not_decode_are_lost_and_nothing_else_is(caplog: pytest.LogCaptureFixture) -> None:
+    made = Hub(config_of(), Now(), lambda _: None)
+    (first, one), (second, two), (third, three) = joined(made), joined(made), joined(made)
+    metrics = Metrics()
+    metrics.requests.add(("m", "200"))
+    one.receives(Counters(b"junk"))
+    two.receives(Counters(packed(metrics.page)))
+    made.leave(first)
+    assert "counters are lost" in caplog.text
+    made.leave(second)
+    assert made.ended.requests.values[("m", "200")] == 1
+    assert [worker for worker, _ in three.of(Gone)] == [first, second]
+    assert list(made.members) == [third]
+
+
+class Sink:
+    """Stands in for a socket's transport."""
+
+    def __init__(self) -> None:
+        self.aborted = False
+
+    def write(self, data: bytes) -> None:
+        length, _ = HEAD.unpack_from(data)
+        assert len(data) == HEAD.size + length
+        from_hub(data[HEAD.size :])
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    close = abort
+
+
+commands = st.one_of(
+    st.builds(Drain, st.text(max_size=5), st.booleans()),
+    st.builds(Reconfigure, st.binary(max_size=40)),
+    st.just(Reconfigure.to(config_of(ttl_s=5))),
+    st.builds(RejectConfig, st.text(max_size=5)),
+)
+executes = st.builds(Execute, st.integers(-(2**63), 2**63), st.text(max_size=9), commands, st.floats())
+
+
+payloads = st.binary(max_size=60) | messages.map(encode) | executes.map(encode)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), payloads), max_size=20))
+def test_no_bytes_of_a_worker_harm_the_hub_or_another_worker(sent: list[tuple[int, bytes]]) -> None:
+    """Frames of any content, of two workers in turns: each is obeyed, or ends the channel that it came by."""
+    made = Hub(config_of(), Now(), lambda _: None)
+    ends = [Channel(from_worker), Channel(from_worker)]
+    sinks = [Sink(), Sink()]
+    for end, sink in zip(ends, sinks, strict=True):
+        end.connection_made(sink)  # type: ignore[arg-type]
+        made.join(end)
+    for number, (to, payload) in enumerate(sent):
+        ends[number % 2].data_received(framed(payload, to))
+    for end, sink in zip(ends, sinks, strict=True):
+        assert sink.aborted == (end.error is not None)
+    for worker in list(made.members):
+        made.leave(worker)
+    _, late = joined(made)
+    assert isinstance(late.sent[0][1], Welcome)
+    assert late.of(Current)
+
+
+def test_a_configuration_survives_the_way_to_a_worker_unchanged() -> None:
+    raw: dict[str, Any] = {
+        "pools": [
+            {
+                "replicas": [{"url": "http://A:1/", "name": "a", "capacity_tokens": 7}, "http://b:2"],
+                "models": ["m", "*"],
+                "max_queue": 0,
+                "queue_s": 2.5,
+                "resume_streams": True,
+            }
+        ],
+        "prices": {"*": {"input": 1, "output": 2.5}, "m": {"input": 1, "output": 2, "cached_input": 0.5}},
+        "routing": {"policy": "sticky", "isolation": "tenant", "ttl_s": 1e-3},
+        "admin_listen": "unix:/tmp/a",
+        "workers": 3,
+        "admin_key": "secret",
+    }
+    config = load(None, raw, env={})
+    made = Hub(config, Now(), lambda _: None)
+    sent = decode_config(joined(made)[1].of(Welcome)[0][1].config)
+    assert sent == config
+    assert (type(sent), type(sent.pools[0].replicas[0]), sent.pools) == (Config, type(REPLICA_B), config.pools)
+    assert Reconfigure.to(config).config == config

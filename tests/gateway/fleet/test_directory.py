@@ -1,0 +1,248 @@
+"""Which pool takes a model, which replicas are candidates, what probes find out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from gateway.app import compose
+from gateway.errors import GatewayError
+from gateway.fleet.catalog import MAX_SHOWN, warn_of_misfits
+from gateway.fleet.engine_client import ModelEntry
+from tests.gateway.cluster.test_reload import config_of
+from tests.gateway.conftest import BODY, LOGGED, Running, eventually, running
+from tests.support.fakes import FakeReplica, dies, http, models, says, status
+
+
+def pool(*replicas: FakeReplica, models: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"replicas": [replica.url for replica in replicas], "models": list(models)}
+
+
+def names(run: Running, model: str) -> set[str]:
+    return set(run.gateway.fleet.target(model).replicas)
+
+
+async def test_the_longest_prefix_takes_the_model() -> None:
+    async with FakeReplica() as small, FakeReplica() as large, FakeReplica() as rest:
+        pools = [pool(small, models=("org/llama",)), pool(large, models=("org/llama-70b",)), pool(rest, models=("*",))]
+        async with running(pools=pools) as run:
+            assert names(run, "org/llama-8b") == {small.name}
+            assert names(run, "org/llama-70b-instruct") == {large.name}
+            assert names(run, "gpt") == {rest.name}
+            assert run.gateway.fleet.target("org/llama-8b").label == "org/llama", "labels stay bounded: nobody lists this name"
+            assert run.gateway.fleet.target("m").label == "m"
+
+
+async def test_without_prefixes_a_pool_serves_what_its_replicas_list() -> None:
+    one, two = FakeReplica(listing=models("a", "b")), FakeReplica(listing=models("c"))
+    async with one, two, running(pools=[pool(one), pool(two)]) as run:
+        assert (names(run, "b"), names(run, "c")) == ({one.name}, {two.name})
+        with pytest.raises(GatewayError, match="'nope' does not exist here; this gateway serves: a, b, c") as caught:
+            run.gateway.fleet.target("nope")
+        assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+        with pytest.raises(GatewayError, match="'model' is needed"):
+            run.gateway.fleet.target("")
+
+
+async def test_a_pool_with_prefixes_does_not_keep_a_model_from_the_pool_that_serves_it() -> None:
+    """A replica behind a prefix may list more than its pool serves."""
+    one, two = FakeReplica(listing=models("llama", "qwen")), FakeReplica(listing=models("qwen"))
+    async with one, two, running(pools=[pool(one, models=("llama",)), pool(two)]) as run:
+        assert names(run, "llama") == {one.name}
+        assert names(run, "qwen") == {two.name}
+        assert list(run.gateway.fleet.catalog.names) == ["llama", "qwen"]
+
+
+async def test_in_a_pool_the_replicas_that_list_the_model_are_the_candidates() -> None:
+    async with FakeReplica(listing=models("a")) as one, FakeReplica(listing=models("a", "b")) as two, running(one, two) as run:
+        assert names(run, "a") == {one.name, two.name}
+        assert names(run, "b") == {two.name}
+
+
+async def test_a_model_whose_only_replica_is_down_is_unavailable_not_unknown() -> None:
+    async with FakeReplica(listing=models("a")) as one, FakeReplica(listing=models("b")) as two, running(one, two) as run:
+        await one.stop()
+        await eventually(lambda: "a" not in run.gateway.fleet.catalog.names)
+        assert (await run.post({"model": "a", "messages": [{"role": "user", "content": "x"}]}))[0] == 503
+        assert not two.requests
+
+
+async def test_what_no_pool_would_take_is_not_listed() -> None:
+    async with FakeReplica(listing=models("a", "b")) as one, running(pools=[pool(one, models=("a",))]) as run:
+        assert [model.id for model in (await run.client.models.list()).data] == ["a"]
+
+
+async def test_the_model_list_is_the_union() -> None:
+    async with (
+        FakeReplica(listing=models("a", "b")) as one,
+        FakeReplica(listing=models("b", "org/c")) as two,
+        running(one, two) as run,
+    ):
+        listed = await run.client.models.list()
+        assert [model.id for model in listed.data] == ["a", "b", "org/c"]
+        assert (await run.client.models.retrieve("org/c")).owned_by == "fake"
+        assert (await run.get("/v1/models/none"))[0] == 404
+
+
+async def test_a_pool_that_serves_none_of_its_replicas_models_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    one, two, three = FakeReplica(listing=models("sim")), FakeReplica(listing=models("llama")), FakeReplica(listing=models("x"))
+    async with one, two, three, running(pools=[pool(one, models=("llama", "qwen")), pool(two), pool(three)]) as run:
+        found = [record for record in caplog.records if "none of the replica's models" in record.getMessage()]
+        logged = [(record.replica, record.models, record.pool_models) for record in found]  # type: ignore[attr-defined]
+        assert sorted(logged) == sorted(
+            [(one.name, ["sim"], "llama, qwen"), (two.name, ["llama"], "any that no other pool names")]
+        )
+        status, _, answer = await run.post({**BODY, "model": "sim"})
+        assert (status, answer["error"]["message"]) == (404, "The model 'sim' does not exist here; this gateway serves: x.")
+
+
+async def test_a_reload_that_makes_a_pool_serve_none_of_its_replicas_models_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeReplica(listing=models("sim")) as one, FakeReplica(listing=models("sim")) as two:
+        async with running(pools=[pool(one)]) as run:
+            assert "none of the replica's models" not in caplog.text
+            await run.gateway.reload.take(config_of(pools=[pool(one, models=("llama",))]))
+            await run.gateway.reload.take(config_of(pools=[pool(one, two, models=("llama",))]))
+        found = [record for record in caplog.records if "none of the replica's models" in record.getMessage()]
+        assert [record.replica for record in found] == [one.name, two.name]  # type: ignore[attr-defined]
+
+
+async def test_a_reload_in_which_one_pool_takes_anothers_models_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeReplica(listing=models("sim")) as one, FakeReplica(listing=models("llama", "sim")) as two:
+        async with running(pools=[pool(one), pool(two, models=("llama",))]) as run:
+            await run.gateway.reload.take(config_of(pools=[pool(one), pool(two, models=("llama", "sim"))]))
+        found = [record for record in caplog.records if "none of the replica's models" in record.getMessage()]
+        assert [record.replica for record in found] == [one.name]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "listed", "logged", "asked"), [(1000, 1, 100, 100), (1000, 300, 6, 2000), (3, 1500, 1, 2000)]
+)
+async def test_warnings_of_replicas_that_do_not_fit_are_bounded(
+    replicas: int, listed: int, logged: int, asked: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By their number, and by the models that are looked at: 2,000 of all."""
+    urls = [f"http://127.0.0.1:{10_000 + number}" for number in range(replicas)]
+    fleet = compose(config_of(pools=[{"replicas": urls, "models": ["llama"]}]), LOGGED).fleet
+    for state in fleet.replicas:
+        state.up, state.models = True, {f"sim-{number}": ModelEntry(b"{}", True, "", None) for number in range(listed)}
+    looked_at = list[str]()
+    warn_of_misfits(set(fleet.replicas), fleet.pools, looked_at.append)
+    assert sum("none of the replica's models" in record.getMessage() for record in caplog.records) == logged
+    assert len(looked_at) == asked
+
+
+async def test_a_list_that_changes_to_what_its_pool_does_not_serve_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeReplica(listing=models("llama")) as one:
+        async with running(pools=[pool(one, models=("llama",))], health={"interval_s": 0.02}) as run:
+            assert "none of the replica's models" not in caplog.text
+            one.listing = models("sim")
+            await eventually(lambda: "none of the replica's models" in caplog.text)
+            await eventually(lambda: not run.gateway.fleet.catalog.names)
+            status, _, body = await run.get("/v1/models/sim")
+            assert status == 404
+            assert b"no model that a replica lists fits its pool (pools[].models)" in body
+        assert caplog.text.count("none of the replica's models") == 1
+
+
+async def test_a_model_of_a_pool_that_is_down_is_unavailable_not_unknown() -> None:
+    async with running(pools=[{"replicas": ["http://127.0.0.1:9"], "models": ["llama"]}]) as run:
+        status, headers, body = await run.get("/v1/models/llama-70b")
+        assert (status, "Retry-After" in headers) == (503, True)
+        assert b"no_replica_available" in body
+        assert (await run.get("/v1/models/other"))[0] == 404
+
+
+async def test_a_replica_that_never_answered_makes_models_unknown_not_absent() -> None:
+    async with FakeReplica(listing=models("a")) as one, running(one, "http://127.0.0.1:9") as run:
+        assert names(run, "a") == {one.name}
+        with pytest.raises(GatewayError, match=r"127\.0\.0\.1:9 did not answer so far") as caught:
+            run.gateway.fleet.target("b")
+        assert caught.value.status == 503
+
+
+LIARS = [
+    says(b"garbage\r\n\r\n"),
+    says(http(200, b"[]")),
+    says(http(200, b'{"data": [1]}')),
+    says(http(200, b"<html>")),
+    status(500),
+    dies,
+]
+
+
+@pytest.mark.parametrize("listing", LIARS)
+async def test_what_lists_no_models_is_not_up(listing: Any) -> None:
+    async with FakeReplica(listing=listing) as liar, running(liar) as run:
+        assert not run.gateway.fleet.pools[0].ready
+        (row,) = json.loads((await run.get("/warmroute/replicas"))[2])["replicas"]
+        assert row["up"] is False
+        assert row["error"]
+
+
+async def test_a_replica_that_wants_a_key_is_up() -> None:
+    async with FakeReplica(listing=status(401)) as keyed, running(pools=[pool(keyed, models=("m",))]) as run:
+        assert names(run, "m") == {keyed.name}
+    async with FakeReplica(listing=status(401)) as keyed, running(keyed) as run:
+        assert names(run, "any") == {keyed.name}, "it may serve any model; who has the key will see"
+        assert run.gateway.fleet.target("any").label == "unlisted"
+
+
+async def test_a_failed_request_makes_the_prober_look_at_once() -> None:
+    async with FakeReplica(script=(dies,)) as replica, running(replica) as run:
+        (state,) = run.gateway.fleet.replicas
+        replica.listing = status(500)
+        await run.post()
+        await eventually(lambda: state.failed_probes == 1)
+        assert state.up
+
+
+async def test_one_failed_probe_is_forgiven_and_two_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "warmroute.replicas")
+    async with FakeReplica() as replica, running(replica, health={"interval_s": 0.01}) as run:
+        (state,) = run.gateway.fleet.replicas
+        replica.listing = status(500)
+        await eventually(lambda: state.failed_probes == 1 or not state.up)
+        await eventually(lambda: not state.up)
+        assert state.failed_probes >= 2
+        replica.listing = models("m", "new")
+        await eventually(lambda: state.up)
+        assert list(state.models) == ["m", "new"]
+        assert [record.message for record in caplog.records] == ["replica up", "replica down", "replica up"]
+        assert (await run.metrics())[f'warmroute_replica_up{{replica="{replica.name}"}}'] == 1
+
+
+async def test_of_very_many_models_the_first_are_shown_and_all_are_served() -> None:
+    """The list is made in one go, and replicas choose how long it is."""
+    async with contextlib.AsyncExitStack() as stack:
+        lists = [[f"r{replica}-{number}" for number in range(4096)] for replica in range(4)]
+        replicas = [await stack.enter_async_context(FakeReplica(listing=models(*names))) for names in lists]
+        run = await stack.enter_async_context(running(*replicas))
+        assert len(run.gateway.fleet.catalog.names) == MAX_SHOWN == 8192
+        last = lists[3][-1]
+        assert last not in run.gateway.fleet.catalog.names
+        status, _, body = await run.get(f"/v1/models/{last}")
+        assert (status, json.loads(body)["id"]) == (200, last)
+        assert (await run.post({**BODY, "model": last}))[0] == 200
+
+
+async def test_an_unknown_model_is_told_a_few_names_of_many() -> None:
+    """Sorted, and from a list that is made once: a request for an unknown model costs nothing that grows with the lists."""
+    listed = [f"m{number:04}" for number in range(4000)]
+    async with FakeReplica(listing=models(*reversed(listed))) as replica, running(replica) as run:
+        fleet = run.gateway.fleet
+        catalog = fleet.catalog
+        status, _, body = await run.post({**BODY, "model": "nope"})
+        text = f"this gateway serves: {', '.join(listed[:20])} and 3980 more in GET /v1/models."
+        assert (status, body["error"]["message"]) == (404, f"The model 'nope' does not exist here; {text}")
+        status, _, body = await run.get("/v1/models/nope")
+        assert (status, json.loads(body)["error"]["message"]) == (404, f"The model 'nope' does not exist here; {text}")
+        assert fleet.catalog is catalog
+        replica.listing = models("other")
+        await fleet.probe_all(run.gateway.upstream)
+        assert fleet.catalog.names == ["other"]
+        fleet.drain(next(iter(fleet.replicas)), on=True)
+        assert fleet.catalog.names == []

@@ -1,0 +1,65 @@
+"""Pools: their names, and which old pool a new one continues."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from gateway.config.parse import ConfigError
+from gateway.config.schema import MAX_POOL_NAME, Config, PoolConfig, ReplicaConfig
+from gateway.config.source import load
+from gateway.fleet.breaker import Breaker
+from gateway.fleet.pools import Pool, succeed
+from gateway.fleet.state import ReplicaState
+
+
+def config_of(*pools: dict[str, Any]) -> Config:
+    numbered = [{"replicas": [f"http://r:{port}"], **pool} for port, pool in enumerate(pools, 1)]
+    return load(None, {"pools": numbered}, env={})
+
+
+def names_of(*pools: dict[str, Any]) -> list[str]:
+    return [pool.name for pool in config_of(*pools).pools]
+
+
+def test_a_pool_is_named_by_its_models_unless_it_has_a_name() -> None:
+    assert names_of({}) == ["default"]
+    assert names_of({"models": ["llama", "qwen"]}, {"models": ["*"]}, {"name": "rest"}) == ["llama,qwen", "*", "rest"]
+
+
+def test_names_are_unique_and_those_that_are_given_stay() -> None:
+    assert names_of({}, {"name": "default"}, {}) == ["default-2", "default", "default-3"]
+
+
+def test_a_name_made_of_models_is_short_and_plain() -> None:
+    (name,) = names_of({"models": ["x" * 300, 'a "b"']})
+    assert len(name) == MAX_POOL_NAME
+    assert names_of({"models": ['a "b" \n', "ü"]}) == ["ab,"]
+
+
+def test_a_name_that_two_pools_have_is_an_error_with_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"pools\[1\]\.name: the name 'a' is that of pools\[0\]\.name already"):
+        config_of({"name": "a"}, {"name": "a"})
+
+
+@pytest.mark.parametrize("name", ["a b", 'a"', "ü", "x" * 101])
+def test_a_name_is_plain_text(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"pools\[0\]\.name"):
+        config_of({"name": name})
+
+
+def made_of(names: str, old: tuple[Pool, ...] = ()) -> tuple[Pool, ...]:
+    replica = ReplicaConfig("http://r:1")
+    configs = [PoolConfig((replica,), name=name) for name in names]
+    return succeed(configs, [(ReplicaState(replica, Breaker(random.Random())),) for _ in names], old)
+
+
+def test_a_pool_continues_the_one_of_its_name() -> None:
+    old = made_of("abc")
+    new = made_of("cdb", old)
+    assert [pool.name for pool in new] == ["c", "d", "b"]
+    assert new[0].admission is old[2].admission
+    assert new[2].admission is old[1].admission
+    assert new[1].admission not in [pool.admission for pool in old]

@@ -1,0 +1,215 @@
+"""What one client sends, or its engine's answers to it, must not cost the others what is known of their prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.request.client import address_number, caller_of
+from tests.gateway.conftest import Running, eventually, running
+from tests.support.fakes import DONE, Behaviour, FakeReplica, FakeRequest, http, says, status, usage
+
+MANY = 12
+
+
+def body(name: str, words: int = 300) -> dict[str, Any]:
+    text = " ".join(f"{name}{number}" for number in range(words))
+    return {"model": "m", "messages": [{"role": "user", "content": text}]}
+
+
+def held(run: Running, replica: FakeReplica) -> int:
+    return run.gateway.router.trie.held()[replica.name]
+
+
+async def warm(run: Running) -> None:
+    for number in range(MANY):
+        assert (await run.post(body(f"tenant{number}-"), headers={"X-Tenant-Id": "victim"}))[0] == 200
+
+
+async def predicted(run: Running) -> list[int]:
+    """Cached tokens, as predicted for the prompts of others."""
+    prompts = [body(f"tenant{number}-") for number in range(MANY)]
+    headers = [(await run.post(prompt, headers={"X-Tenant-Id": "victim"}))[1] for prompt in prompts]
+    return [int(found["X-Warmroute-Cached-Tokens"]) for found in headers]
+
+
+def reports(trick: str) -> Behaviour:
+    """An engine that reads a prompt with this field in another way than the gateway: nothing of it is cached."""
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        tokens = len(request.body) // 4
+        counts = usage(tokens, 1, 0 if trick in request.json else tokens * 9 // 10)
+        writer.write(http(200, json.dumps({"id": "x", "choices": [], "usage": counts}).encode()))
+
+    return behave
+
+
+@pytest.mark.parametrize("refusal", [400, 413, 500, 429])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_that_the_engine_refuses_costs_nobody_his_credit(refusal: int, stream: bool) -> None:
+    async with FakeReplica(script=[reports("trick")]) as replica:
+        pool = {"replicas": [{"url": replica.url, "capacity_tokens": 20_000}]}
+        async with running(pools=[pool]) as run:
+            await warm(run)
+            before, known = await predicted(run), held(run, replica)
+            replica.script = (status(refusal),)
+            replica.requests.clear()
+            for number in range(3):
+                attack = body(f"attack{number}-", 12_000) | {"stream": stream}
+                assert (await run.post(attack))[0] != 200
+            replica.script = (reports("trick"),)
+            replica.requests.clear()
+            assert held(run, replica) == known
+            assert await predicted(run) == pytest.approx(before, abs=5)
+            assert min(before) > 500
+            assert run.gateway.router.trie.evicted["capacity"] == 0
+
+
+async def test_one_clients_misses_neither_purge_a_replica_nor_trim_what_others_share_with_it() -> None:
+    async with FakeReplica(script=[reports("trick")]) as replica:
+        pool = {"replicas": [{"url": replica.url, "capacity_tokens": 1_000_000}]}
+        async with running(pools=[pool]) as run:
+            await warm(run)
+            before, known = await predicted(run), held(run, replica)
+            attacker = {"X-Tenant-Id": "attacker"}
+            for number in range(6):
+                shared = body(f"tenant{number}-")  # as a shared system prompt is
+                await run.post(shared | {"trick": True}, headers=attacker)
+            assert held(run, replica) == known
+            assert await predicted(run) == pytest.approx(before, abs=5)
+            assert run.gateway.router.trie.evicted["purge"] == 0
+
+
+async def test_misses_of_two_clients_are_a_restart() -> None:
+    async with FakeReplica(script=[reports("trick")]) as replica:
+        pool = {"replicas": [{"url": replica.url, "capacity_tokens": 1_000_000}]}
+        async with running(pools=[pool]) as run:
+            await warm(run)
+            await predicted(run)
+            for number in range(3):
+                await run.post(body(f"tenant{number}-") | {"trick": True}, headers={"X-Tenant-Id": f"t{number % 2}"})
+            assert run.gateway.router.trie.evicted["purge"] > 0
+
+
+def counts_all(request: FakeRequest) -> dict[str, Any]:
+    """The usage of a completion as engines report it: the prompt tokens of all prompts together, four bytes each."""
+    prompts = request.json["prompt"]
+    return usage(sum(len(prompt) // 4 for prompt in (prompts if isinstance(prompts, list) else [prompts])), 1, 0)
+
+
+async def completes(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    """Answers a completion, plain or as a stream."""
+    answer = {"id": "x", "choices": [{"index": 0, "text": "y"}], "usage": counts_all(request)}
+    if request.json.get("stream"):
+        writer.write(http(200, b"data: %b\n\n%b" % (json.dumps(answer).encode(), DONE), "text/event-stream"))
+    else:
+        writer.write(http(200, json.dumps(answer).encode()))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_batch_does_not_change_what_is_learned(stream: bool) -> None:
+    """Its count of tokens is that of all its prompts, and so is its prefill; the router knows the first one."""
+    path, honest = "/v1/completions", {"model": "m", "prompt": "a b c " * 500}
+    batches = [{"prompt": [honest["prompt"]] * 3}, {"prompt": ["x" * 400, "y" * 2000], "n": 2}, {"n": 3}, {"best_of": 2}]
+    async with FakeReplica(script=[completes]) as replica, running(replica) as run:
+        for _ in range(10):
+            assert (await run.post(honest, path=path))[0] == 200
+        router = run.gateway.router
+        scale, rate = router.units_per_token("m"), router.ledger.of(replica.name).rate.value
+        assert scale == pytest.approx(4.0)
+        for _ in range(10):
+            for batch in batches:
+                async with run.session.post(run.url + path, json={**honest, **batch, "stream": stream}) as answer:
+                    assert answer.status == 200
+                    await answer.read()
+        assert router.units_per_token("m") == scale
+        assert router.ledger.of(replica.name).rate.value == rate
+        assert router.ledger.open_leases == 0
+        router.check()
+
+
+def number_of(address: str = "192.0.2.1", **headers: str) -> int:
+    """What the router knows of who sends a request."""
+    return caller_of({name.replace("_", "-"): value for name, value in headers.items()}).key or address_number(address)
+
+
+def test_clients_differ_by_key_tenant_and_address() -> None:
+    one = number_of()
+    assert number_of() == one
+    others = [
+        number_of("192.0.2.2"),
+        number_of(X_Tenant_Id="tenant"),
+        number_of(Authorization="Bearer a"),
+        number_of(Authorization="Bearer b"),
+        number_of(Authorization="Bearer a", X_Tenant_Id="tenant"),
+    ]
+    assert len({one, *others}) == 6
+    assert number_of("192.0.2.2", Authorization="Bearer a") == others[2], "a key is the same from anywhere"
+
+
+async def test_clients_at_different_addresses_differ_though_their_heads_are_the_same() -> None:
+    """What is known of a head is kept for the next request with the same head, who sends it is not."""
+    async with FakeReplica(script=[reports("trick")]) as replica:
+        pool = {"replicas": [{"url": replica.url, "capacity_tokens": 1_000_000}]}
+        async with running(pools=[pool]) as run:
+            await warm(run)
+            await predicted(run)
+            misses = iter(range(MANY))
+
+            async def miss(address: str) -> int:
+                """A client reports a miss on a warm prefix. Returns the blocks that were forgotten by then."""
+                connector = aiohttp.TCPConnector(local_addr=(address, 0))
+                request = body(f"tenant{next(misses)}-") | {"trick": True}
+                async with (
+                    aiohttp.ClientSession(connector=connector) as session,
+                    session.post(f"{run.url}/v1/chat/completions", json=request) as answer,
+                ):
+                    assert answer.status == 200
+                return run.gateway.router.trie.evicted["purge"]
+
+            assert [await miss("127.0.0.2") for _ in range(6)] == [0] * 6
+            assert [await miss(address) for address in ("127.0.0.2", "127.0.0.2", "127.0.0.3")][-1] > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_beyond_the_context_nothing_is_credited_before_the_engine_has_answered(stream: bool) -> None:
+    entry = {"id": "m", "object": "model", "owned_by": "vllm", "max_model_len": 4000}
+    listing = says(http(200, json.dumps({"object": "list", "data": [entry]}).encode()))
+    here, refuse = asyncio.Event(), asyncio.Event()
+
+    async def thinks(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        here.set()
+        await refuse.wait()
+        await status(400, "too long")(request, writer)
+
+    async with FakeReplica(listing=listing, script=[reports("trick")]) as replica, running(replica) as run:
+        await warm(run)
+        known = held(run, replica)
+        replica.script = (thinks,)
+        replica.requests.clear()
+        request = asyncio.create_task(run.post(body("long-", 12_000) | {"stream": stream}))
+        await here.wait()
+        scale = run.gateway.router.units_per_token("m")
+        assert known < held(run, replica) <= known + 4000 * scale / run.gateway.config.routing.block_bytes
+        refuse.set()
+        assert (await request)[0] == 400
+        assert held(run, replica) == known
+
+
+async def test_a_long_sweep_lets_requests_go_first() -> None:
+    async with FakeReplica() as replica, running(replica) as run:
+        trie = run.gateway.router.trie
+        for number in range(60_000):
+            trie.insert(replica.name, number.to_bytes(8, "big"), run.gateway.clock())
+        run.gateway.router.restarted(replica.name)
+        assert trie.held_by(replica.name) == 0 < trie.size_bytes
+        full = trie.size_bytes
+        await eventually(lambda: trie.size_bytes < full)
+        assert (await run.post())[0] == 200
+        assert trie.size_bytes > full // 10, "the sweep is not at its end"
+        await eventually(lambda: trie.size_bytes < 10_000)
+        run.gateway.router.check()

@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway.config.source import load
+from gateway.errors import ReplicaFailure
+from gateway.server.endpoints import side_runner
+from gateway.upstream.client import Call
+from gateway.upstream.resolver import Resolver
+from tests.gateway.conftest import BODY, Running, eventually, running, started
+from tests.gateway.upstream.test_resolver import NameServer
+from tests.support.fakes import FakeReplica, FakeRequest, answers, models, streams
+
+FOREIGN = {"X-Forwarded-For": "203.0.113.5"}  # came through a proxy: not a local client, wherever the proxy runs
+
+
+async def test_a_dry_run_tells_every_candidate_and_books_nothing() -> None:
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two) as run:
+        warm = (await run.post())[1]["X-Warmroute-Replica"]
+        before = repr(run.gateway.router)
+        code, _, told = await run.post(path="/warmroute/route")
+        assert (code, told["replica"], told["reason"], told["policy"]) == (200, warm, "warm", "cost")
+        assert {candidate["replica"] for candidate in told["candidates"]} == {one.name, two.name}
+        best, other = told["candidates"]
+        assert best["matched_tokens"] > 0 == other["matched_tokens"]
+        assert best["cost"]["total_s"] < other["cost"]["total_s"]
+        assert sum(value for name, value in other["cost"].items() if name != "total_s") == pytest.approx(
+            other["cost"]["total_s"]
+        )
+        assert repr(run.gateway.router) == before
+        assert (await run.post({"model": "m", "prompt": "x"}, path="/warmroute/route"))[2]["reason"] == "blind"
+        assert (await run.post({"model": "nope", "prompt": "x"}, path="/warmroute/route"))[0] == 404
+
+
+async def test_the_replica_list_tells_state_and_load() -> None:
+    async with FakeReplica() as one, running(one, "http://127.0.0.1:9") as run:
+        await run.post()
+        rows = json.loads((await run.get("/warmroute/replicas"))[2])["replicas"]
+        assert [(row["name"], row["up"]) for row in rows] == [(one.name, True), ("127.0.0.1:9", False)]
+        assert rows[0]["models"] == ["m"]
+        assert rows[0]["held_blocks"] > 0 == rows[0]["inflight"]
+        assert rows[0]["held_tokens"] == 64 * rows[0]["held_blocks"], "256 bytes each, no engine has counted them yet"
+        assert rows[0]["learned_capacity_tokens"] is None
+        assert "connect" in rows[1]["error"].lower()
+
+
+# Every operator endpoint, with a body that it would take.
+ENDPOINTS: list[tuple[str, str, dict[str, Any]]] = [
+    ("GET", "/warmroute/replicas", {}),
+    ("POST", "/warmroute/replicas", {"url": "http://127.0.0.1:9"}),
+    ("POST", "/warmroute/drain", {"name": "x"}),
+    ("POST", "/warmroute/undrain", {"name": "x"}),
+    ("POST", "/warmroute/route", BODY),
+]
+
+
+async def asked(run: Running, base: str, method: str, path: str, body: Any, headers: Any = None) -> tuple[int, str]:
+    """(status, error code)."""
+    async with run.session.request(method, base + path, json=body, headers=headers) as answer:
+        told = await answer.json()
+        return answer.status, told.get("error", {}).get("code", "")
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ENDPOINTS)
+async def test_without_a_key_nothing_is_on_the_clients_port(method: str, path: str, body: Any) -> None:
+    """A proxy in front of it may look like a client on this machine."""
+    async with FakeReplica() as one, running(one) as run:
+        assert await asked(run, run.url, method, path, body) == (403, "forbidden")
+        assert (await asked(run, run.admin_url, method, path, body))[0] in (200, 201, 404)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ENDPOINTS)
+async def test_with_a_key_everybody_is_asked_for_it_on_both_listeners(method: str, path: str, body: Any) -> None:
+    async with FakeReplica() as one, running(one, admin_key="k-1") as run:
+        for base in (run.url, run.admin_url):
+            for wrong in ({}, {"Authorization": "Bearer k-2"}, {"Authorization": "Bearer é"}, {"Authorization": "k-1"}):
+                assert await asked(run, base, method, path, body, wrong) == (401, "invalid_admin_key")
+            for right in ({"Authorization": "Bearer k-1"}, {"authorization": "bearer k-1"}, {"X-Warmroute-Admin-Key": "k-1"}):
+                answered, _ = await asked(run, base, method, path, body, {**FOREIGN, **right})
+                assert answered in (200, 201, 404, 409)
+
+
+async def test_a_replica_whose_operator_leaves_while_it_is_asked_leaves_nothing_behind() -> None:
+    asked, never = asyncio.Event(), asyncio.Event()
+
+    async def silent(_request: FakeRequest, _writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await never.wait()
+
+    async with FakeReplica() as one, FakeReplica(listing=silent) as other, running(one) as run:
+        adding = asyncio.create_task(run.post({"url": other.url}, path="/warmroute/replicas"))
+        await asked.wait()
+        adding.cancel()
+        await eventually(
+            lambda: other.url not in run.gateway.upstream._upstreams | dict.fromkeys(run.gateway.upstream._guarded)
+        )
+        never.set()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Via": "1.1 proxy"},
+        {"X-Forwarded-Proto": "https"},
+        {"Host": "evil.example"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ],
+)
+async def test_proxies_and_web_pages_are_kept_out_of_the_admin_listener(headers: dict[str, str]) -> None:
+    async with FakeReplica() as one, running(one) as run:
+        for path in ("/warmroute/replicas", "/metrics"):
+            assert (await asked(run, run.admin_url, "GET", path, None, headers))[0] == 403
+        assert (await run.get("/warmroute/replicas", headers={"Host": "localhost:1"}))[0] == 200
+        assert (await run.post(BODY, headers=headers))[0] == 200, "the API is open to them"
+
+
+async def test_the_admin_listener_has_the_pages_of_state_and_not_the_api() -> None:
+    async with FakeReplica() as one, running(one) as run:
+        for path in ("/health", "/ready", "/metrics"):
+            assert (await asked_for_text(run, path))[0] == 200
+        assert one.name in (await asked_for_text(run, "/metrics"))[1]
+        assert await asked(run, run.admin_url, "POST", "/v1/chat/completions", BODY) == (404, "not_found")
+        assert await asked(run, run.admin_url, "GET", "/v1/models", None) == (404, "not_found")
+        assert "admin listener (admin_listen) serves /warmroute/..., /m" in (await asked_for_text(run, "/v1/models"))[1]
+        assert not one.requests
+
+
+async def test_the_listener_for_prometheus_says_what_it_serves() -> None:
+    async with FakeReplica() as one, running(one) as run:
+        runner = side_runner(run.gateway.served, "metrics")
+        await runner.setup()
+        try:
+            url = await started(runner)
+            async with run.session.get(f"{url}/warmroute/replicas") as answer:
+                error = (await answer.json())["error"]
+            assert (answer.status, error["code"]) == (404, "not_found")
+            assert "metrics listener (metrics_listen) serves /metrics, /health and /ready" in error["message"]
+            async with run.session.get(f"{url}/metrics") as answer:
+                assert answer.status == 200
+        finally:
+            await runner.cleanup()
+
+
+async def test_metrics_on_the_admin_listener_ask_for_the_key_as_operator_endpoints_do() -> None:
+    async with FakeReplica() as one, running(one, admin_key="k-1") as run:
+        for headers in ({}, {"Authorization": "Bearer k-2"}, {"X-Warmroute-Admin-Key": "k-2"}):
+            async with run.session.get(f"{run.admin_url}/metrics", headers=headers) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (401, "invalid_admin_key")
+        async with run.session.get(f"{run.admin_url}/metrics", headers={"Authorization": "Bearer k-1"}) as answer:
+            assert answer.status == 200
+        assert (await run.get("/metrics"))[0] == 401, "on the clients' port"
+    async with FakeReplica() as one, running(one) as run:
+        async with run.session.get(f"{run.admin_url}/metrics", headers={"X-Forwarded-For": "203.0.113.5"}) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, "direct clients on this machine" in error["message"]) == (403, True)
+
+
+async def test_a_model_whose_replicas_all_drain_is_not_called_down() -> None:
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two) as run:
+        for replica in (one, two):
+            assert (await run.post({"name": replica.name}, "/warmroute/drain"))[0] == 200
+        code, _, body = await run.post()
+        assert (code, body["error"]["code"]) == (503, "no_replica_available")
+        assert "takes new requests: those that are up are draining" in body["error"]["message"]
+        assert f"{one.name} (draining)" in body["error"]["message"]
+        _, _, body = await run.post(headers={"X-Forwarded-For": "203.0.113.5"})
+        assert "draining. Retry." in body["error"]["message"]
+        assert one.name not in body["error"]["message"]
+
+
+async def asked_for_text(run: Running, path: str) -> tuple[int, str]:
+    async with run.session.get(run.admin_url + path) as answer:
+        return answer.status, await answer.text()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254",
+        "http://[fe80::1]:8000",
+        "http://[::ffff:169.254.169.254]",
+        "http://0xa9fea9fe",
+        "http://[fd00:ec2::254]",
+        "http://[fd00:ec2::254%251]",
+        "http://[fd00:ec2::254%1]",
+        "http://[64:ff9b:1::a9fe:a9fe]",
+        "http://metadata.google.internal/computeMetadata",
+    ],
+)
+async def test_a_replica_at_a_metadata_service_is_not_added(url: str) -> None:
+    async with FakeReplica() as one, running(one) as run:
+        code, _, error = await run.post({"url": url}, path="/warmroute/replicas")
+        assert (code, error["error"]["code"]) == (403, "forbidden_url")
+        assert "allow_link_local" in error["error"]["message"]
+        assert list(await listed(run)) == [one.name]
+
+
+async def test_an_added_name_does_not_lead_to_a_metadata_service() -> None:
+    """Whatever it resolved to when it was added; a replica in the configuration may be anywhere."""
+    names = NameServer({"rebound.test": ["169.254.169.254"], "mixed.test": ["169.254.169.254", "127.0.0.1"]})
+    async with FakeReplica() as one, running(one, resolver=Resolver(names.look_up)) as run:
+        for host, up in (("rebound.test", False), ("mixed.test", True)):
+            added = await run.post({"url": f"http://{host}:{one.port}"}, path="/warmroute/replicas")
+            assert (added[0], added[2]["replica"]["up"]) == (201, up)
+            assert up or "169.254.169.254 is link-local" in added[2]["replica"]["error"]
+        with pytest.raises(ReplicaFailure, match="is link-local"):
+            await run.gateway.upstream.open(f"http://rebound.test:{one.port}", Call("GET", "/", b"", b""), 0.1)
+        pools = [{"replicas": [one.url, f"http://rebound.test:{one.port}"]}]
+        configured = load(None, {"listen": "127.0.0.1:0", "pools": pools}, env={})
+        await run.gateway.reload.take(configured)
+        with pytest.raises(ReplicaFailure) as caught:
+            await run.gateway.upstream.open(f"http://rebound.test:{one.port}", Call("GET", "/", b"", b""), 0.1)
+        assert "is link-local" not in caught.value.message
+
+
+async def test_a_link_local_replica_may_be_allowed() -> None:
+    short = {"connect_s": 0.01}
+    async with FakeReplica() as one, running(one, allow_link_local=True, timeouts=short, health={"timeout_s": 0.1}) as run:
+        assert (await run.post({"url": "http://169.254.169.254"}, path="/warmroute/replicas"))[0] == 201
+
+
+@pytest.mark.parametrize("header", ["X-Session-Id", "X-Correlation-Id"])
+async def test_sticky_follows_the_session_that_the_client_names(header: str) -> None:
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two, routing={"policy": "sticky"}) as run:
+        homes = set()
+        for session in range(20):
+            taken = {(await run.post(headers={header: f"s{session}"}))[1]["X-Warmroute-Replica"] for _ in range(3)}
+            dry = await run.post(path="/warmroute/route", headers={header: f"s{session}"})
+            assert taken == {dry[2]["replica"]}
+            homes |= taken
+        assert homes == {one.name, two.name}, "the prompt is the same: only the header tells the sessions apart"
+
+
+async def listed(run: Running) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads((await run.get("/warmroute/replicas"))[2])["replicas"]}
+
+
+async def test_a_replica_that_drains_gets_nothing_new_and_finishes_what_it_has() -> None:
+    go_on = asyncio.Event()
+    one, two = FakeReplica([streams("a", "b", hold=go_on), answers()]), FakeReplica()
+    async with one, two, running(one) as run:
+        parts = aiter(await run.client.chat.completions.create(**BODY, stream=True))
+        await anext(parts)
+        assert (await run.post({"url": two.url}, path="/warmroute/replicas"))[0] == 201
+        code, _, told = await run.post({"name": one.name}, path="/warmroute/drain")
+        assert (code, told) == (200, {"name": one.name, "draining": True, "inflight": 1})
+        for _ in range(4):
+            assert (await run.post())[1]["X-Warmroute-Replica"] == two.name, "though the other one has the prefix"
+        row = (await listed(run))[one.name]
+        assert (row["draining"], row["up"], row["inflight"]) == (True, True, 1)
+        assert (await run.get("/ready"))[0] == 200
+        go_on.set()
+        assert [part.choices[0].delta.content async for part in parts] == ["b"]
+        assert (await listed(run))[one.name]["inflight"] == 0
+        assert len(one.requests) == 1
+        await run.post({"name": two.name}, path="/warmroute/drain")
+        assert (await run.get("/ready"))[0] == 503
+        code, _, error = await run.post()
+        assert (code, error["error"]["code"]) == (503, "no_replica_available")
+        assert f"{one.name} (draining), {two.name} (draining)" in error["error"]["message"]
+        assert json.loads((await run.get("/v1/models"))[2])["data"] == []
+        assert (await run.post({"name": one.name}, path="/warmroute/undrain"))[2]["draining"] is False
+        assert (await run.post())[1]["X-Warmroute-Replica"] == one.name
+
+
+async def test_a_replica_that_drains_is_probed_and_drains_on_after_a_reload() -> None:
+    raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 0.01}}
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two, **raw) as run:
+        await run.post({"name": one.name}, path="/warmroute/drain")
+        one.listing = models("m", "new")
+        state = run.gateway.fleet.named(one.name)
+        assert state
+        await eventually(lambda: "new" in state.models)
+        await run.gateway.reload.take(load(None, {**raw, "pools": [{"replicas": [one.url]}]}, env={}))
+        assert (await listed(run))[one.name]["draining"] is True
+        assert not run.gateway.fleet.pools[0].ready
+
+
+async def test_a_replica_is_added_until_the_configuration_changes() -> None:
+    async with FakeReplica() as one, FakeReplica(listing=models("new")) as two, running(one) as run:
+        before = run.gateway.config
+        body = {"url": f"{two.url}/v1", "name": "r2", "capacity_tokens": 5000}
+        code, _, told = await run.post(body, path="/warmroute/replicas")
+        assert code == 201
+        assert "until" in told
+        row = told["replica"]
+        assert (row["name"], row["url"], row["pool"], row["up"]) == ("r2", two.url, "default", True)
+        assert row["capacity_tokens"] == 5000
+        assert (await run.post({**BODY, "model": "new"}))[1]["X-Warmroute-Replica"] == "r2"
+        await run.gateway.reload.take(before)
+        assert (await run.post({**BODY, "model": "new"}))[0] == 404
+        await eventually(lambda: set(run.gateway.router.replicas) == {one.name})
+
+
+async def test_what_cannot_be_added_or_drained_is_said() -> None:
+    async with FakeReplica() as one, running(one) as run:
+        for body, status, code, text in [
+            ({}, 400, "invalid_request", "url: missing"),
+            ({"url": "ftp://x"}, 400, "invalid_request", "is not a base URL"),
+            ({"url": "http://x", "nmae": "y"}, 400, "invalid_request", "did you mean 'name'"),
+            ({"url": "http://x", "zzz": 1}, 400, "invalid_request", "known keys: url, name, capacity_tokens, pool"),
+            ({"url": "http://x", "pol": 0}, 400, "invalid_request", "did you mean 'pool'"),
+            ({"url": "http://x", "pool": 1}, 400, "invalid_request", "is needed: the name of a pool, which is one of default"),
+            ({"url": "http://x", "pool": True}, 400, "invalid_request", "'pool' is needed"),
+            ({"url": one.url}, 409, "replica_exists", one.name),
+            (b"[]", 400, "invalid_request", "a JSON object"),
+            (b"{", 400, "invalid_json", "not valid JSON"),
+        ]:
+            answered, _, error = await run.post(body, path="/warmroute/replicas")
+            assert (answered, error["error"]["code"]) == (status, code), body
+            assert text in error["error"]["message"]
+        assert (await run.post({"name": "nobody"}, path="/warmroute/drain"))[0] == 404
+        assert (await run.post({}, path="/warmroute/undrain"))[0] == 400
+        assert list(await listed(run)) == [one.name]
+
+
+@pytest.mark.parametrize("path", ["/warmroute/drain", "/warmroute/undrain", "/warmroute/replicas"])
+async def test_pages_and_strangers_change_nothing(path: str) -> None:
+    async with FakeReplica() as one, running(one) as run:
+        for headers in (FOREIGN, {"Origin": "https://evil.example"}, {"Origin": "null"}):
+            assert (await run.post({"name": one.name, "url": "http://x"}, path=path, headers=headers))[0] == 403
+        assert (await run.post({"name": one.name}, path="/warmroute/drain", headers={"Origin": run.admin_url}))[0] == 200

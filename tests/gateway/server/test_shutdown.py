@@ -1,0 +1,184 @@
+"""Going down: what runs may finish, what does not is told so, and it takes no longer than it should."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import aiohttp
+import openai
+import pytest
+
+from gateway.app import compose, serve
+from gateway.config.source import load
+from gateway.server.shutdown import last_in
+from tests.gateway.conftest import BODY, LOGGED, eventually
+from tests.support.fakes import FakeReplica, answers, hangs, streams
+
+RAW = json.dumps(BODY).encode()
+RAW = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (len(RAW), RAW)
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
+NETLINK_SOCK_DIAG = 4
+
+
+@dataclass(slots=True)
+class Serving:
+    url: str
+    client: openai.AsyncOpenAI
+    stop: asyncio.Event
+    hurry: asyncio.Event
+    over: asyncio.Task[None]
+
+    async def refuses(self) -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", int(self.url.rpartition(":")[2]))
+        except ConnectionError:
+            return True
+        writer.close()
+        return False
+
+
+@contextlib.asynccontextmanager
+async def serving(replica: FakeReplica, drain_timeout_s: float) -> AsyncIterator[Serving]:
+    """The gateway as the command runs it."""
+    raw = {"listen": "127.0.0.1:0", "pools": [{"replicas": [replica.url]}], "limits": {"drain_timeout_s": drain_timeout_s}}
+    stop, hurry, started = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future()
+    over = asyncio.create_task(serve(compose(load(None, raw, env={}), LOGGED), stop, hurry, started.set_result))
+    url = await started
+    try:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
+            yield Serving(url, client, stop, hurry, over)
+    finally:
+        stop.set()
+        hurry.set()
+        await over
+        for _ in range(5):
+            await asyncio.sleep(0)  # connections that were closed end in the loop's next rounds
+
+
+async def test_a_running_stream_finishes_and_nothing_new_is_accepted() -> None:
+    go_on = asyncio.Event()
+    async with FakeReplica([streams("a", "b", hold=go_on)]) as replica, serving(replica, 60) as gateway, asyncio.timeout(40):
+        parts = aiter(await gateway.client.chat.completions.create(**BODY, stream=True))
+        assert (await anext(parts)).choices[0].delta.content == "a"
+        gateway.stop.set()
+        while not await gateway.refuses():  # noqa: ASYNC110  (a listening socket has no event)
+            await asyncio.sleep(0.002)
+        assert not gateway.over.done()
+        go_on.set()
+        assert [part.choices[0].delta.content async for part in parts] == ["b"]
+        await gateway.over
+
+
+@pytest.mark.parametrize("by", ["time", "a second signal"])
+async def test_what_does_not_finish_is_ended_with_a_word(by: str) -> None:
+    never = asyncio.Event()
+    replica = FakeReplica([streams("a", "b", hold=never), hangs(never)])
+    limit = 0.2 if by == "time" else 600
+    async with replica, serving(replica, limit) as gateway, aiohttp.ClientSession() as session, asyncio.timeout(40):
+        parts = aiter(await gateway.client.chat.completions.create(**BODY, stream=True))
+        assert (await anext(parts)).choices[0].delta.content == "a"
+        waiting = asyncio.create_task(session.post(f"{gateway.url}/v1/chat/completions", json=BODY))
+        await eventually(lambda: len(replica.requests) == 2)
+        gateway.stop.set()
+        if by != "time":
+            gateway.hurry.set()
+        with pytest.raises(openai.APIError, match="shutting down"):
+            await anext(parts)
+        answer = await waiting
+        assert (answer.status, (await answer.json())["error"]["code"]) == (503, "shutting_down")
+        assert answer.headers["Connection"] == "close"
+        await gateway.over
+
+
+async def test_whoever_the_kernel_has_let_in_is_answered() -> None:
+    """Forty connections are made, and asked, before the gateway's loop has its turn; then it is to stop."""
+    async with FakeReplica() as replica, serving(replica, 60) as gateway, asyncio.timeout(40):
+        address = ("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(socket.create_connection(address)) for _ in range(40)]
+            for client in clients:
+                client.sendall(RAW)
+            gateway.stop.set()
+            await gateway.over
+            for client in clients:
+                answer = client.recv(10_000)
+                assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+                assert b"Connection: close" in answer
+    assert len(replica.requests) == 40
+
+
+def can_diagnose() -> bool:
+    """Whether a process may ask this kernel for the connections of its sockets. (Some sandboxes forbid it.)"""
+    try:
+        socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG).close()
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+needs_diagnosis = pytest.mark.skipif(not can_diagnose(), reason="no sock_diag")
+
+
+def half_connected(address: tuple[str, int]) -> socket.socket:
+    """A client that misses the kernel's answer to its first packet, until SO_DETACH_FILTER; it is told again after a second."""
+    client = socket.socket()
+    client.setblocking(False)
+    nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # a BPF program: drop
+    client.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(nothing)))
+    assert client.connect_ex(address) == errno.EINPROGRESS
+    return client
+
+
+@needs_diagnosis
+async def test_whose_connection_is_being_made_when_it_stops_is_answered() -> None:
+    async with FakeReplica() as replica, serving(replica, 60) as gateway, asyncio.timeout(40):
+        with half_connected(("127.0.0.1", int(gateway.url.rpartition(":")[2]))) as client:
+            gateway.stop.set()
+            client.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+            await asyncio.get_running_loop().sock_sendall(client, RAW)  # once it is connected
+            assert (await asyncio.get_running_loop().sock_recv(client, 10_000)).startswith(b"HTTP/1.1 200 OK\r\n")
+            await gateway.over
+
+
+@needs_diagnosis
+async def test_a_connection_that_is_never_made_does_not_keep_it() -> None:
+    async with FakeReplica() as replica, serving(replica, 60) as gateway, asyncio.timeout(40):
+        with half_connected(("127.0.0.1", int(gateway.url.rpartition(":")[2]))):
+            gateway.stop.set()
+            await gateway.over
+
+
+@needs_diagnosis
+async def test_who_is_in_a_hurry_does_not_wait_for_a_connection_that_is_never_made() -> None:
+    hurry = asyncio.Event()
+    hurry.set()
+    with socket.create_server(("127.0.0.1", 0)) as listener, half_connected(listener.getsockname()):
+        async with asyncio.timeout(40):
+            await last_in([listener], hurry, handshake_s=600)
+
+
+async def test_who_has_not_been_told_may_ask_once_more() -> None:
+    go_on = asyncio.Event()
+    replica = FakeReplica([streams("a", "b", hold=go_on), answers()])
+    async with replica, serving(replica, 60) as gateway, aiohttp.ClientSession() as session, asyncio.timeout(40):
+        url = f"{gateway.url}/v1/chat/completions"
+        async with session.post(url, json={**BODY, "stream": True}) as first:
+            assert "Connection" not in first.headers
+            gateway.stop.set()
+            while not await gateway.refuses():  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            go_on.set()
+            await first.read()
+        for _ in range(50):
+            await asyncio.sleep(0)  # it is in no hurry
+        async with session.post(url, json=BODY) as second:
+            assert (second.status, second.headers["Connection"]) == (200, "close")
+        await gateway.over

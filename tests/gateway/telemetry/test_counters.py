@@ -1,0 +1,154 @@
+"""Our counters against prometheus_client's own: the same page, whatever is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import prometheus_client
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+
+from gateway.telemetry.counters import Counter, Gauge, Histogram, Page, least, most, total
+
+BOUNDS = (0.5, 1.0, 2.5)
+labels = st.sampled_from(["a", "b", 'quote"d', "back\\slash", "new\nline"])
+counted = st.lists(st.tuples(labels, st.integers(0, 9)))
+observed = st.lists(st.tuples(labels, st.sampled_from([0.0, 0.5, 0.53125, 1.0, 2.5, 3.0, 100.0])))
+
+
+def page_of(page: Page) -> bytes:
+    registry = CollectorRegistry()
+    registry.register(page)
+    return generate_latest(registry)
+
+
+def made_of(page: Page) -> tuple[Counter, Gauge, Histogram]:
+    counter = page.counter("x_things_total", "Things.", "kind")
+    gauge = page.gauge("x_level", "A level.", "kind")
+    return counter, gauge, page.histogram("x_seconds", "Seconds.", "kind", bounds=BOUNDS)
+
+
+def ours(counts: list[tuple[str, int]], seen: list[tuple[str, float]]) -> Page:
+    page = Page()
+    counter, gauge, histogram = made_of(page)
+    for kind, amount in counts:
+        counter.add((kind,), amount)
+        gauge.set((kind,), amount)
+    for kind, value in seen:
+        histogram.observe((kind,), value)
+    return page
+
+
+@given(counted, observed)
+def test_the_page_is_prometheus_clients_own(counts: list[tuple[str, int]], seen: list[tuple[str, float]]) -> None:
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    counter = prometheus_client.Counter("x_things_total", "Things.", ["kind"], registry=registry)
+    gauge = prometheus_client.Gauge("x_level", "A level.", ["kind"], registry=registry)
+    histogram = prometheus_client.Histogram("x_seconds", "Seconds.", ["kind"], buckets=BOUNDS, registry=registry)
+    for kind, amount in counts:
+        counter.labels(kind).inc(amount)
+        gauge.labels(kind).set(amount)
+    for kind, value in seen:
+        histogram.labels(kind).observe(value)
+    assert page_of(ours(counts, seen)) == generate_latest(registry)
+
+
+def test_what_has_no_labels_is_there_from_the_beginning() -> None:
+    page = Page()
+    page.counter("x_total", "X.")
+    page.histogram("y_seconds", "Y.", bounds=BOUNDS)
+    text = page_of(page).decode()
+    assert "x_total 0.0" in text
+    assert 'y_seconds_bucket{le="+Inf"} 0.0' in text
+
+
+def test_a_counter_can_show_what_is_counted_elsewhere() -> None:
+    page = Page()
+    counter = page.counter("x_total", "X.", "kind")
+    counter.set(("a",), 3)
+    counter.set(("a",), 5)
+    before = counter.values
+    counter.add(("a",), 0.5)
+    assert (before, counter.values) == ({("a",): 5.0}, {("a",): 5.5})
+    assert b'x_total{kind="a"} 5.5' in page_of(page)
+
+
+def test_a_gauge_without_a_value_has_no_series() -> None:
+    page = Page()
+    gauge = page.gauge("x", "X.", "kind")
+    gauge.set(("a",), 1)
+    gauge.set(("a",), None)
+    gauge.set(("b",), None)
+    assert b"x{" not in page_of(page)
+
+
+story = st.tuples(counted, observed)
+
+
+@given(st.lists(story, min_size=1, max_size=4))
+def test_what_several_processes_count_is_what_one_would_have(stories: list[tuple[list[tuple[str, int]], Any]]) -> None:
+    whole = Page()
+    made_of(whole)
+    for counts, seen in stories:
+        whole.merge(ours(counts, seen).snapshot())
+    every_count = [count for counts, _ in stories for count in counts]
+    one = ours(every_count, [observation for _, seen in stories for observation in seen])
+    for tally in one.tallies:
+        if isinstance(tally, Gauge):
+            tally.values.clear()
+    for counts, _ in stories:
+        for kind, level in dict(counts).items():  # the last one that each process set
+            levels = next(tally for tally in one.tallies if isinstance(tally, Gauge)).values
+            levels[kind,] = max(level, levels.get((kind,), 0))
+    assert page_of(whole) == page_of(one)
+
+
+def test_numbers_of_several_processes_come_to_what_was_said() -> None:
+    def page(value: float) -> Page:
+        made = Page()
+        made.gauge("x_sum", "Sum.", across=total).set((), value)
+        made.gauge("x_most", "Most.", across=most).set((), value)
+        made.gauge("x_least", "Least.", across=least).set((), value)
+        made.counter("x_most_total", "Most.", across=most).add((), value)
+        made.counter("x_total", "Sum.").add((), value)
+        return made
+
+    whole = page(2.0)
+    seen = page(3.0).snapshot()
+    whole.merge(seen)
+    assert [tally.values[()] for tally in whole.tallies] == [5.0, 3.0, 2.0, 3.0, 5.0]
+    whole.merge(seen, ended=True)
+    assert [tally.values[()] for tally in whole.tallies] == [5.0, 3.0, 2.0, 3.0, 8.0], "what has ended has no levels"
+    whole.merge({})
+    assert page(3.0).snapshot() == seen
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("xyz"), st.integers(1, 9))), st.integers(0, 6))
+def test_beyond_the_bound_label_sets_are_folded_and_no_count_is_lost(counts: list[tuple[str, str, int]], bound: int) -> None:
+    page = Page()
+    counter = page.counter("x_total", "X.", "model", "kind")
+    histogram = page.histogram("y_seconds", "Y.", "model", "kind", bounds=BOUNDS)
+    page.hold(bound)
+    for model, kind, amount in counts:
+        counter.add((model, kind), amount)
+        histogram.observe((model, kind), amount)
+    for tally in (counter, histogram):
+        assert len(tally.values) <= bound + 3, "of the folded ones there is one for each kind"
+        assert all(model == "other" for model, _ in list(tally.values)[bound:])
+    for kind in "xyz":
+        wanted = sum(amount for _, other, amount in counts if other == kind)
+        assert sum(value for (_, other), value in counter.values.items() if other == kind) == wanted
+        assert sum(row[-1] for (_, other), row in histogram.values.items() if other == kind) == wanted
+
+
+def test_what_is_taken_in_is_folded_too() -> None:
+    page, other = Page(), Page()
+    made, told = [each.counter("x_total", "X.", "tenant") for each in (page, other)]
+    page.hold(2)
+    for tenant in "abcd":
+        told.add((tenant,), 1)
+    for _ in range(2):
+        page.merge(other.snapshot())
+    assert made.values == {("a",): 2, ("b",): 2, ("other",): 4}

@@ -1,0 +1,171 @@
+"""What others will add, each as a toy: registered by one argument, with no other line of the product changed. And a request
+that is served without any socket.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import ClassVar
+
+import orjson
+import pytest
+
+from gateway.app import Gateway, Surroundings, compose
+from gateway.config.source import load
+from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.dialect import Dialect, StreamReader
+from gateway.dialects.table import DIALECTS, Dialects
+from gateway.dialects.usage import Usage
+from gateway.errors import GatewayError, bad_request
+from gateway.request.record import SettledRequest
+from tests.gateway.conftest import LOGGED
+from tests.support.in_memory import Answer, BytesReply, BytesRequest, MemoryDials, framed, replica
+
+CHAT = "/v1/chat/completions"
+
+
+def chat(**more: object) -> bytes:
+    return orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hello " * 100}], **more})
+
+
+def completion(_request: bytes) -> bytes:
+    usage = {"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 64}}
+    return framed(orjson.dumps({"choices": [{"message": {"content": "hi"}}], "usage": usage}))
+
+
+def stream(_request: bytes) -> bytes:
+    events = [{"choices": [{"index": 0, "delta": {"content": text}}]} for text in "abc"]
+    data = b"".join(b"data: %b\n\n" % orjson.dumps(each) for each in events)
+    usage = orjson.dumps({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}})
+    return framed(data + b"data: %b\n\ndata: [DONE]\n\n" % usage, "text/event-stream")
+
+
+@asynccontextmanager
+async def composed(answer: Answer, around: Surroundings | None = None) -> AsyncIterator[Gateway]:
+    """A gateway whose replica is a function, without a server in front of it."""
+    config = load(None, {"pools": [{"replicas": ["http://replica.memory:1"]}]}, env={})
+    around = around or Surroundings()
+    gateway = compose(
+        config,
+        LOGGED,
+        Surroundings(dials=lambda address: MemoryDials(address, answer), dialects=around.dialects, observers=around.observers),
+    )
+    async with gateway.served.background():
+        yield gateway
+    assert gateway.router.ledger.open_leases == 0
+    gateway.router.check()
+
+
+# -- a request without a socket
+
+
+async def test_a_request_runs_from_bytes_to_bytes() -> None:
+    async with composed(replica(completion)) as gateway:
+        request = BytesRequest(chat(), CHAT, X_Request_Id="mine")
+        reply = await gateway.lifecycle.serve(request)
+    assert isinstance(reply, BytesReply)
+    assert (reply.status, reply.whole) == (200, True)
+    assert b"X-Request-Id: mine\r\n" in reply.headers
+    assert orjson.loads(reply.body)["choices"][0]["message"]["content"] == "hi"
+
+
+async def test_a_stream_runs_from_bytes_to_bytes_without_the_usage_that_the_client_has_not_asked_for() -> None:
+    async with composed(replica(stream)) as gateway:
+        reply = await gateway.lifecycle.serve(BytesRequest(chat(stream=True), CHAT))
+    assert isinstance(reply, BytesReply)
+    assert (reply.status, reply.whole) == (200, True)
+    assert reply.body.count(b"data: ") == 4
+    assert b"usage" not in reply.body
+    assert reply.body.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "status", "code"),
+    [
+        (b"no json", CHAT, 400, "invalid_json"),
+        (chat().replace(b'"m"', b'"other"'), CHAT, 404, "model_not_found"),
+        (b"{}", "/v1/models", 405, "method_not_allowed"),
+    ],
+)
+async def test_its_errors_are_bytes_too(body: bytes, path: str, status: int, code: str) -> None:
+    async with composed(replica(completion)) as gateway:
+        reply = await gateway.lifecycle.serve(BytesRequest(body, path))
+    assert isinstance(reply, BytesReply)
+    assert (reply.status, orjson.loads(reply.body)["error"]["code"]) == (status, code)
+
+
+# -- a dialect
+
+
+class EchoReader(StreamReader):
+    """Its events end with "over"."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        self.done = self.done or b"over" in chunk
+        return chunk
+
+    def finish(self) -> bytes:
+        return b""
+
+
+class Echo(Dialect):
+    """`{"say": TEXT}`; the answer tells in `tokens` what it has cost."""
+
+    name: ClassVar[str] = "echo"
+
+    def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
+        try:
+            said = json.loads(raw)["say"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise bad_request("'say' is needed.", "say") from error
+        return ApiRequest("m", said.encode(), "", stream=False, metered=True, body=raw)
+
+    def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
+        return EchoReader()
+
+    def usage_of(self, body: bytes) -> Usage | None:
+        return Usage(json.loads(body)["tokens"], 1, 0)
+
+    def error_body(self, error: GatewayError) -> bytes:
+        return orjson.dumps({"oops": error.message})
+
+    def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
+        return b"oops\n\n"
+
+
+WITH_ECHO = Surroundings(dialects=Dialects({**DIALECTS, "/v1/echo": Echo()}))
+
+
+async def test_a_dialect_is_routed_metered_and_has_its_own_errors() -> None:
+    settled: list[SettledRequest] = []
+    around = Surroundings(dialects=WITH_ECHO.dialects, observers=[settled.append])
+    async with composed(replica(lambda _request: framed(b'{"echo":"hi","tokens":7}')), around) as gateway:
+        answers = [await gateway.lifecycle.serve(BytesRequest(b'{"say":"%b"}' % (b"x" * 2000), "/v1/echo")) for _ in range(2)]
+        refused = await gateway.lifecycle.serve(BytesRequest(b"{}", "/v1/echo"))
+        tokens = gateway.metrics.prompt_tokens.values
+    assert [bytes(reply.body) for reply in answers if isinstance(reply, BytesReply)] == [b'{"echo":"hi","tokens":7}'] * 2
+    assert isinstance(refused, BytesReply)
+    assert (refused.status, bytes(refused.body)) == (400, b'{"oops":"\'say\' is needed."}')
+    assert [request.usage for request in settled] == [Usage(7, 1, 0)] * 2 + [None]
+    assert settled[1].predicted_cached_tokens > settled[0].predicted_cached_tokens == 0, "the second goes to the first's cache"
+    assert tokens["m", "replica.memory:1", "miss"] == 14
+
+
+# -- an observer
+
+
+async def test_an_observer_gets_each_settled_request_and_its_bug_costs_nobody_else() -> None:
+    settled: list[SettledRequest] = []
+
+    def broken(_request: SettledRequest) -> None:
+        raise ValueError("a bug")
+
+    async with composed(replica(completion), Surroundings(observers=[broken, settled.append])) as gateway:
+        await gateway.lifecycle.serve(BytesRequest(chat(), CHAT, X_Tenant_Id="acme"))
+        await gateway.lifecycle.serve(BytesRequest(b"", CHAT))
+    first, second = settled
+    assert (first.status, first.ok, first.tenant, first.model, first.usage) == (200, True, "acme", "m", Usage(100, 3, 64))
+    assert (second.status, second.ok, second.replica) == (400, False, "")
+    assert first.ended >= first.begun

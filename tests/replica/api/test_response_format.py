@@ -1,0 +1,53 @@
+"""Each way to ask for a shape, and each mistake."""
+
+from typing import Any
+
+import pytest
+
+from replica.api.response_format import AnswerFields, grammar_of
+from replica.api.validation import ApiError, checked
+from replica.engine import Grammar
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TEXT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
+
+
+@pytest.mark.parametrize(
+    ("body", "grammar"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Grammar("json", '{"type":"object"}')),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, Grammar("json", TEXT)),
+        ({"guided_json": SCHEMA}, Grammar("json", TEXT)),
+        ({"guided_json": TEXT}, Grammar("json", TEXT)),
+        ({"guided_choice": ["a", "b"]}, Grammar("choice", '["a","b"]')),
+        ({"guided_regex": "[0-9]+"}, Grammar("regex", "[0-9]+")),
+        ({"structured_outputs": {"regex": "a"}}, Grammar("regex", "a")),
+    ],
+)
+def test_what_is_asked_for(body: dict[str, Any], grammar: Grammar | None) -> None:
+    assert grammar_of(checked(body, AnswerFields)) == grammar
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"response_format": "xml"}, "must be 'text', 'json_object' or 'json_schema'"),
+        ({"response_format": {"type": "xml"}}, "must be 'text', 'json_object' or 'json_schema'"),
+        ({"response_format": {"type": "json_schema"}}, "an object with a schema"),
+        ({"guided_json": "{"}, "guided_json is not valid JSON"),
+        ({"guided_json": [1]}, "must be a JSON schema"),
+        ({"guided_choice": []}, "a list of strings"),
+        ({"guided_choice": [""]}, "a list of strings"),
+        ({"guided_regex": 5}, "must be a string, not a number"),
+        ({"structured_outputs": {"grammar": "x"}}, "one of json, choice, regex"),
+        ({"structured_outputs": [1]}, "one of json, choice, regex"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "Only one format"),
+        ({"guided_regex": "a", "ignore_eos": True}, "leave out ignore_eos"),
+    ],
+)
+def test_mistakes(body: dict[str, Any], says: str) -> None:
+    with pytest.raises(ApiError, match=says) as caught:
+        grammar_of(checked(body, AnswerFields))
+    assert caught.value.status == 400

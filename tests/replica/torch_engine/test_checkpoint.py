@@ -1,0 +1,213 @@
+"""The cache on disk: a restart is warm and right, and whatever does not fit is refused as a whole."""
+
+import json
+import logging
+import os
+import stat
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replica.cache.prefix import BlockRun, Prefix, Scope
+from replica.engine import Request
+from replica.torch_engine.paged import BATCH
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+
+from replica.torch_engine import checkpoint
+from replica.torch_engine.checkpoint import CheckpointError, Contents, Saved, is_ours, read, write
+from tests.replica.cache.test_blocks import Follower
+from tests.replica.tiny import answer, recorded_scores, running, tiny_model
+from tests.replica.torch_engine.test_paged import prompt
+
+pytestmark = pytest.mark.model
+
+HEADER = {"format": checkpoint.FORMAT, "model": "m", "block_size": "2"}
+ROW = 6
+
+
+def saved(blocks: int = 4) -> Saved:
+    prefix = Prefix(range(2 * blocks), 2, Scope(salt="tenant"))
+    runs = [
+        BlockRun((key,), prefix.parent(at), prefix.tokens[2 * at : 2 * at + 2], prefix.scope)
+        for at, key in enumerate(prefix.keys)
+    ]
+    rows = torch.arange(blocks * ROW, dtype=torch.uint8).reshape(blocks, ROW)
+    return Saved([(run, 7.5) for run in reversed(runs)], rows)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    for blocks in (4, 0):
+        write(path, HEADER, saved(blocks))
+        again = read(path, HEADER, ROW)
+        assert again.blocks == saved(blocks).blocks
+        assert torch.equal(again.rows, saved(blocks).rows)
+        assert is_ours(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["cache"], "nothing is left beside it"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("whole") / "cache"
+    write(path, HEADER, saved())
+    return path.read_bytes()
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_damage_is_refused(whole: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    at = data.draw(st.integers(0, len(whole) - 1))
+    if data.draw(st.booleans()):
+        damaged = whole[:at]
+    else:
+        damaged = whole[:at] + bytes([whole[at] ^ (1 << data.draw(st.integers(0, 7)))]) + whole[at + 1 :]
+    path.write_bytes(damaged)
+    with pytest.raises(CheckpointError):
+        read(path, HEADER, ROW)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"model": "n"}, "its model is m, ours is n"),
+        ({"block_size": "4"}, "its block_size is 2, ours is 4"),
+        ({"format": "warmroute-kv-cache-2"}, "its format is warmroute-kv-cache-1, ours is warmroute-kv-cache-2"),
+        ({"dtype": "float32"}, "its dtype is missing, ours is float32"),
+    ],
+)
+def test_what_is_for_something_else_is_refused(tmp_path: Path, wrong: dict[str, str], says: str) -> None:
+    write(tmp_path / "cache", HEADER, saved())
+    with pytest.raises(CheckpointError, match=says):
+        read(tmp_path / "cache", HEADER | wrong, ROW)
+    with pytest.raises(CheckpointError, match="its rows are"):
+        read(tmp_path / "cache", HEADER, ROW + 1)
+
+
+def test_blocks_that_are_not_what_they_say_are_refused(tmp_path: Path) -> None:
+    """With a right checksum: made on purpose, or by a fault of ours."""
+    path, whole = tmp_path / "cache", saved()
+    run, keep_until = whole.blocks[0]
+    other = BlockRun(run.keys, run.parent, array("I", [90, 91]), run.scope)
+    write(path, HEADER, Saved([(other, keep_until), *whole.blocks[1:]], whole.rows))
+    with pytest.raises(CheckpointError, match="a block's key is not that of its tokens"):
+        read(path, HEADER, ROW)
+    write(path, HEADER, Saved(whole.blocks[:-1], whole.rows[:-1]))
+    with pytest.raises(CheckpointError, match="a block's parent is missing"):
+        read(path, HEADER, ROW)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, whole: bytes) -> None:
+    path = tmp_path / "cache"
+    path.write_bytes(whole)
+    broken = Saved([*saved().blocks, (BlockRun((b"short",), None, array("I", [1, 2]), Scope()), 0.0)], saved().rows)
+    with pytest.raises((RuntimeError, ValueError)):
+        write(path, HEADER, broken)
+    assert path.read_bytes() == whole
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write(tmp_path / "folder", HEADER, saved())
+    assert sorted(os.listdir(tmp_path)) == ["cache", "folder"], "nothing is left beside it"
+
+
+def test_contents_are_what_the_ledger_holds() -> None:
+    contents, prefix = Contents(), Prefix(range(6), 2)
+    contents.stored(BlockRun(tuple(prefix.keys), None, prefix.tokens, prefix.scope))
+    contents.removed(prefix.keys[2])
+    assert set(contents._known) == set(prefix.keys[:2])
+    contents.cleared()
+    assert not contents._known
+
+
+# -- with an engine around it
+
+
+async def test_a_restart_is_warm_and_its_answers_are_the_same(tmp_path: Path) -> None:
+    model, path, follower = tiny_model(tmp_path / "model"), tmp_path / "cache", Follower()
+    requests = [
+        Request(prompt(50 + seed, seed, 20), 3, ignore_eos=True, scope=Scope(salt="ab"[seed % 2])) for seed in range(12)
+    ]
+    async with running(model, cache_file=path) as engine:
+        scores = recorded_scores(engine)
+        first = [(await answer(engine, request))[0] for request in requests]
+        held = {idle.key for idle in engine._blocks.ledger.idle()}
+    assert len(held) > BATCH, "they are copied in several parts"
+    async with running(model, [follower], cache_file=path) as engine:
+        assert follower.held == held
+        again = recorded_scores(engine)
+        for at, request in enumerate(requests):
+            tokens, cached = await answer(engine, request)
+            assert (tokens, cached) == (first[at], (len(request.prompt) - 1) // 4 * 4)
+            assert (torch.stack(again[f"r{at}"]) - torch.stack(scores[f"r{at}"])).abs().max() < 1e-4
+        engine._blocks.ledger.check()
+
+
+async def test_into_a_smaller_cache_goes_what_was_used_last_and_wishes_go_with_it(tmp_path: Path) -> None:
+    model, path = tiny_model(tmp_path / "model"), tmp_path / "cache"
+    async with running(model, cache_file=path) as engine:
+        for seed in range(8):
+            await answer(engine, Request(prompt(40, seed), 1, keep_s=3600 if seed == 6 else 0))
+    async with running(model, cache_file=path, kv_tokens=120) as engine:
+        engine._blocks.ledger.check()
+        assert engine.cache_counts().idle == 30
+        for seed in (20, 21, 22):
+            await answer(engine, Request(prompt(40, seed), 1))
+        assert (await answer(engine, Request(prompt(40, 6), 1)))[1] == 36
+        assert (await answer(engine, Request(prompt(40, 7), 1)))[1] == 0
+
+
+async def test_what_does_not_fit_is_refused_with_a_line_and_replaced_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "cache"
+    one, two = tiny_model(tmp_path / "one", seed=1), tiny_model(tmp_path / "two", seed=2)
+    request = Request(prompt(50, 1), 1)
+    for folder, block_size, says in ((one, 4, None), (two, 4, "its model is "), (two, 8, "its block_size is 4, ours is 8")):
+        caplog.clear()
+        async with running(folder, cache_file=path, block_size=block_size) as engine:
+            assert engine.cache_counts().idle == 0
+            assert (await answer(engine, request))[1] == 0
+        told = [record for record in caplog.records if record.name == "replica.torch_engine.checkpoint"]
+        lines = [record.getMessage() for record in told if record.levelno == logging.WARNING]
+        assert len(lines) == (says is not None)
+        assert all("is not used, the cache starts empty" in line and str(says) in line for line in lines)
+    async with running(two, cache_file=path, block_size=8) as engine:
+        assert (await answer(engine, request))[1] == 48
+
+
+async def test_somebody_elses_file_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model(tmp_path / "model")
+    weights = model / "model.safetensors"
+    before = weights.read_bytes()
+    async with running(model, cache_file=weights) as engine:
+        await answer(engine, Request(prompt(50, 1), 1))
+    assert weights.read_bytes() == before
+    assert "its format is pt, ours is " in caplog.text
+    assert "is not a cache file of warmroute" in caplog.text
+
+
+async def test_an_engine_that_has_failed_saves_nothing(tmp_path: Path) -> None:
+    model, path = tiny_model(tmp_path / "model"), tmp_path / "cache"
+    async with running(model, cache_file=path) as engine:
+        await answer(engine, Request(prompt(50, 1), 1))
+        engine.router.manager.background_thread_status.record_fatal_error(MemoryError("no memory left"))
+        assert engine.failure() is not None
+    assert not path.exists()
+
+
+def test_a_header_without_sense_is_nobodys(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    for text in (b"", b"12345678", (2).to_bytes(8, "little") + b"[]", (4).to_bytes(8, "little") + b"null"):
+        path.write_bytes(text)
+        assert not is_ours(path)
+    about = json.dumps({"__metadata__": {"format": "warmroute-kv-cache-9"}}).encode()
+    path.write_bytes(len(about).to_bytes(8, "little") + about)
+    assert is_ours(path)

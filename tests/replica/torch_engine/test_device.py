@@ -1,0 +1,115 @@
+"""Which device, which attention, how much memory: what of it can be decided without a GPU."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replica.engine import SetupError
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
+from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
+from transformers.generation.continuous_batching.model_runner import ModelRunner
+
+from replica.torch_engine.device import (
+    CPU_KV_TOKENS,
+    batching_config,
+    default_kv_tokens,
+    device_named,
+    fastest_attention,
+    kv_tokens_that_fit,
+)
+from tests.replica.tiny import running, tiny_model
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def batching(page_size: int = 4) -> ContinuousBatchingConfig:
+    return batching_config(page_size, 0, batch_tokens=64, max_batch=4)
+
+
+def test_a_cpu_when_it_is_asked_for() -> None:
+    assert device_named("cpu") == torch.device("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu() -> None:
+    assert device_named("auto") == torch.device("cpu")
+    with pytest.raises(SetupError, match=r"--device cuda: torch .* finds no CUDA device"):
+        device_named("cuda")
+
+
+@pytest.mark.parametrize(
+    ("generation", "flash_2", "flash_3", "fastest"),
+    [
+        (9, True, True, "flash_attention_3"),
+        (9, True, False, "flash_attention_2"),
+        (8, True, True, "flash_attention_2"),
+        (10, False, True, "sdpa"),
+        (7, True, True, "sdpa"),
+        (9, False, False, "sdpa"),
+    ],
+)
+def test_the_fastest_attention(generation: int, flash_2: bool, flash_3: bool, fastest: str) -> None:
+    assert fastest_attention(generation, lambda: flash_2, lambda: flash_3) == fastest
+
+
+def test_what_the_gpu_cannot_run_is_not_fetched() -> None:
+    def fetched() -> bool:
+        raise AssertionError
+
+    assert fastest_attention(7, fetched, fetched) == "sdpa"
+    assert fastest_attention(8, lambda: True, fetched) == "flash_attention_2"
+
+
+def test_on_a_cpu_the_cache_has_a_fixed_size(model: Path) -> None:
+    assert default_kv_tokens(AutoModelForCausalLM.from_pretrained(model), batching()) == CPU_KV_TOKENS
+
+
+def test_the_cache_has_four_blocks_at_least(model: Path) -> None:
+    with pytest.raises(SetupError, match="32768 tokens of KV memory are not four blocks"):
+        default_kv_tokens(AutoModelForCausalLM.from_pretrained(model), batching(8193))
+
+
+async def test_without_a_size_the_engine_takes_the_devices(model: Path) -> None:
+    async with running(model, kv_tokens=0) as engine:
+        assert engine.info.num_blocks == CPU_KV_TOKENS // 4
+
+
+@pytest.mark.parametrize("page_size", [4, 5, 16])
+def test_the_room_is_what_transformers_would_take(model: Path, page_size: int) -> None:
+    loaded: Any = LlamaForCausalLM.from_pretrained(model)
+    tokens = kv_tokens_that_fit(loaded, batching(page_size), 0.001)
+    own = batching(page_size)
+    own.max_memory_percent = 0.001
+    manager = loaded.init_continuous_batching(GenerationConfig(do_sample=False), own)
+    manager.warmup()
+    assert tokens == pytest.approx(manager.batch_processor.cache.num_blocks * page_size, rel=0.01)
+    assert tokens > 1000
+
+
+def test_no_room_is_said(model: Path) -> None:
+    with pytest.raises(SetupError, match="there is no room for KV memory beside the model"):
+        kv_tokens_that_fit(AutoModelForCausalLM.from_pretrained(model), batching(), 1e-9)
+
+
+async def test_a_cache_that_does_not_fit_is_said(model: Path) -> None:
+    with pytest.raises(SetupError, match="there is no memory for --kv-tokens 100000000000"):
+        async with running(model, kv_tokens=100_000_000_000):
+            pass
+
+
+def test_the_stream_that_we_take_away_is_the_one_that_transformers_computes_on() -> None:
+    for part in (ContinuousBatchingIOs, ModelRunner, ContinuousBatchProcessor):
+        assert ".compute_stream" in inspect.getsource(part)

