@@ -47,6 +47,9 @@ async def test_a_killed_worker_takes_only_its_own_requests_with_it(tmp_path: Pat
     async with stage(tmp_path, workers=2) as scene:
         async with Load(scene.url, count=CLIENTS) as load:
             for number in (1, 2):
+                # Only once both accept: else one has all connections, and its end is the end of all.
+                await until(partial(accepts, scene, 2), lambda: "both accept connections")
+                await load.more(2 * CLIENTS)
                 await load.streams()
                 doomed, survivor = scene.pids[1:]
                 before = load.fates[LOST]
@@ -71,6 +74,10 @@ async def test_a_killed_worker_takes_only_its_own_requests_with_it(tmp_path: Pat
         counted = await scene.total("requests_total", 'code="200"')
         assert load.fates[ANSWERED] - CLIENTS <= counted <= load.fates[ANSWERED]
         await scene.closes_all()
+
+
+async def accepts(scene: Stage, count: int) -> bool:
+    return await scene.total("workers") == count
 
 
 async def replaced(scene: Stage, doomed: int) -> bool:
