@@ -10,7 +10,7 @@ import random
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,6 +19,7 @@ from gateway.admission.connection_limit import Connections
 from gateway.admission.memory import Budget
 from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
 from gateway.cluster.listeners import open_listeners, url_of
+from gateway.cluster.membership import Membership
 from gateway.cluster.process import budget_bytes, connection_limit, warn_of_connections
 from gateway.cluster.reload import Parts, Reload
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
@@ -28,6 +29,7 @@ from gateway.config.schema import Config
 from gateway.config.source import Source
 from gateway.dialects.table import Dialects
 from gateway.fleet.directory import FIRST_PROBES_S, Fleet
+from gateway.fleet.sources.source import MemberSource
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
 from gateway.request.attempts import Attempts
@@ -39,6 +41,7 @@ from gateway.request.settle import Observer, observers_of
 from gateway.server.access import Access
 from gateway.server.endpoints import Served, clients_runner, side_runner
 from gateway.server.http.accept import Site
+from gateway.server.http.connections import Runner
 from gateway.server.operator import Operator
 from gateway.server.shutdown import last_in
 from gateway.server.side_listeners import serving
@@ -58,30 +61,53 @@ _SLICE_S = 0.01  # from one slice of a longer sweep to the next: requests go fir
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The parts of one running gateway. Tests look inside through it."""
+    """One running gateway: what its server serves, and what goes on beside the requests. Tests look inside through it."""
 
     live: Live
+    clock: Callable[[], float]
     metrics: Metrics
     router: Router
     fleet: Fleet
     upstream: UpstreamClient
     parsing: Parsing
     attempts: Attempts
-    lifecycle: Lifecycle
-    parts: Parts
-    reload: Reload
     local: LocalControl
     control: ControlPlane
-    running: Running
-    memory: Budget
-    connections: Connections
     served: Served
-    clock: Callable[[], float]
 
     @property
     def config(self) -> Config:
         """The one in force."""
         return self.live.config
+
+    @asynccontextmanager
+    async def background(self) -> AsyncIterator[None]:
+        """What goes on beside the requests: probes, sweeps, reloads, member sources, the exchange with the other workers.
+
+        Begins with the first probes, so that the first requests find their replicas.
+        """
+        first_probes = asyncio.create_task(self.fleet.probe_all(self.upstream))
+        if (await asyncio.wait([first_probes], timeout=FIRST_PROBES_S))[0]:
+            first_probes.result()  # it raises nothing but a bug
+        work = [self.fleet.run(self.upstream), self._sweep(), self.local.run(), self.control.run()]
+        tasks = [first_probes, *map(asyncio.create_task, work)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.upstream.close()
+            await self.parsing.process.close()
+
+    async def _sweep(self) -> None:
+        """Forget what is past its time also while no request comes, and replicas that have left."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            while self.router.sweep(self.clock()):  # noqa: ASYNC110  (there is no event: it is to go on slowly)
+                await asyncio.sleep(_SLICE_S)
+            for url in self.fleet.settle():
+                self.upstream.forget(url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +117,7 @@ class Surroundings:
     source: where a changed configuration comes from, if there is any. control_plane: reaches the other workers. resolver: of
     the replicas' host names (default: the system's). loops: knows this gateway's id (default: a new one). dials: makes
     connections to replicas (default: over the network). dialects: by path. observers: of the end of requests, after our own.
+    members: further sources of replicas.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -101,6 +128,7 @@ class Surroundings:
     dials: Callable[[Address], Dials] | None = None
     dialects: Dialects = field(default_factory=Dialects)
     observers: Sequence[Observer] = ()
+    members: Sequence[MemberSource] = ()
 
 
 def compose(config: Config, requests: RequestLog, around: Surroundings | None = None) -> Gateway:
@@ -131,74 +159,22 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         clock=clock,
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
-    reload = Reload(live=live, source=around.source, parts=parts, metrics=metrics)
-    local = LocalControl(parts=parts, reload=reload, metrics=metrics, requests=requests, clock=clock)
+    membership = Membership(live=live, fleet=fleet, upstream=upstream, sources=around.members)
+    reload = Reload(live=live, source=around.source, membership=membership, parts=parts, metrics=metrics)
+    local = LocalControl(parts=parts, membership=membership, reload=reload, metrics=metrics, requests=requests, clock=clock)
     control = around.control_plane(local)
-    operator = Operator(live=live, fleet=fleet, router=router, parsing=parsing, control=control, access=access, clock=clock)
-    return Gateway(
+    served = Served(
         live=live,
-        metrics=metrics,
-        router=router,
-        fleet=fleet,
-        upstream=upstream,
-        parsing=parsing,
-        attempts=attempts,
         lifecycle=lifecycle,
-        parts=parts,
-        reload=reload,
-        local=local,
-        control=control,
+        fleet=fleet,
+        operator=Operator(live=live, local=local, parsing=parsing, control=control, access=access),
+        status=Status(fleet=fleet, running=running, control=control, access=access),
         running=running,
+        loops=loops,
         memory=memory,
         connections=connections,
-        served=Served(
-            live=live,
-            lifecycle=lifecycle,
-            fleet=fleet,
-            operator=operator,
-            status=Status(fleet=fleet, running=running, control=control, access=access),
-            running=running,
-            loops=loops,
-            memory=memory,
-            connections=connections,
-            background=partial(_background, fleet, upstream, parsing, router, reload, control, clock),
-        ),
-        clock=clock,
     )
-
-
-@asynccontextmanager
-async def _background(
-    fleet: Fleet,
-    upstream: UpstreamClient,
-    parsing: Parsing,
-    router: Router,
-    reload: Reload,
-    control: ControlPlane,
-    clock: Callable[[], float],
-) -> AsyncIterator[None]:
-    """What goes on beside the requests: probes, sweeps, reloads, the exchange with the other workers."""
-    first_probes = asyncio.create_task(fleet.probe_all(upstream))
-    if (await asyncio.wait([first_probes], timeout=FIRST_PROBES_S))[0]:
-        first_probes.result()  # it raises nothing but a bug
-    background = [fleet.run(upstream), _sweep(router, fleet, upstream, clock), reload.run(), control.run()]
-    tasks = [first_probes, *(asyncio.create_task(work) for work in background)]
-    yield
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    upstream.close()
-    await parsing.process.close()
-
-
-async def _sweep(router: Router, fleet: Fleet, upstream: UpstreamClient, clock: Callable[[], float]) -> None:
-    """Forget what is past its time also while no request comes, and replicas that have left."""
-    while True:
-        await asyncio.sleep(_SWEEP_S)
-        while router.sweep(clock()):  # noqa: ASYNC110  (there is no event: it is to go on slowly)
-            await asyncio.sleep(_SLICE_S)
-        for url in fleet.settle():
-            upstream.forget(url)
+    return Gateway(live, clock, metrics, router, fleet, upstream, parsing, attempts, local, control, served)
 
 
 async def serve(
@@ -218,23 +194,27 @@ async def serve(
     address cannot be had.
     """
     warn_of_connections(gateway.config)
-    runner, receiver = clients_runner(gateway.served), None
+    async with gateway.background(), _set_up(clients_runner(gateway.served)) as runner:
+        await gateway.control.ready()
+        with ExitStack() as stack:
+            async with serving(sides, partial(side_runner, gateway.served)):
+                for listener in listeners or open_listeners(*gateway.config.address):
+                    await Site(runner, listener).start()
+                if handed and runner.server:
+                    stack.enter_context(closing(Receiver(handed, runner.server)))
+                started(url_of(runner.addresses[0]))
+                await stop.wait()
+                gateway.served.running.draining = True
+                await last_in(runner.listeners, hurry)
+                for site in tuple(runner.sites):
+                    await site.stop()
+                await gateway.served.running.wait(gateway.config.limits.drain_timeout_s, hurry)
+
+
+@asynccontextmanager
+async def _set_up(runner: Runner) -> AsyncIterator[Runner]:
     await runner.setup()
     try:
-        await gateway.control.ready()
-        async with serving(sides, partial(side_runner, gateway.served)):
-            for listener in listeners or open_listeners(*gateway.config.address):
-                await Site(runner, listener).start()
-            if handed and runner.server:
-                receiver = Receiver(handed, runner.server)
-            started(url_of(runner.addresses[0]))
-            await stop.wait()
-            gateway.running.draining = True
-            await last_in(runner.listeners, hurry)
-            for site in tuple(runner.sites):
-                await site.stop()
-            await gateway.running.wait(gateway.config.limits.drain_timeout_s, hurry)
+        yield runner
     finally:
-        if receiver:
-            receiver.close()
         await runner.cleanup()

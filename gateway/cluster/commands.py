@@ -6,11 +6,14 @@ is. Each process does its own part as `LocalControl`. The commands: `messages.py
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from gateway.cluster.messages import Command, Drain, Join, Reconfigure, RejectConfig
+from gateway.cluster.membership import Membership
+from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig
 from gateway.cluster.reload import Parts, Reload
+from gateway.fleet.membership import Member, member_of
 from gateway.telemetry.counters import Page
 from gateway.telemetry.exposition import Shared, render
 from gateway.telemetry.metrics import Metrics
@@ -21,14 +24,22 @@ class LocalControl:
     """This process."""
 
     def __init__(
-        self, *, parts: Parts, reload: Reload, metrics: Metrics, requests: RequestLog, clock: Callable[[], float]
+        self,
+        *,
+        parts: Parts,
+        membership: Membership,
+        reload: Reload,
+        metrics: Metrics,
+        requests: RequestLog,
+        clock: Callable[[], float],
     ) -> None:
+        self.membership = membership
+        self.reload = reload
         self.router = parts.router
         self.fleet = parts.fleet
         self.metrics = metrics
         self.clock = clock
-        self._parts = parts
-        self._reload = reload
+        self.parts = parts
         self._requests = requests
 
     async def execute(self, command: Command) -> None:
@@ -38,23 +49,40 @@ class LocalControl:
                 if state := self.fleet.named(name):
                     self.fleet.drain(state, on=on)
             case Join(pool, replica):
-                await self._reload.add(pool, replica)
+                await self.membership.add(member_of(replica, pool))
+            case Leave(name):
+                await self.membership.remove(name)
             case Reconfigure():
-                await self._reload.take(command.config)
+                await self.reload.take(command.config)
             case RejectConfig(why):
-                self._reload.refuse(why)
+                self.reload.refuse(why)
 
-    async def replay(self, commands: Iterable[Drain | Join]) -> None:
+    async def run(self) -> None:
+        """Watch the sources of configurations and of members until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.reload.run())
+            group.create_task(self.membership.run())
+
+    async def replay(self, commands: Iterable[Drain | Join | Leave]) -> None:
         """Commands from before this process started. Takes FIRST_PROBES_S at most, whatever replicas were added."""
-        commands = tuple(commands)
-        await self._reload.readd([(each.pool, each.replica) for each in commands if isinstance(each, Join)])
-        for each in commands:
-            if isinstance(each, Drain):
-                await self.execute(each)
+        added: dict[str, Member] = {}
+        drained: dict[str, Drain] = {}
+        for command in commands:
+            match command:
+                case Join(pool, replica):
+                    added.setdefault(replica.name, member_of(replica, pool))
+                case Leave(name):
+                    added.pop(name, None)
+                    drained.pop(name, None)
+                case Drain(name):
+                    drained[name] = command
+        await self.membership.restore(tuple(added.values()))
+        for drain in drained.values():
+            await self.execute(drain)
 
     def page(self) -> Page:
         """The counters of this process, with gauges that are up to date."""
-        metrics, memory, connections = self.metrics, self._parts.memory, self._parts.connections
+        metrics, memory, connections = self.metrics, self.parts.memory, self.parts.connections
         metrics.read(self.router)
         metrics.read_memory(held=memory.held, limit=memory.limit, refused=memory.refused)
         metrics.read_connections(open_now=connections.open, limit=connections.limit, refused=connections.refused)

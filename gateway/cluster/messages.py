@@ -45,10 +45,16 @@ class Drain(Struct, frozen=True, tag="drain"):
 
 
 class Join(Struct, frozen=True, tag="join"):
-    """A replica joins a pool until the next reload."""
+    """An operator adds a replica to a pool."""
 
     pool: str
     replica: ReplicaConfig
+
+
+class Leave(Struct, frozen=True, tag="leave"):
+    """A replica that an operator has added is removed."""
+
+    name: str
 
 
 class Reconfigure(Struct, frozen=True, tag="reconfigure"):
@@ -72,7 +78,7 @@ class RejectConfig(Struct, frozen=True, tag="reject_config"):
     why: str
 
 
-Command = Drain | Join | Reconfigure | RejectConfig
+Command = Drain | Join | Leave | Reconfigure | RejectConfig
 
 
 # -- routing

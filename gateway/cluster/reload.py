@@ -1,4 +1,4 @@
-"""Another configuration for a running gateway: the file has changed, a signal asks for it, an operator adds a replica.
+"""Another configuration for a running gateway: the file has changed, or a signal asks for it.
 
     SIGHUP ──────────────────────────┐
     the file differs, and is quiet ──┴─► read it ──► valid? ──► ask who joins ──► all changes in one step
@@ -18,20 +18,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
 from gateway.admission.connection_limit import Connections
 from gateway.admission.memory import Budget
+from gateway.cluster.membership import Membership
 from gateway.cluster.process import budget_bytes, connection_limit
-from gateway.config.checks import checked
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError
-from gateway.config.schema import Config, ReplicaConfig
+from gateway.config.schema import Config
 from gateway.config.source import Source
-from gateway.fleet.directory import FIRST_PROBES_S, LOGGED, Fleet
+from gateway.fleet.directory import LOGGED, Fleet
 from gateway.telemetry.logs import first_of
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import UpstreamClient
@@ -65,10 +66,18 @@ class Reload:
     """See the top of this file. `run` watches the source until it is cancelled."""
 
     def __init__(
-        self, *, live: Live, source: Source | None, parts: Parts, metrics: Metrics, now: Callable[[], float] = time.time
+        self,
+        *,
+        live: Live,
+        source: Source | None,
+        membership: Membership,
+        parts: Parts,
+        metrics: Metrics,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """parts: what a configuration is applied to. now: Unix time."""
+        """membership, parts: what a configuration is applied to. now: Unix time."""
         self._live = live
+        self._membership = membership
         self._source = source
         self._parts = parts
         self._metrics = metrics
@@ -93,39 +102,6 @@ class Reload:
         self._metrics.reloads.add((INVALID,))
         log.warning("configuration not reloaded: it is invalid", extra={"error": why})
 
-    async def add(self, pool: str, replica: ReplicaConfig) -> None:
-        """A replica joins a pool until the next reload. Raises ConfigError if it cannot (its name is taken, no such pool)."""
-        async with self._one_at_a_time:
-            config = _with_replica(self._live.config, pool, replica)
-            self._guard(replica)
-            try:
-                await self._change(config)
-            except BaseException:  # the operator's connection ended meanwhile
-                if not self._parts.fleet.uses(replica.url):
-                    self._parts.upstream.forget(replica.url)
-                raise
-
-    async def readd(self, replicas: Iterable[tuple[str, ReplicaConfig]]) -> None:
-        """Replicas, with the names of their pools, that operators had added before this process started.
-
-        They are asked side by side. One that does not answer within FIRST_PROBES_S is down at first, and is probed later.
-        """
-        async with self._one_at_a_time:
-            config = self._live.config
-            for pool, replica in replicas:
-                try:
-                    config = _with_replica(config, pool, replica)
-                    self._guard(replica)
-                except ConfigError as error:  # it must not keep the others out
-                    log.warning("replica not added", extra={"replica": replica.name, "error": str(error)})
-            if config is not self._live.config:
-                await self._change(config, within_s=FIRST_PROBES_S)
-
-    def _guard(self, replica: ReplicaConfig) -> None:
-        """An operator's replica must not lead to a metadata service; one that the configuration has, too, is on trust."""
-        if not self._live.config.allow_link_local and replica.url not in _urls(self._live.config):
-            self._parts.upstream.guard(replica.url)
-
     async def take(self, config: Config) -> None:
         """This is the configuration from now on, but for what cannot change."""
         async with self._one_at_a_time:
@@ -134,33 +110,16 @@ class Reload:
                 self._metrics.reloads.add((UNCHANGED,))
                 log.info("configuration unchanged")
                 return
-            self._parts.upstream.trust(_urls(config))
-            await self._change(config)
+            await self._membership.reconfigure(config, partial(self._apply, config))
             self._metrics.reloads.add((GOOD,))
             self._metrics.config_loaded.set((), self._now())
             names = [state.name for state in self._parts.fleet.replicas]
             log.info("configuration reloaded", extra=first_of("replicas", names, LOGGED))
 
-    async def _change(self, config: Config, within_s: float | None = None) -> None:
-        met = await self._parts.fleet.meet(config, self._parts.upstream, within_s)
-        # From here on no await: nobody sees half of it.
+    def _apply(self, config: Config) -> None:
+        """In the step that changes the members."""
         self._live.take(config)
         self._parts.apply(config)
-        self._parts.fleet.apply(config, met)
-
-
-def _urls(config: Config) -> set[str]:
-    """Of all replicas."""
-    return {replica.url for pool in config.pools for replica in pool.replicas}
-
-
-def _with_replica(config: Config, name: str, replica: ReplicaConfig) -> Config:
-    """The configuration with one more replica in the pool of this name. Raises ConfigError."""
-    pools = {pool.name: pool for pool in config.pools}
-    if name not in pools:
-        raise ConfigError(f"pool: there is no pool {name!r}")
-    pools[name] = replace(pools[name], replicas=(*pools[name].replicas, replica))
-    return checked(replace(config, pools=tuple(pools.values())))
 
 
 def possible(old: Config, new: Config) -> Config:

@@ -48,6 +48,13 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
         yield Problem(key, f"the model prefix {prefixes[key]!r} is claimed twice, first by {key_name(first)}")
 
 
+def address_problem(config: Config, url: str) -> str:
+    """What is wrong with a replica at this URL beside this configuration's listeners; empty: nothing."""
+    listeners = {name: getattr(config, name) for name in KEYWORDS}
+    problems = listener_problems(listeners, has_admin_key=bool(config.admin_key), replicas={("url",): url})
+    return next((str(problem) for problem in problems if problem.key == ("url",)), "")
+
+
 def _repeated(values: Iterable[tuple[Key, str]]) -> Iterator[tuple[Key, Key]]:
     """(key, key of the same value's first appearance) of each value that appears again."""
     first: dict[str, Key] = {}

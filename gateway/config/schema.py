@@ -53,6 +53,11 @@ def _base_url(url: str) -> str:
     return parse_base_url(url)[0]
 
 
+def is_name(name: str) -> bool:
+    """Whether a replica or a pool may have this name."""
+    return bool(name and _NAME.fullmatch(name))
+
+
 def _name(name: str) -> str:
     """Raises ValueError."""
     if not _NAME.fullmatch(name):

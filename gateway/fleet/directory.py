@@ -3,11 +3,11 @@
 Who is up is the prober's to say (`prober.py`); here the question is who may answer (`candidates.py` narrows it down for each
 request). Where no replica of a model is live, those are tried that only failed probes speak against.
 
-The configuration may change while requests run. `meet` asks those that will join, which takes a while; `apply` then changes
-everything in one step, so that whoever looks sees all of the change or nothing of it. A replica is the same if its name and its
-URL are: it keeps all that it has. One that leaves gets no new request; what runs there goes on, and `settle` forgets it when
-that is over. (If its name goes to another URL, it is forgotten at once: what runs there still counts, for the name.) A request
-that fails over after a change asks `renewed` for where it may go now.
+Members and configuration may change while requests run. `meet` asks the replicas that will join, which takes a while; `apply`
+then changes everything in one step, so that a request sees all of the change or nothing of it. A replica is the same if its
+name and its URL are: it keeps all that it has. One that leaves gets no new request; what runs there goes on, and `settle`
+forgets it when that is over. (If its name goes to another URL, it is forgotten at once: what runs there still counts, for the
+name.) A request that fails over after a change asks `renewed` for where it may go now.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from typing import Any
 import pygtrie
 
 from gateway.admission.pool_queue import Admission, Permit, priority_of
-from gateway.config.schema import MATCH_ALL, Config, ReplicaConfig
+from gateway.config.schema import MATCH_ALL, Config
 from gateway.errors import GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.candidates import eligible
 from gateway.fleet.catalog import Catalog, warn_of_misfits
+from gateway.fleet.membership import CONFIGURATION, Departed, Member, Members, configured, merge, reconcile
 from gateway.fleet.pools import Pool, succeed
 from gateway.fleet.prober import Heard, Prober
 from gateway.fleet.refusals import REST_MOST_S
 from gateway.fleet.state import ReplicaState
+from gateway.telemetry.counters import Page
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import UpstreamClient
 from router import Router
@@ -88,9 +90,14 @@ class Fleet:
         self._troubled: set[ReplicaState] = set()  # who may not be all right: few, mostly nobody
         self._by_name: dict[str, ReplicaState] = {}  # those that are leaving too
         self._vacated: list[str] = []  # URLs of replicas that were forgotten
+        self._metrics = metrics
+        self._departed, self._departed_pools = Departed(), Departed()
+        self._members = merge({CONFIGURATION: configured(config)}, [pool.name for pool in config.pools]).members
         self.pools: tuple[Pool, ...] = ()
         self._prefixes: Any = pygtrie.CharTrie()
-        self._build(config, {})
+        for member in self._members.values():
+            self._join(member, {})
+        self._build(config)
 
     @property
     def replicas(self) -> Iterable[ReplicaState]:
@@ -235,7 +242,7 @@ class Fleet:
     def hung_up(self, url: str, idle_s: float) -> None:
         """The replica there has closed a connection that had been idle for so long. O(replicas)."""
         for state in self._by_name.values():
-            if state.config.url == url:
+            if state.url == url:
                 self._prober.hung_up(state, idle_s)
 
     def zero_hits(self, name: str) -> None:
@@ -255,32 +262,41 @@ class Fleet:
 
     def drain(self, state: ReplicaState, *, on: bool) -> None:
         """Send it no new requests, or some again; what runs there goes on."""
-        if state.draining != on:
-            state.draining = on
+        if state.drained != on:
+            state.drained = on
             self._changed(state)
             log.info("replica is draining" if on else "replica is no longer draining", extra={"replica": state.name})
 
-    # -- another configuration
+    # -- other members, or another configuration
 
-    async def meet(self, config: Config, relay: UpstreamClient, within_s: float | None = None) -> Mapping[str, Heard]:
+    async def meet(self, wanted: Members, relay: UpstreamClient, within_s: float | None = None) -> Mapping[str, Heard]:
         """Ask the replicas that would join, side by side, so that they can be up from their first moment. Changes nothing.
 
         within_s: a limit for all together (default: each has the timeout of a probe). Returns the answers by URL.
         """
-        wanted = [replica for pool in config.pools for replica in pool.replicas]
         # One that is leaving may be gone before it is wanted back.
-        urls = [replica.url for replica in wanted if (state := self._same(replica)) is None or state.leaving]
+        urls = [each.url for each in wanted.values() if (state := self._same(each)) is None or state.leaving]
         return await self._prober.ask_all(urls, relay, within_s)
 
-    def apply(self, config: Config, met: Mapping[str, Heard]) -> None:
-        """From now on as this configuration says. met: what `meet` said of it."""
-        before, known = set(self.replicas), set(self._by_name.values())
+    def apply(self, config: Config, wanted: Members, met: Mapping[str, Heard]) -> None:
+        """From now on these are the members, in the pools of this configuration. met: what `meet` returned.
+
+        A replica keeps all that it has if its name and its URL stay.
+        """
+        known = set(self._by_name.values())
         served, prefixes = {state: pool.models for pool in self.pools for state in pool.replicas}, self._models
         self._prober.retune(config.health)
-        self._build(config, met)
-        left = before.difference(self.replicas)
+        changes = reconcile(self._members, wanted)
+        left = [self._by_name[member.name] for member in changes.left]
         for state in left:
             state.leaving = True
+        for member in changes.changed:
+            self._by_name[member.name].member = member
+            self._prober.bound(self._by_name[member.name])
+        for member in changes.joined:
+            self._join(member, met)
+        self._members = wanted
+        self._build(config)
         _log_each("replica leaves", "more replicas leave", left)
         joining: list[ReplicaState] = []
         for pool in self.pools:
@@ -296,22 +312,37 @@ class Fleet:
 
     def uses(self, url: str) -> bool:
         """Whether a replica has this URL, one that is leaving included. O(replicas)."""
-        return any(state.config.url == url for state in self._by_name.values())
+        return any(state.url == url for state in self._by_name.values())
 
     def settle(self) -> Sequence[str]:
-        """Forget who has left and has nothing to do any more. Returns the URLs where nobody is left. O(replicas)."""
+        """Forget replicas that have left and run nothing any more, and counters of those that left long ago.
+
+        Returns the URLs that no replica has any more. O(replicas).
+        """
         for state in self.leaving:
             if not self._router.ledger.of(state.name).inflight:
                 self._forget(state)
+        now = self._clock()
+        for label, departed in (("replica", self._departed), ("pool", self._departed_pools)):
+            if gone := departed.take_due(now):
+                self._metrics.page.drop(label, gone)
         if not self._vacated:
             return ()
-        used = {state.config.url for state in self._by_name.values()}
+        used = {state.url for state in self._by_name.values()}
         urls, self._vacated = [url for url in self._vacated if url not in used], []
         return urls
 
-    def _build(self, config: Config, met: Mapping[str, Heard]) -> None:
-        members = [tuple(self._place(replica, met) for replica in pool.replicas) for pool in config.pools]
-        self.pools = succeed(config.pools, members, self.pools)
+    def _build(self, config: Config) -> None:
+        """The pools of this configuration, with the members that there are."""
+        members: dict[str, list[ReplicaState]] = {pool.name: [] for pool in config.pools}
+        for member in self._members.values():
+            members[member.pool].append(self._by_name[member.name])
+        for pool in self.pools:
+            if pool.name not in members:
+                self._departed_pools.leave(pool.name, self._clock())
+        for name in members:
+            self._departed_pools.back(name)
+        self.pools = succeed(config.pools, [tuple(members[pool.name]) for pool in config.pools], self.pools)
         self._prefixes = pygtrie.CharTrie()
         for made in self.pools:
             for prefix in made.models:
@@ -322,27 +353,27 @@ class Fleet:
         self._targets.clear()
         self._catalog = None
 
-    def _same(self, replica: ReplicaConfig) -> ReplicaState | None:
+    def _same(self, member: Member) -> ReplicaState | None:
         """The replica that is this one already."""
-        state = self._by_name.get(replica.name)
-        return state if state and state.config.url == replica.url else None
+        state = self._by_name.get(member.name)
+        return state if state and state.url == member.url else None
 
-    def _place(self, replica: ReplicaConfig, met: Mapping[str, Heard]) -> ReplicaState:
-        """The replica's state: the one that it has, or a new one."""
-        if state := self._same(replica):
-            known, state.config, state.leaving = state.config, replica, False
-            if known != replica:
+    def _join(self, member: Member, met: Mapping[str, Heard]) -> None:
+        """The state that the replica still has, or a new one."""
+        if state := self._same(member):
+            known, state.member, state.leaving = state.member, member, False
+            if known != member:
                 self._prober.bound(state)
-            return state
-        if former := self._by_name.get(replica.name):
+            return
+        if former := self._by_name.get(member.name):
             self._forget(former)
-        state = self._by_name[replica.name] = ReplicaState(replica, Breaker(self._chance))
+        self._departed.back(member.name)
+        state = self._by_name[member.name] = ReplicaState(member, Breaker(self._chance))
         self._prober.add(state)
         if self.pools:  # else all begin together, and are probed before anything else happens
-            if replica.url in met:
-                self._prober.hear(state, met[replica.url])
+            if member.url in met:
+                self._prober.hear(state, met[member.url])
             state.look_now.set()  # its engine was not asked yet
-        return state
 
     def _forget(self, state: ReplicaState) -> None:
         state.leaving = True
@@ -350,9 +381,16 @@ class Fleet:
         self._troubled.discard(state)
         self._prober.remove(state)
         self._router.remove(state.name)
-        self._vacated.append(state.config.url)
+        self._departed.leave(state.name, self._clock())
+        self._vacated.append(state.url)
 
     # -- for metrics
+
+    def hide_departed(self, page: Page) -> None:
+        """Drop from a page of all processes what is about replicas and pools that left a while ago."""
+        now = self._clock()
+        page.keep("replica", self._by_name.keys() | self._departed.recent(now))
+        page.keep("pool", {pool.name for pool in self.pools} | self._departed_pools.recent(now))
 
     def show(self, metrics: Metrics, now: float) -> None:
         """Set the gauges that mirror the fleet's state; called at each scrape."""
@@ -392,7 +430,7 @@ class Fleet:
 def _log_each(one: str, more: str, states: Collection[ReplicaState]) -> None:
     """A line for each of the first LOGGED replicas, and one for the number of the rest: writing 1,000 lines holds requests."""
     for state in islice(states, LOGGED):
-        log.info(one, extra={"replica": state.name, "url": state.config.url, "up": state.up})
+        log.info(one, extra={"replica": state.name, "url": state.url, "up": state.up})
     if len(states) > LOGGED:
         log.info(more, extra={"replicas": len(states) - LOGGED})
 

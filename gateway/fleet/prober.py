@@ -185,10 +185,10 @@ class Prober:
 
     async def probe(self, state: ReplicaState, relay: UpstreamClient) -> None:
         hung_up_s, state.hung_up_s = state.hung_up_s, None
-        heard = await self.ask(state.config.url, relay)
+        heard = await self.ask(state.url, relay)
         if state not in self._tasks:  # it has left meanwhile
             return
-        if not self.hear(state, heard, relay.silence_s(state.config.url)):
+        if not self.hear(state, heard, relay.silence_s(state.url)):
             return
         if hung_up_s is not None:
             state.habit_s = min(state.habit_s, hung_up_s)
@@ -294,7 +294,7 @@ class Prober:
         if not state.tells and not again:
             return
         timeout_s = self._health.timeout_s
-        facts, state.tells = await facts_of(relay, state.config.url, timeout_s, state.models, state.facts, inquire=again)
+        facts, state.tells = await facts_of(relay, state.url, timeout_s, state.models, state.facts, inquire=again)
         if state.up and state in self._tasks:  # a request may have found it down meanwhile, or it has left
             self._learn(state, facts)
 
@@ -304,7 +304,7 @@ class Prober:
         self._show_load(state.name, facts.running, facts.waiting)
         if facts.capacity_tokens is not None and facts.capacity_tokens != state.told_tokens:
             state.told_tokens = facts.capacity_tokens
-            if state.config.capacity_tokens is None:
+            if state.member.capacity_tokens is None:
                 self.bound(state)
                 told = {"replica": state.name, "engine": facts.engine.name, "capacity_tokens": state.told_tokens}
                 log.info("replica tells the size of its KV cache", extra=told)

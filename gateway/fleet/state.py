@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from gateway.config.schema import ReplicaConfig
 from gateway.errors import REFUSED, UNREACHABLE
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.cache_reports import Overlap
 from gateway.fleet.engine_client import Models
 from gateway.fleet.engines import Facts
+from gateway.fleet.membership import Member
 from gateway.fleet.refusals import Refusals
 
 NOT_PROBED = "not probed yet"
@@ -55,15 +55,15 @@ class ReplicaState:
     down_by: the reason of the failure that showed it down last. rests_until: it asked for rest (Retry-After).
     started: the latest start of its process that was seen. warm: it was up since its cache was last taken for lost.
     told_tokens: the KV size that bounds it by its own word. probes: good ones since it came up. tells: it has a metrics page.
-    draining: an operator wants no new requests there. leaving: the configuration has it no more; it is here until what runs
-    there is over. hung_up_s: a look is under way because it closed a connection that had been idle so long. habit_s: the
+    drained: an operator wants no new requests there. leaving: no source names it any more; it is here until what runs there is
+    over. hung_up_s: a look is under way because it closed a connection that had been idle so long. habit_s: the
     shortest such time that was no sign of a restart.
     """
 
-    config: ReplicaConfig
+    member: Member
     breaker: Breaker
     up: bool = False
-    draining: bool = False
+    drained: bool = False
     leaving: bool = False
     up_since: float = float("-inf")
     rests_until: float = float("-inf")
@@ -87,7 +87,16 @@ class ReplicaState:
 
     @property
     def name(self) -> str:
-        return self.config.name
+        return self.member.name
+
+    @property
+    def url(self) -> str:
+        return self.member.url
+
+    @property
+    def draining(self) -> bool:
+        """Whether an operator or its source wants no new requests there."""
+        return self.drained or self.member.draining
 
     @property
     def live(self) -> bool:
@@ -117,8 +126,8 @@ class ReplicaState:
 
     @property
     def capacity_tokens(self) -> int | None:
-        """What bounds the router's belief: the configuration's word, else the engine's."""
-        return self.config.capacity_tokens or self.told_tokens
+        """What bounds the router's belief: its source's value, else its engine's."""
+        return self.member.capacity_tokens or self.told_tokens
 
     @property
     def context_tokens(self) -> int | None:

@@ -220,7 +220,7 @@ class Attempts:
         state = exchange.target.replicas[candidate.replica]
         trial = state.breaker.begin(self._clock())
         try:
-            answer = await self._upstream.open(state.config.url, exchange.call_to(state, call), fresh=fresh)
+            answer = await self._upstream.open(state.url, exchange.call_to(state, call), fresh=fresh)
             trial.answers()
             if exchange.api.metered and answer.status == 200:
                 try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,10 +42,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the applications serve. background: what has to go on from their start to their end.
-
-    memory, connections: bounds on what clients may hold.
-    """
+    """What the applications serve. memory, connections: bounds on what clients may hold."""
 
     live: Live
     lifecycle: Lifecycle
@@ -57,7 +53,6 @@ class Served:
     loops: LoopGuard
     memory: Budget
     connections: Connections
-    background: Callable[[], AbstractAsyncContextManager[None]]
 
 
 _SERVED = web.AppKey("served", Served)
@@ -99,7 +94,6 @@ def side_runner(served: Served, name: str) -> Runner:
 
 def clients_app(served: Served) -> web.Application:
     app = _application(served, _API)
-    app.cleanup_ctx.append(_background)
     app.router.add_routes(
         [
             *served.status.routes(for_all=False),
@@ -127,11 +121,6 @@ def _application(served: Served, serves: str) -> web.Application:
     app[_SERVES] = serves
     app.on_response_prepare.append(_finish_headers)
     return app
-
-
-async def _background(app: web.Application) -> AsyncIterator[None]:
-    async with app[_SERVED].background():
-        yield
 
 
 async def _finish_headers(request: web.Request, response: web.StreamResponse) -> None:

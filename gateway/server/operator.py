@@ -6,33 +6,34 @@ as `X-Warmroute-Admin-Key: KEY`. Without one they answer direct clients on this 
 for a proxy in front of the clients' port can look like one of these (`access.py`).
 
 A replica that drains gets no new requests, and is probed as before; when its count of requests in flight is 0, it can be taken
-down. It drains until it is told otherwise, or the gateway restarts. A replica that was added stays until the next reload or
-restart: what is to last belongs into the configuration. Its URL must not be link-local or a cloud's metadata service, unless
-the configuration allows that: whoever may add a replica would otherwise read there with the gateway's network identity.
+down. It drains until it is undrained, or the gateway restarts. A replica that was added stays until it is removed or the
+gateway restarts, also after a reload: what is to last belongs into the configuration. Its URL must not be link-local or a
+cloud's metadata service, unless the configuration allows that: whoever may add a replica would otherwise read there with the
+gateway's network identity. One that is removed finishes the requests that run there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
-from gateway.cluster.commands import ControlPlane
-from gateway.cluster.messages import Drain, Join
+from gateway.cluster.commands import ControlPlane, LocalControl
+from gateway.cluster.messages import Drain, Join, Leave
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError, convert
 from gateway.config.schema import ReplicaConfig
 from gateway.dialects.table import DRY_RUN
 from gateway.errors import GatewayError, bad_request
-from gateway.fleet.directory import Fleet
+from gateway.fleet.membership import CONFIGURATION, OPERATORS
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
 from gateway.request.lifecycle import prompt_of, scope_of
 from gateway.server.access import ON_ADMIN_LISTENER, Access
 from gateway.server.http.aiohttp_request import AiohttpRequest
-from router import Candidate, Router
+from router import Candidate
 
 NAMED_POOLS: Final = 20  # in the error about one that there is not
 
@@ -40,29 +41,22 @@ NAMED_POOLS: Final = 20  # in the error about one that there is not
 class Operator:
     """The handlers; `routes` mounts them."""
 
-    def __init__(
-        self,
-        *,
-        live: Live,
-        fleet: Fleet,
-        router: Router,
-        parsing: Parsing,
-        control: ControlPlane,
-        access: Access,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, *, live: Live, local: LocalControl, parsing: Parsing, control: ControlPlane, access: Access) -> None:
+        """local: this process; control: all of them."""
         self._live = live
-        self._fleet = fleet
-        self._router = router
+        self._fleet = local.fleet
+        self._membership = local.membership
+        self._router = local.router
         self._parsing = parsing
         self._control = control
         self._access = access
-        self._clock = clock
+        self._clock = local.clock
 
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/warmroute/replicas", self.replicas),
             web.post("/warmroute/replicas", self.add),
+            web.delete("/warmroute/replicas/{name:.+}", self.remove),
             web.post("/warmroute/drain", self.drain),
             web.post("/warmroute/undrain", self.undrain),
             web.post("/warmroute/route", self.route),
@@ -80,8 +74,9 @@ class Operator:
         load = self._router.ledger.of(state.name)
         return {
             "name": state.name,
-            "url": state.config.url,
+            "url": state.url,
             "pool": pool,
+            "source": self._membership.source_of(state.name) if pool is not None else None,
             "up": state.up,
             "draining": state.draining,
             "leaving": state.leaving,
@@ -119,8 +114,25 @@ class Operator:
         except ConfigError as error:
             raise bad_request(str(error)) from error
         row = self._row(self._named(replica.name), pool, self._router.trie.held())
-        until = "the next reload or restart; write it into the configuration to keep it"
+        until = "it is removed, or the gateway restarts; write it into the configuration to keep it"
         return _json({"replica": row, "until": until}, status=201)
+
+    async def remove(self, request: web.Request) -> web.Response:
+        """A replica that was added leaves: no new requests; those that run there finish."""
+        self._allow(request)
+        state = self._named(request.match_info["name"])
+        name = state.name
+        source = self._membership.source_of(name)
+        if source not in (OPERATORS, None):
+            where = "is in the configuration" if source == CONFIGURATION else f"comes from {source}"
+            text = f"The replica {name!r} {where}: remove it there, or drain it here (POST /warmroute/drain)."
+            raise GatewayError(409, "replica_not_added", text, param="name")
+        if source:  # else it is leaving already
+            try:
+                await self._control.execute(Leave(name))
+            except ConfigError as error:  # another operator was faster
+                raise GatewayError(404, "replica_not_found", str(error), param="name") from error
+        return _json({"name": name, "leaving": True, "inflight": self._router.ledger.of(name).inflight})
 
     async def drain(self, request: web.Request) -> web.Response:
         """No new requests for a replica: {"name"}."""

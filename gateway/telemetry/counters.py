@@ -13,7 +13,7 @@ combinations multiply. Beyond the bound the labels in CHOSEN become "other", whi
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -99,6 +99,10 @@ class Counter:
         """For a number that is counted elsewhere."""
         self._cells[labels] = Cell(value)
 
+    def drop(self, gone: Callable[[Labels], bool]) -> None:
+        """Forget these label sets."""
+        self._cells = {labels: cell for labels, cell in self._cells.items() if not gone(labels)}
+
     def merge(self, snapshot: Mapping[Labels, float]) -> None:
         """What another process has counted."""
         for labels, value in snapshot.items():
@@ -133,6 +137,10 @@ class Gauge:
         else:
             self.values[labels] = float(value)  # it may be a bool
 
+    def drop(self, gone: Callable[[Labels], bool]) -> None:
+        """Forget these label sets."""
+        self.values = {labels: value for labels, value in self.values.items() if not gone(labels)}
+
     def merge(self, snapshot: Mapping[Labels, float]) -> None:
         """What another process sees now."""
         for labels, value in snapshot.items():
@@ -166,6 +174,10 @@ class Histogram:
         row[bisect_left(self.bounds, value)] += 1
         row[-1] += value
 
+    def drop(self, gone: Callable[[Labels], bool]) -> None:
+        """Forget these label sets."""
+        self.values = {labels: row for labels, row in self.values.items() if not gone(labels)}
+
     def merge(self, snapshot: Mapping[Labels, Sequence[float]]) -> None:
         """What another process has observed."""
         for labels, row in snapshot.items():
@@ -191,6 +203,10 @@ class Histogram:
 
 
 Tally = Counter | Gauge | Histogram
+
+
+def _drop(tally: Tally, index: int, names: Container[str], *, dropped: bool) -> None:
+    tally.drop(lambda labels: (labels[index] in names) is dropped)
 
 
 class Page(Collector):
@@ -242,6 +258,22 @@ class Page(Collector):
         for tally in self.tallies:
             if tally.name in snapshot and not (ended and isinstance(tally, Gauge)):
                 tally.merge(snapshot[tally.name])
+
+    def drop(self, label: str, values: Container[str]) -> None:
+        """Forget all label sets that have one of these values of a label. O(label sets)."""
+        for tally in self.tallies:
+            if label in tally.labels:
+                _drop(tally, tally.labels.index(label), values, dropped=True)
+
+    def keep(self, label: str, values: Container[str]) -> None:
+        """Forget all label sets that have another value of a label than these. O(label sets)."""
+        for tally in self.tallies:
+            if label in tally.labels:
+                _drop(tally, tally.labels.index(label), values, dropped=False)
+
+    def values_of(self, label: str) -> set[str]:
+        """All values that this label has. O(label sets)."""
+        return {values[tally.labels.index(label)] for tally in self.tallies if label in tally.labels for values in tally.values}
 
     def collect(self) -> Iterator[Metric]:
         return (tally.family() for tally in self.tallies)

@@ -104,22 +104,23 @@ async def running(*replicas: FakeReplica | str, resolver: Resolver | None = None
 
 @contextlib.asynccontextmanager
 async def serving_runner(gateway: Gateway, runner: web.BaseRunner) -> AsyncIterator[Running]:
-    """On any free port."""
-    await runner.setup()
+    """On any free port, with what goes on in the background."""
     admin = side_runner(gateway.served, ADMIN)
-    await admin.setup()
-    url, admin_url = [await started(each) for each in (runner, admin)]
-    try:
-        async with (
-            aiohttp.ClientSession() as session,
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
-        ):
-            yield Running(gateway, url, admin_url, session, client)
-        await eventually(lambda: gateway.router.ledger.open_leases == 0)
-        gateway.router.check()
-    finally:
-        await admin.cleanup()
-        await runner.cleanup()
+    async with gateway.background():
+        try:
+            await runner.setup()
+            await admin.setup()
+            url, admin_url = [await started(each) for each in (runner, admin)]
+            async with (
+                aiohttp.ClientSession() as session,
+                openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
+            ):
+                yield Running(gateway, url, admin_url, session, client)
+            await eventually(lambda: gateway.router.ledger.open_leases == 0)
+            gateway.router.check()
+        finally:
+            await admin.cleanup()
+            await runner.cleanup()
 
 
 async def started(runner: web.BaseRunner) -> str:

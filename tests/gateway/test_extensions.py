@@ -4,23 +4,28 @@ that is served without any socket.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import ClassVar
 
 import orjson
 import pytest
 
 from gateway.app import Gateway, Surroundings, compose
+from gateway.cluster.messages import Drain
 from gateway.config.source import load
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect, StreamReader
 from gateway.dialects.table import DIALECTS, Dialects
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, bad_request
+from gateway.fleet.membership import Member
 from gateway.request.record import SettledRequest
-from tests.gateway.conftest import LOGGED
+from gateway.upstream.headers import Address
+from tests.gateway.conftest import LOGGED, eventually
 from tests.support.in_memory import Answer, BytesReply, BytesRequest, MemoryDials, framed, replica
 
 CHAT = "/v1/chat/completions"
@@ -47,12 +52,10 @@ async def composed(answer: Answer, around: Surroundings | None = None) -> AsyncI
     """A gateway whose replica is a function, without a server in front of it."""
     config = load(None, {"pools": [{"replicas": ["http://replica.memory:1"]}]}, env={})
     around = around or Surroundings()
-    gateway = compose(
-        config,
-        LOGGED,
-        Surroundings(dials=lambda address: MemoryDials(address, answer), dialects=around.dialects, observers=around.observers),
-    )
-    async with gateway.served.background():
+    if around.dials is None:
+        around = replace(around, dials=lambda address: MemoryDials(address, answer))
+    gateway = compose(config, LOGGED, around)
+    async with gateway.background():
         yield gateway
     assert gateway.router.ledger.open_leases == 0
     gateway.router.check()
@@ -64,7 +67,7 @@ async def composed(answer: Answer, around: Surroundings | None = None) -> AsyncI
 async def test_a_request_runs_from_bytes_to_bytes() -> None:
     async with composed(replica(completion)) as gateway:
         request = BytesRequest(chat(), CHAT, X_Request_Id="mine")
-        reply = await gateway.lifecycle.serve(request)
+        reply = await gateway.served.lifecycle.serve(request)
     assert isinstance(reply, BytesReply)
     assert (reply.status, reply.whole) == (200, True)
     assert b"X-Request-Id: mine\r\n" in reply.headers
@@ -73,7 +76,7 @@ async def test_a_request_runs_from_bytes_to_bytes() -> None:
 
 async def test_a_stream_runs_from_bytes_to_bytes_without_the_usage_that_the_client_has_not_asked_for() -> None:
     async with composed(replica(stream)) as gateway:
-        reply = await gateway.lifecycle.serve(BytesRequest(chat(stream=True), CHAT))
+        reply = await gateway.served.lifecycle.serve(BytesRequest(chat(stream=True), CHAT))
     assert isinstance(reply, BytesReply)
     assert (reply.status, reply.whole) == (200, True)
     assert reply.body.count(b"data: ") == 4
@@ -91,7 +94,7 @@ async def test_a_stream_runs_from_bytes_to_bytes_without_the_usage_that_the_clie
 )
 async def test_its_errors_are_bytes_too(body: bytes, path: str, status: int, code: str) -> None:
     async with composed(replica(completion)) as gateway:
-        reply = await gateway.lifecycle.serve(BytesRequest(body, path))
+        reply = await gateway.served.lifecycle.serve(BytesRequest(body, path))
     assert isinstance(reply, BytesReply)
     assert (reply.status, orjson.loads(reply.body)["error"]["code"]) == (status, code)
 
@@ -142,8 +145,10 @@ async def test_a_dialect_is_routed_metered_and_has_its_own_errors() -> None:
     settled: list[SettledRequest] = []
     around = Surroundings(dialects=WITH_ECHO.dialects, observers=[settled.append])
     async with composed(replica(lambda _request: framed(b'{"echo":"hi","tokens":7}')), around) as gateway:
-        answers = [await gateway.lifecycle.serve(BytesRequest(b'{"say":"%b"}' % (b"x" * 2000), "/v1/echo")) for _ in range(2)]
-        refused = await gateway.lifecycle.serve(BytesRequest(b"{}", "/v1/echo"))
+        answers = [
+            await gateway.served.lifecycle.serve(BytesRequest(b'{"say":"%b"}' % (b"x" * 2000), "/v1/echo")) for _ in range(2)
+        ]
+        refused = await gateway.served.lifecycle.serve(BytesRequest(b"{}", "/v1/echo"))
         tokens = gateway.metrics.prompt_tokens.values
     assert [bytes(reply.body) for reply in answers if isinstance(reply, BytesReply)] == [b'{"echo":"hi","tokens":7}'] * 2
     assert isinstance(refused, BytesReply)
@@ -163,9 +168,76 @@ async def test_an_observer_gets_each_settled_request_and_its_bug_costs_nobody_el
         raise ValueError("a bug")
 
     async with composed(replica(completion), Surroundings(observers=[broken, settled.append])) as gateway:
-        await gateway.lifecycle.serve(BytesRequest(chat(), CHAT, X_Tenant_Id="acme"))
-        await gateway.lifecycle.serve(BytesRequest(b"", CHAT))
+        await gateway.served.lifecycle.serve(BytesRequest(chat(), CHAT, X_Tenant_Id="acme"))
+        await gateway.served.lifecycle.serve(BytesRequest(b"", CHAT))
     first, second = settled
     assert (first.status, first.ok, first.tenant, first.model, first.usage) == (200, True, "acme", "m", Usage(100, 3, 64))
     assert (second.status, second.ok, second.replica) == (400, False, "")
     assert first.ended >= first.begun
+
+
+# -- a member source
+
+
+class Told:
+    """A source that names what a test puts into its queue; an exception is raised."""
+
+    name = "toy"
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[Sequence[Member] | Exception] = asyncio.Queue()
+
+    async def watch(self) -> AsyncIterator[Sequence[Member]]:
+        while True:
+            found = await self.queue.get()
+            if isinstance(found, Exception):
+                raise found
+            yield found
+
+
+async def test_a_member_source_adds_drains_and_removes_replicas(caplog: pytest.LogCaptureFixture) -> None:
+    source, found = Told(), Member("pod-0", "http://pod.memory:1", "default")
+    asked: list[str] = []
+
+    def dials(address: Address) -> MemoryDials:
+        def answer(request: bytes) -> list[bytes]:
+            if b"/v1/chat" in request:
+                asked.append(address.host)
+            return replica(completion)(request)
+
+        return MemoryDials(address, answer)
+
+    around = Surroundings(dials=dials, members=[source])
+    async with composed(replica(completion), around) as gateway:
+        fleet = gateway.fleet
+
+        async def ask(number: int) -> str:
+            body = chat(messages=[{"role": "user", "content": f"{number} is new"}])
+            reply = await gateway.served.lifecycle.serve(BytesRequest(body, CHAT))
+            assert isinstance(reply, BytesReply)
+            assert reply.status == 200
+            return asked[-1]
+
+        await source.queue.put([found])
+        await eventually(lambda: (state := fleet.named("pod-0")) and state.up)
+        await gateway.control.execute(Drain("replica.memory:1", on=True))
+        assert await ask(1) == "pod.memory"
+        await gateway.control.execute(Drain("replica.memory:1", on=False))
+        assert gateway.local.membership.source_of("pod-0") == "toy"
+
+        await source.queue.put([replace(found, draining=True)])
+        await eventually(lambda: (state := fleet.named("pod-0")) and state.draining)
+        assert {await ask(number) for number in range(2, 6)} == {"replica.memory"}
+
+        hostile = [Member("replica.memory:1", "http://evil:1", "default"), Member("x\ny", "http://evil:2", "default")]
+        await source.queue.put([found, *hostile, Member("lost", "http://evil:3", "no such pool")])
+        await eventually(lambda: (state := fleet.named("pod-0")) and not state.draining)
+        assert [state.url for state in fleet.replicas] == ["http://replica.memory:1", found.url]
+        assert [record.message for record in caplog.records].count("replica is not a member") == 3
+
+        await source.queue.put(OSError("the name server is away"))
+        await eventually(lambda: "member source failed" in caplog.text)
+        assert fleet.named("pod-0"), "what was known stays"
+        await source.queue.put([])
+        await eventually(lambda: not (state := fleet.named("pod-0")) or state.leaving)
+        assert {await ask(number) for number in range(6, 10)} == {"replica.memory"}

@@ -1,42 +1,53 @@
 """Log of the operators' commands that a new worker has to execute first.
 
-    sent to all workers ──► pending ── all have answered, none refused ──► in force, until the configuration changes
+    sent to all workers ──► pending ── all have answered, none refused ──► in force, until another one undoes it
                                └────── one refused ──► forgotten
 
 All workers execute all commands in one order, so that all accept or refuse the same ones. A new worker executes those in force,
 then the pending ones. A worker that ended without an answer is not waited for.
+
+What is in force is bounded: an addition by the replicas that a gateway may have, for workers refuse more, and drains by
+DRAINS_MOST, of which the oldest is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.cluster.membership import remaining
+from gateway.cluster.messages import Drain, Join, Leave
+from gateway.config.schema import MAX_REPLICAS, Config
+from gateway.fleet.membership import member_of
+
 PENDING_MOST: Final = 1000
-REPLICA: Final = "replica "
-DRAIN: Final = "drain "
+DRAINS_MOST: Final = MAX_REPLICAS
+
+Replayed = Drain | Join | Leave
+"""The commands that a new worker has to execute."""
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
     """payload: the encoded message. waiting_for: the workers that have not answered yet."""
 
-    key: str
+    command: Replayed
     payload: bytes
     waiting_for: set[int]
 
 
 class Commands:
-    """See the top of this file. A key is what a command is about: REPLICA or DRAIN and the replica's name."""
+    """See the top of this file."""
 
     def __init__(self) -> None:
         self._pending: dict[tuple[int, int], _Pending] = {}  # by asker and its number for the command
-        self._in_force: dict[str, bytes] = {}
+        self._added: dict[str, tuple[Join, bytes]] = {}
+        self._drained: dict[str, bytes] = {}
 
-    def send(self, asker: int, number: int, key: str, payload: bytes, workers: Iterable[int]) -> None:
+    def send(self, asker: int, number: int, command: Replayed, payload: bytes, workers: Iterable[int]) -> None:
         """The command goes to these workers."""
-        self._pending[asker, number] = _Pending(key, payload, set(workers))
+        self._pending[asker, number] = _Pending(command, payload, set(workers))
         self._settle()
 
     @property
@@ -60,28 +71,45 @@ class Commands:
             pending.waiting_for.discard(worker)
         self._settle()
 
-    def reconfigured(self, names: Collection[str]) -> None:
-        """There is another configuration, with replicas of these names: those that were added are gone, and so is each drain of
-        a replica that it does not have.
-        """
-        self._in_force = {key: payload for key, payload in self._in_force.items() if _survives(key, names)}
-        self._pending = {which: pending for which, pending in self._pending.items() if _survives(pending.key, names)}
+    def reconfigured(self, config: Config) -> None:
+        """There is another configuration: some additions end (`remaining`), and each drain of a replica that is no more."""
+        configured = {replica.name for pool in config.pools for replica in pool.replicas}
+        pools = {pool.name for pool in config.pools}
+
+        def stays(command: Replayed) -> bool:
+            match command:
+                case Join(pool, replica):
+                    return bool(remaining((member_of(replica, pool),), configured, pools))
+                case Leave(name):
+                    return name not in configured
+                case Drain(name):
+                    return name in configured or name in self._added
+
+        self._added = {name: joined for name, joined in self._added.items() if stays(joined[0])}
+        self._drained = {name: payload for name, payload in self._drained.items() if stays(Drain(name, on=True))}
+        self._pending = {which: pending for which, pending in self._pending.items() if stays(pending.command)}
 
     def replay(self) -> Iterator[bytes]:
         """The messages for a new worker, in order."""
-        yield from self._in_force.values()
+        yield from (payload for _, payload in self._added.values())
+        yield from self._drained.values()
         yield from (pending.payload for pending in self._pending.values())
 
     def _settle(self) -> None:
         for which in [which for which, pending in self._pending.items() if not pending.waiting_for]:
             pending = self._pending.pop(which)
-            if not pending.key.startswith(REPLICA):
-                self._in_force.pop(pending.key, None)  # the later drain replaces the earlier one
-            self._in_force.setdefault(pending.key, pending.payload)  # of two replicas with one name the first one stays
+            match pending.command:
+                case Join(_, replica):  # of two replicas with one name the first one stays
+                    self._added.setdefault(replica.name, (pending.command, pending.payload))
+                case Leave(name):
+                    self._added.pop(name, None)
+                    self._drained.pop(name, None)
+                case Drain(name, on):
+                    self._drained.pop(name, None)
+                    if on:
+                        self._drained[name] = pending.payload
+            while len(self._drained) > DRAINS_MOST:
+                del self._drained[next(iter(self._drained))]
 
     def __repr__(self) -> str:
-        return f"<Commands: {len(self._in_force)} in force, {len(self._pending)} pending>"
-
-
-def _survives(key: str, names: Collection[str]) -> bool:
-    return not key.startswith(REPLICA) and (not key.startswith(DRAIN) or key.removeprefix(DRAIN) in names)
+        return f"<Commands: {len(self._added) + len(self._drained)} in force, {len(self._pending)} pending>"

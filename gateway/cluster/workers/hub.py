@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gateway.cluster.messages import Command, Reconfigure, RejectConfig, encode_config
+from gateway.cluster.messages import Command, Reconfigure, encode_config
 from gateway.cluster.workers.channel import HUB, Channel
-from gateway.cluster.workers.command_log import Commands
+from gateway.cluster.workers.command_log import Commands, Replayed
 from gateway.cluster.workers.messages import (
     Counters,
     Current,
@@ -114,12 +114,27 @@ class Hub:
                 pass
         except SnapshotError as error:
             log.error("a worker's counters are lost", extra={"worker": worker, "error": str(error)})
+        self._forget_departed()
         self._ended_packed = b""
 
-    def command(self, key: str, command: Command) -> None:
-        """From here to all workers. key: what it is about (`Commands`)."""
+    def _forget_departed(self) -> None:
+        """Drop the counters of replicas and pools that no living worker counts for any more."""
+        counted = Metrics().page
+        for member in self.members.values():
+            if not member.counters:  # it has not reported yet: nobody knows
+                return
+            try:
+                for _ in merge_slices(counted, member.counters):
+                    pass
+            except SnapshotError:
+                return
+        for label in ("replica", "pool") if self.members else ():
+            self.ended.page.keep(label, counted.values_of(label))
+
+    def command(self, command: Command) -> None:
+        """From here to all workers."""
         self._commanded += 1
-        execute = Execute(self._commanded, key, command, math.inf)
+        execute = Execute(self._commanded, command, math.inf)
         self._execute(HUB, execute, encode(execute))
 
     def _receive(self, worker: int, to: int, message: Message, payload: bytes) -> None:
@@ -172,16 +187,15 @@ class Hub:
     def _execute(self, asker: int, execute: Execute, payload: bytes) -> None:
         """To all workers, the asker too. `payload`: the message, encoded."""
         command = execute.command
-        replayed = not isinstance(command, Reconfigure | RejectConfig)
-        if self._clock() > execute.until or (replayed and self._commands.full):
+        if self._clock() > execute.until or (isinstance(command, Replayed) and self._commands.full):
             return  # the asker gets no Forwarded, and gives up
         if asker in self.members:
             self._confirm_forwarding(self.members[asker], execute.number)
         if isinstance(command, Reconfigure):
             self.config = command.config
-            self._commands.reconfigured({replica.name for pool in self.config.pools for replica in pool.replicas})
-        elif replayed:
-            self._commands.send(asker, execute.number, execute.key, payload, self.members)
+            self._commands.reconfigured(self.config)
+        elif isinstance(command, Replayed):
+            self._commands.send(asker, execute.number, command, payload, self.members)
         self._broadcast(asker, payload)
 
     def _broadcast(self, worker: int, payload: bytes, but: int = HUB) -> None:

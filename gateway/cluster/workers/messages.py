@@ -85,10 +85,9 @@ class Scrape(Struct, frozen=True, array_like=True, tag=11):
 
 
 class Execute(Struct, frozen=True, array_like=True, tag=12):
-    """Answer with an Executed. key: what the command is about (`command_log.py`). The hub ignores it later than `until`."""
+    """Answer with an Executed. The hub ignores it later than `until`."""
 
     number: int
-    key: str
     command: Command
     until: float
 

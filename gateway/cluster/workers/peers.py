@@ -15,10 +15,9 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from gateway.cluster.commands import LocalControl
-from gateway.cluster.messages import Command, Drain, Join, Reconfigure
+from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure
 from gateway.cluster.replication import UNSENT_BYTES, ReplicationTransport, Replicator
 from gateway.cluster.workers.channel import HUB, Channel
-from gateway.cluster.workers.command_log import DRAIN, REPLICA
 from gateway.cluster.workers.messages import (
     Alive,
     Counters,
@@ -151,7 +150,7 @@ class Peers:
     async def execute(self, command: Command) -> None:
         """Also raises GatewayError 503: the hub did not forward it, or not all workers have answered."""
         until = self._local.clock() + PASSED_ON_S
-        question = await self._ask(lambda number: Execute(number, _key(command), command, until), COMMAND_S)
+        question = await self._ask(lambda number: Execute(number, command, until), COMMAND_S)
         for answer in question.answers.values():
             if isinstance(answer, Executed) and answer.internal:
                 raise internal_error()
@@ -173,6 +172,7 @@ class Peers:
         for worker, page in pages.items():
             if page:
                 await self._merge(whole, worker, page)
+        self._local.fleet.hide_departed(whole)
         return await render(whole)
 
     async def _merge(self, whole: Page, worker: int, page: bytes) -> None:
@@ -270,9 +270,9 @@ class Peers:
 
     async def _replay(self) -> None:
         """The commands from before this worker was started: all up to Current."""
-        before: list[Drain | Join] = []
+        before: list[Drain | Join | Leave] = []
         while isinstance(message := (await self._commands.get())[1], Execute):
-            if isinstance(message.command, Drain | Join):
+            if isinstance(message.command, Drain | Join | Leave):
                 before.append(message.command)
         try:
             await self._local.replay(before)
@@ -294,13 +294,3 @@ def connect(local: LocalControl, channel: Channel, orphaned: Callable[[], None])
 
     channel.receive(receive, orphaned)
     return peers
-
-
-def _key(command: Command) -> str:
-    """What a command is about: a later one on the same replaces it (`command_log.py`)."""
-    match command:
-        case Drain(name, _):
-            return f"{DRAIN}{name}"
-        case Join(_, replica):
-            return f"{REPLICA}{replica.name}"
-    return "configuration"

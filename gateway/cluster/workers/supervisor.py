@@ -266,11 +266,11 @@ class Supervisor:
             try:
                 config = await self._source.next()
             except ConfigError as error:
-                self.hub.command("", RejectConfig(str(error)))
+                self.hub.command(RejectConfig(str(error)))
             except Exception:  # a bug in one reading must not end the watching
                 log.exception("reload failed")
             else:
-                self.hub.command("", Reconfigure.to(possible(self.hub.config, config)))
+                self.hub.command(Reconfigure.to(possible(self.hub.config, config)))
 
     def _signal(self, number: int) -> None:
         for slot in self._slots:

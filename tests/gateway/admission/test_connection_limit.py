@@ -119,7 +119,7 @@ async def test_one_address_that_takes_all_connections_it_can_leaves_some_to_othe
             assert len(third) == 1
             for writer in (*first, *second, *third):
                 writer.close()
-        places = run.gateway.connections
+        places = run.gateway.served.connections
         await eventually(lambda: places.open < 40)
         shown = await run.metrics()
         assert shown["warmroute_client_connections"] >= 1, "the one that asks"

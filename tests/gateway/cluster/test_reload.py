@@ -14,8 +14,9 @@ import pytest
 from yarl import URL
 
 from gateway.config.parse import ConfigError
-from gateway.config.schema import Config, ReplicaConfig
+from gateway.config.schema import Config
 from gateway.config.source import Source, load
+from gateway.fleet.membership import Member, configured
 from tests.gateway.conftest import BODY, Running, eventually, longest_pause, running
 from tests.support.configmap import ConfigMap
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, dies_now, http, models, says, streams
@@ -30,7 +31,7 @@ def config_of(*replicas: FakeReplica | dict[str, Any], **more: Any) -> Config:
 
 
 async def reload(run: Running, *replicas: FakeReplica | dict[str, Any], **more: Any) -> None:
-    await run.gateway.reload.take(config_of(*replicas, **more))
+    await run.gateway.local.reload.take(config_of(*replicas, **more))
 
 
 async def rows(run: Running) -> dict[str, dict[str, Any]]:
@@ -118,7 +119,7 @@ async def test_an_addition_that_fails_keeps_the_way_to_a_replica_that_is_leaving
         parts = await opened(run)
         await reload(run, new, health=health)
         old.listing = silent
-        adding = asyncio.create_task(run.gateway.reload.add("default", ReplicaConfig(old.url, "again")))
+        adding = asyncio.create_task(run.gateway.local.membership.add(Member("again", old.url, "default")))
         await asked.wait()
         adding.cancel()
         await asyncio.wait([adding])
@@ -434,10 +435,11 @@ async def test_a_reading_that_fails_does_not_end_the_watching(caplog: pytest.Log
             assert isinstance(result, Config)
             return result
 
-        reloading = type(run.gateway.reload)(
+        reloading = type(run.gateway.local.reload)(
             live=run.gateway.live,
             source=(source := Source(None, read)),
-            parts=run.gateway.parts,
+            membership=run.gateway.local.membership,
+            parts=run.gateway.local.parts,
             metrics=run.gateway.metrics,
             now=lambda: 7.0,
         )
@@ -473,7 +475,7 @@ async def test_a_reload_to_many_replicas_does_not_hold_requests(pools: int, repl
             config = load(None, {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "pools": many(path)}, env={})
 
             async def change(config: Config = config) -> None:
-                await run.gateway.reload.take(config)
+                await run.gateway.local.reload.take(config)
                 await eventually(lambda: all(state.failed_probes > 1 for state in run.gateway.fleet.replicas))
 
             assert await longest_pause(change) < 0.12
@@ -483,5 +485,7 @@ async def test_the_event_loop_turns_while_many_replicas_are_asked_that_will_join
     urls = [{"url": f"http://127.0.0.1:9/{number}", "name": f"r{number}"} for number in range(2000)]
     config = load(None, {"listen": "127.0.0.1:0", "pools": [{"replicas": urls}]}, env={})
     async with FakeReplica() as one, running(one) as run:
-        longest = await longest_pause(lambda: run.gateway.fleet.meet(config, run.gateway.upstream))
+        longest = await longest_pause(
+            lambda: run.gateway.fleet.meet({each.name: each for each in configured(config)}, run.gateway.upstream)
+        )
     assert longest < 0.05, "at once it would take 0.1 s"

@@ -116,10 +116,10 @@ async def test_a_client_that_does_not_read_holds_the_replica_back() -> None:
     async with FakeReplica([endless]) as replica, running(replica, limits=limits) as run, dial(run) as (_, writer):
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(post())
-        await eventually(lambda: run.gateway.memory.held > 0 and sent > MAX_HELD_ANSWER)
+        await eventually(lambda: run.gateway.served.memory.held > 0 and sent > MAX_HELD_ANSWER)
         await stands_still(run, lambda: sent)
         assert sent < 60 * MIB, "what the kernel's buffers hold"
-        assert 0 < run.gateway.memory.held < 3 * MIB
+        assert 0 < run.gateway.served.memory.held < 3 * MIB
 
 
 async def test_what_came_of_an_answer_that_broke_off_is_not_held() -> None:
@@ -142,7 +142,7 @@ async def test_what_came_of_an_answer_that_broke_off_is_not_held() -> None:
         run = await stack.enter_async_context(running(*urls))
         asked = asyncio.create_task(run.post())
         await eventually(lambda: calls == 3)
-        assert run.gateway.memory.held < 100_000
+        assert run.gateway.served.memory.held < 100_000
         go.set()
         assert (await asked)[0] == 502
 

@@ -104,8 +104,8 @@ async def test_a_reload_that_makes_a_pool_serve_none_of_its_replicas_models_is_l
     async with FakeReplica(listing=models("sim")) as one, FakeReplica(listing=models("sim")) as two:
         async with running(pools=[pool(one)]) as run:
             assert "none of the replica's models" not in caplog.text
-            await run.gateway.reload.take(config_of(pools=[pool(one, models=("llama",))]))
-            await run.gateway.reload.take(config_of(pools=[pool(one, two, models=("llama",))]))
+            await run.gateway.local.reload.take(config_of(pools=[pool(one, models=("llama",))]))
+            await run.gateway.local.reload.take(config_of(pools=[pool(one, two, models=("llama",))]))
         found = [record for record in caplog.records if "none of the replica's models" in record.getMessage()]
         assert [record.replica for record in found] == [one.name, two.name]  # type: ignore[attr-defined]
 
@@ -113,7 +113,7 @@ async def test_a_reload_that_makes_a_pool_serve_none_of_its_replicas_models_is_l
 async def test_a_reload_in_which_one_pool_takes_anothers_models_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeReplica(listing=models("sim")) as one, FakeReplica(listing=models("llama", "sim")) as two:
         async with running(pools=[pool(one), pool(two, models=("llama",))]) as run:
-            await run.gateway.reload.take(config_of(pools=[pool(one), pool(two, models=("llama", "sim"))]))
+            await run.gateway.local.reload.take(config_of(pools=[pool(one), pool(two, models=("llama", "sim"))]))
         found = [record for record in caplog.records if "none of the replica's models" in record.getMessage()]
         assert [record.replica for record in found] == [one.name]  # type: ignore[attr-defined]
 

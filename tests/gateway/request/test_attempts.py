@@ -423,7 +423,7 @@ async def test_a_replica_that_has_left_is_nobodys_trouble(rests: bool) -> None:
             return [{"replicas": [{"name": "a", "url": url}, {"name": "b", "url": other.url}]}]
 
         async with running(pools=at(former.url), **TURNS) as run:
-            fleet, reload = run.gateway.fleet, run.gateway.reload
+            fleet, reload = run.gateway.fleet, run.gateway.local.reload
             state = fleet.named("a")
             assert state
             asked = [asyncio.create_task(streamed(run)) for _ in range(50)]
@@ -614,7 +614,7 @@ async def test_a_model_that_goes_while_a_request_waits_keeps_no_place() -> None:
             waiting = asyncio.create_task(run.post())
             await eventually(lambda: admission.waiting == 1)
             config = run.gateway.config
-            await run.gateway.reload.take(replace(config, pools=(replace(config.pools[0], models=("another",)),)))
+            await run.gateway.local.reload.take(replace(config, pools=(replace(config.pools[0], models=("another",)),)))
             held.set()
             assert sorted([(await first)[0], (await waiting)[0]]) == [404, 502]
             assert (admission.inflight, admission.waiting) == (0, 0)

@@ -402,7 +402,7 @@ async def test_the_request_for_the_rest_is_charged_until_it_is_sent(room: bool) 
     cast = Cast(streams("a", "b", hold=breaks, die=True), streams("c", hold=goes_on))
     limits = {"inflight_mb": 4, "body_mb": 1, "drain_timeout_s": 1}
     async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two, limits=limits) as run:
-        budget = run.gateway.memory
+        budget = run.gateway.served.memory
         asked = asyncio.create_task(stream_of(run, large(1_000_000)))
         await eventually(lambda: cast.asked)
         others = budget.lease("another client")

@@ -96,7 +96,7 @@ async def test_everybody_is_told_where_the_configuration_says_so_until_it_says_o
     async with FakeReplica() as one, running(one, routing={"expose_headers": "all"}) as run:
         assert (await headers_of(run, BODY, OUTSIDE)).keys() >= ROUTED
         raw = {"listen": "127.0.0.1:0", "pools": [{"replicas": [one.url]}]}
-        await run.gateway.reload.take(load(None, raw, env={}))
+        await run.gateway.local.reload.take(load(None, raw, env={}))
         assert not (await headers_of(run, BODY, OUTSIDE)).keys() & ROUTED
 
 
@@ -243,7 +243,7 @@ async def test_isolation_begins_with_a_reload() -> None:
     async with FakeReplica() as one, running(one) as run:
         assert await predicted(run, "a") == 0 < await predicted(run, "b")
         raw = {"listen": "127.0.0.1:0", "pools": [{"replicas": [one.url]}], "routing": {"isolation": "tenant"}}
-        await run.gateway.reload.take(load(None, raw, env={}))
+        await run.gateway.local.reload.take(load(None, raw, env={}))
         assert await predicted(run, "a") == 0
         assert await predicted(run, "b") == 0
 
@@ -276,7 +276,7 @@ async def test_an_upload_that_gets_no_salt_is_charged_once() -> None:
     async with vllm, running(vllm, routing={"isolation": "tenant"}) as run:
         asked = asyncio.create_task(run.session.post(f"{run.url}/v1/files", data=io.BytesIO(b"x" * size)))
         await eventually(lambda: vllm.requests)
-        assert size <= run.gateway.memory.held < 1.5 * size
+        assert size <= run.gateway.served.memory.held < 1.5 * size
         over.set()
         (await asked).release()
 

@@ -3,11 +3,15 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from yarl import URL
 
+from gateway.config.schema import MAX_REPLICAS
 from gateway.config.source import load
 from gateway.errors import ReplicaFailure
+from gateway.fleet.membership import Member
 from gateway.server.endpoints import side_runner
 from gateway.upstream.client import Call
 from gateway.upstream.resolver import Resolver
@@ -49,9 +53,10 @@ async def test_the_replica_list_tells_state_and_load() -> None:
 
 
 # Every operator endpoint, with a body that it would take.
-ENDPOINTS: list[tuple[str, str, dict[str, Any]]] = [
+ENDPOINTS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("GET", "/warmroute/replicas", {}),
     ("POST", "/warmroute/replicas", {"url": "http://127.0.0.1:9"}),
+    ("DELETE", "/warmroute/replicas/x", None),
     ("POST", "/warmroute/drain", {"name": "x"}),
     ("POST", "/warmroute/undrain", {"name": "x"}),
     ("POST", "/warmroute/route", BODY),
@@ -213,7 +218,7 @@ async def test_an_added_name_does_not_lead_to_a_metadata_service() -> None:
             await run.gateway.upstream.open(f"http://rebound.test:{one.port}", Call("GET", "/", b"", b""), 0.1)
         pools = [{"replicas": [one.url, f"http://rebound.test:{one.port}"]}]
         configured = load(None, {"listen": "127.0.0.1:0", "pools": pools}, env={})
-        await run.gateway.reload.take(configured)
+        await run.gateway.local.reload.take(configured)
         with pytest.raises(ReplicaFailure) as caught:
             await run.gateway.upstream.open(f"http://rebound.test:{one.port}", Call("GET", "/", b"", b""), 0.1)
         assert "is link-local" not in caught.value.message
@@ -277,25 +282,86 @@ async def test_a_replica_that_drains_is_probed_and_drains_on_after_a_reload() ->
         state = run.gateway.fleet.named(one.name)
         assert state
         await eventually(lambda: "new" in state.models)
-        await run.gateway.reload.take(load(None, {**raw, "pools": [{"replicas": [one.url]}]}, env={}))
+        await run.gateway.local.reload.take(load(None, {**raw, "pools": [{"replicas": [one.url]}]}, env={}))
         assert (await listed(run))[one.name]["draining"] is True
         assert not run.gateway.fleet.pools[0].ready
 
 
-async def test_a_replica_is_added_until_the_configuration_changes() -> None:
-    async with FakeReplica() as one, FakeReplica(listing=models("new")) as two, running(one) as run:
-        before = run.gateway.config
-        body = {"url": f"{two.url}/v1", "name": "r2", "capacity_tokens": 5000}
-        code, _, told = await run.post(body, path="/warmroute/replicas")
+async def removed(run: Running, name: str) -> tuple[int, dict[str, Any]]:
+    """(status, JSON) of removing a replica."""
+    async with run.session.delete(URL(f"{run.admin_url}/warmroute/replicas/{quote(name, safe='')}", encoded=True)) as answer:
+        return answer.status, await answer.json()
+
+
+@pytest.mark.parametrize("name", ["r2", "http://[::1]:8000/a?b#c%2F"])
+async def test_a_replica_is_added_until_it_is_removed(name: str) -> None:
+    go_on = asyncio.Event()
+    two = FakeReplica([answers(), answers(), streams("a", "b", hold=go_on)], listing=models("new"))
+    raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 0.05}}
+    async with FakeReplica() as one, two, running(one, **raw) as run:
+        body = {"url": f"{two.url}/v1", "name": name, "capacity_tokens": 5000}
+        code, _, added = await run.post(body, path="/warmroute/replicas")
         assert code == 201
-        assert "until" in told
-        row = told["replica"]
-        assert (row["name"], row["url"], row["pool"], row["up"]) == ("r2", two.url, "default", True)
-        assert row["capacity_tokens"] == 5000
-        assert (await run.post({**BODY, "model": "new"}))[1]["X-Warmroute-Replica"] == "r2"
-        await run.gateway.reload.take(before)
-        assert (await run.post({**BODY, "model": "new"}))[0] == 404
+        assert "it is removed" in added["until"]
+        row = added["replica"]
+        assert (row["name"], row["url"], row["pool"], row["up"]) == (name, two.url, "default", True)
+        assert (row["capacity_tokens"], row["source"]) == (5000, "operators")
+        wanted = {**BODY, "model": "new"}
+        assert (await run.post(wanted))[1]["X-Warmroute-Replica"] == name
+        await run.gateway.local.reload.take(load(None, {**raw, "pools": [{"replicas": [one.url], "queue_s": 5}]}, env={}))
+        assert (await run.post(wanted))[1]["X-Warmroute-Replica"] == name, "a reload leaves it alone"
+        parts = aiter(await run.client.chat.completions.create(**wanted, stream=True))
+        await anext(parts)
+        assert await removed(run, name) == (200, {"name": name, "leaving": True, "inflight": 1})
+        assert (await run.post(wanted))[0] == 404
+        row = (await listed(run))[name]
+        assert (row["leaving"], row["pool"], row["source"]) == (True, None, None)
+        assert await removed(run, name) == (200, {"name": name, "leaving": True, "inflight": 1}), "again"
+        go_on.set()
+        assert [part.choices[0].delta.content async for part in parts] == ["b"]
         await eventually(lambda: set(run.gateway.router.replicas) == {one.name})
+        assert (await removed(run, name))[0] == 404
+        await eventually(lambda: two.url not in repr(run.gateway.upstream))
+
+
+async def test_only_what_was_added_is_removed() -> None:
+    async with FakeReplica() as one, running(one) as run:
+        status, answer = await removed(run, one.name)
+        assert (status, answer["error"]["code"]) == (409, "replica_not_added")
+        assert "is in the configuration: remove it there, or drain it here" in answer["error"]["message"]
+        assert (await listed(run))[one.name]["source"] == "configuration"
+        status, answer = await removed(run, "nobody")
+        assert (status, answer["error"]["code"]) == (404, "replica_not_found")
+
+
+async def test_an_added_replica_that_the_configuration_names_later_is_the_configurations() -> None:
+    async with FakeReplica() as one, FakeReplica() as two, running(one) as run:
+        assert (await run.post({"url": two.url}, path="/warmroute/replicas"))[0] == 201
+        state = run.gateway.fleet.named(two.name)
+        before = run.gateway.config
+        raw = {"listen": "127.0.0.1:0"}
+        await run.gateway.local.reload.take(load(None, {**raw, "pools": [{"replicas": [two.url, one.url]}]}, env={}))
+        assert (await listed(run))[two.name]["source"] == "configuration"
+        assert run.gateway.fleet.named(two.name) is state, "it keeps all that was learned of it"
+        await run.gateway.local.reload.take(before)
+        await eventually(lambda: set(run.gateway.router.replicas) == {one.name})
+
+
+async def test_a_replica_that_is_the_gateway_itself_is_not_added() -> None:
+    async with FakeReplica() as one, running(one, listen="127.0.0.1:8999") as run:
+        code, _, error = await run.post({"url": "http://localhost:8999", "name": "self"}, path="/warmroute/replicas")
+        assert (code, error["error"]["code"]) == (400, "invalid_request")
+        assert "is this gateway itself (listen: 127.0.0.1:8999)" in error["error"]["message"]
+
+
+async def test_operators_cannot_add_more_replicas_than_a_gateway_may_have() -> None:
+    async with FakeReplica() as one, running(one, health={"timeout_s": 0.01}) as run:
+        named = tuple([Member(f"r{number}", f"{one.url}/{number}", "default") for number in range(MAX_REPLICAS - 1)])
+        await run.gateway.local.membership.restore(named)
+        code, _, error = await run.post({"url": f"{one.url}/more", "name": "more"}, path="/warmroute/replicas")
+        assert (code, error["error"]["code"]) == (400, "invalid_request")
+        assert f"at most {MAX_REPLICAS} replicas" in error["error"]["message"]
+        assert len(list(run.gateway.fleet.replicas)) == MAX_REPLICAS
 
 
 async def test_what_cannot_be_added_or_drained_is_said() -> None:

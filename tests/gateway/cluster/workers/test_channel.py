@@ -35,7 +35,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Counters, st.binary(max_size=30)),
     st.builds(Scrape, numbers),
     st.builds(Scraped, numbers, st.binary(max_size=30)),
-    st.builds(Execute, numbers, st.text(max_size=5), st.builds(Drain, st.text(max_size=5), st.booleans()), st.just(1.0)),
+    st.builds(Execute, numbers, st.builds(Drain, st.text(max_size=5), st.booleans()), st.just(1.0)),
     st.builds(Executed, numbers, st.none() | st.text(max_size=9), st.booleans()),
 )
 frames = st.lists(st.tuples(numbers, messages), max_size=8)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.messages import Batch, Command, Drain, Join, Reconfigure, RejectConfig, decode_config
+from gateway.cluster.messages import Batch, Command, Drain, Join, Leave, Reconfigure, RejectConfig, decode_config
 from gateway.cluster.workers.channel import HEAD, HUB, Channel, Receive
-from gateway.cluster.workers.command_log import PENDING_MOST
+from gateway.cluster.workers.command_log import DRAINS_MOST, PENDING_MOST
 from gateway.cluster.workers.hub import Hub
 from gateway.cluster.workers.messages import (
     Alive,
@@ -28,7 +28,6 @@ from gateway.cluster.workers.messages import (
     from_hub,
     from_worker,
 )
-from gateway.cluster.workers.peers import _key
 from gateway.config.schema import Config
 from gateway.config.source import load
 from gateway.telemetry.exposition import packed
@@ -72,8 +71,9 @@ def batch(name: str) -> Publish:
     return Publish(Batch(0.0, name.encode()))
 
 
-def config_of(ttl_s: float = 60.0) -> Config:
-    return load(None, {"pools": [{"replicas": ["http://a:1"]}], "routing": {"ttl_s": ttl_s}, "workers": 2}, env={})
+def config_of(*urls: str, ttl_s: float = 60.0, pool: str = "") -> Config:
+    pools = [{"replicas": list(urls) or ["http://a:1"], "name": pool}]
+    return load(None, {"pools": pools, "routing": {"ttl_s": ttl_s}, "workers": 2}, env={})
 
 
 REPLICA_B, OTHER_B = (
@@ -103,7 +103,7 @@ def test_a_newcomer_hears_the_past_in_its_order_between_its_welcome_and_now() ->
     end.receives(batch("one"))
     end.receives(batch("two"))
     made.leave(first)
-    made.command("drain a", Drain("a", on=True))
+    made.command(Drain("a", on=True))
     _, late = joined(made)
     kinds = [(type(message), worker) for worker, message in late.sent]
     assert kinds == [(Welcome, 2), (Execute, 0), (Publish, first), (Publish, first), (Gone, first), (Current, 0)]
@@ -128,31 +128,48 @@ def test_the_past_is_bounded_in_bytes_and_in_time() -> None:
 
 def test_only_the_last_command_on_each_matter_is_in_force() -> None:
     made = Hub(config_of(), Now(), lambda _: None)
+    _, end = joined(made)
+    done(made, end, Drain("a:1", on=True), Join("default", REPLICA_B), RejectConfig("no"), Drain("b:1", on=True))
+    assert replayed(made) == [Join("default", REPLICA_B), Drain("a:1", on=True), Drain("b:1", on=True)]
+    done(made, end, Drain("a:1", on=False))
+    assert replayed(made) == [Join("default", REPLICA_B), Drain("b:1", on=True)], "as if it had never drained"
+    done(made, end, Leave("b:1"))
+    assert replayed(made) == []
+    for number in range(DRAINS_MOST + 100):
+        done(made, end, Drain(f"r{number}", on=True))
+    assert len(replayed(made)) == DRAINS_MOST, "of names that are no more, too"
+
+
+def test_additions_outlive_a_reload_unless_it_names_the_replica_or_has_its_pool_no_more() -> None:
+    made = Hub(config_of(), Now(), lambda _: None)
+    _, end = joined(made)
+    done(made, end, Join("default", REPLICA_B), Drain("b:1", on=True), Drain("a:1", on=True), Drain("z", on=True))
     other = config_of(ttl_s=5)
-    commands = [
-        Drain("a:1", on=True),
-        Join("default", REPLICA_B),
-        Drain("a:1", on=False),
-        RejectConfig("no"),
-        Drain("b:1", on=True),
-    ]
-    (who, end) = joined(made)
-    for number, command in enumerate(commands, start=1):
-        made.command(_key(command), command)
-        answers(end, HUB, number)
-    assert who == 1
-    assert joined(made)[1].commands == [Join("default", REPLICA_B), Drain("a:1", on=False), Drain("b:1", on=True)]
-    made.command(_key(Reconfigure.to(other)), Reconfigure.to(other))
+    made.command(Reconfigure.to(other))
     _, late = joined(made)
-    assert late.commands == [Drain("a:1", on=False)], "b:1 is gone"
+    assert late.commands == [Join("default", REPLICA_B), Drain("b:1", on=True), Drain("a:1", on=True)], "z is gone"
     assert decode_config(late.of(Welcome)[0][1].config) == other
+    made.command(Reconfigure.to(config_of("http://a:1", "http://b:1")))
+    assert replayed(made) == [Drain("b:1", on=True), Drain("a:1", on=True)], "b:1 is in the configuration now"
+    made.command(Reconfigure.to(config_of()))
+    assert replayed(made) == [Drain("a:1", on=True)]
+    done(made, end, Join("default", REPLICA_B))
+    made.command(Reconfigure.to(config_of(pool="other")))
+    assert replayed(made) == [Drain("a:1", on=True)]
+
+
+def done(made: Hub, end: End, *commands: Command) -> None:
+    """The only worker has executed these commands."""
+    for command in commands:
+        made.command(command)
+        answers(end, HUB, end.of(Execute)[-1][1].number)
 
 
 # -- commands that are not executed everywhere yet
 
 
-def asks(end: End, number: int, command: Drain | Join, until: float = 99.0) -> None:
-    end.receives(Execute(number, _key(command), command, until))
+def asks(end: End, number: int, command: Command, until: float = 99.0) -> None:
+    end.receives(Execute(number, command, until))
 
 
 def answers(end: End, asker: int, number: int, error: str | None = None) -> None:
@@ -194,15 +211,17 @@ def test_a_worker_that_ends_without_an_answer_is_not_waited_for() -> None:
     assert repr(made._commands) == "<Commands: 2 in force, 0 pending>"
     asks(two, 1, Join("default", OTHER_B))
     made.leave(second)
-    assert replayed(made) == [Drain("a:1", on=True), Join("default", REPLICA_B)], "the first of that name stays"
+    assert replayed(made) == [Join("default", REPLICA_B), Drain("a:1", on=True)], "the first of that name stays"
 
 
-def test_a_replica_that_is_pending_does_not_outlive_a_reload() -> None:
+def test_a_pending_addition_is_over_when_a_reload_names_its_replica() -> None:
     made = Hub(config_of(), Now(), lambda _: None)
     first, one = joined(made)
     asks(one, 1, Join("default", REPLICA_B))
-    made.command("", Reconfigure.to(config_of(ttl_s=5)))
+    asks(one, 2, Leave("b:1"))
+    made.command(Reconfigure.to(config_of("http://a:1", "http://b:1")))
     answers(one, first, 1)
+    answers(one, first, 2)
     assert replayed(made) == []
 
 
@@ -221,7 +240,7 @@ def test_commands_without_an_answer_are_bounded() -> None:
     for number in range(PENDING_MOST + 500):
         asks(one, number, Drain(f"r{number}", on=True))
     assert len(replayed(made)) == len(one.of(Forwarded)) == PENDING_MOST
-    made.command("", Reconfigure.to(config_of(ttl_s=5)))
+    made.command(Reconfigure.to(config_of(ttl_s=5)))
     assert made.config.routing.ttl_s == 5, "a new configuration is not one of them"
     assert one.commands[-1] == Reconfigure.to(config_of(ttl_s=5))
 
@@ -247,6 +266,30 @@ def test_who_says_nothing_for_long_is_silent() -> None:
     made.excuse(3600.0)
     now.time += 31.0
     assert first in made.silent(30.0), "nobody is heard in the future"
+
+
+# -- counters of what has left
+
+
+def counted(*replicas: str) -> Counters:
+    """Of a worker with these replicas, each of which has answered one request."""
+    metrics = Metrics()
+    for replica in replicas:
+        metrics.replica_up.set((replica,), 1)
+        metrics.completion_tokens.add(("m", replica))
+    return Counters(packed(metrics.page))
+
+
+def test_what_ended_workers_counted_of_a_replica_is_kept_as_long_as_a_living_worker_counts_for_it() -> None:
+    made = Hub(config_of(), Now(), lambda _: None)
+    (first, one), (second, two), (_, three) = joined(made), joined(made), joined(made)
+    one.receives(counted("gone", "a:1"))
+    two.receives(counted("gone", "a:1"))
+    made.leave(first)
+    assert made.ended.completion_tokens.values == {("m", "gone"): 1, ("m", "a:1"): 1}, "one has not reported yet"
+    three.receives(counted("a:1"))
+    made.leave(second)
+    assert made.ended.completion_tokens.values == {("m", "a:1"): 2}
 
 
 # -- what does not decode
@@ -289,8 +332,10 @@ commands = st.one_of(
     st.builds(Reconfigure, st.binary(max_size=40)),
     st.just(Reconfigure.to(config_of(ttl_s=5))),
     st.builds(RejectConfig, st.text(max_size=5)),
+    st.builds(Join, st.text(max_size=5), st.just(REPLICA_B)),
+    st.builds(Leave, st.text(max_size=5) | st.just("b:1")),
 )
-executes = st.builds(Execute, st.integers(-(2**63), 2**63), st.text(max_size=9), commands, st.floats())
+executes = st.builds(Execute, st.integers(-(2**63), 2**63), commands, st.floats())
 
 
 payloads = st.binary(max_size=60) | messages.map(encode) | executes.map(encode)

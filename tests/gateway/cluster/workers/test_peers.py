@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.cluster import reload, replication
+from gateway.cluster import membership, replication
 from gateway.cluster.messages import Reconfigure, RejectConfig
 from gateway.cluster.workers import peers
 from gateway.cluster.workers.channel import HUB
@@ -206,17 +206,22 @@ def config_of(*replicas: FakeReplica, workers: int = 2) -> Config:
     return load(None, {"pools": [{"replicas": [replica.url for replica in replicas]}], "workers": workers}, env={})
 
 
-async def test_another_configuration_reaches_all_and_ends_what_operators_added() -> None:
+async def test_another_configuration_reaches_all_and_leaves_what_operators_added() -> None:
     async with FakeReplica() as one, FakeReplica() as two, star(one) as (made, (first, second)):
         await first.run.post({"url": two.url, "name": "added"}, path="/warmroute/replicas")
-        made.hub.command("", RejectConfig("pools: no"))
-        made.hub.command("", Reconfigure.to(config_of(two)))
-        await eventually(lambda: all(list(w.gateway.fleet.target("m").replicas) == [two.name] for w in (first, second)))
+        made.hub.command(RejectConfig("pools: no"))
+        made.hub.command(Reconfigure.to(config_of(two)))
+        both = [two.name, "added"]
+        await eventually(lambda: all(list(w.gateway.fleet.target("m").replicas) == both for w in (first, second)))
         page = await first.run.metrics()
         assert page['warmroute_reloads_total{result="good"}'] == 1, "one reload, however many took it"
         assert page['warmroute_reloads_total{result="invalid"}'] == 1
         third = await made.join()
-        assert list(third.gateway.fleet.target("m").replicas) == [two.name]
+        assert list(third.gateway.fleet.target("m").replicas) == both
+        async with second.run.session.delete(f"{second.run.admin_url}/warmroute/replicas/added") as answer:
+            assert answer.status == 200
+        assert all(list(w.gateway.fleet.target("m").replicas) == [two.name] for w in (first, second, third))
+        assert list((await made.join()).gateway.fleet.target("m").replicas) == [two.name]
 
 
 @uncompiled
@@ -234,7 +239,7 @@ async def test_a_bug_in_one_command_ends_neither_the_obeying_nor_the_worker(
 
 
 async def test_replicas_that_hang_do_not_keep_a_new_worker_from_serving(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reload, "FIRST_PROBES_S", 0.2)
+    monkeypatch.setattr(membership, "FIRST_PROBES_S", 0.2)
     hung, released = False, asyncio.Event()
 
     async def lists(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
@@ -265,7 +270,7 @@ async def test_a_replica_of_two_with_one_name_is_the_same_for_all_workers_and_th
         assert statuses[0] == 201
         assert statuses[1] in (400, 409)
         late = await made.join()
-        urls = {replica.config.url for each in (*workers, late) if (replica := each.gateway.fleet.named("x"))}
+        urls = {replica.url for each in (*workers, late) if (replica := each.gateway.fleet.named("x"))}
         assert len(urls) == 1
 
 

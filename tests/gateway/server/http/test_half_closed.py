@@ -78,7 +78,7 @@ def test_before_the_answer(frame: Callable[[bytes], bytes], body: bytes, run: Ru
             assert (b"[DONE]" in got) is (body is STREAM)
             assert replica.gone == 0
             await served(gateway)
-            assert gateway.gateway.memory.clients == 1  # the session of `served`
+            assert gateway.gateway.served.memory.clients == 1  # the session of `served`
 
     run(scenario())
 
@@ -178,7 +178,7 @@ def test_a_client_that_leaves_frees_its_replica(
                 await leave(writer)
                 await eventually(lambda: replica.gone == 1)
             await served(gateway)
-            await eventually(lambda: gateway.gateway.memory.clients == 1)
+            await eventually(lambda: gateway.gateway.served.memory.clients == 1)
 
     run(scenario())
 
@@ -226,7 +226,7 @@ def test_a_request_that_ends_in_its_middle_is_none(
             async with dial(gateway) as (reader, writer):
                 writer.write(frame(RAW)[:-5])
                 if not at_once:
-                    await eventually(lambda: gateway.gateway.memory.held)
+                    await eventually(lambda: gateway.gateway.served.memory.held)
                 writer.write_eof()
                 assert await reader.read() == b""
             assert not replica.requests
@@ -306,7 +306,7 @@ def test_a_client_that_leaves_silently_after_its_probe_is_noticed_when_its_answe
                 assert await reader.readexactly(len(CONTINUE)) == CONTINUE
             assert gateway.gateway.router.ledger.open_leases == 1
             await eventually(lambda: gateway.gateway.router.ledger.open_leases == 0)
-            await eventually(lambda: gateway.gateway.memory.clients == 0)
+            await eventually(lambda: gateway.gateway.served.memory.clients == 0)
 
     run(scenario())
 

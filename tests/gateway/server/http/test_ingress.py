@@ -69,7 +69,7 @@ async def dial_from(run: Running, address: str) -> AsyncIterator[Connection]:
 
 async def released(run: Running) -> None:
     """Nobody holds anything."""
-    budget = run.gateway.memory
+    budget = run.gateway.served.memory
     await eventually(lambda: budget.held == 0)
     budget.check()
 
@@ -89,7 +89,7 @@ async def test_one_client_cannot_take_all_the_memory(frame: Callable[[bytes], by
     limits = {"inflight_mb": 11, "drain_timeout_s": 1}
     half = frame(filled(2 * MIB))[: 2 * MIB]
     async with FakeReplica() as replica, running(replica, limits=limits) as run, contextlib.AsyncExitStack() as stack:
-        budget, refused = run.gateway.memory, []
+        budget, refused = run.gateway.served.memory, []
         for _ in range(6):
             reader, writer = await stack.enter_async_context(dial_from(run, "127.0.0.1"))
             held = budget.held
@@ -151,7 +151,7 @@ async def test_memory_is_no_reason_to_refuse_the_next_request_on_a_connection() 
                     writer.write(frame(filled(600_000)))
                     assert (await read_answer(reader))[0] == 200
         await released(run)
-        assert run.gateway.memory.refused == 0
+        assert run.gateway.served.memory.refused == 0
 
 
 async def resumable(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
@@ -209,7 +209,7 @@ async def test_nothing_is_held_after(name: str) -> None:
                 writer.write(data)
                 await then(reader, writer)
             await released(run)
-            await eventually(lambda: run.gateway.memory.clients == 0)
+            await eventually(lambda: run.gateway.served.memory.clients == 0)
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -221,7 +221,7 @@ async def test_a_body_is_dropped_when_its_answer_begins(resume: bool) -> None:
         async with running(pools=pools) as run, dial(run) as (reader, writer):
             writer.write(post(filled(MIB, stream=True)))
             await reader.readuntil(b'"a"')
-            held = run.gateway.memory.held
+            held = run.gateway.served.memory.held
             assert held > MIB if resume else held < 1000
             go.set()
             await reader.readuntil(b"0\r\n\r\n")
@@ -353,7 +353,7 @@ def busy() -> Iterator[None]:
 
 async def test_what_waits_for_its_turn_and_may_not_be_held_is_refused() -> None:
     async with FakeReplica() as replica, running(replica, limits={"inflight_mb": 1, "drain_timeout_s": 1}) as run:
-        others = [run.gateway.memory.lease(f"greedy {number}") for number in range(5)]
+        others = [run.gateway.served.memory.lease(f"greedy {number}") for number in range(5)]
         for lease in others:
             while lease.grow(1024):
                 """It takes all that it can get."""
@@ -379,9 +379,9 @@ async def test_unfinished_heads_are_counted() -> None:
                 reader, writer = await stack.enter_async_context(dial_from(run, "127.0.0.1"))
                 writer.write(large_head(size))
                 readers.append(reader)
-            fitting = run.gateway.memory.largest // (len(large_head(size)) * HEAD_COPIES)
-            await eventually(lambda: run.gateway.memory.refused == 9 - fitting)
-            assert run.gateway.memory.held == fitting * len(large_head(size)) * HEAD_COPIES
+            fitting = run.gateway.served.memory.largest // (len(large_head(size)) * HEAD_COPIES)
+            await eventually(lambda: run.gateway.served.memory.refused == 9 - fitting)
+            assert run.gateway.served.memory.held == fitting * len(large_head(size)) * HEAD_COPIES
             code, headers, body = await read_answer(readers[-1])
             assert (code, error_of(body)["code"], headers["retry-after"]) == (503, "gateway_overloaded", "1")
             reader, writer = await stack.enter_async_context(dial_from(run, "127.0.0.2"))
@@ -412,7 +412,7 @@ async def test_pipelined_requests_are_bounded_in_memory(first: bytes) -> None:
             writer.write(first)
             await eventually(lambda: replica.requests)
             writer.write(flood * 20_000)
-            budget = run.gateway.memory
+            budget = run.gateway.served.memory
             held = 0
             while budget.held > held:
                 held = budget.held
@@ -439,7 +439,7 @@ async def test_all_pipelined_requests_are_answered(count: int, apart: bool) -> N
     async with FakeReplica([answers()]) as replica, running(replica) as run, dial(run) as (reader, writer):
         if apart:
             writer.write(head)
-            await eventually(lambda: run.gateway.memory.held)
+            await eventually(lambda: run.gateway.served.memory.held)
         writer.write(first[len(head) :] + b"GET /nowhere HTTP/1.1\r\nHost: h\r\n\r\n" * count)
         async with asyncio.timeout(40):
             assert (await read_answer(reader))[0] == 200
@@ -451,7 +451,7 @@ async def test_a_body_that_may_not_be_held_is_refused_though_it_is_read_in_turns
     """At once, and not when the time for its body is over."""
     data = in_pieces(filled(30_000))
     async with FakeReplica([answers()]) as replica, running(replica, limits={"body_s": 1000}) as run:
-        budget = run.gateway.memory
+        budget = run.gateway.served.memory
         other = budget.lease("other")
         budget.limit = 8 * MIB
         assert other.grow(budget.largest)
@@ -479,9 +479,9 @@ async def test_pipelined_bytes_beyond_the_budget_end_the_connection() -> None:
             for _ in range(4):
                 _, other = await stack.enter_async_context(dial(run))
                 other.write(post(filled(1_650_000))[:-1])
-            await eventually(lambda: run.gateway.memory.held > 6_600_000)
+            await eventually(lambda: run.gateway.served.memory.held > 6_600_000)
             writer.write(post(filled(200_000)))
-            await eventually(lambda: run.gateway.memory.refused)
+            await eventually(lambda: run.gateway.served.memory.refused)
             go.set()
             assert (await read_answer(reader))[0] == 200
             assert await reader.read() == b""
@@ -506,7 +506,7 @@ async def test_a_plain_answer_is_charged_while_it_is_read() -> None:
         status, headers, body = await run.post(RAW)
         assert (status, body["error"]["code"], headers["Retry-After"]) == (503, "gateway_overloaded", "1")
         assert sent < 40 * MIB
-        await eventually(lambda: run.gateway.memory.held == 0)
+        await eventually(lambda: run.gateway.served.memory.held == 0)
         assert (await run.post(RAW))[0] == 200
 
 
@@ -519,7 +519,7 @@ async def test_a_client_that_reads_no_answer_of_an_endpoint_is_cut_off() -> None
                 writer.write(b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n" * 100)
                 await writer.drain()
         await released(run)
-        await eventually(lambda: run.gateway.memory.clients == 0)
+        await eventually(lambda: run.gateway.served.memory.clients == 0)
 
 
 @pytest.mark.parametrize("size", [30 * MIB, 60 * MIB])  # more than the kernel's buffers hold
@@ -531,12 +531,12 @@ async def test_an_answer_that_is_not_read_is_counted(size: int) -> None:
         async with dial(run) as (reader, writer):
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(post())
-            await eventually(lambda: run.gateway.memory.held > 2 * MAX_UNCHARGED)  # its request is far smaller
-            assert run.gateway.memory.held < 3 * MIB
+            await eventually(lambda: run.gateway.served.memory.held > 2 * MAX_UNCHARGED)  # its request is far smaller
+            assert run.gateway.served.memory.held < 3 * MIB
             writer.transport.resume_reading()  # type: ignore[attr-defined]
             code, _, body = await read_answer(reader)
             assert (code, len(body)) == (200, size + len('{"x": ""}'))
-            await eventually(lambda: run.gateway.memory.held == 0)
+            await eventually(lambda: run.gateway.served.memory.held == 0)
         await released(run)
 
 
@@ -562,9 +562,9 @@ async def test_a_body_that_a_replica_answers_before_it_has_read_it_is_counted_un
         async with dial(run) as (reader, writer):
             writer.write(post(filled(size, stream=True)))
             assert b" 200 " in await reader.readuntil(b"data: ")
-            assert run.gateway.memory.held > size
+            assert run.gateway.served.memory.held > size
             read.set()
-            await eventually(lambda: run.gateway.memory.held < MIB)
+            await eventually(lambda: run.gateway.served.memory.held < MIB)
             end.set()
         await released(run)
 
@@ -577,7 +577,7 @@ async def test_the_copy_of_a_large_body_with_its_tenants_salt_is_counted() -> No
             writer.write(post(filled(2 * MIB)))
             await eventually(lambda: replica.requests)
             assert len(replica.requests[0].body) > 2 * MIB
-            assert run.gateway.memory.held > 4 * MIB
+            assert run.gateway.served.memory.held > 4 * MIB
             go.set()
             assert (await read_answer(reader))[0] == 200, "another attempt was made"
         await released(run)
@@ -587,7 +587,7 @@ async def test_what_decompression_takes_beside_its_output_is_counted() -> None:
     async with FakeReplica() as replica, running(replica) as run, dial(run) as (_, writer):
         body = gzip.compress(filled(1000))
         writer.write(post(body, b"Content-Encoding: gzip")[:-10])
-        await eventually(lambda: run.gateway.memory.held > INFLATER_BYTES)
+        await eventually(lambda: run.gateway.served.memory.held > INFLATER_BYTES)
 
 
 async def test_all_of_a_plain_answer_is_counted_while_it_is_read() -> None:
@@ -601,7 +601,7 @@ async def test_all_of_a_plain_answer_is_counted_while_it_is_read() -> None:
 
     async with FakeReplica([slow]) as replica, running(replica) as run, dial(run) as (reader, writer):
         writer.write(post())
-        await eventually(lambda: run.gateway.memory.held > size)
+        await eventually(lambda: run.gateway.served.memory.held > size)
         end.set()
         assert (await read_answer(reader))[0] == 200
         await released(run)
@@ -622,7 +622,7 @@ async def test_a_stream_that_is_kept_for_resumption_is_counted() -> None:
     async with FakeReplica([flood]) as replica:
         pools = [{"replicas": [replica.url], "resume_streams": True}]
         async with running(pools=pools, limits={"inflight_mb": 1, "drain_timeout_s": 1}) as run, dial(run) as (reader, writer):
-            budget, most, received = run.gateway.memory, 0, b""
+            budget, most, received = run.gateway.served.memory, 0, b""
             writer.write(post(STREAM))
             while received.count(b"data: ") < 18:
                 received += await reader.read(1 << 16)
@@ -718,7 +718,7 @@ async def test_decompression_lets_others_have_their_turn() -> None:
     async with FakeReplica([says(http(200, b"{}"))]) as replica, running(replica) as run, dial(run) as (reader, writer):
         writer.write(post(gzip.compress(text, 1), b"Content-Encoding: gzip", path=b"/v1/other"))
         await writer.drain()
-        await eventually(lambda: run.gateway.memory.held > 2 * MIB)
+        await eventually(lambda: run.gateway.served.memory.held > 2 * MIB)
         counting = asyncio.create_task(count())
         await eventually(lambda: replica.requests)
         done = True
@@ -833,7 +833,7 @@ async def test_what_is_behind_an_upgrade_is_not_dropped_without_a_word(protocol:
         first = upgrading(protocol)
         writer.write(first[: len(first) - apart])
         if apart:
-            await eventually(lambda: run.gateway.memory.held > 0)
+            await eventually(lambda: run.gateway.served.memory.held > 0)
         writer.write(first[len(first) - apart :] + post())
         status, headers, _ = await read_answer(reader)
         assert (status, headers["connection"]) == (200, "close")

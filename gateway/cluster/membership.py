@@ -1,0 +1,168 @@
+"""The members of this process's fleet: every source's, merged, and brought into force one change at a time.
+
+    reload: configuration ──┐
+    command: add, remove ───┼──► merge ──► ask the replicas that join ──► all changes in one step
+    watched sources ────────┘
+
+Asking takes a while and changes nothing; the change itself has no await in it, so that every request sees the members either
+before it or after it. Each process of a gateway does this for itself: reloads and commands reach all of them, and each watches
+the sources.
+
+A replica that an operator adds stays until it is removed or the gateway ends. A reload leaves it alone, unless the new
+configuration names that replica itself, or has its pool no more: then the addition is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from gateway.config.checks import address_problem
+from gateway.config.live import Live
+from gateway.config.parse import ConfigError
+from gateway.config.schema import Config
+from gateway.fleet.directory import FIRST_PROBES_S, LOGGED, Fleet
+from gateway.fleet.membership import CONFIGURATION, OPERATORS, Member, Merged, configured, merge, problem_of
+from gateway.fleet.sources.source import MemberSource
+from gateway.upstream.client import UpstreamClient
+
+log = logging.getLogger("warmroute.membership")
+
+RETRY_S: Final = 5.0  # until a source that has ended or failed is watched again
+
+Named = Mapping[str, tuple[Member, ...]]
+"""Members by source."""
+
+
+class Membership:
+    """See the top of this file. `run` watches the sources until it is cancelled."""
+
+    def __init__(
+        self,
+        *,
+        live: Live,
+        fleet: Fleet,
+        upstream: UpstreamClient,
+        sources: Sequence[MemberSource] = (),
+        retry_s: float = RETRY_S,
+    ) -> None:
+        """sources: to be watched. fleet: has the members of the configuration."""
+        self._live = live
+        self._fleet = fleet
+        self._upstream = upstream
+        self._watched = tuple(sources)
+        self._retry_s = retry_s
+        self._named: Named = {CONFIGURATION: configured(live.config), OPERATORS: ()}
+        self._merged = merge(self._named, _pools(live.config))
+        self._one_at_a_time = asyncio.Lock()
+
+    def source_of(self, name: str) -> str | None:
+        """Which source names the member; None: there is no such member."""
+        return self._merged.sources.get(name)
+
+    async def reconfigure(self, config: Config, in_step: Callable[[], None]) -> None:
+        """This is the configuration from now on. in_step: called in the step that changes the members."""
+        async with self._one_at_a_time:
+            members = configured(config)
+            self._upstream.trust([member.url for member in members])
+            added = remaining(self._named[OPERATORS], {member.name for member in members}, _pools(config))
+            await self._change(config, {**self._named, CONFIGURATION: members, OPERATORS: added}, in_step)
+
+    async def add(self, member: Member) -> None:
+        """An operator adds a member. Raises ConfigError if its name is taken, or it cannot be a member."""
+        async with self._one_at_a_time:
+            config = self._live.config
+            if problem := problem_of(member, _pools(config)) or address_problem(config, member.url):
+                raise ConfigError(problem)
+            named = {**self._named, OPERATORS: (*self._named[OPERATORS], member)}
+            merged = merge(named, _pools(config))
+            if refused := next((each for each in merged.rejected if each.member is member), None):
+                raise ConfigError(f"the replica {member.name!r} cannot be added: {refused.why}")
+            await self._change(config, named)
+
+    async def remove(self, name: str) -> None:
+        """An operator removes a member that one has added. Raises ConfigError if none has."""
+        async with self._one_at_a_time:
+            added = tuple([member for member in self._named[OPERATORS] if member.name != name])
+            if len(added) == len(self._named[OPERATORS]):
+                raise ConfigError(f"no operator has added a replica {name!r}")
+            await self._change(self._live.config, {**self._named, OPERATORS: added})
+
+    async def restore(self, added: Sequence[Member]) -> None:
+        """The members that operators had added before this process started.
+
+        They are asked side by side. One that does not answer within FIRST_PROBES_S is down at first, and is probed later.
+        """
+        async with self._one_at_a_time:
+            if added:
+                await self._change(self._live.config, {**self._named, OPERATORS: tuple(added)}, within_s=FIRST_PROBES_S)
+
+    async def run(self) -> None:
+        """Returns at once if no source is to be watched."""
+        async with asyncio.TaskGroup() as group:
+            for source in self._watched:
+                group.create_task(self._keep_watching(source))
+
+    async def _keep_watching(self, source: MemberSource) -> None:
+        while True:
+            try:
+                async for members in source.watch():
+                    await self._found(source.name, members)
+                log.warning("member source ended", extra={"source": source.name, "retry_s": self._retry_s})
+            except Exception:  # whatever it raises: its members stay, and the other sources go on
+                log.exception("member source failed", extra={"source": source.name, "retry_s": self._retry_s})
+            await asyncio.sleep(self._retry_s)
+
+    async def _found(self, source: str, members: Iterable[Member]) -> None:
+        """A watched source has named these members: all that it has."""
+        async with self._one_at_a_time:
+            ordered = tuple(sorted(members, key=lambda member: member.name))
+            if ordered != self._named.get(source):
+                await self._change(self._live.config, {**self._named, source: ordered}, within_s=FIRST_PROBES_S)
+
+    async def _change(
+        self, config: Config, named: Named, in_step: Callable[[], None] | None = None, within_s: float | None = None
+    ) -> None:
+        """within_s: for asking the replicas that join (default: each has the timeout of a probe)."""
+        merged = merge(named, _pools(config))
+        trusted = {member.url for member in named[CONFIGURATION]}
+        guarded = {member.url for member in merged.members.values()} - trusted
+        if not config.allow_link_local:
+            for url in guarded:
+                self._upstream.guard(url)
+        try:
+            met = await self._fleet.meet(merged.members, self._upstream, within_s)
+        except BaseException:  # the operator's connection has ended meanwhile
+            for url in guarded:
+                if not self._fleet.uses(url):
+                    self._upstream.forget(url)
+            raise
+        # From here on no await: nobody sees half of it.
+        self._log_rejected(merged)
+        self._named, self._merged = named, merged
+        if in_step:
+            in_step()
+        self._fleet.apply(config, merged.members, met)
+
+    def _log_rejected(self, merged: Merged) -> None:
+        """The first LOGGED members that were not rejected before."""
+        known = set(self._merged.rejected)
+        new = [each for each in merged.rejected if each not in known]
+        for each in new[:LOGGED]:
+            about = {"replica": each.member.name[:100], "source": each.source, "error": each.why}
+            log.warning("replica is not a member", extra=about)
+
+    def __repr__(self) -> str:
+        return f"<Membership {', '.join(f'{len(members)} from {source}' for source, members in self._named.items())}>"
+
+
+def remaining(added: Iterable[Member], names: Collection[str], pools: Collection[str]) -> tuple[Member, ...]:
+    """The additions that outlive a reload. names, pools: of the new configuration's replicas and pools."""
+    return tuple([member for member in added if member.name not in names and member.pool in pools])
+
+
+def _pools(config: Config) -> frozenset[str]:
+    """The names of its pools."""
+    return frozenset([pool.name for pool in config.pools])

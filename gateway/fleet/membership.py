@@ -1,0 +1,159 @@
+"""Who the replicas of the fleet are: what several sources name, merged, and what changes from one set to the next.
+
+    configuration ──┐
+    operators ──────┼──► merge ──► members ──► reconcile(now, wanted) ──► changes: joined, left, changed
+    other sources ──┘      └──► rejected, with the reason
+
+Pure: values in, values out. A name belongs to the first source that names it. A member is the same as before if its name and
+its URL are: all that was learned of it stays true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.config.addresses import AddressError, parse_base_url
+from gateway.config.schema import MAX_REPLICAS, Config, ReplicaConfig, is_name
+
+CONFIGURATION: Final = "configuration"
+OPERATORS: Final = "operators"
+SHOWN_S: Final = 900.0  # the counters of a replica that has left
+DEPARTED_MOST: Final = 4 * MAX_REPLICAS
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A replica, as a source names it.
+
+    url: its base URL, without the /v1 at the end. pool: the name of its pool. capacity_tokens: size of its KV cache; None: what
+    its engine says. draining: its source wants no new requests there.
+    """
+
+    name: str
+    url: str
+    pool: str
+    capacity_tokens: int | None = None
+    draining: bool = False
+
+
+def member_of(replica: ReplicaConfig, pool: str) -> Member:
+    return Member(replica.name, replica.url, pool, replica.capacity_tokens)
+
+
+def configured(config: Config) -> tuple[Member, ...]:
+    """The members that the configuration lists, in its order."""
+    return tuple([member_of(replica, pool.name) for pool in config.pools for replica in pool.replicas])
+
+
+Members = Mapping[str, Member]
+"""By name, in the order of their sources."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A member that a source names, but that cannot be one. why: for logs."""
+
+    member: Member
+    source: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """sources: the name of each member's source, by the member's name."""
+
+    members: Members
+    sources: Mapping[str, str]
+    rejected: Sequence[Rejected]
+
+
+def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Merged:
+    """All sources together, by their names; an earlier one goes first. pools: the names that there are. O(members)."""
+    members: dict[str, Member] = {}
+    owners: dict[str, str] = {}
+    rejected: list[Rejected] = []
+    for source, named in sources.items():
+        for member in named:
+            why = problem_of(member, pools)
+            if not why and member.name in members:
+                why = f"its name is that of a replica from {owners[member.name]} already"
+            if not why and len(members) >= MAX_REPLICAS:
+                why = f"at most {MAX_REPLICAS} replicas are possible"
+            if why:
+                rejected.append(Rejected(member, source, why))
+            else:
+                members[member.name] = member
+                owners[member.name] = source
+    return Merged(members, owners, rejected)
+
+
+def problem_of(member: Member, pools: Collection[str]) -> str:
+    """What keeps it from being a member, whatever the others are; empty: nothing."""
+    if not is_name(member.name):
+        return "its name is not 1 to 100 printable ASCII characters without spaces and quotes"
+    if member.pool not in pools:
+        return f"there is no pool {member.pool[:100]!r}"
+    if member.capacity_tokens is not None and member.capacity_tokens <= 0:
+        return "its capacity is not positive"
+    try:
+        base = parse_base_url(member.url)[0]
+    except AddressError as error:
+        return str(error)
+    return "" if base == member.url else f"its URL is not a base URL such as {base}"
+
+
+class Departed:
+    """Names of replicas, or of pools, that have left: their counters are shown for a while, and then forgotten.
+
+    Several processes forget at slightly different times, and a sum that only some of them still count in looks like a reset. So
+    a page shows them for SHOWN_S, and each process keeps them for twice as long.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}  # in the order in which they left
+
+    def leave(self, name: str, now: float) -> None:
+        self._since.pop(name, None)
+        self._since[name] = now
+
+    def back(self, name: str) -> None:
+        self._since.pop(name, None)
+
+    def recent(self, now: float) -> set[str]:
+        """Names whose counters are shown. O(names)."""
+        return {name for name, since in self._since.items() if now - since < SHOWN_S}
+
+    def take_due(self, now: float) -> set[str]:
+        """Names that are to be forgotten now, the oldest also if there are more than DEPARTED_MOST. O(1) if there are none."""
+        due = set[str]()
+        while self._since:
+            name, since = next(iter(self._since.items()))
+            if now - since < 2 * SHOWN_S and len(self._since) <= DEPARTED_MOST:
+                break
+            del self._since[name]
+            due.add(name)
+        return due
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """joined, left: also a member whose URL is another one now, as both. changed: others of which anything is another now."""
+
+    joined: Sequence[Member]
+    left: Sequence[Member]
+    changed: Sequence[Member]
+
+
+def reconcile(now: Members, wanted: Members) -> Changes:
+    """What has to happen so that the wanted members are those of the fleet. O(members)."""
+    joined, changed = list[Member](), list[Member]()
+    for name, member in wanted.items():
+        known = now.get(name)
+        if known is None or known.url != member.url:
+            joined.append(member)
+        elif known != member:
+            changed.append(member)
+    left = [member for name, member in now.items() if name not in wanted or wanted[name].url != member.url]
+    return Changes(joined, left, changed)

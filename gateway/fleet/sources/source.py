@@ -1,0 +1,24 @@
+"""The interface of a member source: something that finds out which replicas there are, and goes on doing so.
+
+The configuration and the operators are sources too, but nothing watches them: they change by a reload and by a command, whose
+caller waits for the result (`cluster/membership.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Protocol
+
+from gateway.fleet.membership import Member
+
+
+class MemberSource(Protocol):
+    @property
+    def name(self) -> str:
+        """For logs and operators, and unique."""
+
+    def watch(self) -> AsyncIterator[Iterable[Member]]:
+        """All members, each time that they have changed; the first time as soon as they are known.
+
+        It may end or raise: its members then stay as they are, and it is watched again after a pause.
+        """
