@@ -91,6 +91,7 @@ class Surroundings:
     source: where a changed configuration comes from, if there is any. control_plane: reaches the other workers. resolver: of
     the replicas' host names (default: the system's). loops: knows this gateway's id (default: a new one). dials: makes
     connections to replicas (default: over the network). dialects: by path. observers: of the end of requests, after our own.
+    first_probes_s: how long a start waits for the replicas' first answers.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -101,6 +102,7 @@ class Surroundings:
     dials: Callable[[Address], Dials] | None = None
     dialects: Dialects = field(default_factory=Dialects)
     observers: Sequence[Observer] = ()
+    first_probes_s: float = FIRST_PROBES_S
 
 
 def compose(config: Config, requests: RequestLog, around: Surroundings | None = None) -> Gateway:
@@ -131,7 +133,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         clock=clock,
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
-    reload = Reload(live=live, source=around.source, parts=parts, metrics=metrics)
+    reload = Reload(live=live, source=around.source, parts=parts, metrics=metrics, first_probes_s=around.first_probes_s)
     local = LocalControl(parts=parts, reload=reload, metrics=metrics, requests=requests, clock=clock)
     control = around.control_plane(local)
     operator = Operator(live=live, fleet=fleet, router=router, parsing=parsing, control=control, access=access, clock=clock)
@@ -161,7 +163,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
             loops=loops,
             memory=memory,
             connections=connections,
-            background=partial(_background, fleet, upstream, parsing, router, reload, control, clock),
+            background=partial(_background, fleet, upstream, parsing, router, reload, control, around),
         ),
         clock=clock,
     )
@@ -175,13 +177,13 @@ async def _background(
     router: Router,
     reload: Reload,
     control: ControlPlane,
-    clock: Callable[[], float],
+    around: Surroundings,
 ) -> AsyncIterator[None]:
     """What goes on beside the requests: probes, sweeps, reloads, the exchange with the other workers."""
     first_probes = asyncio.create_task(fleet.probe_all(upstream))
-    if (await asyncio.wait([first_probes], timeout=FIRST_PROBES_S))[0]:
+    if (await asyncio.wait([first_probes], timeout=around.first_probes_s))[0]:
         first_probes.result()  # it raises nothing but a bug
-    background = [fleet.run(upstream), _sweep(router, fleet, upstream, clock), reload.run(), control.run()]
+    background = [fleet.run(upstream), _sweep(router, fleet, upstream, around.clock), reload.run(), control.run()]
     tasks = [first_probes, *(asyncio.create_task(work) for work in background)]
     yield
     for task in tasks:

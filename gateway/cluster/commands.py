@@ -45,7 +45,7 @@ class LocalControl:
                 self._reload.refuse(why)
 
     async def replay(self, commands: Iterable[Drain | Join]) -> None:
-        """Commands from before this process started. Takes FIRST_PROBES_S at most, whatever replicas were added."""
+        """Commands from before this process started. Takes as long as Reload.readd at most, whatever replicas were added."""
         commands = tuple(commands)
         await self._reload.readd([(each.pool, each.replica) for each in commands if isinstance(each, Join)])
         for each in commands:

@@ -65,14 +65,22 @@ class Reload:
     """See the top of this file. `run` watches the source until it is cancelled."""
 
     def __init__(
-        self, *, live: Live, source: Source | None, parts: Parts, metrics: Metrics, now: Callable[[], float] = time.time
+        self,
+        *,
+        live: Live,
+        source: Source | None,
+        parts: Parts,
+        metrics: Metrics,
+        now: Callable[[], float] = time.time,
+        first_probes_s: float = FIRST_PROBES_S,
     ) -> None:
-        """parts: what a configuration is applied to. now: Unix time."""
+        """parts: what a configuration is applied to. now: Unix time. first_probes_s: that `readd` waits for probes, at most."""
         self._live = live
         self._source = source
         self._parts = parts
         self._metrics = metrics
         self._now = now
+        self._first_probes_s = first_probes_s
         self._one_at_a_time = asyncio.Lock()
         for result in RESULTS:
             metrics.reloads.add((result,), 0)
@@ -108,7 +116,7 @@ class Reload:
     async def readd(self, replicas: Iterable[tuple[str, ReplicaConfig]]) -> None:
         """Replicas, with the names of their pools, that operators had added before this process started.
 
-        They are asked side by side. One that does not answer within FIRST_PROBES_S is down at first, and is probed later.
+        They are asked side by side. One that does not answer within `first_probes_s` is down at first, and is probed later.
         """
         async with self._one_at_a_time:
             config = self._live.config
@@ -119,7 +127,7 @@ class Reload:
                 except ConfigError as error:  # it must not keep the others out
                     log.warning("replica not added", extra={"replica": replica.name, "error": str(error)})
             if config is not self._live.config:
-                await self._change(config, within_s=FIRST_PROBES_S)
+                await self._change(config, within_s=self._first_probes_s)
 
     def _guard(self, replica: ReplicaConfig) -> None:
         """An operator's replica must not lead to a metadata service; one that the configuration has, too, is on trust."""

@@ -28,7 +28,7 @@ from gateway.cluster.workers.messages import (
     from_hub,
     from_worker,
 )
-from gateway.cluster.workers.peers import _key
+from gateway.cluster.workers.peers import key_of
 from gateway.config.schema import Config
 from gateway.config.source import load
 from gateway.telemetry.exposition import packed
@@ -138,11 +138,11 @@ def test_only_the_last_command_on_each_matter_is_in_force() -> None:
     ]
     (who, end) = joined(made)
     for number, command in enumerate(commands, start=1):
-        made.command(_key(command), command)
+        made.command(key_of(command), command)
         answers(end, HUB, number)
     assert who == 1
     assert joined(made)[1].commands == [Join("default", REPLICA_B), Drain("a:1", on=False), Drain("b:1", on=True)]
-    made.command(_key(Reconfigure.to(other)), Reconfigure.to(other))
+    made.command(key_of(Reconfigure.to(other)), Reconfigure.to(other))
     _, late = joined(made)
     assert late.commands == [Drain("a:1", on=False)], "b:1 is gone"
     assert decode_config(late.of(Welcome)[0][1].config) == other
@@ -152,7 +152,7 @@ def test_only_the_last_command_on_each_matter_is_in_force() -> None:
 
 
 def asks(end: End, number: int, command: Drain | Join, until: float = 99.0) -> None:
-    end.receives(Execute(number, _key(command), command, until))
+    end.receives(Execute(number, key_of(command), command, until))
 
 
 def answers(end: End, asker: int, number: int, error: str | None = None) -> None:
