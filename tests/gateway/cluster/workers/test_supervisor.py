@@ -296,7 +296,7 @@ async def test_a_worker_that_dies_again_and_again_does_not_keep_connections_wait
 
 
 async def test_who_waits_for_a_worker_that_dies_again_is_passed_on_before_its_listener_closes() -> None:
-    async with FakeReplica([answers()]) as one, supervised(one, patience=Patience(short_life_s=1000.0)) as run:
+    async with FakeReplica([answers()]) as one, supervised(one, patience=Patience(silent_s=1000.0, short_life_s=1000.0)) as run:
         run.boot.program = FAILS
         first, second = run.pids
         slot = next(slot for slot in run.made.slots if slot.worker == first)
@@ -312,7 +312,7 @@ async def test_who_waits_for_a_worker_that_dies_again_is_passed_on_before_its_li
 
 
 async def test_while_all_workers_die_again_connections_wait_for_their_successors() -> None:
-    patience = Patience(short_life_s=1000.0, pause_s=(3.0, 3.0))
+    patience = Patience(silent_s=1000.0, short_life_s=1000.0, pause_s=(3.0, 3.0))
     async with FakeReplica([answers()]) as one, supervised(one, patience=patience) as run:
         slots, asked = run.made.slots, await all_die_again(run, [1, 1])
         await eventually(lambda: all(slot.short_lives == 2 for slot in slots) and not run.pids)
@@ -323,7 +323,7 @@ async def test_while_all_workers_die_again_connections_wait_for_their_successors
 
 
 async def test_who_waits_for_workers_that_die_again_goes_to_the_first_that_is_well() -> None:
-    patience = Patience(short_life_s=1000.0, pause_s=(0.5, 1000.0))
+    patience = Patience(silent_s=1000.0, short_life_s=1000.0, pause_s=(0.5, 1000.0))
     async with FakeReplica([answers()]) as one, supervised(one, patience=patience) as run:
         soon, late = run.made.slots
         asked = await all_die_again(run, [1, 30])  # the second one's pause is longer than any test
