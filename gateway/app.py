@@ -60,11 +60,33 @@ _SLICE_S = 0.01  # from one slice of a longer sweep to the next: requests go fir
 
 
 @dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a gateway gets from outside of its configuration.
+
+    source: where a changed configuration comes from, if there is any. control_plane: reaches the other workers. resolver: of
+    the replicas' host names (default: the system's). loops: knows this gateway's id (default: a new one). dials: makes
+    connections to replicas (default: over the network). dialects: by path. observers: of the end of requests, after our own.
+    members: further sources of replicas. first_probes_s: how long a start waits for the replicas' first answers.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    source: Source | None = None
+    control_plane: Callable[[LocalControl], ControlPlane] = SingleProcess
+    resolver: Resolver | None = None
+    loops: LoopGuard | None = None
+    dials: Callable[[Address], Dials] | None = None
+    dialects: Dialects = field(default_factory=Dialects)
+    observers: Sequence[Observer] = ()
+    members: Sequence[MemberSource] = ()
+    first_probes_s: float = FIRST_PROBES_S
+
+
+@dataclass(frozen=True, slots=True)
 class Gateway:
     """One running gateway: what its server serves, and what goes on beside the requests. Tests look inside through it."""
 
+    around: Surroundings
     live: Live
-    clock: Callable[[], float]
     metrics: Metrics
     router: Router
     fleet: Fleet
@@ -74,6 +96,10 @@ class Gateway:
     local: LocalControl
     control: ControlPlane
     served: Served
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self.around.clock
 
     @property
     def config(self) -> Config:
@@ -87,7 +113,7 @@ class Gateway:
         Begins with the first probes, so that the first requests find their replicas.
         """
         first_probes = asyncio.create_task(self.fleet.probe_all(self.upstream))
-        if (await asyncio.wait([first_probes], timeout=FIRST_PROBES_S))[0]:
+        if (await asyncio.wait([first_probes], timeout=self.around.first_probes_s))[0]:
             first_probes.result()  # it raises nothing but a bug
         work = [self.fleet.run(self.upstream), self._sweep(), self.local.run(), self.control.run()]
         tasks = [first_probes, *map(asyncio.create_task, work)]
@@ -108,27 +134,6 @@ class Gateway:
                 await asyncio.sleep(_SLICE_S)
             for url in self.fleet.settle():
                 self.upstream.forget(url)
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a gateway gets from outside of its configuration.
-
-    source: where a changed configuration comes from, if there is any. control_plane: reaches the other workers. resolver: of
-    the replicas' host names (default: the system's). loops: knows this gateway's id (default: a new one). dials: makes
-    connections to replicas (default: over the network). dialects: by path. observers: of the end of requests, after our own.
-    members: further sources of replicas.
-    """
-
-    clock: Callable[[], float] = time.monotonic
-    source: Source | None = None
-    control_plane: Callable[[LocalControl], ControlPlane] = SingleProcess
-    resolver: Resolver | None = None
-    loops: LoopGuard | None = None
-    dials: Callable[[Address], Dials] | None = None
-    dialects: Dialects = field(default_factory=Dialects)
-    observers: Sequence[Observer] = ()
-    members: Sequence[MemberSource] = ()
 
 
 def compose(config: Config, requests: RequestLog, around: Surroundings | None = None) -> Gateway:
@@ -159,7 +164,9 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         clock=clock,
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
-    membership = Membership(live=live, fleet=fleet, upstream=upstream, sources=around.members)
+    membership = Membership(
+        live=live, fleet=fleet, upstream=upstream, sources=around.members, first_probes_s=around.first_probes_s
+    )
     reload = Reload(live=live, source=around.source, membership=membership, parts=parts, metrics=metrics)
     local = LocalControl(parts=parts, membership=membership, reload=reload, metrics=metrics, requests=requests, clock=clock)
     control = around.control_plane(local)
@@ -174,7 +181,9 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         memory=memory,
         connections=connections,
     )
-    return Gateway(live, clock, metrics, router, fleet, upstream, parsing, attempts, local, control, served)
+    return Gateway(
+        live, clock, metrics, router, fleet, upstream, parsing, attempts, local, control, served, around.first_probes_s
+    )
 
 
 async def serve(

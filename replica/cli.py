@@ -76,12 +76,12 @@ def _spec(args: argparse.Namespace, index: int, resources: contextlib.ExitStack)
     listener = resources.enter_context(bind(args.host, args.port + index if args.port else 0))
     events = resources.enter_context(_events(args, index))
     engine = _engine(args, index, [events] if events else [])
-    lifetime_s = lifetime(_faults(args), _random(args, index, "death"))
+    lifetime_s = lifetime(_faults(args), random_of(args, index, "death"))
     return ReplicaSpec(
         engine,
-        _served_name(args),
+        served_name(args),
         listener,
-        _server_config(args, events),
+        server_config(args, events),
         lifetime_s=None if lifetime_s is None else lifetime_s / args.speed,
         resources=resources,
     )
@@ -91,7 +91,7 @@ def _faults(args: argparse.Namespace) -> FaultConfig:
     return FaultConfig(args.fault_latency, args.fault_errors, args.fault_breaks, args.fault_death)
 
 
-def _random(args: argparse.Namespace, index: int, purpose: str) -> random.Random:
+def random_of(args: argparse.Namespace, index: int, purpose: str) -> random.Random:
     """Each replica has its own generator, the same in every run with this seed."""
     return random.Random(f"{args.seed} {index} {purpose}")  # other purposes: other faults for the same seed
 
@@ -131,14 +131,14 @@ def _engine(args: argparse.Namespace, index: int, listeners: Items[CacheListener
             raise SetupError(
                 "the simulated engine has nothing to save and no template: leave out --cache-file, --chat-template"
             )
-        config = _sim_config(args, kv_tokens, max_batch)
-        return SimEngine(config, listeners=listeners, faults=fault_sequence(_faults(args), _random(args, index, "fates")))
+        config = sim_config(args, kv_tokens, max_batch)
+        return SimEngine(config, listeners=listeners, faults=fault_sequence(_faults(args), random_of(args, index, "fates")))
     if args.cache_file and not args.cache_file.absolute().parent.is_dir():
         raise SetupError(f"--cache-file: there is no folder {args.cache_file.absolute().parent}")
     return _real_engine(args, kv_tokens, max_batch, listeners)
 
 
-def _sim_config(args: argparse.Namespace, kv_tokens: int, max_batch: int) -> SimConfig:
+def sim_config(args: argparse.Namespace, kv_tokens: int, max_batch: int) -> SimConfig:
     return SimConfig(
         kv_tokens=kv_tokens,
         prefill_rate=args.prefill_rate,
@@ -206,7 +206,7 @@ def _model(args: argparse.Namespace) -> "str | Path | RandomWeights":
     return str(args.model)
 
 
-def _served_name(args: argparse.Namespace) -> str:
+def served_name(args: argparse.Namespace) -> str:
     if args.served_model_name:
         return str(args.served_model_name)
     if args.engine == "sim":
@@ -221,7 +221,7 @@ def _served_name(args: argparse.Namespace) -> str:
     return folder.resolve().name if folder.is_dir() else str(args.model)
 
 
-def _server_config(args: argparse.Namespace, events: "KvEventPublisher | None") -> ServerConfig:
+def server_config(args: argparse.Namespace, events: "KvEventPublisher | None") -> ServerConfig:
     return ServerConfig(
         max_queue=args.max_queue,
         coalesce_s=args.coalesce_ms / 1000,

@@ -83,6 +83,55 @@ def test_every_module_says_what_it_is_for(source: tuple[str, ast.Module]) -> Non
     assert ast.get_docstring(tree), name
 
 
+# -- tests against the code
+
+PATCHES = ("setattr", "delattr")
+OWN = ("self", "cls")
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def patched(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, what) of what a test puts in the place of a part of the product, or takes from its insides by name."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in PATCHES:
+                yield node.lineno, ast.unparse(node)
+            case ast.Import(names=names) if any(alias.name.startswith("unittest") for alias in names):
+                yield node.lineno, ast.unparse(node)
+            case ast.ImportFrom(module=module, names=names) if module:
+                package = module.partition(".")[0]
+                if package == "unittest" or (package in (*PACKAGES, "bench") and any(private(alias.name) for alias in names)):
+                    yield node.lineno, ast.unparse(node)
+            case ast.Attribute(value=whose, attr=name, ctx=ast.Store() | ast.Del()) if private(name):
+                if not (isinstance(whose, ast.Name) and whose.id in OWN):
+                    yield node.lineno, ast.unparse(node)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "monkeypatch.setattr(peers, 'WAIT_S', 0)",
+        "setattr(gateway, 'name', 0)",
+        "import unittest.mock",
+        "from unittest import mock",
+        "from gateway.app import _sweep",
+        "connection._timer = None",
+        "del run.gateway._parts",
+    ],
+)
+def test_a_patch_is_found(line: str) -> None:
+    assert list(patched(ast.parse(line)))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=name_of)
+def test_tests_patch_nothing(path: Path) -> None:
+    """Fakes and limits enter by the constructor. The environment and the working directory may be changed."""
+    assert not list(patched(ast.parse(path.read_text("utf-8"))))
+
+
 # -- documents against code
 
 

@@ -14,7 +14,11 @@ from gateway import __version__
 
 ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "bench" / "reports"
-TRACES = Path(os.environ.get("WARMROUTE_TRACES") or ROOT.parent / "shared" / "traces")
+
+
+def trace_folder() -> Path:
+    """The folder of the recorded traces, which need not exist."""
+    return Path(os.environ.get("WARMROUTE_TRACES") or ROOT.parent / "shared" / "traces")
 
 
 def commit() -> str:

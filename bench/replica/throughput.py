@@ -214,7 +214,7 @@ def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _arguments(arguments)
+    options = parse(arguments)
     folder = prepared_smollm2(cache_folder())
     with contextlib.ExitStack() as stack:
         with pinned(cores()[0]) if options.threads == 1 else contextlib.nullcontext():
@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     def numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
 

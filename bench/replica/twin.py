@@ -26,7 +26,7 @@ import torch
 import transformers
 
 from bench.measure.cpu import cores, cpu_seconds, pinned
-from bench.measure.machine import REPORTS, TRACES, command, versions
+from bench.measure.machine import REPORTS, command, trace_folder, versions
 from bench.replica.twin_traces import Arrival, at_load, busy_share, chat, first_tokens, mooncake
 from gateway.commands.demo.processes import Process, ready_url
 from replica.fit.command import command_of, errors_of, flags_of
@@ -138,8 +138,8 @@ async def replay_all(urls: Sequence[str], runs: Sequence[Run]) -> None:
 
 
 def traces(seed: int) -> Iterator[tuple[str, list[Arrival]]]:
-    if (TRACES / MOONCAKE).exists():
-        recorded = mooncake(TRACES / MOONCAKE, seed)
+    if (trace_folder() / MOONCAKE).exists():
+        recorded = mooncake(trace_folder() / MOONCAKE, seed)
         yield "Mooncake, a 16th of the conversations, 32 times smaller", recorded
         yield "the same, from the 31st minute on", [arrival for arrival in recorded if arrival.at >= HALF_S]
     yield "gen:chat, smaller", chat(seed)

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
 
-from bench.measure.machine import REPORTS, TRACES, commit
+from bench.measure.machine import REPORTS, commit, trace_folder
 from bench.router.policies import cases, loaded
 from gateway.config.schema import RoutingConfig
 from router import Router
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=REPORTS, metavar="DIR", help="default: bench/reports")
     options = parser.parse_args(arguments)
-    workloads = [name for name in WORKLOADS if not (file := cases()[name].file) or (TRACES / file).exists()]
+    workloads = [name for name in WORKLOADS if not (file := cases()[name].file) or (trace_folder() / file).exists()]
     jobs = [Job(row, name, seed) for name in workloads for seed in range(WORKLOADS[name]) for row in ROWS]
     found: dict[tuple[str, str], list[Result]] = {}
     with multiprocessing.Pool(options.workers) as pool:

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.measure.machine import REPORTS, TRACES, command, versions
+from bench.measure.machine import REPORTS, command, trace_folder, versions
 from bench.router.adversary import ADVERSARIES
 from bench.router.contestants import KINDS, BlockDicts, PlainPygtrie, Warmroute
 from bench.router.replay import Replay
@@ -163,14 +163,14 @@ def resident() -> int:
 
 
 def load() -> Source:
-    if (TRACES / TRACE).exists():
+    if (trace_folder() / TRACE).exists():
         return OpenLoop(mooncake(rows(), random.Random(0), SPEED))
     return GENERATORS["chat"].source(REPLICAS, random.Random(0))
 
 
 def rows() -> Iterator[Row]:
     """One line at a time: what a whole trace's rows leave free would be filled again, and RSS would not show it."""
-    with gzip.open(TRACES / TRACE) as lines:
+    with gzip.open(trace_folder() / TRACE) as lines:
         yield from map(json.loads, lines)
 
 
@@ -204,7 +204,7 @@ def jobs() -> Iterator[Job]:
 def report(found: dict[Job, Found], made_by: str) -> Iterator[str]:
     yield "# Memory: what remembering costs\n"
     yield f"{made_by}\n"
-    source = TRACE if (TRACES / TRACE).exists() else "the generator `chat`, for there is no trace here"
+    source = TRACE if (trace_folder() / TRACE).exists() else "the generator `chat`, for there is no trace here"
     yield (
         f"## Bytes per block: {source}, {REPLICAS} replicas of {KV_TOKENS:,} KV tokens\n\n"
         "Everything counts, in-flight requests too. credit: a block on a replica; distinct: a block on any. How it is measured:"

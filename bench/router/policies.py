@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean
 
-from bench.measure.machine import REPORTS, TRACES, commit
+from bench.measure.machine import REPORTS, commit, trace_folder
 from gateway import __version__
 from gateway.commands.simulate import BOUNDS, NAMES, TRACE_HOURS, TRACE_USERS, Workload, replay
 from router.simulation.fleet import FleetSpec, Result
@@ -63,7 +63,7 @@ class Job:
 
 
 def rows_of(file: str) -> list[dict[str, object]]:
-    with gzip.open(TRACES / file) as lines:
+    with gzip.open(trace_folder() / file) as lines:
         return [json.loads(line) for line in lines]
 
 
@@ -200,9 +200,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     known = cases()
-    missing = {name for name in options.workload if known[name].file and not (TRACES / known[name].file).exists()}
+    missing = {name for name in options.workload if known[name].file and not (trace_folder() / known[name].file).exists()}
     for name in sorted(missing):
-        print(f"{name} is left out: no {TRACES / known[name].file}", file=sys.stderr)
+        print(f"{name} is left out: no {trace_folder() / known[name].file}", file=sys.stderr)
     jobs = [
         Job(name, policy, replicas, options.seed + seed)
         for name in options.workload

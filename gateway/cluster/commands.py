@@ -64,7 +64,7 @@ class LocalControl:
             group.create_task(self.membership.run())
 
     async def replay(self, commands: Iterable[Drain | Join | Leave]) -> None:
-        """Commands from before this process started. Takes FIRST_PROBES_S at most, whatever replicas were added."""
+        """Commands from before this process started. Takes as long as `Membership.restore` at most."""
         added: dict[str, Member] = {}
         drained: dict[str, Drain] = {}
         for command in commands:

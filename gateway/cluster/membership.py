@@ -46,13 +46,18 @@ class Membership:
         fleet: Fleet,
         upstream: UpstreamClient,
         sources: Sequence[MemberSource] = (),
+        first_probes_s: float = FIRST_PROBES_S,
         retry_s: float = RETRY_S,
     ) -> None:
-        """sources: to be watched. fleet: has the members of the configuration."""
+        """fleet: has the members of the configuration. sources: to be watched.
+
+        first_probes_s: how long replicas that join are waited for at most, where nobody waits for the result.
+        """
         self._live = live
         self._fleet = fleet
         self._upstream = upstream
         self._watched = tuple(sources)
+        self._first_probes_s = first_probes_s
         self._retry_s = retry_s
         self._named: Named = {CONFIGURATION: configured(live.config), OPERATORS: ()}
         self._merged = merge(self._named, _pools(live.config))
@@ -93,11 +98,11 @@ class Membership:
     async def restore(self, added: Sequence[Member]) -> None:
         """The members that operators had added before this process started.
 
-        They are asked side by side. One that does not answer within FIRST_PROBES_S is down at first, and is probed later.
+        They are asked side by side. One that does not answer within `first_probes_s` is down at first, and is probed later.
         """
         async with self._one_at_a_time:
             if added:
-                await self._change(self._live.config, {**self._named, OPERATORS: tuple(added)}, within_s=FIRST_PROBES_S)
+                await self._change(self._live.config, {**self._named, OPERATORS: tuple(added)}, within_s=self._first_probes_s)
 
     async def run(self) -> None:
         """Returns at once if no source is to be watched."""
@@ -120,7 +125,7 @@ class Membership:
         async with self._one_at_a_time:
             ordered = tuple(sorted(members, key=lambda member: member.name))
             if ordered != self._named.get(source):
-                await self._change(self._live.config, {**self._named, source: ordered}, within_s=FIRST_PROBES_S)
+                await self._change(self._live.config, {**self._named, source: ordered}, within_s=self._first_probes_s)
 
     async def _change(
         self, config: Config, named: Named, in_step: Callable[[], None] | None = None, within_s: float | None = None

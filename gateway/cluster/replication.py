@@ -7,9 +7,9 @@ What is booked here is published in batches, BATCH_S after the first event of ea
 more than the decision, and every batch wakes all the others. Each process keeps the whole prefix index and all open leases, so
 that choosing a replica asks nobody; the price is that what one books all others book as well.
 
-While the transport does not take what is published, at most about UNSENT_BYTES wait there: further events are dropped. When it
-takes them again, one snapshot of the open bookings replaces all that was dropped. What only the prefix index would have learned
-from the dropped events stays unknown to the other routers.
+While the transport does not take what is published, at most about `unsent_bytes` wait there: further events are dropped. When
+it takes them again, one snapshot of the open bookings replaces all that was dropped. What only the prefix index would have
+learned from the dropped events stays unknown to the other routers.
 
 The workers' hub is one transport (`workers/transport.py`); a store, or another gateway's process, can be another.
 """
@@ -81,6 +81,7 @@ class Replicator:
         call_later: CallLater,
         published: Callable[[], None],
         followed: Callable[[list[str], float | None], None],
+        unsent_bytes: int = UNSENT_BYTES,
     ) -> None:
         """published: called after each batch of this router. followed: after each batch of another one, with the replicas that
         it showed to have lost their caches, and its age in seconds (None for what had waited for `start`).
@@ -92,6 +93,7 @@ class Replicator:
         self._call_later = call_later
         self._published = published
         self._followed = followed
+        self._unsent_bytes = unsent_bytes
         self._since = 0.0  # the first event in the journal
         self._resyncing = False  # events are dropped until the transport has taken what waits
         self._early: list[Callable[[], None]] | None = []  # what came before `start`
@@ -115,7 +117,7 @@ class Replicator:
         events = self.journal.take()
         if self._resyncing or not events:
             return
-        if self._transport.unsent > UNSENT_BYTES:
+        if self._transport.unsent > self._unsent_bytes:
             log.warning("the supervisor does not read: events are dropped", extra={"unsent_bytes": self._transport.unsent})
             self._resyncing = True
             self._call_later(RESYNC_S, self._resync)

@@ -1,8 +1,8 @@
 """Going down with grace: which clients still get in.
 
 Nobody who was let in may go without an answer, and the kernel lets in on its own: a connection is made, and its request may be
-here, before the loop has accepted it; closing the listening socket resets all of these. So the door is shut first, and who
-is in it waited for (`last_in`).
+here, before the loop has accepted it; closing the listening socket resets all of these. So first no new one may begin
+(`syn_filter.py`), and those that have begun are accepted (`last_in`).
 
 aiohttp would wait twice as long as it is told to, and end what is left without a word; so this is ours.
 """
@@ -10,8 +10,6 @@ aiohttp would wait twice as long as it is told to, and end what is left without 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import select
 import socket
 import struct
@@ -19,22 +17,10 @@ import sys
 from collections.abc import Sequence
 
 from gateway.request.running import ROUND_S, ROUNDS
+from gateway.server.syn_filter import drop_new
 
 HANDSHAKE_S, LOOK_S = 1.2, 0.1  # then, for who is far away or has no CPU; the kernel repeats a lost packet after a second
 MAX_WAITING = 4096  # connections that the kernel holds for us
-
-_SO_ATTACH_FILTER = 26
-# Berkeley's packet filter for a listening socket: drop the first packet of a connection, whose sender then tries again after a
-# second and finds nobody; pass all others. Each step: code, jump if so, jump if not, operand.
-_NO_SYN = b"".join(
-    struct.pack("HBBI", *step)
-    for step in (
-        (0x30, 0, 0, 13),  # load byte 13: the flags
-        (0x45, 0, 1, 0x02),  # is SYN set?
-        (0x06, 0, 0, 0),  # return: drop
-        (0x06, 0, 0, 0xFFFFFFFF),  # return: pass
-    )
-)
 
 # Linux's sock_diag(7), over netlink(7): struct nlmsghdr (length, type, flags, sequence, port), struct inet_diag_req_v2 (family,
 # protocol, extensions, padding, states; source port, destination port; addresses; interface, cookie).
@@ -49,7 +35,7 @@ async def last_in(listeners: Sequence[socket.socket], hurry: asyncio.Event, hand
     """
     poll = select.poll()
     for listener in listeners:
-        _shut(listener)
+        drop_new(listener)
         poll.register(listener.fileno(), select.POLLIN)
     for _ in range(ROUNDS):  # connections that are being made
         await asyncio.sleep(ROUND_S)
@@ -61,15 +47,6 @@ async def last_in(listeners: Sequence[socket.socket], hurry: asyncio.Event, hand
         if not poll.poll(0):
             break
         await asyncio.sleep(0)  # some are accepted in each iteration of the loop (`accept.py`)
-
-
-def _shut(listener: socket.socket) -> None:
-    if sys.platform != "linux":
-        return  # the last moment is a race there
-    steps = ctypes.create_string_buffer(_NO_SYN)
-    program = struct.pack("HL", len(_NO_SYN) // struct.calcsize("HBBI"), ctypes.addressof(steps))
-    with contextlib.suppress(OSError), socket.fromfd(listener.fileno(), listener.family, listener.type) as same:
-        same.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 def _has_handshakes(listener: socket.socket) -> bool:

@@ -6,7 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -42,11 +42,19 @@ class Fuzzed:
     notes: tuple[str, ...] = ()
 
 
-def fuzz(mode: str, how: str, seconds: int, seed: int) -> Fuzzed:
+Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+
+
+def captured(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """What it printed, and its exit status, whatever that is."""
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def fuzz(mode: str, how: str, seconds: int, seed: int, run: Run = captured) -> Fuzzed:
     """In a process of its own, for it may end that."""
     command = [sys.executable, "-m", "scripts.fuzz", mode, "--seconds", str(seconds), "--seed", str(seed)]
     plain = how != "atheris"
-    done = subprocess.run([*command, *(["--plain"] if plain else [])], capture_output=True, text=True, check=False)
+    done = run([*command, *(["--plain"] if plain else [])])
     said = done.stdout + done.stderr
     match = re.search(FIRST_LINE if plain else LAST_LINE, said, re.MULTILINE)
     told = match.groupdict() if match else {}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from replica.api.server import ServerConfig
-from replica.cli import _random, _served_name, _server_config, _sim_config, main
+from replica.cli import main, random_of, served_name, server_config, sim_config
 from replica.flags import parser
 from replica.sim.cost import SimConfig
 from tests.support.paths import ROOT
@@ -198,7 +198,7 @@ def test_models_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture
 )
 def test_random_weights_are_served_under_the_name_of_their_shape(tmp_path: Path, path: str, name: str) -> None:
     (tmp_path / "llama-3.1-8b").mkdir()
-    assert _served_name(parser().parse_args(["--random-weights", str(tmp_path / path)])) == name
+    assert served_name(parser().parse_args(["--random-weights", str(tmp_path / path)])) == name
 
 
 def test_random_weights_need_a_shape_and_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +227,7 @@ def test_the_api_flags_reach_the_server(start: Start) -> None:
     ],
 )
 def test_each_api_flag_is_a_field(flags: list[str], config: ServerConfig) -> None:
-    assert _server_config(parser().parse_args(flags), None) == config
+    assert server_config(parser().parse_args(flags), None) == config
 
 
 @pytest.mark.parametrize(
@@ -247,12 +247,12 @@ def test_each_api_flag_is_a_field(flags: list[str], config: ServerConfig) -> Non
     ],
 )
 def test_each_flag_of_the_simulation_is_a_field(flags: list[str], config: SimConfig) -> None:
-    assert _sim_config(parser().parse_args(flags), 64, 2) == config
+    assert sim_config(parser().parse_args(flags), 64, 2) == config
 
 
 def test_each_replica_has_chances_of_its_own_and_the_same_in_every_run() -> None:
     def first(index: int, *flags: str, what: str = "faults") -> float:
-        return _random(parser().parse_args(flags), index, what).random()
+        return random_of(parser().parse_args(flags), index, what).random()
 
     assert first(0) == first(0, "--seed", "0")
     assert len({first(0), first(1), first(0, "--seed", "1"), first(0, what="death")}) == 4

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -43,10 +44,25 @@ log = logging.getLogger("warmroute.workers")
 REPORT_S = 0.1, 1.0  # the pause after counters were sent; then up to this long again while no request is routed
 REPORT_SHARE = 0.01  # of the time, as far as REPORT_MOST_S allows
 REPORT_MOST_S = 0.5  # between snapshots while requests are routed: what is newer is lost with a worker that is killed
-SCRAPE_S = 2.0  # of a worker that does not answer by then, the last snapshot is used
-COMMAND_S = 30.0  # a replica that joins is probed first
-PASSED_ON_S = 3.0  # the hub forwards a question within this time, or not at all
 ALIVE_S = 0.5  # between two heartbeats
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """With the other workers and the hub.
+
+    forwarded_s: the hub forwards a question within this time, or not at all. scrape_s: of a worker that does not answer by
+    then, the last snapshot is used. command_s: until all have executed a command; a replica that joins is probed first.
+    unsent_bytes: of routing events that the hub has not taken, then further ones are dropped.
+    """
+
+    forwarded_s: float = 3.0
+    scrape_s: float = 2.0
+    command_s: float = 30.0
+    unsent_bytes: int = UNSENT_BYTES
+
+
+PATIENCE = Patience()
 
 
 def part_of(config: Config) -> Config:
@@ -99,11 +115,14 @@ class _Question:
 class Peers:
     """See the top of this file; the `ControlPlane` of a worker. Made within the event loop."""
 
-    def __init__(self, local: LocalControl, channel: Channel, transport: ReplicationTransport) -> None:
+    def __init__(
+        self, local: LocalControl, channel: Channel, transport: ReplicationTransport, patience: Patience = PATIENCE
+    ) -> None:
         """The reader of the channel calls `receive` with each message."""
         loop = asyncio.get_running_loop()
         self._local = local
         self._channel = channel
+        self._patience = patience
         self._busy = asyncio.Event()  # something was booked since the counters were sent
         self._current = asyncio.Event()
         self._commands: asyncio.Queue[tuple[int, Execute | Current]] = asyncio.Queue()
@@ -119,6 +138,7 @@ class Peers:
             call_later=loop.call_later,
             published=self._busy.set,
             followed=self._followed,
+            unsent_bytes=patience.unsent_bytes,
         )
 
     def receive(self, worker: int, message: Message) -> None:
@@ -149,8 +169,8 @@ class Peers:
 
     async def execute(self, command: Command) -> None:
         """Also raises GatewayError 503: the hub did not forward it, or not all workers have answered."""
-        until = self._local.clock() + PASSED_ON_S
-        question = await self._ask(lambda number: Execute(number, command, until), COMMAND_S)
+        until = self._local.clock() + self._patience.forwarded_s
+        question = await self._ask(lambda number: Execute(number, command, until), self._patience.command_s)
         for answer in question.answers.values():
             if isinstance(answer, Executed) and answer.internal:
                 raise internal_error()
@@ -164,7 +184,7 @@ class Peers:
         return await self._pages.get()
 
     async def _page(self) -> bytes:
-        question = await self._ask(Scrape, SCRAPE_S)
+        question = await self._ask(Scrape, self._patience.scrape_s)
         pages = dict(question.snapshots or {})
         pages.update((worker, answer.page) for worker, answer in question.answers.items() if isinstance(answer, Scraped))
         whole = Metrics().page
@@ -190,7 +210,7 @@ class Peers:
         self._questions[number] = question
         self._channel.send(make(number), HUB)
         try:
-            async with asyncio.timeout(PASSED_ON_S + 1.0):  # it may be forwarded in the last moment
+            async with asyncio.timeout(self._patience.forwarded_s + 1.0):  # it may be forwarded in the last moment
                 await question.forwarded.wait()
             async with asyncio.timeout(timeout_s):
                 await question.all_answered.wait()
@@ -283,10 +303,10 @@ class Peers:
         return f"<Peers, {self.replicator!r}>"
 
 
-def connect(local: LocalControl, channel: Channel, orphaned: Callable[[], None]) -> Peers:
+def connect(local: LocalControl, channel: Channel, orphaned: Callable[[], None], patience: Patience = PATIENCE) -> Peers:
     """The control plane of a worker on the hub's channel. orphaned: called when the supervisor is gone."""
     transport = HubTransport(channel)
-    peers = Peers(local, channel, transport)
+    peers = Peers(local, channel, transport, patience)
 
     def receive(worker: int, message: Message, _payload: bytes) -> None:
         transport.receive(worker, message)

@@ -1,8 +1,8 @@
 """`workers: N`: starts N workers, replaces those that end, and takes them down together. It serves no request itself.
 
 A worker that ends is replaced at once, one that does not live long after a pause that grows. One without a heartbeat for
-HUNG_S, or that does not read its channel, is killed, and so replaced. Other workers get its new connections (`handover.py`)
-after SILENT_S of silence, or at once when it has ended. The configuration is read here, and goes to all workers in one order
+`hung_s`, or that does not read its channel, is killed, and so replaced. Other workers get its new connections (`handover.py`)
+after `silent_s` of silence, or at once when it has ended. The configuration is read here, and goes to all workers in one order
 with what operators want.
 """
 
@@ -34,20 +34,33 @@ from gateway.upstream.loop_guard import new_id
 
 log = logging.getLogger("warmroute.workers")
 
-HUNG_S = 30.0
-SILENT_S = 2.5  # then the new connections of a worker go to the others as well
 WELL_S = 1.5  # workers with a heartbeat within that time may get them; three heartbeats
 LOOK_S = 0.5
 UNSENT_BYTES = 64 << 20
-SHORT_LIFE_S = 5.0
 TOGETHER_S = 0.1  # in which workers that crash together are all seen to have ended: what is passed to a dying one is lost
 HAND_OVER_S = 0.2  # that connections get to be passed on before their listener is closed
-PAUSE_S = 0.5, 30.0  # before a worker that did not live long is replaced: at first, at most
 TRIES = 3  # to start a worker, before anything has served
 SHUTDOWN_S = 7.0  # that a worker takes to end, beside the time that its requests have
 
 # The child finds its modules where we found ours, whatever its working directory is.
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gateway.commands.worker import main; main(sys.argv[2:])"
+BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gateway.commands.worker import main; main(sys.argv[2:])"
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """With workers, in seconds.
+
+    hung_s: without a heartbeat, then it is killed. silent_s: without one, then its new connections go to the others as well.
+    short_life_s: what ends before that did not live long. pause_s: before such a worker is replaced: at first, at most.
+    """
+
+    hung_s: float = 30.0
+    silent_s: float = 2.5
+    short_life_s: float = 5.0
+    pause_s: tuple[float, float] = 0.5, 30.0
+
+
+PATIENCE = Patience()
 
 
 class StartError(Exception):
@@ -86,15 +99,26 @@ class Slot:
 class Supervisor:
     """See the top of this file. Made within the event loop."""
 
-    def __init__(self, config: Config, source: Source | None, *, hung_s: float = HUNG_S, sides: SideSockets = NO_SIDES) -> None:
-        """sides: the sockets for operators and for Prometheus, on which all workers accept."""
+    def __init__(
+        self,
+        config: Config,
+        source: Source | None,
+        *,
+        sides: SideSockets = NO_SIDES,
+        patience: Patience = PATIENCE,
+        boot: Callable[[], str] = lambda: BOOT,
+    ) -> None:
+        """sides: the sockets for operators and for Prometheus, on which all workers accept. boot: the Python program that the
+        next worker runs. slots: one for each worker, filled by `run`.
+        """
+        self.slots: list[Slot] = []
         self.hub = Hub(config, time.monotonic, self._on_serving)
         self._config = config
         self._source = source
-        self._hung_s = hung_s
         self._sides = sides
         self._gateway_id = new_id()
-        self._slots: list[Slot] = []
+        self._patience = patience
+        self._boot = boot
         self._all_serve = asyncio.Event()
         self._served = False  # all of them did, once
         self._stopping = asyncio.Event()
@@ -106,8 +130,8 @@ class Supervisor:
         Raises OSError if the address cannot be had, StartError if no worker can be started.
         """
         self._addresses = addresses_of(*self._config.address)
-        self._slots = [Slot(listen(self._addresses)) for _ in range(self._config.workers)]
-        keepers = [asyncio.create_task(self._keep(slot)) for slot in self._slots]
+        self.slots = [Slot(listen(self._addresses)) for _ in range(self._config.workers)]
+        keepers = [asyncio.create_task(self._keep(slot)) for slot in self.slots]
         beside = [asyncio.create_task(self._watch_workers()), asyncio.create_task(self._watch_source())]
         try:
             if await self._all_up(stop):
@@ -117,14 +141,14 @@ class Supervisor:
             self._stopping.set()
             for task in beside:
                 task.cancel()
-            for slot in self._slots:
+            for slot in self.slots:
                 slot.close()
             await self._end(keepers, hurry)
             await asyncio.gather(*beside, return_exceptions=True)
 
     async def _all_up(self, stop: asyncio.Event) -> bool:
         """Wait until all serve. False if they need not any more. Raises StartError."""
-        events = [self._all_serve, stop, *(slot.failed for slot in self._slots)]
+        events = [self._all_serve, stop, *(slot.failed for slot in self.slots)]
         waits = [asyncio.ensure_future(event.wait()) for event in events]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -137,7 +161,7 @@ class Supervisor:
 
     def _on_serving(self, _who: int) -> None:
         serving = sum(member.serving for member in self.hub.members.values())
-        if serving == len(self._slots):
+        if serving == len(self.slots):
             self._all_serve.set()
 
     # -- one worker
@@ -152,7 +176,7 @@ class Supervisor:
                 status = str(error)
             if self._stopping.is_set():
                 return
-            slot.short_lives = slot.short_lives + 1 if time.monotonic() - born < SHORT_LIFE_S else 0
+            slot.short_lives = slot.short_lives + 1 if time.monotonic() - born < self._patience.short_life_s else 0
             log.error("worker ended", extra={"worker": slot.worker, "status": status, "short_lives": slot.short_lives})
             self.hub.restarted()
             await self._stops_within(TOGETHER_S)
@@ -167,7 +191,7 @@ class Supervisor:
         """Before the next try. As soon as another worker is well, connections are for the others, and the listener is closed.
         While none is, they wait here: for the first that is, or for this worker's successor.
         """
-        least, most = PAUSE_S
+        least, most = self._patience.pause_s
         due = time.monotonic() + min(most, least * 2.0 ** min(slot.short_lives - 2, 30))
         while not self._stopping.is_set() and (left_s := due - time.monotonic()) > 0:
             if not slot.listeners or not self._receivers():
@@ -195,7 +219,7 @@ class Supervisor:
             sockets = [*(("clients", listener) for listener in slot.listeners), *self._sides, ("handed", handed)]
             files = [its.fileno(), *(each.fileno() for _, each in sockets)]
             names = (f"{name}={each.fileno()}" for name, each in sockets)
-            command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(its.fileno()), self._gateway_id, *names]
+            command = [sys.executable, "-c", self._boot(), json.dumps(sys.path), str(its.fileno()), self._gateway_id, *names]
             # In a session of its own: the terminal's signals are for the supervisor.
             slot.process = await asyncio.create_subprocess_exec(
                 *command, pass_fds=files, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
@@ -230,8 +254,8 @@ class Supervisor:
             self._relieve()
 
     def _kill_hung(self) -> None:
-        silent = set(self.hub.silent(self._hung_s))
-        for slot in self._slots:
+        silent = set(self.hub.silent(self._patience.hung_s))
+        for slot in self.slots:
             member = self.hub.members.get(slot.worker)
             if member and slot.process and (slot.worker in silent or member.channel.unsent > UNSENT_BYTES):
                 log.error("worker hangs: it is killed", extra={"worker": slot.worker, "pid": slot.process.pid})
@@ -239,8 +263,8 @@ class Supervisor:
 
     def _relieve(self) -> None:
         """Have the connections of workers that do not accept accepted by others, if there are any that do."""
-        well, unwell = set(self.hub.well(WELL_S)), set(self.hub.unwell(SILENT_S))
-        for slot in self._slots:
+        well, unwell = set(self.hub.well(WELL_S)), set(self.hub.unwell(self._patience.silent_s))
+        for slot in self.slots:
             if slot.worker in well:
                 slot.keep()
             elif slot.worker in unwell and well and slot.listeners and not (slot.handover and slot.handover.open):
@@ -257,7 +281,7 @@ class Supervisor:
 
     def _receivers(self) -> Sequence[socket.socket]:
         well = set(self.hub.well(WELL_S))
-        return [slot.handing for slot in self._slots if slot.handing and slot.worker in well]
+        return [slot.handing for slot in self.slots if slot.handing and slot.worker in well]
 
     # -- all of them
 
@@ -273,7 +297,7 @@ class Supervisor:
                 self.hub.command(Reconfigure.to(possible(self.hub.config, config)))
 
     def _signal(self, number: int) -> None:
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.process:
                 slot.process.send_signal(number)
 

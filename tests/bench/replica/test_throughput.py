@@ -8,8 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from bench.replica.throughput import FEW, Contestant, Rates, measure, report
-from bench.replica.throughput import _arguments as arguments
+from bench.replica.throughput import FEW, Contestant, Rates, measure, parse, report
 
 
 def test_each_is_asked_for_the_same_and_no_prompt_comes_twice() -> None:
@@ -23,7 +22,7 @@ def test_each_is_asked_for_the_same_and_no_prompt_comes_twice() -> None:
 
         return Contestant(name, ask, 0)
 
-    options = arguments(["--batches", "1,3", "--rounds", "2", "--tokens", "20"])
+    options = parse(["--batches", "1,3", "--rounds", "2", "--tokens", "20"])
     results = measure([contestant("a"), contestant("b")], options, lambda: next(clock) ** 2)
     assert [list(result.rates) for result in results] == [["prefill", "decode, 1 at once", "decode, 3 at once"]] * 2
     for calls in asked.values():

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.router import memory
 from bench.router.adversary import ADVERSARIES
 from bench.router.memory import Found, Job, bound_table, in_blocks, main, resident, run, traffic_table
 from router.types import KEY_BYTES, Prompt
@@ -25,7 +24,7 @@ def keys(*numbers: int) -> bytes:
 @pytest.fixture(autouse=True)
 def no_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The same tests with and without recorded traces."""
-    monkeypatch.setattr(memory, "TRACES", tmp_path)
+    monkeypatch.setenv("WARMROUTE_TRACES", str(tmp_path))
 
 
 def test_a_report_has_both_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

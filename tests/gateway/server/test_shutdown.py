@@ -9,6 +9,7 @@ import errno
 import json
 import socket
 import struct
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ import pytest
 from gateway.app import compose, serve
 from gateway.config.source import load
 from gateway.server.shutdown import last_in
+from gateway.server.syn_filter import drop_new
 from tests.gateway.conftest import BODY, LOGGED, eventually
 from tests.support.fakes import FakeReplica, answers, hangs, streams
 
@@ -146,6 +148,26 @@ async def test_whose_connection_is_being_made_when_it_stops_is_answered() -> Non
             await asyncio.get_running_loop().sock_sendall(client, RAW)  # once it is connected
             assert (await asyncio.get_running_loop().sock_recv(client, 10_000)).startswith(b"HTTP/1.1 200 OK\r\n")
             await gateway.over
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_no_connection_begins_and_those_that_have_begun_go_on(family: socket.AddressFamily) -> None:
+    host = "127.0.0.1" if family == socket.AF_INET else "::1"
+    with (
+        socket.create_server((host, 0), family=family) as listener,
+        socket.socket(family) as before,
+        socket.socket(family) as late,
+    ):
+        before.connect(listener.getsockname())
+        drop_new(listener)
+        late.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            late.connect(listener.getsockname())
+        before.sendall(b"request")
+        with listener.accept()[0] as accepted:
+            accepted.settimeout(40)
+            assert accepted.recv(100) == b"request"
 
 
 @needs_diagnosis

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+from subprocess import CompletedProcess
 
-from scripts.fuzzing import report
 from scripts.fuzzing.report import Fuzzed, fuzz, page
 
 
@@ -21,16 +20,12 @@ def test_what_was_measured_is_on_the_page() -> None:
     assert "- shapes: It took 5 ms." in list(page("Made here.", [run], ""))
 
 
-def test_a_fuzzer_that_ends_badly_is_a_bug_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report.subprocess, "run", lambda *_args, **_options: Done())
-    found = fuzz("tap", "at random", seconds=1, seed=5)
+def test_a_fuzzer_that_ends_badly_is_a_bug_with_its_last_words() -> None:
+    ended = CompletedProcess((), 1, "seed 5\n", "Traceback\nAssertionError: a bug")
+    found = fuzz("tap", "at random", seconds=1, seed=5, run=lambda _command: ended)
     assert found.found.endswith("AssertionError: a bug")
     text = "\n".join(page("Made here.", [found, Fuzzed("answers", "atheris", 5, 12_345, "", "", "")], "| a table |"))
     assert "| at random | 5 | 0 |  |  | **1** |" in text
     assert "| atheris | 5 | 12,345 |  |  | 0 |" in text
     assert "AssertionError: a bug" in text
     assert text.endswith("| a table |")
-
-
-class Done:
-    stdout, stderr, returncode = "seed 5\n", "Traceback\nAssertionError: a bug", 1

@@ -16,9 +16,10 @@ from gateway.cluster.messages import decode_config
 from gateway.cluster.workers.channel import Channel
 from gateway.cluster.workers.hub import Hub
 from gateway.cluster.workers.messages import Message, Serving, Welcome, from_hub, from_worker
-from gateway.cluster.workers.peers import Peers, connect, part_of
+from gateway.cluster.workers.peers import PATIENCE, Patience, Peers, connect, part_of
 from gateway.config.schema import Config
 from gateway.config.source import load
+from gateway.fleet.directory import FIRST_PROBES_S
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, Running, eventually, serving_runner
 from tests.support.fakes import FakeReplica
@@ -56,9 +57,11 @@ class Worker:
 
 
 class Star:
-    """A hub and its workers."""
+    """A hub and its workers. patience, first_probes_s: of every worker."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, patience: Patience = PATIENCE, first_probes_s: float = FIRST_PROBES_S) -> None:
+        self.patience = patience
+        self.first_probes_s = first_probes_s
         self.served: list[int] = []
         self.hub = Hub(config, time.monotonic, self.served.append)
         self.stack = contextlib.AsyncExitStack()
@@ -73,10 +76,11 @@ class Star:
         made: list[Peers] = []
 
         def control_plane(local: LocalControl) -> Peers:
-            made.append(connect(local, its, lambda: None))
+            made.append(connect(local, its, lambda: None, self.patience))
             return made[0]
 
-        gateway = compose(part_of(decode_config(welcome.config)), LOGGED, Surroundings(control_plane=control_plane))
+        around = Surroundings(control_plane=control_plane, first_probes_s=self.first_probes_s)
+        gateway = compose(part_of(decode_config(welcome.config)), LOGGED, around)
         run = await self.stack.enter_async_context(serving_runner(gateway, clients_runner(gateway.served)))
         await gateway.control.ready()
         its.send(Serving())
@@ -92,10 +96,16 @@ class Star:
 
 
 @contextlib.asynccontextmanager
-async def star(*replicas: FakeReplica, workers: int = 2, **config: Any) -> AsyncIterator[tuple[Star, list[Worker]]]:
+async def star(
+    *replicas: FakeReplica,
+    workers: int = 2,
+    patience: Patience = PATIENCE,
+    first_probes_s: float = FIRST_PROBES_S,
+    **config: Any,
+) -> AsyncIterator[tuple[Star, list[Worker]]]:
     """A gateway of several workers. At the end nothing may be left open anywhere."""
     raw = {"health": {"interval_s": 60}, "workers": workers, **config}
     pools = [{"replicas": [replica.url for replica in replicas], **raw.pop("pool", {})}]
-    made = Star(load(None, {"pools": pools, **raw}, env={}))
+    made = Star(load(None, {"pools": pools, **raw}, env={}), patience, first_probes_s)
     async with made.stack:
         yield made, [await made.join() for _ in range(workers)]

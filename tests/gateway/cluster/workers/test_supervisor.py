@@ -15,8 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.cluster.workers import supervisor
-from gateway.cluster.workers.supervisor import StartError, Supervisor
+from gateway.cluster.workers.supervisor import BOOT, WELL_S, Patience, StartError, Supervisor
 from gateway.commands.demo.processes import Process, admin_url, listening_url, log_line
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
@@ -26,6 +25,7 @@ from tests.gateway.conftest import BODY, eventually
 from tests.support.fakes import FakeReplica, answers, streams
 
 STREAM = {**BODY, "stream": True}
+FAILS = "raise SystemExit(3)"
 
 
 def alive(pid: int) -> bool:
@@ -36,10 +36,18 @@ def alive(pid: int) -> bool:
 
 
 @dataclass(slots=True)
+class Boot:
+    """What the next worker runs."""
+
+    program: str = BOOT
+
+
+@dataclass(slots=True)
 class Run:
     """A supervisor in this process. hurry: do not wait for requests; over: it has ended."""
 
     made: Supervisor
+    boot: Boot
     url: str
     session: aiohttp.ClientSession
     stop: asyncio.Event
@@ -49,7 +57,7 @@ class Run:
     def pids(self) -> dict[int, int]:
         """Of the workers that serve, by their numbers."""
         serving = {who for who, member in self.made.hub.members.items() if member.serving}
-        return {slot.worker: slot.process.pid for slot in self.made._slots if slot.process and slot.worker in serving}
+        return {slot.worker: slot.process.pid for slot in self.made.slots if slot.process and slot.worker in serving}
 
     async def post(self, body: Any = BODY) -> tuple[int, Any]:
         """On a connection of its own, so that any worker may get it."""
@@ -75,12 +83,13 @@ def config_of(*replicas: FakeReplica, **more: Any) -> Config:
 async def supervised(*replicas: FakeReplica, source: Source | None = None, **options: Any) -> AsyncIterator[Run]:
     config = config_of(*replicas)
     stop, hurry, started = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future()
-    made = Supervisor(config, source, **options)
+    boot = Boot()
+    made = Supervisor(config, source, boot=lambda: boot.program, **options)
     over = asyncio.create_task(made.run(stop, hurry, started.set_result))
     await asyncio.wait([over, started], return_when=asyncio.FIRST_COMPLETED, timeout=60)
     try:
         async with aiohttp.ClientSession() as session:
-            yield Run(made, started.result(), session, stop, over)
+            yield Run(made, boot, started.result(), session, stop, over)
     finally:
         stop.set()
         hurry.set()
@@ -124,10 +133,10 @@ async def test_who_waits_to_be_accepted_by_a_dead_worker_waits_for_its_successor
         assert not first.keys() & run.pids.keys()
 
 
-async def test_who_waits_to_be_accepted_by_a_dead_worker_goes_to_another_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "SILENT_S", 1000.0)  # only because it has ended
-    async with FakeReplica([answers()]) as one, supervised(one) as run:
-        monkeypatch.setattr(supervisor, "_BOOT", "import time; time.sleep(1000)")  # a successor that does not serve
+async def test_who_waits_to_be_accepted_by_a_dead_worker_goes_to_another_at_once() -> None:
+    patience = Patience(silent_s=1000.0)  # only because it has ended
+    async with FakeReplica([answers()]) as one, supervised(one, patience=patience) as run:
+        run.boot.program = "import time; time.sleep(1000)"  # a successor that does not serve
         first, second = run.pids
         os.kill(run.pids[first], signal.SIGSTOP)
         asked = [asyncio.create_task(run.post()) for _ in range(40)]
@@ -148,7 +157,7 @@ def queued(url: str) -> int:
 
 
 async def test_a_worker_that_hangs_is_killed_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    async with FakeReplica([answers()]) as one, supervised(one, hung_s=2.0) as run:
+    async with FakeReplica([answers()]) as one, supervised(one, patience=Patience(hung_s=2.0)) as run:
         hung = next(iter(run.pids))
         os.kill(run.pids[hung], signal.SIGSTOP)
         async with asyncio.timeout(40):
@@ -172,7 +181,7 @@ async def test_new_connections_of_a_worker_that_hangs_go_to_the_others(caplog: p
         finally:
             with contextlib.suppress(ProcessLookupError):  # it was replaced, which the assertions tell better
                 os.kill(pid, signal.SIGCONT)
-        slot = next(slot for slot in run.made._slots if slot.worker == hung)
+        slot = next(slot for slot in run.made.slots if slot.worker == hung)
         await eventually(lambda: slot.handover is None)
         assert [(await run.post())[0] for _ in range(20)] == [200] * 20
         assert run.pids[hung] == pid
@@ -185,8 +194,8 @@ async def test_while_all_workers_are_silent_their_connections_wait_for_the_first
             os.kill(pid, signal.SIGSTOP)
         asked = [asyncio.create_task(run.post()) for _ in range(20)]
         try:
-            await eventually(lambda: len(list(run.made.hub.unwell(supervisor.SILENT_S + 1.0))) == 2)
-            assert not any(slot.handover for slot in run.made._slots)
+            await eventually(lambda: len(list(run.made.hub.unwell(Patience().silent_s + 1.0))) == 2)
+            assert not any(slot.handover for slot in run.made.slots)
             assert queued(run.url) == 20
             os.kill(next(iter(pids.values())), signal.SIGCONT)
             async with asyncio.timeout(15):
@@ -265,37 +274,32 @@ async def test_the_last_counts_of_workers_that_go_down_are_heard() -> None:
         assert run.made.hub.ended.requests.values == {("m", "200"): 20}
 
 
-async def test_workers_that_cannot_start_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_BOOT", "raise SystemExit(3)")
+async def test_workers_that_cannot_start_are_given_up() -> None:
     with pytest.raises(StartError, match="3 times"):
-        await Supervisor(config_of(), None).run(asyncio.Event(), asyncio.Event(), lambda _: None)
+        await Supervisor(config_of(), None, boot=lambda: FAILS).run(asyncio.Event(), asyncio.Event(), lambda _: None)
 
 
-async def test_a_worker_that_dies_again_and_again_does_not_keep_connections_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with FakeReplica([answers()]) as one, supervised(one) as run:
-        boot = supervisor._BOOT
-        monkeypatch.setattr(supervisor, "_BOOT", "raise SystemExit(3)")
-        monkeypatch.setattr(supervisor, "PAUSE_S", (5.0, 5.0))  # long enough for 30 requests on a busy machine
+async def test_a_worker_that_dies_again_and_again_does_not_keep_connections_waiting() -> None:
+    patience = Patience(pause_s=(5.0, 5.0))  # long enough for 30 requests on a busy machine
+    async with FakeReplica([answers()]) as one, supervised(one, patience=patience) as run:
+        run.boot.program = FAILS
         first, second = run.pids
-        slot = next(slot for slot in run.made._slots if slot.worker == first)
+        slot = next(slot for slot in run.made.slots if slot.worker == first)
         os.kill(run.pids[first], signal.SIGKILL)
         await eventually(lambda: slot.short_lives >= 2 and not slot.listeners)
         for _ in range(30):
             assert (await run.post())[0] == 200
         assert list(run.pids) == [second]
-        monkeypatch.setattr(supervisor, "_BOOT", boot)
+        run.boot.program = BOOT
         await eventually(lambda: len(run.pids) == 2)
         assert slot.listeners
 
 
-async def test_who_waits_for_a_worker_that_dies_again_is_passed_on_before_its_listener_closes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with FakeReplica([answers()]) as one, supervised(one) as run:
-        monkeypatch.setattr(supervisor, "_BOOT", "raise SystemExit(3)")
-        monkeypatch.setattr(supervisor, "SHORT_LIFE_S", 1000.0)
+async def test_who_waits_for_a_worker_that_dies_again_is_passed_on_before_its_listener_closes() -> None:
+    async with FakeReplica([answers()]) as one, supervised(one, patience=Patience(silent_s=1000.0, short_life_s=1000.0)) as run:
+        run.boot.program = FAILS
         first, second = run.pids
-        slot = next(slot for slot in run.made._slots if slot.worker == first)
+        slot = next(slot for slot in run.made.slots if slot.worker == first)
         slot.short_lives = 1  # so that there is a pause at once
         os.kill(run.pids[first], signal.SIGSTOP)
         asked = [asyncio.create_task(run.post()) for _ in range(40)]
@@ -307,11 +311,10 @@ async def test_who_waits_for_a_worker_that_dies_again_is_passed_on_before_its_li
         assert list(run.pids) == [second]
 
 
-async def test_while_all_workers_die_again_connections_wait_for_their_successors(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with FakeReplica([answers()]) as one, supervised(one) as run:
-        monkeypatch.setattr(supervisor, "SHORT_LIFE_S", 1000.0)
-        monkeypatch.setattr(supervisor, "PAUSE_S", (3.0, 3.0))
-        slots, asked = run.made._slots, await all_die_again(run, [1, 1])
+async def test_while_all_workers_die_again_connections_wait_for_their_successors() -> None:
+    patience = Patience(silent_s=1000.0, short_life_s=1000.0, pause_s=(3.0, 3.0))
+    async with FakeReplica([answers()]) as one, supervised(one, patience=patience) as run:
+        slots, asked = run.made.slots, await all_die_again(run, [1, 1])
         await eventually(lambda: all(slot.short_lives == 2 for slot in slots) and not run.pids)
         asked += [asyncio.create_task(run.post()) for _ in range(20)]
         await eventually(lambda: queued(run.url) == 40)
@@ -319,11 +322,10 @@ async def test_while_all_workers_die_again_connections_wait_for_their_successors
             assert [(await task)[0] for task in asked] == [200] * 40
 
 
-async def test_who_waits_for_workers_that_die_again_goes_to_the_first_that_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with FakeReplica([answers()]) as one, supervised(one) as run:
-        monkeypatch.setattr(supervisor, "SHORT_LIFE_S", 1000.0)
-        monkeypatch.setattr(supervisor, "PAUSE_S", (0.5, 1000.0))
-        soon, late = run.made._slots
+async def test_who_waits_for_workers_that_die_again_goes_to_the_first_that_is_well() -> None:
+    patience = Patience(silent_s=1000.0, short_life_s=1000.0, pause_s=(0.5, 1000.0))
+    async with FakeReplica([answers()]) as one, supervised(one, patience=patience) as run:
+        soon, late = run.made.slots
         asked = await all_die_again(run, [1, 30])  # the second one's pause is longer than any test
         async with asyncio.timeout(40):
             assert [(await task)[0] for task in asked] == [200] * 20
@@ -335,12 +337,12 @@ async def test_who_waits_for_workers_that_die_again_goes_to_the_first_that_is_we
 async def all_die_again(run: Run, short_lives: list[int]) -> list[asyncio.Task[tuple[int, Any]]]:
     """Kill both workers, after this number of short lives each. Returns 20 requests that were waiting to be accepted."""
     pids = list(run.pids.values())
-    for slot, lives in zip(run.made._slots, short_lives, strict=True):
+    for slot, lives in zip(run.made.slots, short_lives, strict=True):
         slot.short_lives = lives
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     asked = [asyncio.create_task(run.post()) for _ in range(20)]
-    await eventually(lambda: queued(run.url) == 20 and not any(run.made.hub.well(supervisor.WELL_S)))
+    await eventually(lambda: queued(run.url) == 20 and not any(run.made.hub.well(WELL_S)))
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     return asked

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gateway.request.client import ClientRequest
 from gateway.server.http.aiohttp_request import AiohttpRequest
 from gateway.server.http.connection import MAX_UNCHARGED, ClientConnection
+from gateway.server.http.connections import ClientServer
 from gateway.server.http.fast_path import MAX_BEHIND
 from gateway.server.http.plain_request import MAX_FIELDS, MAX_HEAD_BYTES, PlainRequest, read_head
 from gateway.upstream.http1 import Answer
@@ -45,8 +46,8 @@ async def echo(request: ClientRequest) -> Any:
     return reply
 
 
-async def ask(port: int, pieces: Sequence[bytes], answers: int, *, in_turn: bool = False) -> list[bytes]:
-    """The bodies of so many answers to what is sent piece by piece. in_turn: each piece brings an answer."""
+async def ask(port: int, pieces: Sequence[bytes], answers: int, *, in_turn: ClientServer | None = None) -> list[bytes]:
+    """The bodies of so many answers to what is sent piece by piece. in_turn: the server; each piece brings an answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     found: list[bytes] = []
     rest = b""
@@ -66,10 +67,10 @@ async def ask(port: int, pieces: Sequence[bytes], answers: int, *, in_turn: bool
     async with asyncio.timeout(40):
         for number, piece in enumerate(pieces, 1):
             writer.write(piece)
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # a client that takes its time: what is sent at once would be read at once
             if in_turn:
                 await read(number)
-                await asyncio.sleep(0.005)  # the answer is here before aiohttp is done with its request
+                await eventually(lambda: all(each.idle for each in in_turn.connections))  # aiohttp is done with it, too
         await read(answers)
     writer.close()
     return found
@@ -92,8 +93,8 @@ async def ask(port: int, pieces: Sequence[bytes], answers: int, *, in_turn: bool
     ],
 )
 async def test_which_way_requests_go(pieces: list[bytes], ways: list[str]) -> None:
-    async with serving(echo) as (_, port):
-        found = await ask(port, pieces, len(ways), in_turn=len(pieces) == len(ways))
+    async with serving(echo) as (front, port):
+        found = await ask(port, pieces, len(ways), in_turn=front if len(pieces) == len(ways) else None)
     assert [body.split()[0].decode() for body in found] == ways
 
 
