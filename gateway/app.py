@@ -181,9 +181,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         memory=memory,
         connections=connections,
     )
-    return Gateway(
-        live, clock, metrics, router, fleet, upstream, parsing, attempts, local, control, served, around.first_probes_s
-    )
+    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, local, control, served)
 
 
 async def serve(
