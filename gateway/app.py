@@ -132,7 +132,7 @@ class Gateway:
             await asyncio.sleep(_SWEEP_S)
             while self.router.sweep(self.clock()):  # noqa: ASYNC110  (there is no event: it is to go on slowly)
                 await asyncio.sleep(_SLICE_S)
-            for url in self.fleet.settle():
+            for url in self.fleet.forget_departed():
                 self.upstream.forget(url)
 
 
@@ -142,7 +142,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     live, metrics, chance, routing = Live(config), Metrics(), random.Random(), config.routing
     router = Router(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20, chance=chance)
     fleet = Fleet(config, router, metrics, chance, clock)
-    upstream = UpstreamClient(live, around.resolver, fleet.hung_up, loops, around.dials)
+    upstream = UpstreamClient(live, around.resolver, fleet.connection_closed, loops, around.dials)
     parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)
     running, access = Running(), Access(live)
     memory, connections = Budget(budget_bytes(config)), Connections(connection_limit(config))

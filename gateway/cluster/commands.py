@@ -86,7 +86,7 @@ class LocalControl:
         metrics.read(self.router)
         metrics.read_memory(held=memory.held, limit=memory.limit, refused=memory.refused)
         metrics.read_connections(open_now=connections.open, limit=connections.limit, refused=connections.refused)
-        self.fleet.show(metrics, self.clock())
+        self.fleet.set_gauges(metrics, self.clock())
         metrics.log_lines_dropped.set((), self._requests.dropped)
         return metrics.page
 

@@ -138,7 +138,7 @@ class Membership:
             for url in guarded:
                 self._upstream.guard(url)
         try:
-            met = await self._fleet.meet(merged.members, self._upstream, within_s)
+            met = await self._fleet.probe_joining(merged.members, self._upstream, within_s)
         except BaseException:  # the operator's connection has ended meanwhile
             for url in guarded:
                 if not self._fleet.uses(url):

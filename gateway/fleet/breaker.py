@@ -27,7 +27,7 @@ from random import Random
 from typing import Final
 
 CLOSED, OPEN, HALF_OPEN = "closed", "open", "half_open"
-UNHEARD: Final = -1  # the era of attempts that do not count
+IGNORED: Final = -1  # the era of attempts that do not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Breaker:
         if not self._opened:
             return Trial(self, self._era, now)
         if not self.allows(now):
-            return Trial(self, UNHEARD, now)
+            return Trial(self, IGNORED, now)
         self._unanswered += self._probe is not None
         self._probe = probe = Trial(self, self._era, now)
         self._probe_until = now + self._doubled(self._opened - 1 + self._unanswered)

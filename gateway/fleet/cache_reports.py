@@ -1,11 +1,11 @@
 """Does what we predict overlap with what the engine reports? One `Overlap` per replica is fed with every metered answer.
 
 A prefix that was sent to a replica before should be cached there. If request after request the engine reports no cached token
-at all, its prefix cache is off or cannot match, and routing by prefix is in vain: worth one loud word, until the first hit. An
-engine that reports nothing is another matter, for missing is not zero: the cache may work, only the savings cannot be seen.
+at all, its prefix cache is off or cannot match, and routing by prefix is in vain: worth one warning, until the first hit. An
+engine that reports nothing is another case, for missing is not zero: the cache may work, only the savings cannot be seen.
 
 Only answers count for which cached tokens were predicted. Evidence is enough requests and enough tokens in a row; a hit starts
-the row anew, and so does a restart, after which zero is what is to be expected. What was said stays said until a hit.
+the row anew, and so does a restart, after which zero is to be expected. Each finding is reported once, until a hit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Finding(enum.Enum):
 
 @dataclass(slots=True)
 class Overlap:
-    """The row so far: requests with predicted cached tokens, and those tokens. zero, silent: what was said already."""
+    """The row so far: requests with predicted cached tokens, and those tokens. zero, silent: findings that were reported."""
 
     requests: int = 0
     tokens: int = 0
@@ -39,10 +39,10 @@ class Overlap:
         """One answer's cached tokens, as predicted and as reported (None: not reported). Each finding comes once. O(1)."""
         if reported is not None and not self.reports:
             self.reports = True
-            self.begin()  # the row so far was one of silence
+            self.restart()  # the row so far was one of silence
         if reported:
             was_zero, self.zero = self.zero, False
-            self.begin()
+            self.restart()
             return Finding.HIT if was_zero else None
         if predicted <= 0 or (reported is None and self.reports):
             return None
@@ -52,13 +52,13 @@ class Overlap:
             return None
         return self._once()
 
-    def begin(self) -> None:
-        """Begin the row anew, as after a restart."""
+    def restart(self) -> None:
+        """Start the row anew, as after a restart of the replica."""
         self.requests = self.tokens = 0
 
     def _once(self) -> Finding | None:
         if self.reports:
-            said, self.zero = self.zero, True
-            return None if said else Finding.ZERO
-        said, self.silent = self.silent, True
-        return None if said else Finding.SILENT
+            known, self.zero = self.zero, True
+            return None if known else Finding.ZERO
+        known, self.silent = self.silent, True
+        return None if known else Finding.SILENT

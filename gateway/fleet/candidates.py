@@ -1,17 +1,17 @@
 """Which of a model's replicas may be sent a request now. Pure.
 
     left:    live replicas that the request has not tried
-    awake:   those of `left` that did not ask for rest (Retry-After)       none: all of `left`
-    allowed: those of `awake` whose breaker lets a request through         none, or too many are cut off: all of `awake`
-    brisk:   those of `allowed` that are up for long, and of those that    none: all of `allowed`
-             have just come up a random part
+    rested:  those of `left` whose Retry-After is over                     none: all of `left`
+    allowed: those of `rested` whose breaker lets a request through        none, or too many are open: all of `rested`
+    warmed:  those of `allowed` that are up for a while, and a random      none: all of `allowed`
+             part of those that have just come up
 
 Each step may narrow the choice and never empties it: a replica in doubt is better than no replica. Tried replicas are left out
-first, so that what is said of the others is not decided by one that cannot be used any more.
+first, so that one that cannot be used any more does not decide about the others.
 
-Breakers cut off at most half of the replicas (as Envoy's max_ejection_percent). If more are open, the reason is more likely in
-the requests than in the replicas, and those that are left would get everybody's load: then the breakers are not regarded. A
-retry goes to a replica with a closed breaker all the same, if there is one: retries are few.
+Open breakers exclude at most half of the replicas (as Envoy's max_ejection_percent). If more are open, the reason is more
+likely in the requests than in the replicas, and the rest would get the load of all: then the breakers are disregarded. A retry
+goes to a replica with a closed breaker all the same, if there is one: retries are few.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from gateway.fleet.state import ReplicaState
 
 def eligible(
     replicas: Mapping[str, ReplicaState],
-    troubled: Set[ReplicaState],
+    suspects: Set[ReplicaState],
     now: float,
     chance: Random,
     tried: Collection[str] = (),
     *,
     resting: bool = True,
 ) -> list[str]:
-    """See the top of this file. troubled: those of which anything may be wrong. resting: whether a replica that asked for rest
+    """See the top of this file. suspects: the only ones that may be restricted. resting: whether a replica that asked for rest
     is used when there is no other. Empty only if all were tried (or rest, without `resting`). O(replicas).
     """
     left = [(name, state) for name, state in replicas.items() if name not in tried]
-    awake = [(name, state) for name, state in left if state not in troubled or now >= state.rests_until]
-    if not awake:
+    rested = [(name, state) for name, state in left if state not in suspects or now >= state.rests_until]
+    if not rested:
         return [name for name, _ in left] if resting else []
-    allowed = [(name, state) for name, state in awake if state not in troubled or state.breaker.allows(now)]
-    if not allowed or (not tried and too_many_cut_off(replicas, troubled, now)):
-        allowed = awake
-    brisk = [name for name, state in allowed if state not in troubled or chance.random() < state.share(now)]
-    return brisk or [name for name, _ in allowed]
+    allowed = [(name, state) for name, state in rested if state not in suspects or state.breaker.allows(now)]
+    if not allowed or (not tried and too_many_open(replicas, suspects, now)):
+        allowed = rested
+    warmed = [name for name, state in allowed if state not in suspects or chance.random() < state.share(now)]
+    return warmed or [name for name, _ in allowed]
 
 
-def too_many_cut_off(replicas: Mapping[str, ReplicaState], troubled: Set[ReplicaState], now: float) -> bool:
-    """Whether the breakers of more than half of the replicas let no request through. O(troubled)."""
-    cut_off = sum(not state.breaker.allows(now) for state in troubled if replicas.get(state.name) is state)
-    return cut_off * 2 > len(replicas)
+def too_many_open(replicas: Mapping[str, ReplicaState], suspects: Set[ReplicaState], now: float) -> bool:
+    """Whether the breakers of more than half of the replicas let no request through. O(suspects)."""
+    open_ones = sum(not state.breaker.allows(now) for state in suspects if replicas.get(state.name) is state)
+    return open_ones * 2 > len(replicas)

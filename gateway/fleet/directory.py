@@ -1,13 +1,13 @@
 """The fleet: which replicas there are, which models they serve, which pool takes a model, where a request may go.
 
-Who is up is the prober's to say (`prober.py`); here the question is who may answer (`candidates.py` narrows it down for each
-request). Where no replica of a model is live, those are tried that only failed probes speak against.
+The prober decides which replicas are up (`prober.py`); here is decided which may answer a request (`candidates.py` narrows it
+down for each). Where no replica of a model is live, those are tried that are down by failed probes only.
 
-Members and configuration may change while requests run. `meet` asks the replicas that will join, which takes a while; `apply`
-then changes everything in one step, so that a request sees all of the change or nothing of it. A replica is the same if its
-name and its URL are: it keeps all that it has. One that leaves gets no new request; what runs there goes on, and `settle`
-forgets it when that is over. (If its name goes to another URL, it is forgotten at once: what runs there still counts, for the
-name.) A request that fails over after a change asks `renewed` for where it may go now.
+Members and configuration may change while requests run. `probe_joining` asks the replicas that will join, which takes a while;
+`apply` then changes everything in one step, so that a request sees all of the change or nothing of it. A replica is the same if
+its name and its URL are: it keeps all that it has. One that leaves gets no new request; what runs there goes on, and
+`forget_departed` forgets it when that is over. (If its name goes to another URL, it is forgotten at once: what runs there still
+counts, for the name.) A request that fails over after a change gets the present candidates from `renewed`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gateway.fleet.candidates import eligible
 from gateway.fleet.catalog import Catalog, warn_of_misfits
 from gateway.fleet.membership import CONFIGURATION, Departed, Member, Members, configured, merge, reconcile
 from gateway.fleet.pools import Pool, succeed
-from gateway.fleet.prober import Heard, Prober
+from gateway.fleet.prober import Prober, ProbeResult
 from gateway.fleet.refusals import REST_MOST_S
 from gateway.fleet.state import ReplicaState
 from gateway.telemetry.counters import Page
@@ -48,8 +48,9 @@ LOGGED = 100  # replicas that join or leave at once
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a model's requests may go. label: the model's bounded name for metrics; replicas: the live ones, or those in doubt
-    if there are none; down: who would serve it but is not live, and why; draining: some of these are up, but drain.
+    """Where a model's requests may go. label: the model's bounded name for metrics; replicas: the live ones, or the doubtful
+    ones if there are none; down: the replicas that would serve it but are not live, with the reasons; draining: some of these
+    are up, but drain.
     """
 
     model: str
@@ -57,11 +58,11 @@ class Target:
     replicas: Mapping[str, ReplicaState]
     down: str
     admission: Admission
-    resume_streams: bool = False  # what its replicas break off is finished by others
+    resume_streams: bool = False  # broken streams are finished by other replicas
     draining: bool = False
 
     async def wait(self, tenant: str, priority: str | None) -> Permit:
-        """For a place at the replicas. priority: the client's header. Raises GatewayError 400 or 429."""
+        """For a slot at the replicas. priority: the client's header. Raises GatewayError 400 or 429."""
         return await self.admission.wait(tenant, priority_of(priority))
 
     def require(self) -> None:
@@ -70,12 +71,12 @@ class Target:
             public = "No replica that serves this model is up"
             if self.draining:
                 public = "No replica that serves this model takes new requests: those that are up are draining"
-            text = f"{public}: {self.down}. They are probed all the time; retry."
+            text = f"{public}: {self.down}. They are probed continually; retry."
             raise no_replica(text, public=f"{public}. Retry.")
 
 
 class Fleet:
-    """See the top of this file. `run`, `probe_all` and `meet` ask the replicas; everything else is synchronous."""
+    """See the top of this file. `run`, `probe_all` and `probe_joining` send requests; everything else is synchronous."""
 
     def __init__(
         self, config: Config, router: Router, metrics: Metrics, chance: random.Random, clock: Callable[[], float]
@@ -84,12 +85,12 @@ class Fleet:
         self._catalog: Catalog | None = None  # likewise
         self._router = router
         self._clock = clock
-        self._prober = Prober(config.health, router, metrics, self._heard, clock)
+        self._prober = Prober(config.health, router, metrics, self._models_changed, clock)
         self._chance = chance
         self._labels: set[str] = set()
-        self._troubled: set[ReplicaState] = set()  # who may not be all right: few, mostly nobody
+        self._suspects: set[ReplicaState] = set()  # the only ones that may be restricted: few, mostly none
         self._by_name: dict[str, ReplicaState] = {}  # those that are leaving too
-        self._vacated: list[str] = []  # URLs of replicas that were forgotten
+        self._unused_urls: list[str] = []  # URLs of replicas that were forgotten
         self._metrics = metrics
         self._departed, self._departed_pools = Departed(), Departed()
         self._members = merge({CONFIGURATION: configured(config)}, [pool.name for pool in config.pools]).members
@@ -109,7 +110,7 @@ class Fleet:
 
     @property
     def leaving(self) -> Sequence[ReplicaState]:
-        """Those that the configuration has no more, while requests are running there."""
+        """Those that no source names any more, while requests are running there."""
         return [state for state in self._by_name.values() if state.leaving]
 
     @property
@@ -146,7 +147,7 @@ class Fleet:
         # Engines answer 404 for what they do not serve; those that list the model know best.
         members = [state for state in pool.replicas if model in state.models] or pool.replicas
         serving = [state for state in members if state.live] or [state for state in members if state.doubtful]
-        down = ", ".join(f"{state.name} ({state.trouble})" for state in pool.replicas if not state.live)
+        down = ", ".join(f"{state.name} ({state.down_reason})" for state in pool.replicas if not state.live)
         draining = any(state.up and not state.live for state in members)
         by_name = {state.name: state for state in serving}
         return Target(model, label, by_name, down, pool.admission, pool.resume_streams, draining)
@@ -162,10 +163,10 @@ class Fleet:
 
     def candidates(self, target: Target, now: float, tried: Collection[str] = (), *, resting: bool = True) -> Collection[str]:
         """Which of a target's replicas may be sent a request now: see `eligible`. O(1) while all of them are well."""
-        if not self._troubled and not tried:
+        if not self._suspects and not tried:
             return target.replicas
-        self._troubled = {state for state in self._troubled if state.troubled(now)}
-        return eligible(target.replicas, self._troubled, now, self._chance, tried, resting=resting)
+        self._suspects = {state for state in self._suspects if state.restricted(now)}
+        return eligible(target.replicas, self._suspects, now, self._chance, tried, resting=resting)
 
     def _label(self, name: str) -> str:
         """A model's name for metrics: of the first MAX_LABELS its own, for replicas may list other models at every probe."""
@@ -194,8 +195,8 @@ class Fleet:
         for pool in self.pools:
             if not pool.models and _lists(pool, model):
                 return model, pool
-        keyed = (pool for pool in self.pools if not pool.models and any(state.keyed for state in pool.replicas))
-        if blind := next(keyed, None):
+        needing_key = (pool for pool in self.pools if not pool.models and any(state.needs_key for state in pool.replicas))
+        if blind := next(needing_key, None):
             return "unlisted", blind
         return None
 
@@ -215,22 +216,22 @@ class Fleet:
         listed = any(state.models for state in self.replicas if state.up)
         return unknown_model(model, self.catalog.names, listed=listed)
 
-    # -- what requests tell
+    # -- what requests show
 
-    def troubles(self, state: ReplicaState) -> None:
-        """It may not be all right: a request has failed there, say. A replica that was forgotten is nobody's trouble, and would
-        never be dropped: nobody is sent there who could close its breaker.
+    def suspect(self, state: ReplicaState) -> None:
+        """It may be restricted from now on: a request has failed there, for example. One that was forgotten is no suspect, and
+        would always be one: no request is sent there that could close its breaker.
         """
         if self._by_name.get(state.name) is state:
-            self._troubled.add(state)
+            self._suspects.add(state)
 
     def rests(self, state: ReplicaState, seconds: float, now: float) -> None:
-        """It asked to be left alone for a while, of which a minute counts at most."""
+        """It answered with Retry-After, of which a minute counts at most."""
         state.rests_until = max(state.rests_until, now + min(seconds, REST_MOST_S))
-        self.troubles(state)
+        self.suspect(state)
 
     def refused(self, state: ReplicaState, client: int, seconds: float, now: float) -> None:
-        """It refused a client (by hash) for so long. It rests only if that does not seem to be about this client."""
+        """It refused a client (by hash) for that time. It rests only if that does not seem to be about this client."""
         if rest_s := state.refusals.refused(client, seconds, now):
             self.rests(state, rest_s, now)
 
@@ -239,11 +240,11 @@ class Fleet:
         if state := self._by_name.get(name):
             self._prober.failed(state, failure)
 
-    def hung_up(self, url: str, idle_s: float) -> None:
-        """The replica there has closed a connection that had been idle for so long. O(replicas)."""
+    def connection_closed(self, url: str, idle_s: float) -> None:
+        """The replica there has closed a connection that had been idle for idle_s. O(replicas)."""
         for state in self._by_name.values():
             if state.url == url:
-                self._prober.hung_up(state, idle_s)
+                self._prober.connection_closed(state, idle_s)
 
     def zero_hits(self, name: str) -> None:
         """The router has forgotten what this replica held, for the engine reported zero hits again and again."""
@@ -255,7 +256,7 @@ class Fleet:
         if state := self._by_name.get(name):
             self._prober.metered(state, predicted, reported)
 
-    # -- what operators want
+    # -- for operators
 
     def named(self, name: str) -> ReplicaState | None:
         return self._by_name.get(name)
@@ -269,17 +270,19 @@ class Fleet:
 
     # -- other members, or another configuration
 
-    async def meet(self, wanted: Members, relay: UpstreamClient, within_s: float | None = None) -> Mapping[str, Heard]:
+    async def probe_joining(
+        self, wanted: Members, relay: UpstreamClient, within_s: float | None = None
+    ) -> Mapping[str, ProbeResult]:
         """Ask the replicas that would join, side by side, so that they can be up from their first moment. Changes nothing.
 
         within_s: a limit for all together (default: each has the timeout of a probe). Returns the answers by URL.
         """
         # One that is leaving may be gone before it is wanted back.
         urls = [each.url for each in wanted.values() if (state := self._same(each)) is None or state.leaving]
-        return await self._prober.ask_all(urls, relay, within_s)
+        return await self._prober.request_models_of_all(urls, relay, within_s)
 
-    def apply(self, config: Config, wanted: Members, met: Mapping[str, Heard]) -> None:
-        """From now on these are the members, in the pools of this configuration. met: what `meet` returned.
+    def apply(self, config: Config, wanted: Members, met: Mapping[str, ProbeResult]) -> None:
+        """From now on these are the members, in the pools of this configuration. met: what `probe_joining` returned.
 
         A replica keeps all that it has if its name and its URL stay.
         """
@@ -292,7 +295,7 @@ class Fleet:
             state.leaving = True
         for member in changes.changed:
             self._by_name[member.name].member = member
-            self._prober.bound(self._by_name[member.name])
+            self._prober.set_bounds(self._by_name[member.name])
         for member in changes.joined:
             self._join(member, met)
         self._members = wanted
@@ -302,7 +305,7 @@ class Fleet:
         for pool in self.pools:
             joined = [state for state in pool.replicas if state not in known]
             for state in joined:
-                if len(joined) < len(pool.replicas):  # else there is nobody to take what it does not get at first
+                if len(joined) < len(pool.replicas):  # else no other replica can take what it does not get at first
                     state.up_since = self._clock()
             joining += joined
         _log_each("replica joins", "more replicas join", joining)
@@ -314,7 +317,7 @@ class Fleet:
         """Whether a replica has this URL, one that is leaving included. O(replicas)."""
         return any(state.url == url for state in self._by_name.values())
 
-    def settle(self) -> Sequence[str]:
+    def forget_departed(self) -> Sequence[str]:
         """Forget replicas that have left and run nothing any more, and counters of those that left long ago.
 
         Returns the URLs that no replica has any more. O(replicas).
@@ -326,10 +329,10 @@ class Fleet:
         for label, departed in (("replica", self._departed), ("pool", self._departed_pools)):
             if gone := departed.take_due(now):
                 self._metrics.page.drop(label, gone)
-        if not self._vacated:
+        if not self._unused_urls:
             return ()
         used = {state.url for state in self._by_name.values()}
-        urls, self._vacated = [url for url in self._vacated if url not in used], []
+        urls, self._unused_urls = [url for url in self._unused_urls if url not in used], []
         return urls
 
     def _build(self, config: Config) -> None:
@@ -354,16 +357,16 @@ class Fleet:
         self._catalog = None
 
     def _same(self, member: Member) -> ReplicaState | None:
-        """The replica that is this one already."""
+        """The replica of this member, if it is here already."""
         state = self._by_name.get(member.name)
         return state if state and state.url == member.url else None
 
-    def _join(self, member: Member, met: Mapping[str, Heard]) -> None:
-        """The state that the replica still has, or a new one."""
+    def _join(self, member: Member, met: Mapping[str, ProbeResult]) -> None:
+        """The replica gets a state, or goes on with the one that it still has."""
         if state := self._same(member):
             known, state.member, state.leaving = state.member, member, False
             if known != member:
-                self._prober.bound(state)
+                self._prober.set_bounds(state)
             return
         if former := self._by_name.get(member.name):
             self._forget(former)
@@ -372,17 +375,17 @@ class Fleet:
         self._prober.add(state)
         if self.pools:  # else all begin together, and are probed before anything else happens
             if member.url in met:
-                self._prober.hear(state, met[member.url])
-            state.look_now.set()  # its engine was not asked yet
+                self._prober.apply_probe(state, met[member.url])
+            state.probe_now.set()  # its engine was not asked yet
 
     def _forget(self, state: ReplicaState) -> None:
         state.leaving = True
         del self._by_name[state.name]
-        self._troubled.discard(state)
+        self._suspects.discard(state)
         self._prober.remove(state)
         self._router.remove(state.name)
         self._departed.leave(state.name, self._clock())
-        self._vacated.append(state.url)
+        self._unused_urls.append(state.url)
 
     # -- for metrics
 
@@ -392,7 +395,7 @@ class Fleet:
         page.keep("replica", self._by_name.keys() | self._departed.recent(now))
         page.keep("pool", {pool.name for pool in self.pools} | self._departed_pools.recent(now))
 
-    def show(self, metrics: Metrics, now: float) -> None:
+    def set_gauges(self, metrics: Metrics, now: float) -> None:
         """Set the gauges that mirror the fleet's state; called at each scrape."""
         for gauge in (metrics.pool_inflight, metrics.pool_waiting, metrics.replica_cut_off):
             gauge.values.clear()  # of pools and replicas that are no more
@@ -408,9 +411,9 @@ class Fleet:
     def _changed(self, state: ReplicaState) -> None:
         """A replica came, went, or serves other models than before."""
         self._forget_lists()
-        self.troubles(state)
+        self.suspect(state)
 
-    def _heard(self, state: ReplicaState) -> None:
+    def _models_changed(self, state: ReplicaState) -> None:
         """Its prober has found such a change."""
         self._changed(state)
         if state.up and state.models:  # mostly a replica that joins is neither, and looking at all others takes a while

@@ -1,4 +1,4 @@
-"""What a replica is asked: its model list, which decides whether it is up, and its engine's facts, if it tells any."""
+"""Requests to a replica: its model list, which decides whether it is up, and its engine's facts, if it has any."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ENTRIES_AT_ONCE: Final = 128  # read without giving the event loop back: 1 ms
 
 
 async def models_of(relay: UpstreamClient, url: str, timeout_s: float) -> Models | None:
-    """Its models, the first MAX_MODELS of them; None where it wants a key that we do not have. Raises ReplicaFailure.
+    """Its models, the first MAX_MODELS of them; None where they need a key that we do not have. Raises ReplicaFailure.
 
     An id that is longer than requests may name is left out.
     """
@@ -113,8 +113,8 @@ async def facts_of(
 ) -> tuple[Facts, bool]:
     """(its engine's facts, whether it has a page of metrics). Never raises for what the replica does.
 
-    known: what it told before; of this the KV size is kept, which cannot change while it is up.
-    inquire: ask further where its page does not tell that size.
+    known: its earlier facts; of these the KV size is kept, which cannot change while it is up.
+    inquire: send further requests where its page does not have that size.
     """
     page: Page = {}
     facts = Facts(known.engine, known.kv_tokens)

@@ -1,8 +1,8 @@
-"""What engines tell of themselves: one table of facts, and pure functions that read their answers.
+"""What engines report of themselves: one table of facts, and pure functions that read their answers.
 
-A probe hands in what an engine answered: its model list, its Prometheus page, for some a JSON answer. `recognise` says which
-engine it is, `read` what it told. Nothing here raises or believes nonsense, whatever was answered: a number that cannot be
-(NaN, negative, a KV cache of 10^15 tokens) counts as not told, and None always means "not told".
+A probe passes in what an engine answered: its model list, its Prometheus page, for some a JSON answer. `recognise` returns
+which engine it is, `read` its facts. Nothing here raises or believes nonsense, whatever was answered: an impossible number
+(NaN, negative, a KV cache of 10^15 tokens) counts as missing, and None always means "missing".
 
 An engine that runs several ranks (data parallel) has a cache in each: within a rank the largest sample counts, over the ranks
 the sum. The page is read by one regular expression made from the table, in a quarter of a millisecond for vLLM's 60 kB: a
@@ -43,11 +43,11 @@ Page = Mapping[str, Sequence[Sample]]
 class Engine:
     """One row of the table.
 
-    owner: `owned_by` in its model list. running, waiting: its gauges, "" where it has none. rank: the label that tells its
-    ranks apart. page_kv, answer_kv: the size of its KV cache in tokens, read from its page, or from the JSON answer to one of
-    `inquiries` (paths, tried in turn). bounded: what leaves the KV cache is lost; else its size bounds nothing.
-    salts: it keeps prefixes with different `cache_salt` apart.
-    silent, zero: what to do when it does not report cached tokens, or reports none though a prefix was sent before.
+    owner: `owned_by` in its model list. running, waiting: its gauges, "" where it has none. rank: the label that distinguishes
+    its ranks. page_kv, answer_kv: the size of its KV cache in tokens, read from its page, or from the JSON answer to one of
+    `inquiries` (paths, tried in turn). bounded: what leaves the KV cache is lost; else its size bounds nothing. salts: it keeps
+    prefixes with different `cache_salt` apart. silent, zero: what to do when it does not report cached tokens, or reports none
+    though a prefix was sent before.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one engine told of itself.
+    """What one engine reports of itself.
 
     started: of its process, in seconds since 1970. running, waiting: sequences. caching: whether its prefix cache is on.
     """
@@ -80,22 +80,22 @@ class Facts:
 
     @property
     def capacity_tokens(self) -> int | None:
-        """How much it can have cached at most."""
+        """The most that it can have cached."""
         return self.kv_tokens if self.engine.bounded else None
 
 
 def recognise(owners: Iterable[object], page: Page) -> Engine:
-    """By the `owned_by` of its models; by the prefix of its metrics where that tells nothing (a proxy, a list under a key)."""
+    """By the `owned_by` of its models; by the prefix of its metrics where there is none (a proxy, a list that needs a key)."""
     by_owner = {engine.owner: engine for engine in ENGINES if engine.owner}
     for owner in owners:
         if isinstance(owner, str) and owner in by_owner:
             return by_owner[owner]
-    told = (engine for engine in ENGINES if any(page.get(name) for name in (engine.running, engine.waiting)))
-    return next(told, UNKNOWN)
+    named = (engine for engine in ENGINES if any(page.get(name) for name in (engine.running, engine.waiting)))
+    return next(named, UNKNOWN)
 
 
 def read(engine: Engine, page: Page) -> Facts:
-    """What the page tells; `kv_of` may tell more."""
+    """The facts on the page; `kv_of` may add one."""
     return Facts(
         engine=engine,
         kv_tokens=engine.page_kv(page, engine.rank),
@@ -160,7 +160,7 @@ def parse_page(text: bytes) -> Page:
 
 
 def _number(text: object) -> float | None:
-    """A number that is not negative (nor NaN); who asks says how large it may be."""
+    """A number that is not negative (nor NaN); the caller checks how large it may be."""
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         return None
     try:
@@ -191,14 +191,14 @@ def _sequences(page: Page, name: str, rank: str) -> int | None:
 
 
 def _over_ranks(samples: Sequence[Sample], rank: str, value: Callable[[Sample], float | None]) -> float | None:
-    """The sum over the ranks of the largest value in each; None if there is none, or one that cannot be."""
+    """The sum over the ranks of the largest value in each; None if there is none, or an impossible one."""
     largest: dict[str, float] = {}
     for sample in samples:
-        told = value(sample)
-        if told is None:
+        number = value(sample)
+        if number is None:
             return None
-        place = sample.labels.get(rank, "")
-        largest[place] = max(largest.get(place, 0), told)
+        which = sample.labels.get(rank, "")
+        largest[which] = max(largest.get(which, 0), number)
     return sum(largest.values()) if largest else None
 
 
@@ -209,16 +209,15 @@ def _vllm_kv(page: Page, rank: str) -> int | None:
     # Its own count of tokens is right for models with several kinds of layers too, where blocks times length is not.
     def size(sample: Sample) -> int | None:
         labels = sample.labels
-        told = _tokens(labels.get("kv_cache_size_tokens"))
-        return told or _product(labels.get("num_gpu_blocks"), labels.get("block_size"))
+        return _tokens(labels.get("kv_cache_size_tokens")) or _product(labels.get("num_gpu_blocks"), labels.get("block_size"))
 
     return _tokens(_over_ranks(page.get("vllm:cache_config_info", ()), rank, size))
 
 
 def _caching(page: Page) -> bool | None:
     """Whether vLLM's prefix cache is on."""
-    told = {sample.labels.get("enable_prefix_caching", "") for sample in page.get("vllm:cache_config_info", ())}
-    return {"True": True, "False": False}.get(told.pop()) if len(told) == 1 else None
+    values = {sample.labels.get("enable_prefix_caching", "") for sample in page.get("vllm:cache_config_info", ())}
+    return {"True": True, "False": False}.get(values.pop()) if len(values) == 1 else None
 
 
 def _sglang_kv(page: Page, rank: str) -> int | None:
@@ -260,7 +259,7 @@ VLLM = Engine(
     salts=True,
 )
 
-# It speaks vLLM's metric names; a page that owned_by does not explain is therefore taken for vLLM's, which comes first.
+# It has vLLM's metric names; without owned_by its page is therefore taken for vLLM's, which comes first.
 OURS = replace(
     VLLM,
     name="warmroute",
@@ -282,7 +281,7 @@ SGLANG = Engine(
     inquiries=("/v1/loads", "/server_info", "/get_server_info"),
 )
 
-# What a slot loses goes to a cache in the host's memory (--cache-ram, 8 GiB by default), whose size it does not tell.
+# What a slot loses goes to a cache in the host's memory (--cache-ram, 8 GiB by default), whose size it does not report.
 LLAMACPP = Engine(
     name="llamacpp",
     owner="llamacpp",

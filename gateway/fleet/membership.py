@@ -76,7 +76,7 @@ def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Me
     rejected: list[Rejected] = []
     for source, named in sources.items():
         for member in named:
-            why = problem_of(member, pools)
+            why = "" if source == CONFIGURATION else problem_of(member, pools)  # which is checked when it is read
             if not why and member.name in members:
                 why = f"its name is that of a replica from {owners[member.name]} already"
             if not why and len(members) >= MAX_REPLICAS:

@@ -1,23 +1,22 @@
-"""Watching the replicas: who answers, with which models, what its engine tells, and whether its cache is still there.
+"""Probing the replicas: is each up, with which models, what does its engine report, and is its cache still there.
 
-Every replica has one prober, which asks it for `/v1/models`: that any engine answers, it costs the engine nothing, and it
-brings the models too. A replica is down after `failures` failed probes in a row, or at once when it refuses a connection, be
-it a probe's or a request's. One good probe brings it back.
+Every replica has one prober, which requests `/v1/models`: every engine answers that, it costs the engine nothing, and it brings
+the models too. A replica is down after `failures` failed probes in a row, or at once when it refuses a connection, a probe's or
+a request's. One good probe brings it back.
 
 Bytes of answers to requests are signs of life: while they come, a probe that times out takes no replica down, and one that is
 down is up again. A busy engine's model list is the first thing to become slow.
 
-Beside the regular probes there are looks: a failed request, or an idle connection that the replica closed, makes the prober
-ask at once, within a small budget (`health.LookBudget`). A process that ends closes its idle connections, and refuses new ones
-until its successor listens: a quick restart between two regular probes is seen by that. Engines also close connections that
-were idle for too long for their taste; a replica that is well when it is looked at has such a habit, and is not looked at for
-it again.
+Beside the regular probes there are extra ones: after a failed request, or when the replica closed an idle connection, it is
+probed at once, within a small budget (`state.ProbeBudget`). A process that ends closes its idle connections, and refuses new
+ones until its successor listens: a quick restart between two regular probes is seen by that. Engines also have idle timeouts; a
+replica that is up when it is probed for a closed connection has one, and is not probed for that again.
 
-After a good probe the engine is asked for its own facts (`engines.py`). That it does not tell them is no failure; it is then
-asked rarely. The KV size that it tells bounds what the router believes it to hold, unless the configuration says otherwise.
+After a good probe the engine's own facts are read (`engines.py`). An engine without them has not failed; it is then asked
+rarely. The KV size among them bounds what the router believes it to hold, unless its source gives another one.
 
 A cache is taken for lost when nobody listens any more ("refused"), when the engine's process started later than any that was
-seen before ("start_time"), or when the router was told of zero hits on warm prefixes again and again ("zero_hits"). One
+seen before ("start_time"), or when it reported zero hits on warm prefixes again and again ("zero_hits"). One
 restart counts once: whatever sign came first, the next start time is then only remembered.
 
 Replicas come and go while the gateway runs: `add` and `remove` take effect at once, and `run` starts and ends their probers.
@@ -49,8 +48,8 @@ RESTART_SIGNS = (REFUSED, START_TIME, ZERO_HITS)
 
 # Failures of a probe that may only mean that the engine is busy.
 _MAYBE_BUSY = frozenset(["timeout", UNREACHABLE])
-# Of the idle time after which a replica has the habit of closing a connection: its timer and ours are not exact.
-_HABIT_SHARE = 0.9
+# Of a replica's idle timeout: its timer and ours are not exact.
+_IDLE_LIMIT_SHARE = 0.9
 
 AT_ONCE = 16  # probes that begin without giving the event loop back: some milliseconds
 LOGGED_MODELS = 20  # that a log line names
@@ -60,12 +59,12 @@ RARELY = 30  # probes from one question to the next, where the engine had no ans
 _START_TOLERANCE_S = 2.0
 
 
-Heard = Models | ReplicaFailure | GatewayError | None
-"""What became of asking a replica for its models; None: it wants a key for them."""
+ProbeResult = Models | ReplicaFailure | GatewayError | None
+"""What became of requesting a replica's models; None: they need a key."""
 
 
 class Prober:
-    """See the top of this file. `run`, `probe` and `ask` do the asking; everything else is synchronous."""
+    """See the top of this file. `run`, `probe` and `request_models` send requests; everything else is synchronous."""
 
     def __init__(
         self,
@@ -81,12 +80,12 @@ class Prober:
         self._metrics = metrics
         self._changed = changed
         self._clock = clock
-        self._tasks: dict[ReplicaState, asyncio.Task[None] | None] = {}  # of whoever is probed; None: to be started
+        self._tasks: dict[ReplicaState, asyncio.Task[None] | None] = {}  # by replica; None: to be started
         self._news = asyncio.Event()
 
     def add(self, state: ReplicaState) -> None:
         """A replica joins the fleet."""
-        self.bound(state)
+        self.set_bounds(state)
         self._tasks[state] = None
         self._news.set()
         self._metrics.replica_up.set((state.name,), 0)
@@ -95,7 +94,7 @@ class Prober:
             self._metrics.replica_restarts.add((state.name, sign), 0)
 
     def remove(self, state: ReplicaState) -> None:
-        """It is gone: nobody looks there any more, and its gauges end."""
+        """It is gone: it is not probed any more, and its gauges end."""
         if task := self._tasks.pop(state):
             task.cancel()
         name, metrics = (state.name,), self._metrics
@@ -108,54 +107,54 @@ class Prober:
         if health != self._health:
             self._health = health
             for state in self._tasks:
-                state.look_now.set()  # else the next look would come when the old interval is over
+                state.probe_now.set()  # else the next probe would come when the old interval is over
 
-    def bound(self, state: ReplicaState) -> None:
-        """What bounds our belief in it is known, or has changed."""
+    def set_bounds(self, state: ReplicaState) -> None:
+        """Give the router its KV size and its longest prompt; called when they may have changed."""
         capacity = state.capacity_tokens
         self._router.add(Replica(state.name, capacity, state.context_tokens))
         self._metrics.replica_capacity.set((state.name,), capacity)
 
-    # -- what requests tell
+    # -- what requests show
 
     def failed(self, state: ReplicaState, failure: ReplicaFailure) -> None:
         """A request's attempt failed on this replica."""
         if failure.reason == REFUSED:
             self._set_down(state, failure)
-        self._look_soon(state)
+        self._probe_soon(state)
 
-    def hung_up(self, state: ReplicaState, idle_s: float) -> None:
-        """The replica has closed a connection that had been idle for so long; its process may have ended."""
-        if state.up and idle_s < state.habit_s * _HABIT_SHARE and self._look_soon(state):
-            state.hung_up_s = min(idle_s, state.hung_up_s or math.inf)
+    def connection_closed(self, state: ReplicaState, idle_s: float) -> None:
+        """The replica has closed a connection that had been idle for idle_s; its process may have ended."""
+        if state.up and idle_s < state.idle_limit_s * _IDLE_LIMIT_SHARE and self._probe_soon(state):
+            state.closed_after_s = min(idle_s, state.closed_after_s or math.inf)
 
-    def _look_soon(self, state: ReplicaState) -> bool:
+    def _probe_soon(self, state: ReplicaState) -> bool:
         """Probe it at once, if the budget allows it. False: the next regular probe has to do."""
-        allowed = state.look_now.is_set() or state.looks.take(self._clock(), self._health.interval_s)
+        allowed = state.probe_now.is_set() or state.probe_budget.take(self._clock(), self._health.interval_s)
         if allowed:
-            state.look_now.set()
+            state.probe_now.set()
         return allowed
 
     def zero_hits(self, state: ReplicaState) -> None:
         """The router has taken repeated zero hits for a restart, and forgotten what the replica held."""
         log.warning("replica restarted?", extra={"replica": state.name, "reason": ZERO_HITS})
-        self._lost(state, ZERO_HITS)
+        self._cache_lost(state, ZERO_HITS)
 
     def metered(self, state: ReplicaState, predicted: int, reported: int | None) -> None:
         """An answer's cached tokens, as predicted and as reported."""
         finding = state.overlap.metered(predicted, reported)
         if finding is None:
             return
-        told = {"replica": state.name, "engine": state.facts.engine.name}
+        about = {"replica": state.name, "engine": state.facts.engine.name}
         match finding:
             case Finding.ZERO:
                 self._metrics.replica_overlap_zero.set((state.name,), 1)
-                log.warning("cached tokens stay at zero", extra={**told, "hint": _zero_hint(state.facts)})
+                log.warning("cached tokens stay at zero", extra={**about, "hint": _zero_hint(state.facts)})
             case Finding.SILENT:
-                log.info("cached tokens are not reported", extra={**told, "hint": state.facts.engine.silent})
+                log.info("cached tokens are not reported", extra={**about, "hint": state.facts.engine.silent})
             case Finding.HIT:
                 self._metrics.replica_overlap_zero.set((state.name,), 0)
-                log.info("cached tokens are no longer zero", extra=told)
+                log.info("cached tokens are no longer zero", extra=about)
 
     # -- probing
 
@@ -176,39 +175,41 @@ class Prober:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._health.interval_s):
-                    await state.look_now.wait()
-            state.look_now.clear()
+                    await state.probe_now.wait()
+            state.probe_now.clear()
             try:
                 await self.probe(state, relay)
             except Exception:  # a bug in one probe must not end the probing
                 log.exception("probe failed", extra={"replica": state.name})
 
     async def probe(self, state: ReplicaState, relay: UpstreamClient) -> None:
-        hung_up_s, state.hung_up_s = state.hung_up_s, None
-        heard = await self.ask(state.url, relay)
+        closed_after_s, state.closed_after_s = state.closed_after_s, None
+        result = await self.request_models(state.url, relay)
         if state not in self._tasks:  # it has left meanwhile
             return
-        if not self.hear(state, heard, relay.silence_s(state.url)):
+        if not self.apply_probe(state, result, relay.silence_s(state.url)):
             return
-        if hung_up_s is not None:
-            state.habit_s = min(state.habit_s, hung_up_s)
+        if closed_after_s is not None:
+            state.idle_limit_s = min(state.idle_limit_s, closed_after_s)
         await self._ask_engine(state, relay)
 
-    async def ask(self, url: str, relay: UpstreamClient) -> Heard:
-        """For its models. Says nothing to anybody: that is for `hear`."""
+    async def request_models(self, url: str, relay: UpstreamClient) -> ProbeResult:
+        """The models there. Changes nothing: that is for `apply_probe`."""
         try:
             return await models_of(relay, url, self._health.timeout_s)
         except (ReplicaFailure, GatewayError) as error:
             return error
 
-    async def ask_all(self, urls: Iterable[str], relay: UpstreamClient, within_s: float | None = None) -> dict[str, Heard]:
-        """`ask` each, all at the same time. Those that have not answered within so many seconds are left out."""
-        asking: dict[str, asyncio.Future[Heard]] = {}
+    async def request_models_of_all(
+        self, urls: Iterable[str], relay: UpstreamClient, within_s: float | None = None
+    ) -> dict[str, ProbeResult]:
+        """`request_models` of each, all at the same time. Those that have not answered within within_s are left out."""
+        asking: dict[str, asyncio.Future[ProbeResult]] = {}
         try:
             for number, url in enumerate(dict.fromkeys(urls)):
                 if number % AT_ONCE == 0:
                     await asyncio.sleep(0)
-                asking[url] = asyncio.ensure_future(self.ask(url, relay))
+                asking[url] = asyncio.ensure_future(self.request_models(url, relay))
             if asking:
                 await asyncio.wait(asking.values(), timeout=within_s)
             return {url: answer.result() for url, answer in asking.items() if answer.done()}
@@ -216,26 +217,26 @@ class Prober:
             for answer in asking.values():
                 answer.cancel()
 
-    def hear(self, state: ReplicaState, heard: Heard, silence_s: float = math.inf) -> bool:
-        """Take in what a replica answered when it was asked for its models. Whether that was good.
+    def apply_probe(self, state: ReplicaState, result: ProbeResult, silence_s: float = math.inf) -> bool:
+        """Apply the result of a probe to the replica's state. Returns whether it was good.
 
         silence_s: since the last byte of its answers to requests.
         """
-        if isinstance(heard, ReplicaFailure):
-            self._probe_failed(state, heard, silence_s)
+        if isinstance(result, ReplicaFailure):
+            self._probe_failed(state, result, silence_s)
             return False
-        if isinstance(heard, GatewayError):  # our own lack of resources says nothing about the replica
-            log.warning("cannot probe", extra={"replica": state.name, "error": heard.message})
+        if isinstance(result, GatewayError):  # our own lack of resources says nothing about the replica
+            log.warning("cannot probe", extra={"replica": state.name, "error": result.message})
             return False
-        keyed = heard is None
-        other = heard is not None and heard != state.models
-        changed = other or keyed != state.keyed
-        if changed and heard is not None:
-            _warn_of_bounds(state.name, heard)
-        state.keyed = keyed
-        if heard is not None and other:
-            state.models = heard
-            self.bound(state)
+        keyed = result is None
+        other = result is not None and result != state.models
+        changed = other or keyed != state.needs_key
+        if changed and result is not None:
+            _warn_of_bounds(state.name, result)
+        state.needs_key = keyed
+        if result is not None and other:
+            state.models = result
+            self.set_bounds(state)
         if changed:
             self._changed(state)
         self._set_up(state)
@@ -252,19 +253,19 @@ class Prober:
         if failure.reason == REFUSED or state.failed_probes >= self._health.failures or not state.up:
             self._set_down(state, failure)
         elif failure.reason == "reset":
-            self._look_soon(state)  # a process that ends may reset a connection before it refuses the next one
+            self._probe_soon(state)  # a process that ends may reset a connection before it refuses the next one
 
     def _set_up(self, state: ReplicaState) -> None:
         state.failed_probes = 0
         if state.up:
             state.error = ""
             return
-        if state.keyed:
-            log.warning("replica wants a key for its model list; models unknown", extra={"replica": state.name})
-        if state.error != NOT_PROBED:  # else the gateway itself has just started, and all of them would be new
+        if state.needs_key:
+            log.warning("replica needs a key for its model list; models unknown", extra={"replica": state.name})
+        if state.error != NOT_PROBED:  # else the gateway has just started, and all of them would be new
             state.up_since = self._clock()
         state.error = ""
-        state.habit_s = math.inf
+        state.idle_limit_s = math.inf
         state.up = state.warm = True
         self._changed(state)
         state.probes = 0
@@ -281,7 +282,7 @@ class Prober:
         if failure.reason == REFUSED:
             self._router.restarted(state.name)
             if state.warm:
-                self._lost(state, REFUSED)
+                self._cache_lost(state, REFUSED)
                 state.warm = False
         if changed:
             log.warning("replica down", extra={"replica": state.name, "reason": failure.reason, "error": failure.message})
@@ -291,35 +292,35 @@ class Prober:
     async def _ask_engine(self, state: ReplicaState, relay: UpstreamClient) -> None:
         again = state.probes % RARELY == 0
         state.probes += 1
-        if not state.tells and not again:
+        if not state.has_metrics and not again:
             return
         timeout_s = self._health.timeout_s
-        facts, state.tells = await facts_of(relay, state.url, timeout_s, state.models, state.facts, inquire=again)
+        facts, state.has_metrics = await facts_of(relay, state.url, timeout_s, state.models, state.facts, inquire=again)
         if state.up and state in self._tasks:  # a request may have found it down meanwhile, or it has left
-            self._learn(state, facts)
+            self._apply_facts(state, facts)
 
-    def _learn(self, state: ReplicaState, facts: Facts) -> None:
-        """The replica's engine told these facts."""
+    def _apply_facts(self, state: ReplicaState, facts: Facts) -> None:
+        """The replica's engine reports these facts."""
         state.facts = facts
         self._show_load(state.name, facts.running, facts.waiting)
-        if facts.capacity_tokens is not None and facts.capacity_tokens != state.told_tokens:
-            state.told_tokens = facts.capacity_tokens
+        if facts.capacity_tokens is not None and facts.capacity_tokens != state.engine_capacity_tokens:
+            state.engine_capacity_tokens = facts.capacity_tokens
             if state.member.capacity_tokens is None:
-                self.bound(state)
-                told = {"replica": state.name, "engine": facts.engine.name, "capacity_tokens": state.told_tokens}
-                log.info("replica tells the size of its KV cache", extra=told)
+                self.set_bounds(state)
+                about = {"replica": state.name, "engine": facts.engine.name, "capacity_tokens": facts.capacity_tokens}
+                log.info("replica reports the size of its KV cache", extra=about)
         if facts.started is not None:
             if state.started is not None and facts.started > state.started + _START_TOLERANCE_S:
                 log.warning("replica restarted", extra={"replica": state.name, "reason": START_TIME})
                 self._router.restarted(state.name)
-                self._lost(state, START_TIME)
+                self._cache_lost(state, START_TIME)
             # Several processes may answer under one address, by turns; only a start later than all of theirs is a restart.
             state.started = max(facts.started, state.started or 0.0)
 
-    def _lost(self, state: ReplicaState, sign: str) -> None:
+    def _cache_lost(self, state: ReplicaState, sign: str) -> None:
         state.started = None
-        if sign != ZERO_HITS:  # which a cache that never works looks like too
-            state.overlap.begin()
+        if sign != ZERO_HITS:  # a cache that never works looks the same
+            state.overlap.restart()
         self._metrics.replica_restarts.add((state.name, sign))
 
     def _show_load(self, name: str, running: int | None, waiting: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What the gateway knows of one replica. `prober.py` writes most of it, `directory.py` decides by it."""
+"""The state of one replica. `prober.py` writes most of it, `directory.py` decides by it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from gateway.fleet.refusals import Refusals
 
 NOT_PROBED = "not probed yet"
 DRAINING = "draining"
-SLOW_START_S = 10.0  # for so long a replica that came back gets less than its due
+SLOW_START_S = 10.0  # a replica that came back gets less than its share for that long
 FIRST_SHARE = 0.1
-LOOKS = 3  # extra probes at once
+EXTRA_PROBES = 3  # beside the regular ones, at once
 
 
-class LookBudget:
-    """Probes of one replica beside the regular ones: LOOKS at once, then one per probe interval. O(1)."""
+class ProbeBudget:
+    """Probes of one replica beside the regular ones: EXTRA_PROBES at once, then one per probe interval. O(1)."""
 
     __slots__ = ("_left", "_since")
 
     def __init__(self) -> None:
-        self._left = float(LOOKS)
+        self._left = float(EXTRA_PROBES)
         self._since = float("-inf")
 
     def take(self, now: float, interval_s: float) -> bool:
         """Whether one more is within the budget; if so, it is spent."""
-        self._left = min(LOOKS, self._left + max(0.0, now - self._since) / interval_s)
+        self._left = min(EXTRA_PROBES, self._left + max(0.0, now - self._since) / interval_s)
         self._since = now
         if self._left < 1:
             return False
@@ -39,25 +39,25 @@ class LookBudget:
         return True
 
     def __repr__(self) -> str:
-        return f"<LookBudget {self._left:.3g} of {LOOKS}>"
+        return f"<ProbeBudget {self._left:.3g} of {EXTRA_PROBES}>"
 
 
 def share(up_since: float, now: float, window_s: float) -> float:
-    """What part of its due a replica gets that came up then: a tenth at first, all of it after window_s."""
+    """The part of its share of requests that a replica gets after it came up: a tenth at first, all of it after window_s."""
     age_s = max(0.0, now - up_since)
     return 1.0 if age_s >= window_s else FIRST_SHARE + (1 - FIRST_SHARE) * age_s / window_s
 
 
 @dataclass(slots=True, eq=False)
 class ReplicaState:
-    """Kept while the replica is down. models: what its model list shows, by id.
+    """Kept while the replica is down. models: the entries of its model list, by id.
 
-    down_by: the reason of the failure that showed it down last. rests_until: it asked for rest (Retry-After).
-    started: the latest start of its process that was seen. warm: it was up since its cache was last taken for lost.
-    told_tokens: the KV size that bounds it by its own word. probes: good ones since it came up. tells: it has a metrics page.
+    down_by: the reason of the last failure that took it down. rests_until: the end of its Retry-After. started: the latest
+    start of its process that was seen. warm: it was up since its cache was last taken for lost. engine_capacity_tokens: the
+    size of its KV cache, as its engine reports it. probes: good ones since it came up. has_metrics: it has a page of metrics.
     drained: an operator wants no new requests there. leaving: no source names it any more; it is here until what runs there is
-    over. hung_up_s: a look is under way because it closed a connection that had been idle so long. habit_s: the
-    shortest such time that was no sign of a restart.
+    over. closed_after_s: an extra probe is under way, because it closed a connection that had been idle for that time.
+    idle_limit_s: the shortest such time that was no sign of a restart.
     """
 
     member: Member
@@ -68,22 +68,22 @@ class ReplicaState:
     up_since: float = float("-inf")
     rests_until: float = float("-inf")
     refusals: Refusals = field(default_factory=Refusals)
-    keyed: bool = False  # it wants a key for its model list, so that its models are unknown
+    needs_key: bool = False  # its model list needs a key, so its models are unknown
     models: Models = field(default_factory=dict)
     failed_probes: int = 0
     error: str = NOT_PROBED
     down_by: str = ""
     facts: Facts = field(default_factory=Facts)
-    told_tokens: int | None = None
+    engine_capacity_tokens: int | None = None
     started: float | None = None
     warm: bool = False
     probes: int = 0
-    tells: bool = False
+    has_metrics: bool = False
     overlap: Overlap = field(default_factory=Overlap)
-    look_now: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
-    looks: LookBudget = field(default_factory=LookBudget)
-    hung_up_s: float | None = None
-    habit_s: float = float("inf")
+    probe_now: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    probe_budget: ProbeBudget = field(default_factory=ProbeBudget)
+    closed_after_s: float | None = None
+    idle_limit_s: float = float("inf")
 
     @property
     def name(self) -> str:
@@ -105,29 +105,29 @@ class ReplicaState:
 
     @property
     def doubtful(self) -> bool:
-        """Whether nothing but failed probes keeps it from being live. It is used when no replica is live: a busy engine
-        may answer requests while its model list times out. Who cannot be connected to answers no request either.
+        """Whether nothing but failed probes keeps it from being live. It is used when no replica is live: a busy engine may
+        answer requests while its model list times out. A replica that refuses connections answers no request either.
         """
         down_by_probes = self.down_by not in ("", REFUSED, UNREACHABLE)
         return down_by_probes and not (self.up or self.draining or self.leaving)
 
     @property
-    def trouble(self) -> str:
+    def down_reason(self) -> str:
         """Why it is not live."""
         return self.error if not self.up else DRAINING
 
     def share(self, now: float) -> float:
-        """What part of its due it gets, having come up a while ago."""
+        """The part of its share of requests that it gets now: less in the first seconds after it came up."""
         return share(self.up_since, now, SLOW_START_S)
 
-    def troubled(self, now: float) -> bool:
-        """Whether it may not be sent everything."""
+    def restricted(self, now: float) -> bool:
+        """Whether it gets less than its share: its breaker is not closed, it rests, or it has just come up."""
         return self.breaker.state(now) != CLOSED or now < self.rests_until or self.share(now) < 1
 
     @property
     def capacity_tokens(self) -> int | None:
-        """What bounds the router's belief: its source's value, else its engine's."""
-        return self.member.capacity_tokens or self.told_tokens
+        """The size of its KV cache: its source's value, else its engine's. None: unknown."""
+        return self.member.capacity_tokens or self.engine_capacity_tokens
 
     @property
     def context_tokens(self) -> int | None:

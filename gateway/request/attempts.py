@@ -175,7 +175,7 @@ class Attempts:
                 continue
             if completed if compared else self.lone.failed(client_hash(exchange.request), state.name, now):
                 trial.broke_off(now)
-                self._fleet.troubles(state)
+                self._fleet.suspect(state)
 
     # -- one attempt
 

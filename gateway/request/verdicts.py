@@ -59,7 +59,7 @@ class Verdicts:
             self.failed.append((trial, state))
         else:
             trial.failure(now)
-            self._fleet.troubles(state)
+            self._fleet.suspect(state)
 
     def answer(self, answer: ReplicaAnswer, state: ReplicaState, trial: Trial, now: float) -> None:
         """An attempt gave an answer: what its status says about the replica."""
@@ -89,7 +89,7 @@ class Verdicts:
         for trial, state in failed:
             if replicas_fault:
                 trial.failure(now)
-                self._fleet.troubles(state)
+                self._fleet.suspect(state)
             else:
                 trial.abandoned()
 

@@ -94,7 +94,7 @@ async def test_who_joins_answers_at_once_and_who_leaves_finishes_what_runs() -> 
         listed = await rows(run)
         assert (listed[old.name]["leaving"], listed[old.name]["pool"], listed[old.name]["inflight"]) == (True, None, 1)
         assert (listed[new.name]["leaving"], listed[new.name]["up"]) == (False, True)
-        assert run.gateway.fleet.settle() == (), "it is still busy"
+        assert run.gateway.fleet.forget_departed() == (), "it is still busy"
         go_on.set()
         assert [part.choices[0].delta.content async for part in parts] == ["b"]
         await eventually(lambda: old.name not in run.gateway.router.replicas)
@@ -486,6 +486,6 @@ async def test_the_event_loop_turns_while_many_replicas_are_asked_that_will_join
     config = load(None, {"listen": "127.0.0.1:0", "pools": [{"replicas": urls}]}, env={})
     async with FakeReplica() as one, running(one) as run:
         longest = await longest_pause(
-            lambda: run.gateway.fleet.meet({each.name: each for each in configured(config)}, run.gateway.upstream)
+            lambda: run.gateway.fleet.probe_joining({each.name: each for each in configured(config)}, run.gateway.upstream)
         )
     assert longest < 0.05, "at once it would take 0.1 s"

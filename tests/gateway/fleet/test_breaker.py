@@ -10,7 +10,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from gateway.fleet.breaker import Breaker, BreakerRules, Trial
 from gateway.fleet.refusals import REFUSALS_WINDOW_S, REFUSED_CLIENTS, Refusals
-from gateway.fleet.state import LOOKS, LookBudget, share
+from gateway.fleet.state import EXTRA_PROBES, ProbeBudget, share
 from gateway.request.retries import RetryBudget, jitter
 from tests.support.machines import STEPS, CountedMachine, steps_of
 
@@ -403,8 +403,8 @@ def test_silent_probes_hold_the_slot_for_the_back_off_and_longer_each_time() -> 
 
 
 def test_looks_are_three_at_once_and_then_one_per_interval() -> None:
-    looks = LookBudget()
-    assert repr(looks) == "<LookBudget 3 of 3>"
+    looks = ProbeBudget()
+    assert repr(looks) == "<ProbeBudget 3 of 3>"
     assert [looks.take(10.0, 2.0) for _ in range(5)] == [True] * 3 + [False] * 2
     assert [looks.take(now, 2.0) for now in (11.0, 11.9, 12.0, 12.1, 14.0)] == [False, False, True, False, True]
     assert [looks.take(1000.0, 2.0) for _ in range(4)] == [True] * 3 + [False], "no more are saved up"
@@ -412,11 +412,11 @@ def test_looks_are_three_at_once_and_then_one_per_interval() -> None:
 
 @given(st.lists(st.floats(0, 5), max_size=200), st.sampled_from([0.5, 2.0, 30.0]))
 def test_looks_are_bounded(pauses: list[float], interval_s: float) -> None:
-    looks, now, taken = LookBudget(), 0.0, 0
+    looks, now, taken = ProbeBudget(), 0.0, 0
     for pause in pauses:
         now += pause
         taken += looks.take(now, interval_s)
-        assert taken <= LOOKS + now / interval_s + 1e-6
+        assert taken <= EXTRA_PROBES + now / interval_s + 1e-6
 
 
 # -- refusals

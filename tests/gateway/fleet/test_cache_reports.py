@@ -25,7 +25,7 @@ def test_zeros_are_told_once_and_taken_back_at_the_first_hit() -> None:
 def test_a_hit_in_between_and_a_restart_begin_the_row_anew() -> None:
     overlap = Overlap()
     assert findings(overlap, *[(LONG, 0)] * 19, (LONG, 1), *[(LONG, 0)] * 19) == []
-    overlap.begin()
+    overlap.restart()
     assert findings(overlap, *[(LONG, 0)] * 19) == []
 
 

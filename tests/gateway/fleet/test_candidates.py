@@ -30,7 +30,7 @@ def replica(number: int, *traits: str) -> ReplicaState:
 
 
 def choice(*fleet: ReplicaState, tried: tuple[str, ...] = (), chance: float = 0.5, resting: bool = True) -> set[str]:
-    troubled = {state for state in fleet if state.troubled(NOW)}
+    troubled = {state for state in fleet if state.restricted(NOW)}
     replicas = {state.name: state for state in fleet}
     found = eligible(replicas, troubled, NOW, Always(chance), tried, resting=resting)
     assert len(set(found)) == len(found)

@@ -146,22 +146,22 @@ async def test_counters_of_a_replica_and_a_pool_that_have_left_are_forgotten_aft
     smaller = replace(config, pools=config.pools[:1])
     async with asyncio.timeout(10):
         await membership.reconfigure(smaller, lambda: None)
-        assert fleet.settle() == ["http://b:1"]
+        assert fleet.forget_departed() == ["http://b:1"]
         clock.now += 2 * SHOWN_S - 1
-        fleet.settle()
+        fleet.forget_departed()
         assert metrics.broken.values.keys() == both
         await membership.reconfigure(config, lambda: None)
         await membership.reconfigure(smaller, lambda: None)
-        fleet.settle()
+        fleet.forget_departed()
         clock.now += SHOWN_S
-        fleet.settle()
+        fleet.forget_departed()
         assert metrics.broken.values.keys() == both, "it was back in between"
         page = Metrics().page
         page.merge(metrics.page.snapshot())
         fleet.hide_departed(page)
         assert (page.values_of("replica"), page.values_of("pool")) == ({"a:1"}, {"m"}), "no longer shown"
         clock.now += SHOWN_S
-        fleet.settle()
+        fleet.forget_departed()
     assert metrics.broken.values.keys() == {("m", "a:1")}
     assert metrics.refused.values.keys() == {("m", "queue_full")}
     assert metrics.page.values_of("replica") == {"a:1"}

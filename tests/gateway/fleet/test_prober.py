@@ -80,7 +80,7 @@ async def test_the_engines_kv_size_bounds_what_it_is_believed_to_hold(caplog: py
         await run.post()
         assert (capacity(run, replica), held(run, replica)) == (128, 2)
         await look(run)
-        told = lines(caplog, "replica tells the size of its KV cache")
+        told = lines(caplog, "replica reports the size of its KV cache")
         assert [(line["levelname"], line["engine"], line["capacity_tokens"]) for line in told] == [("INFO", "vllm", 128)]
         replica.pages["/metrics"] = vllm(kv=640)
         await look(run)
@@ -100,7 +100,7 @@ async def test_the_configuration_knows_better(caplog: pytest.LogCaptureFixture) 
         async with running(pools=[pool]) as run:
             await run.post()
             assert (capacity(run, replica), held(run, replica)) == (1000, 4)
-            assert not lines(caplog, "replica tells the size of its KV cache")
+            assert not lines(caplog, "replica reports the size of its KV cache")
             told = await row(run)
             assert (told["capacity_tokens"], told["engine_kv_tokens"]) == (1000, 128)
             assert (await run.metrics())[f'warmroute_replica_capacity_tokens{{replica="{replica.name}"}}'] == 1000

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.fleet import engines
 from gateway.fleet.engine_client import MAX_MODELS, facts_of
-from gateway.fleet.state import LOOKS, NOT_PROBED, ReplicaState
+from gateway.fleet.state import EXTRA_PROBES, NOT_PROBED, ReplicaState
 from gateway.upstream.client import UpstreamClient
 from tests.gateway.conftest import BODY, Running, eventually, longest_pause, running
 from tests.gateway.servers import live_of
@@ -179,7 +179,7 @@ async def test_failed_requests_make_the_prober_look_a_few_times() -> None:
             assert (await run.post({**BODY, "user": str(number)}))[0] == 200
         assert len(bad.requests) >= 5
         await eventually(lambda: listing.asked > 1)
-        assert listing.asked <= 1 + LOOKS
+        assert listing.asked <= 1 + EXTRA_PROBES
 
 
 async def test_a_process_that_ends_between_two_probes_is_seen_by_the_connections_that_it_closes() -> None:
@@ -202,21 +202,21 @@ async def test_an_engine_that_closes_idle_connections_is_well_and_has_its_habit(
 
         async def hung_up(idle_s: float, looks: bool) -> None:
             asked = listing.asked
-            fleet.hung_up(replica.url, idle_s)
-            assert state.look_now.is_set() is looks
-            await eventually(lambda: listing.asked == asked + looks and not state.look_now.is_set())
-            await eventually(lambda: state.hung_up_s is None)
+            fleet.connection_closed(replica.url, idle_s)
+            assert state.probe_now.is_set() is looks
+            await eventually(lambda: listing.asked == asked + looks and not state.probe_now.is_set())
+            await eventually(lambda: state.closed_after_s is None)
 
         await hung_up(1.0, True)
-        await eventually(lambda: state.habit_s == 1.0)
+        await eventually(lambda: state.idle_limit_s == 1.0)
         for idle_s in (1.0, 0.95, 2.0, 1.01):
             await hung_up(idle_s, False)
         await hung_up(0.2, True)
-        await eventually(lambda: state.habit_s == 0.2)
+        await eventually(lambda: state.idle_limit_s == 0.2)
         await hung_up(0.1, True)
         for _ in range(100):
-            fleet.hung_up(replica.url, 0.01)
-        assert listing.asked == 1 + LOOKS
+            fleet.connection_closed(replica.url, 0.01)
+        assert listing.asked == 1 + EXTRA_PROBES
         assert state.up
         assert run.gateway.router.trie.held()[replica.name] > 0
 
@@ -240,7 +240,7 @@ async def test_an_engine_that_closes_each_connection_soon_is_not_stormed() -> No
             await ended.wait()
             ended.clear()
         assert only(run).up
-        assert listing.asked <= 1 + LOOKS
+        assert listing.asked <= 1 + EXTRA_PROBES
 
 
 # -- what a replica may answer to a probe

@@ -437,7 +437,7 @@ async def test_a_replica_that_has_left_is_nobodys_trouble(rests: bool) -> None:
             hold.set()
             await asyncio.gather(*asked)
             assert state.breaker.state(run.gateway.clock()) != "closed"
-            assert state not in fleet._troubled
+            assert state not in fleet._suspects
             assert await cut_off(run) == 0
 
 

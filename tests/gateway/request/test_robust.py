@@ -676,7 +676,7 @@ async def test_a_client_that_stops_reading_is_not_the_replicas_fault(
             assert not [name for name in metrics if name.startswith(("warmroute_broken_answers_total{", "warmroute_resumed_"))]
             state = run.gateway.fleet.named(replica.name)
             assert state is not None
-            assert not state.look_now.is_set()
+            assert not state.probe_now.is_set()
             assert repr(state.breaker) == "<Breaker closed, 0 of 1 failed>"
             await served(run)
 

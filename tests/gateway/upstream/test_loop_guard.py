@@ -110,7 +110,7 @@ async def test_a_forged_header_opens_no_breaker() -> None:
             assert (await run.post(body, headers={"X-Warmroute-Via": chain(1)}))[0] == 200
         assert len(one.requests) > 5
         assert len(two.requests) == 20
-        assert not any(state.troubled(run.gateway.clock()) for state in run.gateway.fleet.replicas)
+        assert not any(state.restricted(run.gateway.clock()) for state in run.gateway.fleet.replicas)
 
 
 async def test_all_workers_of_a_gateway_have_one_id() -> None:
