@@ -39,9 +39,9 @@ from gateway.request.resumption import Resumption
 from gateway.request.running import Running
 from gateway.request.settle import Observer, observers_of
 from gateway.server.access import Access
-from gateway.server.endpoints import Served, clients_runner, side_runner
-from gateway.server.http.accept import Site
-from gateway.server.http.connections import Runner
+from gateway.server.aiohttp_seam import Seam
+from gateway.server.endpoints import AnyRunner, Served, clients_runner, side_runner
+from gateway.server.http.accept import Acceptor
 from gateway.server.operator import Operator
 from gateway.server.shutdown import last_in
 from gateway.server.side_listeners import serving
@@ -67,6 +67,7 @@ class Surroundings:
     the replicas' host names (default: the system's). loops: knows this gateway's id (default: a new one). dials: makes
     connections to replicas (default: over the network). dialects: by path. observers: of the end of requests, after our own.
     members: further sources of replicas. first_probes_s: how long a start waits for the replicas' first answers.
+    seam: whether aiohttp is as the fast path needs it (default: look).
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -79,6 +80,7 @@ class Surroundings:
     observers: Sequence[Observer] = ()
     members: Sequence[MemberSource] = ()
     first_probes_s: float = FIRST_PROBES_S
+    seam: Seam | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         loops=loops,
         memory=memory,
         connections=connections,
+        seam=around.seam or Seam(),
     )
     return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, local, control, served)
 
@@ -205,21 +208,21 @@ async def serve(
         await gateway.control.ready()
         with ExitStack() as stack:
             async with serving(sides, partial(side_runner, gateway.served)):
-                for listener in listeners or open_listeners(*gateway.config.address):
-                    await Site(runner, listener).start()
-                if handed and runner.server:
-                    stack.enter_context(closing(Receiver(handed, runner.server)))
-                started(url_of(runner.addresses[0]))
+                listeners = listeners or open_listeners(*gateway.config.address)
+                acceptors = [stack.enter_context(closing(Acceptor(each, runner.protocols))) for each in listeners]
+                if handed:
+                    stack.enter_context(closing(Receiver(handed, runner.protocols)))
+                started(url_of(listeners[0].getsockname()))
                 await stop.wait()
                 gateway.served.running.draining = True
-                await last_in(runner.listeners, hurry)
-                for site in tuple(runner.sites):
-                    await site.stop()
+                await last_in(listeners, hurry)
+                for acceptor in acceptors:
+                    acceptor.close()
                 await gateway.served.running.wait(gateway.config.limits.drain_timeout_s, hurry)
 
 
 @asynccontextmanager
-async def _set_up(runner: Runner) -> AsyncIterator[Runner]:
+async def _set_up(runner: AnyRunner) -> AsyncIterator[AnyRunner]:
     await runner.setup()
     try:
         yield runner

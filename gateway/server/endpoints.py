@@ -15,12 +15,15 @@ from gateway.cluster.process import connection_limit
 from gateway.config.live import Live
 from gateway.errors import GatewayError, internal_error, too_many_connections
 from gateway.fleet.directory import Fleet
+from gateway.request.client import ClientReply, ClientRequest
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.running import Running
 from gateway.server.access import ON_ADMIN_LISTENER
+from gateway.server.aiohttp_seam import Runner, Seam
 from gateway.server.errors import error_response
+from gateway.server.fallback.server import PublicRunner, held_by
 from gateway.server.http.aiohttp_request import AiohttpRequest
-from gateway.server.http.connections import ClientServer, Runner
+from gateway.server.http.connections import ClientServer
 from gateway.server.operator import Operator
 from gateway.server.status import Status
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
@@ -29,6 +32,7 @@ log = logging.getLogger("warmroute.gateway")
 
 ADMIN: Final = "admin"
 SIDE_CONNECTIONS: Final = 256  # at once, to the listener for operators, and to that for Prometheus
+SHUTDOWN_S: Final = 0.1  # for connections, when all requests are over
 
 _SERVES = web.AppKey("serves", str)  # what an application's listener serves, for requests for something else
 _API: Final = "the API is under /v1/."
@@ -38,11 +42,12 @@ _SIDE_PAGES: Final = {
 }
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+AnyRunner = Runner | PublicRunner
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the applications serve. memory, connections: bounds on what clients may hold."""
+    """What the applications serve. memory, connections: bounds on what clients may hold. seam: whether there is a fast path."""
 
     live: Live
     lifecycle: Lifecycle
@@ -53,43 +58,46 @@ class Served:
     loops: LoopGuard
     memory: Budget
     connections: Connections
+    seam: Seam
 
 
 _SERVED = web.AppKey("served", Served)
 
 
-def clients_runner(served: Served) -> Runner:
-    """The server on the clients' port."""
-    app = clients_app(served)
+def clients_runner(served: Served) -> AnyRunner:
+    """The server on the clients' port. Called within the event loop."""
+
+    def refusal() -> GatewayError:
+        return too_many_connections(connection_limit(served.live.config))
+
+    return _runner(served, clients_app(served), served.lifecycle.serve, served.connections, refusal)
+
+
+def side_runner(served: Served, name: str) -> AnyRunner:
+    """The server on the listener for operators (ADMIN) or for Prometheus ("metrics"). Called within the event loop."""
+
+    def refusal() -> GatewayError:
+        return GatewayError(503, "too_many_connections", f"There are {SIDE_CONNECTIONS} open connections here.")
+
+    return _runner(served, side_app(served, name), None, Connections(SIDE_CONNECTIONS), refusal)
+
+
+def _runner(
+    served: Served,
+    app: web.Application,
+    handler: Callable[[ClientRequest], Awaitable[ClientReply]] | None,
+    places: Connections,
+    refusal: Callable[[], GatewayError],
+) -> AnyRunner:
+    """handler, places, refusal: see ClientServer."""
+    if not served.seam.holds:
+        app.middlewares.insert(0, held_by(served.memory))
+        return PublicRunner(app, live=served.live, places=places, refusal=refusal, shutdown_timeout=SHUTDOWN_S)
 
     def make_server() -> ClientServer:
-        return ClientServer(
-            app,
-            served.lifecycle.serve,
-            live=served.live,
-            budget=served.memory,
-            places=served.connections,
-            refusal=lambda: too_many_connections(connection_limit(served.live.config)),
-        )
+        return ClientServer(app, handler, live=served.live, budget=served.memory, places=places, refusal=refusal)
 
-    return Runner(app, make_server, shutdown_timeout=0.1)
-
-
-def side_runner(served: Served, name: str) -> Runner:
-    """The server on the listener for operators (ADMIN) or for Prometheus ("metrics")."""
-    app = side_app(served, name)
-
-    def make_server() -> ClientServer:
-        return ClientServer(
-            app,
-            None,
-            live=served.live,
-            budget=served.memory,
-            places=Connections(SIDE_CONNECTIONS),
-            refusal=lambda: GatewayError(503, "too_many_connections", f"There are {SIDE_CONNECTIONS} open connections here."),
-        )
-
-    return Runner(app, make_server, shutdown_timeout=0.1)
+    return Runner(app, make_server, shutdown_timeout=SHUTDOWN_S)
 
 
 def clients_app(served: Served) -> web.Application:

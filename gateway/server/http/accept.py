@@ -20,9 +20,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from typing import Final, cast
-
-from aiohttp import web
+from typing import Final
 
 from gateway.cluster.accepted import Opening
 from gateway.errors import OUT_OF_RESOURCES
@@ -93,24 +91,3 @@ class Acceptor:
     def __repr__(self) -> str:
         state = "closed" if not self._open else "paused" if self._retry else "accepting"
         return f"<Acceptor {state}, {len(self._opening)} opening>"
-
-
-class Site(web.BaseSite):
-    """One listening socket of an aiohttp runner, with an Acceptor in the place of the loop's server."""
-
-    __slots__ = ("_listener",)
-
-    def __init__(self, runner: web.BaseRunner, listener: socket.socket) -> None:
-        super().__init__(runner)
-        self._listener = listener
-
-    @property
-    def name(self) -> str:
-        host, port = self._listener.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-    async def start(self) -> None:
-        await super().start()
-        server = self._runner.server
-        assert server is not None
-        self._server = cast(asyncio.AbstractServer, Acceptor(self._listener, server))  # all of one that aiohttp uses

@@ -7,7 +7,8 @@ from typing import Any, cast
 from aiohttp import HttpVersion11, web
 
 from gateway.admission.memory import Lease
-from gateway.request.client import Caller, ClientRequest, caller_of
+from gateway.request.client import Caller, ClientReply, ClientRequest, caller_of
+from gateway.server.fallback.request import Body, held_of
 from gateway.server.http.body import UNKNOWN, coding_of, read_body
 from gateway.server.http.response import HttpReply
 from gateway.upstream.headers import upstream_headers
@@ -21,6 +22,7 @@ class AiohttpRequest(ClientRequest):
         path = inner.path if "%" in raw or "?" in raw or not raw.startswith("/") else raw
         super().__init__(inner.method, path, _target(inner), inner.headers, lease_of(inner))
         self.inner = inner
+        self._held = held_of(inner)
 
     def caller(self) -> Caller:
         return caller_of(self.headers)
@@ -33,10 +35,13 @@ class AiohttpRequest(ClientRequest):
         return self.inner.content.is_eof() and not self.lease.refused
 
     async def read(self, *, max_bytes: int, within_s: float, opaque: bool) -> bytes:
-        return await read_body(self.inner, self.lease, max_bytes=max_bytes, within_s=within_s, opaque=opaque)
+        source: Any = Body(self._held) if self._held else self.inner
+        return await read_body(source, self.lease, max_bytes=max_bytes, within_s=within_s, opaque=opaque)
 
-    def reply(self, *, keep_alive: bool, patience_s: float) -> HttpReply:
+    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
         inner = self.inner
+        if self._held:
+            return self._held.reply(keep_alive=keep_alive and inner.keep_alive, patience_s=patience_s)
         return HttpReply(
             inner.protocol,
             cast(Any, inner.transport),
@@ -49,12 +54,16 @@ class AiohttpRequest(ClientRequest):
     @property
     def local(self) -> bool:
         """Whether the other end of its connection is on this machine."""
+        if self._held:
+            return self._held.local
         protocol: Any = self.inner.protocol  # a connection.ClientConnection
         return protocol is not None and bool(protocol.local)
 
 
 def lease_of(request: web.Request) -> Lease:
     """What of the memory budget a request that is being handled holds."""
+    if held := held_of(request):
+        return held.lease
     lease = request.protocol.lease  # type: ignore[attr-defined]  # a connection.ClientConnection
     assert isinstance(lease, Lease)
     return lease

@@ -2,10 +2,8 @@
 
 A connection may bring requests of both kinds. Bytes go either to `fast_path.py` or to aiohttp's parser, and a plain request is
 taken only where that parser is known to stand between two messages: it was given nothing yet, or whole messages, one by one and
-by the same strict reading, and has answered all of them. This is a seam with the insides of aiohttp's connection: `_waiter`,
-`_messages`, `_close`, `_force_close`, `_parser`, `_current_request`, `_reading_paused`, `_buffer_paused`, `_upgraded`,
-`_max_msg_queue_size`, its calls of `data_received` with nothing, and the time of its keep-alive timer.
-`tests/gateway/server/http/test_connections.py` and `test_ingress.py` fail where a release moves it.
+by the same strict reading, and has answered all of them. What that takes of aiohttp's insides is in `aiohttp_seam.py`, which
+looks at the start whether it is there; what it means, `test_connections.py` and `test_ingress.py` hold.
 
 A client that closes its sending side gets its answer, as long as it has not closed its socket (`half_closed.py`). Without
 interim responses that cannot be told apart, so an HTTP/1.0 client that sends no more has left. An answer to a request that has
@@ -20,13 +18,15 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, cast
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.admission.connection_limit import Connections
 from gateway.admission.memory import Budget, Lease, client_of
 from gateway.config.addresses import is_local
 from gateway.errors import GatewayError
+from gateway.server import aiohttp_seam
+from gateway.server.aiohttp_seam import as_1_1
 from gateway.server.http.bounded_parser import BoundedParser, error_of, forget_frames
 from gateway.server.http.fast_path import FastPath
 from gateway.server.http.half_closed import HalfClosed, speaks_1_1, until_gone
@@ -62,7 +62,7 @@ class ConnectionServer(Protocol):
     def refuse(self, error: GatewayError) -> web.Response: ...
 
 
-class ClientConnection(web.RequestHandler):
+class ClientConnection(aiohttp_seam.Connection):
     """One client's connection.
 
     source: the replica's answer that is being written to it; it is paused while nobody reads. reply: the answer to the current
@@ -92,13 +92,13 @@ class ClientConnection(web.RequestHandler):
         super().__init__(cast(web.Server, server), **options)
         # aiohttp's parser may count one message too many, and stops at this bound; it is asked to go on only after the queue
         # was full. So that is full one earlier.
-        self._max_msg_queue_size -= 1
+        self.max_messages -= 1
         self._server = server
-        self._fast = FastPath(self, server.handler, self._loop)
+        self._fast = FastPath(self, server.handler, self.loop)
         self._bounded: BoundedParser | None = None
         self._lent = False  # aiohttp was given a message, and may still be at it
         self._lost_track = False  # it was given bytes of which we do not know where their message ends
-        self._late = Late(turns_of(self._loop))  # of what aiohttp is to get
+        self._late = Late(turns_of(self.loop))  # of what aiohttp is to get
         self._half_closed = False  # the client sends no more
         self._gone: asyncio.Future[None] | None = None  # while the connection lingers
         self._client = ""  # what fairness goes by; "" before it is admitted and after its end
@@ -123,8 +123,8 @@ class ClientConnection(web.RequestHandler):
         self.local = is_local(peer)
         lease = self._server.budget.lease(client)
         self._fast.account = lease.account
-        self._bounded = BoundedParser(self._parser, lease)
-        self._parser = self._bounded  # type: ignore[assignment]  # as far as it is used, it is one
+        self._bounded = BoundedParser(self.parser, lease)
+        self.parser = self._bounded  # as far as it is used, it is one
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -142,7 +142,7 @@ class ClientConnection(web.RequestHandler):
             self._bounded = None  # it refers to the parser, and that to this connection
         if self.lease:
             self.lease.close()
-        forget_frames(self._messages)
+        forget_frames(self.messages)
         self._late.clear()
         self._release_unread()
         self._end_linger()
@@ -155,8 +155,8 @@ class ClientConnection(web.RequestHandler):
     @property
     def idle(self) -> bool:
         """Whether it waits for a request: none is being handled or answered, and of the next one the head is not complete."""
-        waits = self._waiter is not None and not self._waiter.done()
-        return waits and not self._messages and self._fast.request is None and not self._late.waits()
+        waits = self.waiter is not None and not self.waiter.done()
+        return waits and not self.messages and self._fast.request is None and not self._late.waits()
 
     def make_room(self, client: str) -> None:
         """Close this connection, whose place a connection of that client takes at once."""
@@ -173,7 +173,7 @@ class ClientConnection(web.RequestHandler):
             return
         begun = None if self._lost_track else read_head(data)
         if begun and self._ours(begun) and not self._at_work():
-            if not (self._force_close or self._close):
+            if not (self.closes_at_once or self.closes):
                 self._fast.begin(begun, data)
             return
         self._lent, self._lost_track = True, begun is None or len(data) != begun.end + begun.length
@@ -182,36 +182,36 @@ class ClientConnection(web.RequestHandler):
             return
         self._lend(self._late.first(data))
         if self._late.waits():
-            self._pause_transport_reading()
-            self._resume_transport_reading()
+            self.pause_transport()
+            self.resume_transport()
 
     def _lend(self, data: bytes) -> None:
         """Give bytes to aiohttp; what is late in the next turns of the event loop, as long as it takes them."""
         super().data_received(data)
         if self._bounded:
-            if self._bounded.note_paused(self._late.held + (len(data) if self._full() or self._upgraded else 0)):
+            if self._bounded.note_paused(self._late.held + (len(data) if self._full() or self.upgraded else 0)):
                 super().data_received(b"")  # so that aiohttp answers what it raises
             if self._bounded.closed:  # it takes nothing more
                 self._late.clear()
-        if self._buffer_paused:
+        if self.buffer_paused:
             self._watch(self._ended_unread)
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         # aiohttp calls it for each piece of a body that it reads.
-        if self._reading_paused or (self._bounded and self._bounded.paused):
+        if self.reading_paused or (self._bounded and self._bounded.paused):
             super().resume_reading(resume_parser)
 
-    def _resume_transport_reading(self) -> None:
+    def resume_transport(self) -> None:
         """What is late comes first."""
         if not self._late.waits():
-            super()._resume_transport_reading()
+            super().resume_transport()
             self._end_if_incomplete()
         elif not self._full():
             self._late.schedule(self._next_turn)
 
     def _full(self) -> bool:
         """Whether aiohttp takes no more for now."""
-        return self._reading_paused or self._buffer_paused
+        return self.reading_paused or self.buffer_paused
 
     def _next_turn(self) -> None:
         self._late.due()
@@ -220,7 +220,7 @@ class ClientConnection(web.RequestHandler):
                 self._lend(part)
                 if self._full():
                     return
-            self._resume_transport_reading()
+            self.resume_transport()
 
     def _ours(self, begun: Beginning) -> bool:
         head = begun.head
@@ -229,7 +229,7 @@ class ClientConnection(web.RequestHandler):
     def _at_work(self) -> bool:
         """Whether aiohttp has still to answer what it was given."""
         if self._lent:
-            self._lent = bool(self._messages) or self._waiter is None or self._waiter.done()
+            self._lent = bool(self.messages) or self.waiter is None or self.waiter.done()
         return self._lent or self._late.waits()
 
     def served(self, behind: bytes, *, keep: bool) -> None:
@@ -238,7 +238,7 @@ class ClientConnection(web.RequestHandler):
         if not keep:
             self.force_close()
             return
-        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        self.idle_until = self.loop.time() + self.idle_s
         if behind:
             self.data_received(behind)
         plain = self._fast.request
@@ -265,7 +265,7 @@ class ClientConnection(web.RequestHandler):
 
     def _end_if_incomplete(self) -> None:
         """The client sends no more, and the body of the current request is not whole: it has left."""
-        request = self._current_request
+        request = self.current_request
         if self._half_closed and request and not (self._late.waits() or request.content.is_eof()) and self.transport:
             self.transport.close()  # after the answers before it
 
@@ -274,16 +274,14 @@ class ClientConnection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Write the answer, or the rest of it, and wait until the client has taken it."""
         try:
-            async with asyncio.timeout(
-                None if isinstance(answer, HttpReply) else self._keepalive_timeout
-            ):  # an HttpReply has its own
+            async with asyncio.timeout(None if isinstance(answer, HttpReply) else self.idle_s):  # an HttpReply has its own
                 finished = await super().finish_response(request, answer, begun)
             if isinstance(answer, web.Response):
                 answer.body = None  # aiohttp keeps the last answer of a connection for as long as that is idle
             self.reply = None
             if self.lease:
                 self.lease.drop_body()  # its head stays in memory while the connection lingers
-            if not (self._messages or self._late.waits()):
+            if not (self.messages or self._late.waits()):
                 await self._end_if_last()
             return finished
         except TimeoutError:
@@ -313,7 +311,7 @@ class ClientConnection(web.RequestHandler):
         if not self._watch(None):
             return False
         self._probe()
-        if not self._fast.request and not self._messages:
+        if not self._fast.request and not self.messages:
             self.close()  # after the answer
         return True
 
@@ -333,7 +331,7 @@ class ClientConnection(web.RequestHandler):
     def _bound_flush(self, transport: asyncio.Transport | None) -> None:
         """A transport that is closed waits until the client has taken everything: from now on for the idle time at most."""
         if transport and self._flush is None and transport.is_closing() and transport.get_write_buffer_size():
-            self._flush = self._loop.call_later(self._keepalive_timeout, transport.abort)
+            self._flush = self.loop.call_later(self.idle_s, transport.abort)
 
     def _watch(self, ended: Callable[[], None] | None) -> bool:
         """Notice when the client resets the connection. ended: to be called when it sends no more."""
@@ -347,7 +345,7 @@ class ClientConnection(web.RequestHandler):
         """Write something that means nothing, which a client that has left answers with a reset."""
         if self.reply:
             self.reply.probe()
-        elif self.transport and (self._fast.request or speaks_1_1(self._current_request)):
+        elif self.transport and (self._fast.request or speaks_1_1(self.current_request)):
             self.transport.write(CONTINUE)
 
     def _ended_unread(self) -> None:
@@ -361,7 +359,7 @@ class ClientConnection(web.RequestHandler):
         """Whether a whole request of a client that takes interim responses is not answered yet."""
         if plain := self._fast.request:
             return plain.complete
-        if request := self._current_request:
+        if request := self.current_request:
             return speaks_1_1(request) and request.content.is_eof()
         return self._at_work()
 
@@ -373,17 +371,17 @@ class ClientConnection(web.RequestHandler):
     async def linger(self) -> None:
         """After the last answer: read and drop what the client still sends, until it sends no more."""
         if self.transport and not (self.transport.is_closing() or self._half_closed):
-            self._gone = self._loop.create_future()
+            self._gone = self.loop.create_future()
             await until_gone(self.transport, self._gone)
 
     def _end_linger(self) -> None:
         if self._gone and not self._gone.done():
             self._gone.set_result(None)
 
-    def _process_keepalive(self) -> None:
+    def check_idle(self) -> None:
         if self._fast.request is not None or self._late.waits():  # aiohttp sees neither, and would take it for idle
-            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-        super()._process_keepalive()
+            self.idle_until = self.loop.time() + self.idle_s
+        super().check_idle()
 
     def pause_writing(self) -> None:
         """The client does not keep up: hold the replica back, and charge what waits for the client."""
@@ -416,6 +414,6 @@ class ClientConnection(web.RequestHandler):
     ) -> web.StreamResponse:
         """What is not HTTP is answered once, in our shape, and without a traceback: it is the client's fault."""
         if isinstance(exc, HttpProcessingError):
-            request._version = HttpVersion11  # aiohttp takes what it cannot read for HTTP/1.0
+            as_1_1(request)
             exc.__traceback__ = None  # its frames hold what the client has sent, and the connection may linger
         return self._server.refuse(error_of(status, exc, message))

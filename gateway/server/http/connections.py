@@ -8,7 +8,7 @@ FAST_PATHS goes to its handler directly: past all of aiohttp if it is plain (`co
 
 from __future__ import annotations
 
-import socket
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
@@ -19,6 +19,7 @@ from gateway.admission.memory import Budget
 from gateway.config.live import Live
 from gateway.errors import GatewayError
 from gateway.request.client import ClientReply, ClientRequest
+from gateway.server.aiohttp_seam import factory_of, handler_of
 from gateway.server.errors import error_response, raw_response
 from gateway.server.http.aiohttp_request import AiohttpRequest
 from gateway.server.http.ambiguity import SPOKEN, refusal_of
@@ -51,18 +52,18 @@ class ClientServer(web.Server):
         """
         super().__init__(
             self._dispatch,  # type: ignore[arg-type]  # requests are made by the application
-            request_factory=app._make_request,
+            request_factory=factory_of(app),
             handler_cancellation=True,
         )
-        self._app = app
+        self._through_app = handler_of(app)
         self._live = live
         self._refusal = refusal
         self._closes_idle = handler is None
         self.fast_paths = FAST_PATHS if handler else _NO_PATHS
-        self.handler: Callable[[Any], Awaitable[Any]] = handler or app._handle
+        self.handler: Callable[[Any], Awaitable[Any]] = handler or self._through_app
         self.places = places
         self.budget = budget
-        self.half_closed = HalfClosed(self._loop)
+        self.half_closed = HalfClosed(asyncio.get_running_loop())
 
     def admit(self, client: str) -> bool:
         """Count one more connection of this client, if it may have it, or if an idle connection can be closed for it.
@@ -102,7 +103,7 @@ class ClientServer(web.Server):
     def __call__(self) -> ClientConnection:
         return ClientConnection(
             self,
-            loop=self._loop,
+            loop=asyncio.get_running_loop(),
             access_log=None,
             keepalive_timeout=self._idle_s,
             max_field_size=MAX_HEADER_BYTES,
@@ -128,7 +129,7 @@ class ClientServer(web.Server):
             return self.refuse(error)
         if request.raw_path in self.fast_paths and request.method == "POST" and "Expect" not in request.headers:
             return await self.handler(AiohttpRequest(request))
-        return await self._app._handle(request)
+        return await self._through_app(request)
 
     def _not_supported(self, request: web.Request) -> HttpReply:
         modern, to_head = request.version >= HttpVersion11, request.method == "HEAD"
@@ -138,20 +139,3 @@ class ClientServer(web.Server):
         )
         reply.begin(505, b"", length=0)
         return reply
-
-
-class Runner(web.AppRunner):
-    """Starts and ends the application, and serves it through a ClientServer."""
-
-    def __init__(self, app: web.Application, make_server: Callable[[], ClientServer], *, shutdown_timeout: float) -> None:
-        super().__init__(app, shutdown_timeout=shutdown_timeout)
-        self._make_client_server = make_server
-
-    async def _make_server(self) -> web.Server:
-        await super()._make_server()  # starts the application up
-        return self._make_client_server()
-
-    @property
-    def listeners(self) -> list[socket.socket]:
-        """Its listening sockets."""
-        return [listener for site in self._sites for listener in getattr(site._server, "sockets", ())]

@@ -1,13 +1,9 @@
 """Towards the client: an answer is written past aiohttp's response writer, straight to the connection's transport.
 
-This is the one seam with the insides of aiohttp's server, and it is narrow. What is used of it:
-- `request.transport` and `request.protocol`, both public, and `aiohttp.http.StreamWriter.drain`;
-- a handler may return anything that has `prepare`, `write_eof` and `keep_alive`, which aiohttp calls in this order and which
-  here do nothing but wait until the client has taken what was written;
-- `pause_writing` and `resume_writing` of the protocol (`connection.py`), which stop and start the replica's connection; its
-`reply`
-  is the answer that has begun.
-`tests/gateway/server/http/test_response.py` fails where a release of aiohttp moves it.
+A handler may return anything that has `prepare`, `write_eof` and `keep_alive`, which aiohttp calls in this order
+(`aiohttp_seam.py` looks whether it does), and which here do nothing but wait until the client has taken what was written.
+`pause_writing` and `resume_writing` of the connection (`connection.py`) stop and start the replica's; its `reply` is the answer
+that has begun.
 
 An answer is framed by its length, else in chunks, else (HTTP/1.0) by the end of the connection; one that breaks off there has
 its connection reset.

@@ -272,10 +272,10 @@ async def test_aiohttp_has_what_the_seam_needs() -> None:
         assert isinstance(connection, ClientConnection)
         assert connection.transport
         assert connection.transport.get_write_buffer_limits()[1] == MAX_UNCHARGED
-        await eventually(lambda: connection._waiter and not connection._waiter.done())
-        assert not connection._messages
-        assert (connection._close, connection._force_close) == (False, False)
-        assert connection._next_keepalive_close_time > asyncio.get_running_loop().time()
+        await eventually(lambda: connection.waiter and not connection.waiter.done())
+        assert not connection.messages
+        assert (connection.closes, connection.closes_at_once) == (False, False)
+        assert connection.idle_until > asyncio.get_running_loop().time()
         assert connection._keepalive_handle is not None
         writer.close()
         with contextlib.suppress(ConnectionError):

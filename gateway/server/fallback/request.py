@@ -1,0 +1,70 @@
+"""What a request is given that comes through aiohttp alone: its memory lease, and a reply that aiohttp writes."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+from gateway.admission.memory import Budget, Lease, client_of
+from gateway.config.addresses import is_local
+from gateway.server.fallback.reply import QueuedReply
+
+HEAD_COPIES: Final = 3  # the raw headers, the decoded ones, and what is around them
+
+
+class Held:
+    """Beside one of aiohttp's requests, under HELD. local: the other end is on this machine. Closed with the request.
+
+    lease: charged with the head now, and with the body's bytes as they are taken from aiohttp (`Body`), which holds at most its
+    own bound of them before.
+    """
+
+    def __init__(self, request: web.Request, budget: Budget) -> None:
+        peer = request.transport.get_extra_info("peername") if request.transport else None
+        self.request = request
+        self.local = request.transport is not None and is_local(peer)
+        self.lease: Lease = budget.lease(client_of(peer))
+        self.lease.head = HEAD_COPIES * sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
+        self.lease.grow(self.lease.head)
+        self._replies: list[QueuedReply] = []
+
+    def reply(self, *, keep_alive: bool, patience_s: float) -> QueuedReply:
+        made = QueuedReply(self.request, keep_alive=keep_alive, patience_s=patience_s)
+        self._replies.append(made)
+        return made
+
+    def close(self) -> None:
+        """Idempotent."""
+        for reply in self._replies:
+            reply.close()
+        self.lease.close()
+
+
+HELD: Final = web.RequestKey("held", Held)
+
+
+def held_of(request: web.Request) -> Held | None:
+    """None: it came on a connection of ours."""
+    return request.get(HELD)
+
+
+class Body:
+    """A request's body, of which each piece is charged when it is taken. What `http/body.py` needs of a request."""
+
+    def __init__(self, held: Held) -> None:
+        request = held.request
+        self.headers: CIMultiDictProxy[str] = request.headers
+        self.content_length = request.content_length
+        self._content: Any = request.content
+        self._lease = held.lease
+
+    @property
+    def content(self) -> Body:
+        return self
+
+    async def readany(self) -> bytes:
+        """b"" at the end, and when the budget refuses the piece: the lease says so (`refused`)."""
+        data: bytes = await self._content.readany()
+        return data if self._lease.grow(len(data)) else b""

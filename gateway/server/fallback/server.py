@@ -1,0 +1,130 @@
+"""The server that knows nothing but the public API: aiohttp's runner and connections, asyncio's protocols.
+
+It answers what `http/connections.py` answers. What it does not have: the fast path; a bound on what all connections together
+have read ahead (each has aiohttp's own); answers of our shape to what is not HTTP; answers to clients that have closed their
+sending side; idle connections that make room for operators.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, cast
+
+from aiohttp import web
+
+from gateway.admission.connection_limit import Connections
+from gateway.admission.memory import Budget, client_of
+from gateway.config.live import Live
+from gateway.errors import GatewayError
+from gateway.server.errors import error_response, raw_response
+from gateway.server.fallback.reply import QueuedReply
+from gateway.server.fallback.request import HELD, Held
+from gateway.server.http.ambiguity import SPOKEN, refusal_of
+
+MAX_HEADER_BYTES: Final = 64 << 10  # one header line: tokens and cookies can be long
+
+Handler = Callable[[web.Request], Awaitable[Any]]
+
+
+class Door(asyncio.Protocol):
+    """Around aiohttp's protocol of one connection: counts the connection, or refuses it."""
+
+    def __init__(self, places: Connections, busy: Callable[[], bytes], make: Callable[[], asyncio.Protocol]) -> None:
+        """busy: the answer to a connection too many."""
+        self._places = places
+        self._busy = busy
+        self._make = make
+        self._inner: asyncio.Protocol | None = None
+        self._client = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        client = client_of(transport.get_extra_info("peername"))
+        if not self._places.admit(client):
+            refused = cast(asyncio.Transport, transport)
+            refused.write(self._busy())
+            refused.close()
+            return
+        self._client = client
+        self._inner = self._make()
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._inner:
+            self._inner.connection_lost(exc)
+            self._inner = None
+            self._places.release(self._client)
+
+    def data_received(self, data: bytes) -> None:
+        if self._inner:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received() if self._inner else None
+
+    def pause_writing(self) -> None:
+        if self._inner:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._inner:
+            self._inner.resume_writing()
+
+
+class PublicRunner(web.AppRunner):
+    """Starts and ends the application, and serves it. Its outermost middleware has to be `held_by`."""
+
+    def __init__(
+        self,
+        app: web.Application,
+        *,
+        live: Live,
+        places: Connections,
+        refusal: Callable[[], GatewayError],
+        shutdown_timeout: float,
+    ) -> None:
+        """places: of connections; refusal: what one too many is answered."""
+        super().__init__(
+            app,
+            shutdown_timeout=shutdown_timeout,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=live.config.limits.client_idle_s,
+            max_field_size=MAX_HEADER_BYTES,
+            auto_decompress=False,  # `http/body.py` does, with bounds
+        )
+        self._places = places
+        self._refusal = refusal
+
+    @property
+    def protocols(self) -> Callable[[], asyncio.Protocol]:
+        """Makes the protocol of one connection. After `setup`."""
+        server = self.server
+        assert server is not None
+        return lambda: Door(self._places, lambda: raw_response(self._refusal()), server)
+
+
+def held_by(budget: Budget) -> Any:
+    """A middleware: gives each request what it is to hold, and lets aiohttp write its answer."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.version not in SPOKEN:
+            return _last(GatewayError(505, "http_version", "The gateway speaks HTTP/1.1 and HTTP/1.0."))
+        if error := refusal_of(request):
+            return _last(error)
+        request[HELD] = held = Held(request, budget)
+        try:
+            answer = await handler(request)
+            return await answer.finish() if isinstance(answer, QueuedReply) else answer
+        finally:
+            held.close()
+
+    return middleware
+
+
+def _last(error: GatewayError) -> web.Response:
+    """Whether the rest of the request will still come is not known: the connection ends with this answer."""
+    answer = error_response(error)
+    answer.force_close()
+    return answer
