@@ -132,6 +132,23 @@ def test_tests_patch_nothing(path: Path) -> None:
     assert not list(patched(ast.parse(path.read_text("utf-8"))))
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "gateway" / "server").rglob("*.py")), ids=name_of)
+def test_only_the_seam_knows_the_insides_of_aiohttp(path: Path) -> None:
+    """Elsewhere in the server a private attribute is one that the same file defines."""
+    if path.name == "aiohttp_seam.py":
+        return
+    used, defined = set[str](), {"_replace", "_asdict", "_Decompress"}  # of named tuples, and of zlib
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()) | ast.FunctionDef(name=name):
+                defined.add(name)
+            case ast.AsyncFunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                defined.add(name)
+            case ast.Attribute(attr=name) if private(name):
+                used.add(name)
+    assert used <= defined, sorted(used - defined)
+
+
 # -- documents against code
 
 
