@@ -22,7 +22,7 @@ import sys
 
 _SO_ATTACH_FILTER = 26
 _STEP = "HBBI"  # struct sock_filter: code, jump if so, jump if not, operand
-_PROGRAM = b"".join(
+_STEPS = b"".join(
     struct.pack(_STEP, *step)
     for step in (
         (0x30, 0, 0, 13),  # load byte 13 of the TCP header: the flags
@@ -31,13 +31,14 @@ _PROGRAM = b"".join(
         (0x06, 0, 0, 0xFFFFFFFF),  # return: pass
     )
 )
+# Kept for good: compiled code drops a local variable after its last use, here before the kernel has read it by its address.
+_BUFFER = ctypes.create_string_buffer(_STEPS)
 
 
 def drop_new(listener: socket.socket) -> None:
     """Let no new connection begin. What has begun goes on. Linux only; elsewhere, or where it is forbidden, nothing happens."""
     if sys.platform != "linux":
         return
-    steps = ctypes.create_string_buffer(_PROGRAM)
-    program = struct.pack("HL", len(_PROGRAM) // struct.calcsize(_STEP), ctypes.addressof(steps))  # struct sock_fprog
+    program = struct.pack("HL", len(_STEPS) // struct.calcsize(_STEP), ctypes.addressof(_BUFFER))  # struct sock_fprog
     with contextlib.suppress(OSError), socket.fromfd(listener.fileno(), listener.family, listener.type) as same:
         same.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
