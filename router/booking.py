@@ -6,21 +6,23 @@ The router makes it; what is called here is done there (`Owner`).
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
 
 from router.index.holds import Hold
 from router.load import Lease
 from router.types import Candidate, Decision, Outcome, Prompt
 
 
-class Owner(Protocol):
-    """The router that has made a booking."""
+class Owner:
+    """The router that has made a booking. A base class, and no Protocol, because compiled code calls its methods directly."""
 
-    def first_token(self, booking: Booking, now: float) -> None: ...
+    def first_token(self, booking: Booking, now: float) -> None:
+        raise NotImplementedError
 
-    def move(self, booking: Booking, replicas: Collection[str], now: float) -> None: ...
+    def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
+        raise NotImplementedError
 
-    def close(self, booking: Booking, outcome: Outcome, now: float) -> bool: ...
+    def close(self, booking: Booking, outcome: Outcome, now: float) -> bool:
+        raise NotImplementedError
 
 
 class Booking:

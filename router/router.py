@@ -23,7 +23,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from router.booking import Booking
+from router.booking import Booking, Owner
 from router.index.trie import RadixTrie
 from router.learning.evidence import Evidence, Miss
 from router.learning.scales import MOST_SCALES, Scales
@@ -42,7 +42,7 @@ TURN_TOKENS: Final = 4096  # a match of this length has full weight in the gap b
 LONG_S: Final = 1.0  # a longer request has kept its blocks in use until its end; a shorter one was credited just now
 
 
-class Router:
+class Router(Owner):
     """See the top of this file. Time comes as an argument, chance through the constructor; no call blocks."""
 
     def __init__(
@@ -63,6 +63,7 @@ class Router:
         self.policy_name = policy
         self._policies = policies
         self._policy = policies[policy]()
+        self._least_cost = isinstance(self._policy, LeastCost)
         self._memory_bytes = memory_bytes
         self._chance = chance
         self._replicas: dict[str, Replica] = {}
@@ -75,6 +76,7 @@ class Router:
         if policy != self.policy_name:
             self.policy_name = policy
             self._policy = self._policies[policy]()
+            self._least_cost = isinstance(self._policy, LeastCost)
         self._memory_bytes = memory_bytes
         self.trie.ttl_s = ttl_s
         self.trie.max_bytes = max(memory_bytes, min(self.trie.max_bytes, self.trie.needed_bytes))
@@ -164,7 +166,8 @@ class Router:
 
     def book(self, prompt: Prompt, lease: Lease, matched_blocks: int) -> Booking:
         """Book what was decided, here or by another router. Not recorded in the journal."""
-        booking = Booking(self, prompt, lease, matched_blocks, prompt.block_weight(self.units_per_token(prompt.scale)))
+        weight = self.trie.weight_of(prompt.keys, prompt.block_weight(self.units_per_token(prompt.scale)))
+        booking = Booking(self, prompt, lease, matched_blocks, weight)
         self._credit(booking)
         return booking
 
@@ -249,7 +252,7 @@ class Router:
         return quotes
 
     def _decide(self, prompt: Prompt, replicas: Collection[str], now: float) -> Decision:
-        if not isinstance(self._policy, LeastCost):
+        if not self._least_cost:
             return self.rank(prompt, replicas, now)[0]
         quotes = self._quotes(prompt, replicas, now)
         best, idle = quotes.cheapest(self._chance)
@@ -267,7 +270,8 @@ class Router:
     def _credit(self, booking: Booking) -> None:
         lease = booking.lease
         name, now = lease.replica, lease.since
-        self._policy.booked(name)
+        if not self._least_cost:  # which remembers nothing
+            self._policy.booked(name)
         keys = self._creditable(booking)
         booking.idle_s = idle_s = self.trie.insert(name, keys, now, weight=booking.weight, confirmed=False)
         booking.pending, booking.tail, booking.reserved = True, self.trie.tail, self.trie.reserved
@@ -306,7 +310,7 @@ class Router:
         # One block of doubt: tokens are an estimate, and an engine's own blocks end elsewhere than ours.
         lost = held + 1 < matched
         if held > matched + 1:
-            evidence.held_more(self.trie.weight_held_by(name), self.trie.weight_of(prompt.keys, booking.weight))
+            evidence.held_more(self.trie.weight_held_by(name), booking.weight)
         restarted = booking.idle_s is not None and self._weigh(booking, evidence, booking.idle_s, cached, lost, now)
         if restarted:
             self.restarted(name)
@@ -334,8 +338,8 @@ class Router:
 
     def _younger(self, booking: Booking, since: float) -> int | None:
         """Weight of the replica's blocks that were used after `since`, but for the prompt's own; None if too many to count."""
-        used, prompt = self.trie.used_since(booking.lease.replica, since), booking.prompt
-        return None if used is None else max(0, used - prompt.blocks * self.trie.weight_of(prompt.keys, booking.weight))
+        used = self.trie.used_since(booking.lease.replica, since)
+        return None if used is None else max(0, used - booking.prompt.blocks * booking.weight)
 
     # -- for metrics and proof
 

@@ -107,7 +107,12 @@ def pieces(raw: bytes, edits: Sequence[Edit]) -> Iterator[memoryview]:
 
 def apply(raw: bytes, edits: Sequence[Edit]) -> bytes:
     """The edited text. O(length)."""
-    return b"".join(pieces(raw, edits)) if edits else raw
+    if not edits:
+        return raw
+    if len(edits) == 1:  # as for nearly all streams: a third of what the views cost
+        start, end, new = edits[0]
+        return b"".join((raw[:start], new, raw[end:]))
+    return b"".join(pieces(raw, edits))
 
 
 def _start(edit: Edit) -> int:

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 MAX_TOKENS: Final = 1_000_000_000  # of one answer; an engine that reports more is not believed
 
 
-class Usage(NamedTuple):
-    """Tokens of one answer as the engine counted them. prompt includes cached; cached is None where it is not reported."""
+class Usage:
+    """Tokens of one answer as the engine counted them. prompt includes cached; cached is None where it is not reported.
 
-    prompt: int
-    completion: int
-    cached: int | None = None
+    Not to be changed. A plain class, because to make a NamedTuple takes compiled code 2,000 instructions, one percent of what a
+    request takes.
+    """
+
+    __slots__ = ("cached", "completion", "prompt")
+
+    def __init__(self, prompt: int, completion: int, cached: int | None = None) -> None:
+        self.prompt = prompt
+        self.completion = completion
+        self.cached = cached
+
+    def _fields(self) -> tuple[object, ...]:
+        return self.prompt, self.completion, self.cached
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Usage) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __repr__(self) -> str:
+        return f"Usage({self.prompt}, {self.completion}, {self.cached})"
 
 
 def token_count(value: Any) -> int | None:

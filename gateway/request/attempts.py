@@ -155,7 +155,7 @@ class Attempts:
         """The replica failed after its answer's first byte; `judge_broken` is to follow. Returns what the client may read."""
         replica, attempts = exchange.booking.chosen.replica, exchange.attempts
         if attempts.trial and not (exchange.delivered.done_sent or failure.blameless):
-            attempts.broken.append(attempts.trial)
+            attempts.broken += (attempts.trial,)
         attempts.trial = None
         if not failure.blameless:
             self._metrics.broken.add((exchange.label, replica))
@@ -168,7 +168,7 @@ class Attempts:
         with it as well; if no other was asked, `lone_failures.py` decides. A replica that has come up since is another one.
         """
         attempts = exchange.attempts
-        broken, attempts.broken = attempts.broken, []
+        broken, attempts.broken = attempts.broken, ()
         now, compared = self._clock(), attempts.resumptions > 0
         for trial, state in broken:
             if state.up_since > trial.begun:

@@ -39,19 +39,19 @@ class AttemptLog:
     __slots__ = ("body", "broken", "error", "failed", "resumptions", "sent", "tail", "trial", "usage")
 
     def __init__(self) -> None:
-        self.failed: list[dict[str, str]] = []
+        self.failed: tuple[dict[str, str], ...] = ()  # a tuple, for nearly always it stays empty
         self.sent = 0
         self.resumptions = 0
         self.error = ""
         self.trial: tuple[Trial, ReplicaState] | None = None
-        self.broken: list[tuple[Trial, ReplicaState]] = []
+        self.broken: tuple[tuple[Trial, ReplicaState], ...] = ()
         self.body = b""
         self.usage: Usage | None = None
         self.tail: AnswerTail | None = None
 
     def add(self, replica: str, reason: str, error: str) -> None:
         """An attempt failed."""
-        self.failed.append({"replica": replica, "reason": reason, "error": error})
+        self.failed += ({"replica": replica, "reason": reason, "error": error},)
 
 
 class Delivered:

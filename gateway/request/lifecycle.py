@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,7 +69,7 @@ class Lifecycle:
     router: Router
     attempts: Attempts
     delivery: Delivery
-    observers: Sequence[Observer]
+    observers: list[Observer]
     running: Running
     audience: Audience
     loops: LoopGuard

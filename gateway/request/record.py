@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -59,6 +60,7 @@ class SettledRequest:
     ended = 0.0
     error = ""
     estimated_prompt_tokens = 0
+    failed_attempts: Sequence[dict[str, str]] = ()
     first_byte: float | None = None
     label = UNKNOWN
     last_byte: float | None = None
@@ -78,7 +80,6 @@ class SettledRequest:
         self.id = id_
         self.path = path
         self.begun = begun
-        self.failed_attempts: list[dict[str, str]] = []
 
     def __repr__(self) -> str:
         return f"<SettledRequest {self.id}, {self.status}>"

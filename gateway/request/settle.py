@@ -7,7 +7,7 @@ one of them raises is logged and does not keep the others from their work.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from gateway.accounting.meter import Meter
@@ -33,7 +33,7 @@ def observers_of(fleet: Fleet, meter: Meter, metrics: Metrics, requests: Request
     ]
 
 
-def settle(request: SettledRequest, observers: Sequence[Observer]) -> None:
+def settle(request: SettledRequest, observers: list[Observer]) -> None:
     """Call each of them once."""
     for observer in observers:
         try:
@@ -119,6 +119,11 @@ class AccessLog:
         self._requests.write(level, _line(request))
 
 
+def _microseconds(seconds: float) -> float:
+    """Rounded to them; not negative. `round` makes a decimal text first, and reads it: which takes a hundred times as much."""
+    return int(seconds * 1e6 + 0.5) / 1e6
+
+
 def _line(request: SettledRequest) -> dict[str, Any]:
     usage, bill = request.usage, request.bill
     line = {
@@ -130,8 +135,8 @@ def _line(request: SettledRequest) -> dict[str, Any]:
         "reason": request.reason,
         "status": request.status,
         "stream": request.stream,
-        "ttft_s": None if request.first_byte is None else round(request.first_byte - request.begun, 6),
-        "seconds": round(request.ended - request.begun, 6),
+        "ttft_s": None if request.first_byte is None else _microseconds(request.first_byte - request.begun),
+        "seconds": _microseconds(request.ended - request.begun),
         "prompt_tokens": usage.prompt if usage else None,
         "estimated_prompt_tokens": request.estimated_prompt_tokens,
         "cached_tokens_predicted": request.predicted_cached_tokens,

@@ -47,7 +47,7 @@ class Verdicts:
         self._fleet = fleet
         self._lone = lone
         self._request = request
-        self.failed: list[tuple[Trial, ReplicaState]] = []
+        self.failed: tuple[tuple[Trial, ReplicaState], ...] = ()  # a tuple, for nearly always it stays empty
         self.answered = self.refused = self.unsure = False
 
     def failure(self, failure: ReplicaFailure, state: ReplicaState, trial: Trial, now: float) -> None:
@@ -56,7 +56,7 @@ class Verdicts:
             trial.abandoned()
             self.unsure = True
         elif failure.reached:
-            self.failed.append((trial, state))
+            self.failed += ((trial, state),)
         else:
             trial.failure(now)
             self._fleet.suspect(state)
@@ -78,11 +78,11 @@ class Verdicts:
         elif status == LOOP_DETECTED and self._request.headers.get(VIA_HEADER) is not None:
             trial.abandoned()
         else:
-            self.failed.append((trial, state))
+            self.failed += ((trial, state),)
 
     def settle(self, now: float) -> None:
         """The request's outcome is known. Further calls do nothing."""
-        failed, self.failed = self.failed, []
+        failed, self.failed = self.failed, ()
         replicas_fault = self.answered
         if len(failed) == 1 and not (replicas_fault or self.unsure):
             replicas_fault = self._lone.failed(client_hash(self._request), failed[0][1].name, now)

@@ -18,6 +18,8 @@ from router.types import KEY_BYTES, BlockKeys
 NODE_BYTES: Final = 496
 HOLD_BYTES: Final = 128
 
+UNBOUNDED: Final = 1 << 60  # a capacity that is never reached: compiled, an int that may be None would be an object
+
 
 @mypyc_attr(acyclic=True)
 class Hold:
@@ -75,17 +77,17 @@ class UseList:
     """One replica's holds, stale to fresh, as a ring around a sentinel. All operations O(1) but `used_since`.
 
     blocks: of all holds; weight: of these blocks together; pending: weight of those that are not confirmed; count: holds.
-    capacity: the weight that the replica can hold. floor: of a list of purged holds, the time of the last purge: every hold in
-    it was last used by then, and every live hold of the replica after it. dooms: some of its holds are doomed; survivor_used:
-    when the stalest block was last used that is not.
+    capacity: the weight that the replica can hold, or UNBOUNDED. floor: of a list of purged holds, the time of the last purge:
+    every hold in it was last used by then, and every live hold of the replica after it. dooms: some of its holds are doomed;
+    survivor_used: when the stalest block was last used that is not.
     """
 
     __slots__ = ("blocks", "capacity", "count", "dooms", "floor", "pending", "ring", "survivor_used", "weight")
 
-    def __init__(self, ring: Hold, capacity: int | None) -> None:
+    def __init__(self, ring: Hold, capacity: int = UNBOUNDED) -> None:
         self.ring = ring
         ring.staler = ring.fresher = ring
-        self.capacity = capacity  # None: unbounded
+        self.capacity = capacity
         self.floor = float("-inf")
         self.dooms = False
         self.survivor_used = float("-inf")
@@ -115,13 +117,13 @@ class UseList:
         while hold is not ring and most_holds:
             self.survivor_used = hold.used
             weight = hold.node.weight
-            doomed = min(-(-excess // weight), most // weight)
-            if hold.blocks > doomed:
-                hold.doomed = max(0, doomed)
+            held = hold.blocks * weight
+            if held > most or held - weight >= excess:  # at least one of its blocks survives
+                hold.doomed = max(0, min(-(-excess // weight), most // weight))
                 return
             hold.doomed = hold.blocks
-            excess -= hold.blocks * weight
-            most -= hold.blocks * weight
+            excess -= held
+            most -= held
             most_holds -= 1
             hold = hold.fresher
 

@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from router.index.holds import HOLD_BYTES, NODE_BYTES, Hold, UseList
+from router.index.holds import HOLD_BYTES, NODE_BYTES, UNBOUNDED, Hold, UseList
 from router.index.tree import MAX_EDGES, Tree
 from router.learning.learned import Ratio
 from router.types import KEY_BYTES, BlockKeys
@@ -86,7 +86,7 @@ class RadixTrie(Tree):
         of what it holds was last used). O(1).
         """
         uses = self._uses.get(replica)
-        if uses is None or uses.capacity is None or not uses.count:
+        if uses is None or uses.capacity == UNBOUNDED or not uses.count:
             return 0, 0.0
         free = uses.capacity - uses.weight
         out = blocks - free // weight if free > 0 else blocks
@@ -119,10 +119,11 @@ class RadixTrie(Tree):
 
     def add_replica(self, replica: str, capacity: int | None = None) -> None:
         """Make `replica` known, or change its capacity (weight; None: unbounded). What no longer fits goes bit by bit."""
+        bound = UNBOUNDED if capacity is None else capacity
         if uses := self._uses.get(replica):
-            uses.capacity = capacity
+            uses.capacity = bound
         else:
-            self._uses[replica] = UseList(Hold(self._root, 0, 0.0), capacity)
+            self._uses[replica] = UseList(Hold(self._root, 0, 0.0), bound)
 
     def remove_replica(self, replica: str) -> None:
         """Forget a replica and all it holds. O(1). Unknown names are ignored."""
@@ -138,7 +139,7 @@ class RadixTrie(Tree):
         self.evicted["purge"] += uses.blocks
         dead = self._dead.get(replica)
         if dead is None:
-            dead = self._dead[replica] = UseList(Hold(self._root, 0, 0.0), None)
+            dead = self._dead[replica] = UseList(Hold(self._root, 0, 0.0))
         dead.take_over(uses)
         dead.floor = self.now
         self.now = math.nextafter(self.now, math.inf)  # so that whatever is used from now on is used after it
@@ -159,10 +160,10 @@ class RadixTrie(Tree):
         if uses is None:
             return None
         self.now = now = max(self.now, now)
-        if uses.capacity is not None:
+        if uses.capacity != UNBOUNDED:
             path, _, _ = self._walk(keys)
             weighs = path[0].weight if path else weight
-            if len(keys) * weighs > uses.capacity * KEY_BYTES:
+            if len(keys) // KEY_BYTES * weighs > uses.capacity:  # no product of a capacity: compiled, large factors are slow
                 keys = keys[: uses.capacity // weighs * KEY_BYTES]
         used: float | None = None
         if confirmed:
@@ -280,7 +281,7 @@ class RadixTrie(Tree):
     def _foresee(self, uses: UseList) -> None:
         """Nobody counts on what must go once all that is pending is confirmed: half of the capacity at most."""
         capacity = uses.capacity
-        if capacity is not None and uses.weight > capacity:
+        if uses.weight > capacity:
             uses.foresee(uses.weight - capacity, capacity // 2, MOST_FORESEEN)
         elif uses.dooms:
             uses.foresee(0, 0, MOST_FORESEEN)
@@ -308,7 +309,7 @@ class RadixTrie(Tree):
     def _enforce_capacity(self, replica: str, uses: UseList, left: int) -> int:
         """Pending credits at the stale end go too: a request that has waited longer than all else was idle is credited anew."""
         capacity = uses.capacity
-        while capacity is not None and left > 0 and uses.weight - uses.pending > capacity and (hold := uses.stalest):
+        while left > 0 and uses.weight - uses.pending > capacity and (hold := uses.stalest):
             weight = hold.node.weight
             evicted = min(hold.confirmed, -((capacity + uses.pending - uses.weight) // weight))
             keep = hold.confirmed - evicted

@@ -34,6 +34,7 @@ MAX_ERROR_BYTES: Final = 64 << 10  # nobody waits for the end of a longer one
 
 _ERROR: Final = b'data:{"error"'  # how the first event of an engine that failed before its first token begins, less its spaces
 _DATA: Final = b"data:"
+_USUAL: Final = (b'data: {"id"', b'data: {"object"', b'data: {"choices"')  # how the first events of nearly all streams begin
 _RETRY: Final = b"retry:"
 
 
@@ -160,7 +161,7 @@ def _may_be_error(data: bytes | bytearray) -> bool:
 
 def begins_well(data: bytes) -> bool:
     """Whether a stream that begins so has begun with data that is no error, as nearly all streams do. O(1)."""
-    return data.startswith(_DATA) and not _may_be_error(data)
+    return data.startswith(_USUAL) or (data.startswith(_DATA) and not _may_be_error(data))
 
 
 def failure_of(event: bytes) -> ReplicaFailure | None:
