@@ -21,7 +21,7 @@ NAMED_MODELS: Final = 20  # of those that are served, in the error about one tha
 class GatewayError(Exception):
     """An answer that is an error. message says what to do; code and param are machine-readable, as OpenAI names them.
 
-    public: the message for clients that are no operators, where `message` names replicas, addresses or what they said.
+    public: the message for clients that are no operators, where `message` names replicas, addresses or their error messages.
     """
 
     def __init__(
@@ -119,9 +119,7 @@ def too_many_connections(limit: int) -> GatewayError:
 
 
 def supervisor_silent() -> GatewayError:
-    text = (
-        "The supervisor of the workers does not answer, so that nothing could be asked of them and nothing was changed. Retry."
-    )
+    text = "The supervisor of the workers does not answer, so no command reached them and nothing was changed. Retry."
     return GatewayError(503, "supervisor_silent", text, retry_after_s=1)
 
 
@@ -151,7 +149,7 @@ REFUSED, UNREACHABLE = "refused", "unreachable"
 class ReplicaFailure(Exception):
     """An attempt that failed before its first byte reached the client.
 
-    reason: "refused" (nobody listens: its process is gone, and its cache with it), "unreachable" (no connection for another
+    reason: "refused" (no process listens: it is gone, and its cache with it), "unreachable" (no connection for another
     reason: a timeout, a name that does not resolve), "reset" (it broke), "timeout" (it was silent), "garbage" (not what an
     engine says), "status" (not the status that it should have).
     reached: how often the request was sent, so that a replica may have begun to work on it, and it may be what kills it.

@@ -39,7 +39,7 @@ class Meter:
         self._live = live
         self._prices: Mapping[str, PriceConfig] = {}  # those that are in the trie
         self._trie: Any = None
-        self._known: dict[str, PriceConfig | None] = {}  # what models cost, as far as anybody asked
+        self._known: dict[str, PriceConfig | None] = {}  # by model, as far as they were looked up
         self._metrics = metrics
         self._tenants: set[str] = set()
         self._take_prices(live.prices)

@@ -1,10 +1,10 @@
 """The members of this process's fleet: every source's, merged, and brought into force one change at a time.
 
     reload: configuration ──┐
-    command: add, remove ───┼──► merge ──► ask the replicas that join ──► all changes in one step
+    command: add, remove ───┼──► merge ──► probe the replicas that join ──► all changes in one step
     watched sources ────────┘
 
-Asking takes a while and changes nothing; the change itself has no await in it, so that every request sees the members either
+Probing takes a while and changes nothing; the change itself has no await in it, so that every request sees the members either
 before it or after it. Each process of a gateway does this for itself: reloads and commands reach all of them, and each watches
 the sources.
 
@@ -51,7 +51,7 @@ class Membership:
     ) -> None:
         """fleet: has the members of the configuration. sources: to be watched.
 
-        first_probes_s: how long replicas that join are waited for at most, where nobody waits for the result.
+        first_probes_s: how long replicas that join are waited for at most, where no operator waits for the result.
         """
         self._live = live
         self._fleet = fleet
@@ -98,7 +98,7 @@ class Membership:
     async def restore(self, added: Sequence[Member]) -> None:
         """The members that operators had added before this process started.
 
-        They are asked side by side. One that does not answer within `first_probes_s` is down at first, and is probed later.
+        They are probed side by side. One that does not answer within `first_probes_s` is down at first, and is probed later.
         """
         async with self._one_at_a_time:
             if added:
@@ -130,7 +130,7 @@ class Membership:
     async def _change(
         self, config: Config, named: Named, in_step: Callable[[], None] | None = None, within_s: float | None = None
     ) -> None:
-        """within_s: for asking the replicas that join (default: each has the timeout of a probe)."""
+        """within_s: for probing the replicas that join (default: each has the timeout of a probe)."""
         merged = merge(named, _pools(config))
         trusted = {member.url for member in named[CONFIGURATION]}
         guarded = {member.url for member in merged.members.values()} - trusted
@@ -144,7 +144,7 @@ class Membership:
                 if not self._fleet.uses(url):
                     self._upstream.forget(url)
             raise
-        # From here on no await: nobody sees half of it.
+        # From here on no await: no request sees half of it.
         self._log_rejected(merged)
         self._named, self._merged = named, merged
         if in_step:

@@ -18,7 +18,7 @@ from gateway.config.schema import Config, ReplicaConfig
 
 
 class MessageError(ValueError):
-    """These bytes are no message. Its text says what is wrong."""
+    """These bytes are no message; its text is the reason."""
 
 
 # -- configurations

@@ -17,11 +17,11 @@ log = logging.getLogger("warmroute.gateway")
 
 _MAX_FILES = 1 << 20
 _MAX_RESERVE = 512  # file descriptors for all but requests: listeners, operators, probes, the parser process, log and files
-_SHARE = 4  # of the memory, what requests may hold if the configuration does not say
+_SHARE = 4  # of the memory, what requests may hold if the configuration gives no limit
 
 
-# What is made, less what is freed, before the collector looks at it; and of each generation, how often before the next older
-# one is looked at, too: at 75,000 objects at once, which takes 50 ms.
+# Thresholds of the three generations: new objects less freed ones, then collections of the generation before. A full collection
+# so goes through 75,000 objects at most, which takes 50 ms.
 _COLLECT_AFTER: Final = (5_000, 3, 2)
 _OLDEST: Final = 2  # generation
 _MOST_LOOKED_AT: Final = 30_000  # objects that a full collection may find again
@@ -36,7 +36,7 @@ def relax_garbage_collection() -> None:
 
 
 def _freeze_survivors(phase: str, info: Mapping[str, int]) -> None:
-    """If many objects have survived a full collection, they are not looked at again: they are the index, mostly, and are freed
+    """If many objects have survived a full collection, they are exempt from then on: they are the index, mostly, and are freed
     when nothing refers to them any more.
 
     A request that is under way just then is among them, and would stay in memory for ever if it became part of a cycle. But

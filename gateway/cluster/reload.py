@@ -1,11 +1,11 @@
-"""Another configuration for a running gateway: the file has changed, or a signal asks for it.
+"""Another configuration for a running gateway: the file has changed, or a signal has come.
 
     SIGHUP ──────────────────────────┐
-    the file differs, and is quiet ──┴─► read it ──► valid? ──► ask who joins ──► all changes in one step
+    the file differs, and is quiet ──┴─► read it ──► valid? ──► probe new replicas ──► all changes in one step
                                                        └─ no: say why, change nothing
 
-The file is looked at by its path, so that a symbolic link that is pointed elsewhere (as Kubernetes updates a ConfigMap) counts
-as a change; it is read when two looks in a row see the same, for it may be half written. Flags and environment win over it as
+The file is checked by its path, so that a symbolic link that is pointed elsewhere (as Kubernetes updates a ConfigMap) counts
+as a change; it is read when two checks in a row see the same, for it may be half written. Flags and environment win over it as
 they did at the start. Reading is done in a thread, and the only other thing that takes time, asking the replicas that join,
 comes before any change; the change itself is a row of synchronous steps, which cannot fail: what is invalid was refused before.
 So every request sees either the old configuration or the new one.

@@ -5,7 +5,7 @@
 
 What is booked here is published in batches, BATCH_S after the first event of each: a system call for every event would cost
 more than the decision, and every batch wakes all the others. Each process keeps the whole prefix index and all open leases, so
-that choosing a replica asks nobody; the price is that what one books all others book as well.
+that choosing a replica needs no other process; the price is that every process books what each of them books.
 
 While the transport does not take what is published, at most about `unsent_bytes` wait there: further events are dropped. When
 it takes them again, one snapshot of the open bookings replaces all that was dropped. What only the prefix index would have
@@ -30,7 +30,7 @@ log = logging.getLogger("warmroute.workers")
 
 BATCH_S = 0.02
 UNSENT_BYTES = 8 << 20
-RESYNC_S = 0.5  # from one look to the next whether the transport takes events again
+RESYNC_S = 0.5  # between two checks whether the transport takes events again
 
 CallLater = Callable[[float, Callable[[], None]], object]
 """Seconds, and what to call then (an event loop's `call_later`)."""

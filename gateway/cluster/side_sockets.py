@@ -37,7 +37,7 @@ class SideSockets:
 
     @property
     def urls(self) -> dict[str, str]:
-        """As the log tells them: admin_url and metrics_url, of those that are on."""
+        """For the log: admin_url and metrics_url, of those that are on."""
         pairs = (("admin_url", self.admin), ("metrics_url", self.metrics))
         return {name: _url_of(sockets[0]) for name, sockets in pairs if sockets}
 
@@ -53,7 +53,7 @@ NO_SIDES = SideSockets()
 @contextlib.contextmanager
 def side_sockets(config: Config) -> Iterator[SideSockets]:
     """Open them, and close them at the end. Raises ListenError, but not for the default address of operators, which is worth a
-    warning only: whoever did not ask for it can do without it.
+    warning only, for it was not configured.
     """
     with contextlib.ExitStack() as stack:
         yield SideSockets(_admin(config, stack), _open("metrics_listen", config.metrics, stack))
@@ -106,7 +106,7 @@ def _listen_on_path(path: str) -> socket.socket:
 
 
 def _is_abandoned(path: str) -> bool:
-    """Whether there is a socket on which nobody listens."""
+    """Whether there is a socket on which no process listens."""
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(os.lstat(path).st_mode):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

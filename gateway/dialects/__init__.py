@@ -1,1 +1,1 @@
-"""What clients and engines say on the wire, read and written: bytes in, values and bytes out. Pure."""
+"""The wire formats of clients and engines: bytes in, values and bytes out. Pure."""

@@ -192,7 +192,7 @@ def _digest(part: dict[str, Any]) -> bytes:
 
 
 def _without(part: dict[str, Any], *names: str) -> dict[str, Any]:
-    """A copy, its fields in their order, without some. A part may have 100,000 fields: they are not looked at one by one."""
+    """A copy, its fields in their order, without some. A part may have 100,000 fields: they are not copied one by one."""
     others = part.copy()
     for name in names:
         others.pop(name, None)

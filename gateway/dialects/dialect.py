@@ -24,7 +24,7 @@ from gateway.errors import GatewayError, ReplicaFailure
 class StreamReader:
     """Reads one stream as it passes; any cutting into chunks gives the same bytes and the same findings.
 
-    usage: what the stream has reported so far. done: it has said that it is complete ([DONE]). within_event: the head of an
+    usage: what the stream has reported so far. done: it has ended as complete ([DONE]). within_event: the head of an
     event was passed on and its end was not, so that what follows would be taken for a part of it.
     """
 
@@ -42,7 +42,8 @@ class StreamReader:
         raise NotImplementedError
 
     def raise_failure(self) -> None:
-        """Raises ReplicaFailure if the engine has said within the stream that it failed, and this reader looks for that."""
+        """Raises ReplicaFailure if the engine has reported within the stream that it failed, and this reader checks for
+        that."""
 
 
 class StreamOpening:
@@ -92,7 +93,7 @@ class PartialReader:
         raise NotImplementedError
 
     def step(self) -> bool:
-        """Read one event. False: they are more than one text, and nothing more is to be asked."""
+        """Read one event. False: they are more than one text, and nothing more is to be requested."""
         raise NotImplementedError
 
     def result(self) -> PartialAnswer:
@@ -100,7 +101,7 @@ class PartialReader:
 
 
 IMPOSSIBLE, COMPLETE, ASK = "impossible", "complete", "ask"
-"""Of a continuation: it cannot be asked for; nothing is left of what may be generated; it is to be asked for."""
+"""Of a continuation: it cannot be requested; nothing is left to generate; it is to be requested."""
 
 
 class Continuation:
@@ -145,7 +146,7 @@ class Dialect:
         raise NotImplementedError
 
     def is_opaque(self, raw: bytes) -> bool:
-        """Whether a large body is passed on unread, because a short look shows that it is none that the dialect reads."""
+        """Whether a large body is passed on unread, because its beginning shows that the dialect does not read it."""
         return False
 
     def parse_opaque(self, raw: bytes) -> ApiRequest:
@@ -162,7 +163,7 @@ class Dialect:
     # -- answers
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
-        """For one answer's stream. watchful: an event by which the engine says that it has failed does not pass."""
+        """For one answer's stream. watchful: an event by which the engine reports its failure does not pass."""
         raise NotImplementedError
 
     def opening(self, data: bytes) -> StreamOpening | None:
@@ -170,11 +171,11 @@ class Dialect:
         return None
 
     def usage_of(self, body: bytes) -> Usage | None:
-        """The usage in a whole plain answer. Raises ReplicaFailure if that is nothing that an engine says."""
+        """The usage in a whole plain answer. Raises ReplicaFailure if no engine answers so."""
         return None
 
     def answer_tail(self, begin: bytes) -> AnswerTail | None:
-        """For a large plain answer that begins so. Raises ReplicaFailure if that is nothing that an engine says."""
+        """For a large plain answer that begins so. Raises ReplicaFailure if no engine answers so."""
         return None
 
     # -- errors

@@ -1,6 +1,6 @@
 """An engine's error message as one short line for the log. Pure.
 
-The body is what any replica chose to send: at most MAX_READ bytes of it are looked at, and what comes out is at most
+The body is what any replica chose to send: at most MAX_READ bytes of it are read, and what comes out is at most
 MAX_EXCERPT printable characters.
 """
 
@@ -15,7 +15,7 @@ MAX_EXCERPT: Final = 200  # characters
 
 
 def excerpt(body: bytes) -> str:
-    """The message of an error body, or the begin of its text if it is not JSON or longer than MAX_READ. "": it says nothing."""
+    """The message of an error body, or the begin of its text if it is not JSON or longer than MAX_READ. "": there is none."""
     if len(body) > MAX_READ:
         return one_line(body[:MAX_READ].decode("utf-8", "replace"))
     try:

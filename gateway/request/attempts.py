@@ -165,7 +165,7 @@ class Attempts:
 
     def judge_broken(self, exchange: Exchange, *, completed: bool) -> None:
         """An answer broke off: by its replica's fault if another replica completed it, by the request's if another one failed
-        with it as well; if no other was asked, `lone_failures.py` decides. A replica that has come up since is another one.
+        with it as well; if no other was tried, `lone_failures.py` decides. A replica that has come up since is another one.
         """
         attempts = exchange.attempts
         broken, attempts.broken = attempts.broken, ()
@@ -203,7 +203,7 @@ class Attempts:
 
     def _untried(self, exchange: Exchange, verdicts: Verdicts) -> Collection[str]:
         """The replicas that may serve the request now and were not tried yet. If the client can be given a refusal, replicas
-        that asked for rest are left alone.
+        that rest (Retry-After) are left out.
         """
         exchange.target = self._fleet.renewed(exchange.target)
         tried = {attempt["replica"] for attempt in exchange.attempts.failed}
@@ -242,7 +242,7 @@ class Attempts:
             raise
 
     async def _inspect(self, exchange: Exchange, answer: ReplicaAnswer) -> None:
-        """See whether it is what an engine says. Raises ReplicaFailure if not."""
+        """Check that it is what an engine would answer. Raises ReplicaFailure if not."""
         dialect, attempts = exchange.dialect, exchange.attempts
         if answer.content_type == EVENT_STREAM and exchange.api.stream:
             data = answer.peek()
@@ -299,5 +299,5 @@ async def first_data(answer: BegunAnswer, opening: StreamOpening, data: bytes) -
 
 def _summary(answer: ReplicaAnswer) -> str:
     """An answer's status, and of an error the engine's message, as far as its body is here."""
-    said = excerpt(answer.peek()) if answer.status >= 400 else ""
-    return f"answered {answer.status}: {said}" if said else f"answered {answer.status}"
+    reason = excerpt(answer.peek()) if answer.status >= 400 else ""
+    return f"answered {answer.status}: {reason}" if reason else f"answered {answer.status}"

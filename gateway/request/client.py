@@ -30,7 +30,7 @@ class Caller:
     """Who sends a request, as its headers name them.
 
     tenant: the tenant header, "" without one. key: a number of credentials and tenant that is the same in all workers; 0: the
-    headers name nobody. session: the conversation, "" where none is named.
+    headers name none. session: the conversation, "" where none is named.
     """
 
     __slots__ = ("key", "session", "tenant")
@@ -123,7 +123,7 @@ class ClientRequest:
         raise NotImplementedError
 
     def take(self) -> bytes:
-        """The body. The request keeps no reference to it, for whoever takes it decides how long it is held."""
+        """The body. The request keeps no reference to it, for its taker decides how long it is held."""
         raise NotImplementedError
 
     async def read(self, *, max_bytes: int, within_s: float, opaque: bool) -> bytes:
@@ -142,7 +142,7 @@ class Audience(Protocol):
     """Which clients may learn what (`server/access.py`)."""
 
     def is_operator(self, request: ClientRequest, /) -> bool:
-        """Whether errors may name replicas, addresses and what they said."""
+        """Whether errors may name replicas, addresses and their error messages."""
 
     def sees_headers(self, request: ClientRequest, /) -> bool:
         """Whether the answer may name the replica that gave it, and how much that was believed to have cached."""

@@ -28,7 +28,7 @@ _CACHE_CONTROL: Final = b"cache-control"
 
 
 class Delivery:
-    """See the top of this file. audience: which clients may know who answered. clock: monotonic seconds."""
+    """See the top of this file. audience: which clients may know the replica. clock: monotonic seconds."""
 
     def __init__(
         self,

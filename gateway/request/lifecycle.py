@@ -7,18 +7,17 @@
                                      ▲          │ fails before its first byte: another replica (attempts.py)
                                      └── move ──┘
 
-- identify: who sends it, under which id, in which dialect; it has not passed this gateway before.
+- identify: who sends it, under which id, in which dialect; whether it has passed this gateway before.
 - parse: its body, read and understood.
 - admit: a place at the pool's replicas, at once or after a wait in the pool's queue.
 - choose: one synchronous decision of the router, with its booking.
 - attempt: until the first byte of an answer. Nothing has gone to the client yet, so what fails is invisible to it.
-- deliver: the answer to the client. From here on an error can only be told inside the stream.
+- deliver: the answer to the client. From here on an error can only be an event of the stream.
 - settle: the record is complete, and the observers get it. The booking is closed whatever has happened, the client's leaving
   included (its handler is cancelled).
 
-Attempts and delivery keep what they have found in logs of their own (`exchange.py`); only this file writes the record.
-A request and its reply are whatever implements
-`request/client.py`; there is no socket here.
+Attempts and delivery keep what they have found in logs of their own (`exchange.py`); only this file writes the record. A
+request and its reply are whatever implements `request/client.py`; there is no socket here.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class Lifecycle:
             exchange = self._choose(request, dialect, api, target, caller, record)
             answer = await self.attempts.first_answer(exchange)
             if not (exchange.target.resume_streams and api.stream):
-                exchange.drop_body(answer)  # it is answered; only a stream that is resumed would be asked for again
+                exchange.drop_body(answer)  # it is answered; only a resumed stream is requested again
             try:
                 reply = await self.delivery.deliver(exchange, answer)
             finally:
@@ -241,7 +240,7 @@ class Lifecycle:
     def _refuse(self, request: ClientRequest, dialect: Dialect, record: SettledRequest, error: GatewayError) -> ClientReply:
         """The answer to a request that cannot be served: the only place where a request's error becomes one."""
         record.status, record.error = error.status, error.message
-        # While we go down the client's next request is to go to somebody who stays; and no request follows half of one.
+        # While this gateway goes down, the client's next request should reach another one; and no request follows half of one.
         keep_alive = request.complete and not self.running.draining
         reply = request.reply(keep_alive=keep_alive, patience_s=self.live.patience_s)
         body = dialect.error_body(error if self.audience.is_operator(request) else error.redacted(record.id))
@@ -256,7 +255,7 @@ def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, client: i
     """A request's prompt for the router, seeded so that models and cache salts never match each other, nor, with
     `routing.isolation: tenant`, tenants.
 
-    label: the model's bounded name. client: a number that tells clients apart.
+    label: the model's bounded name. client: a number for the client.
     """
     return router_prompt(api, live.blocks, label, caller.session, client, scope_of(live, caller))
 

@@ -1,8 +1,9 @@
 """Failures that no other replica could be compared with: is it the replica that fails, or the client's requests? Pure.
 
-Such a request was sent once: it may not be sent twice (a file upload), or its answer broke off, or there was nobody else to
-try. If its replica were always blamed, one client whose requests fail everywhere would open the breakers of the whole fleet; if
-it never were, a replica that fails them all would be used for ever. So what tells is where else the client's requests fail:
+Such a request was sent once: it may not be sent twice (a file upload), or its answer broke off, or there was no other replica
+to try. If its replica were always blamed, one client whose requests fail everywhere would open the breakers of the whole fleet;
+if it never were, a replica that fails them all would be used for ever. So what decides is where else the client's requests
+fail:
 
     a failure counts, unless the same client has a mark at another replica
 
@@ -24,7 +25,8 @@ MARKS: Final = 2
 
 
 class LoneFailures:
-    """See the top of this file. Clients are told apart by hash, MAX_CLIENTS of them; who failed the longest ago is forgotten.
+    """See the top of this file. Clients are known by hash, MAX_CLIENTS of them; the one whose failure is the oldest is
+    forgotten.
 
     until: then all marks are too old; before, `answered` has to be called. All operations O(1).
     """

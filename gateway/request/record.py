@@ -47,7 +47,7 @@ class SettledRequest:
 
     answered: the status of the replica's answer that the client got, 0: it got none; status: what the client got in the end.
     label: the model's bounded name for metrics. tenant: bounded text. booking: its way through the router, None if no replica
-    was chosen; ok: the replica did what it was asked. metered: a generation; countable: the engine's count of prompt tokens is
+    was chosen; ok: the replica answered as it should. metered: a generation; countable: the engine's count of prompt tokens is
     about this one prompt. complete: the answer was good and went out whole. resumed: how often another replica went on with the
     answer. failed_attempts: replica, reason and error of each. bill: set by the meter, for the observers after it.
     """

@@ -112,7 +112,7 @@ async def pump(
             reader.raise_failure()
         reply.feed_from(answer)
         await answer.pump(sink)
-        last = reader.finish()  # before it is asked: some engines end with a [DONE] that has no blank line behind it
+        last = reader.finish()  # first: some engines end with a [DONE] without a blank line after it
         if needs_done and not reader.done:
             raise ended_without_done()
         reply.end(last)
@@ -135,7 +135,7 @@ class SentEvents:
         self._lock = asyncio.Lock()
 
     async def read(self, continuation: Continuation, kept: Kept) -> PartialAnswer | None:
-        """What the client has, read in turns with everybody else. None: it was too much, or more than one text."""
+        """What the client has, read in turns with other work. None: it is too much, or more than one text."""
         contended = self._lock.locked()
         async with self._lock:
             if not contended:  # so that also those of little text queue up behind it, and have a turn each
@@ -233,7 +233,7 @@ class Resumption:
                 if answer is None:
                     return error
                 opened.append(answer)
-                rest, so_far.text = None, ""  # it is sent, and nobody else needs it
+                rest, so_far.text = None, ""  # it is sent, and not needed any more
                 answer.when_sent(copy.drop)
                 exchange.delivered.resumed += 1
                 exchange.booking.first_token(self._clock())
@@ -252,7 +252,7 @@ class Resumption:
                 copy.drop()
 
     async def _rest(self, exchange: Exchange, so_far: PartialAnswer, copy: Copy) -> bytes | None:
-        """The request for the rest. b"": only the end is missing; None: it cannot be asked for, or there is no room for it."""
+        """The request for the rest. b"": only the end is missing; None: it cannot be requested, or there is no room for it."""
         if so_far.finished or so_far.done:
             return b""
         api, text, client = exchange.api, so_far.text, exchange.request.lease.account.client

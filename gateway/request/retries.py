@@ -34,7 +34,8 @@ class RetryBudget:
 
 
 def jitter(attempt: int, chance: Random, *, at_once: bool = False) -> float:
-    """Seconds to pause before a retry; attempt: 1 for the first. at_once: that one need not wait (nobody was listening)."""
+    """Seconds to pause before a retry; attempt: 1 for the first. at_once: that one need not wait (its connection was
+    refused)."""
     if at_once and attempt == 1:
         return 0.0
     return chance.random() * min(RETRY_MOST_S, RETRY_BASE_S * 2.0 ** min(attempt - 1, 10))

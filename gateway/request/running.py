@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 from typing import Final
 
-LAST_WORDS_S: Final = 1.0  # for writing the last words to clients that read
-# What is on its way arrives within so many rounds of the loop. Rounds, for who is frozen has had time, but has read nothing.
+LAST_WRITES_S: Final = 1.0  # for writing errors to clients
+# A request on its way arrives within these rounds of the loop. Not a time: a process that was frozen has read nothing in it.
 ROUNDS, ROUND_S = 20, 0.01
 
 
@@ -42,7 +42,7 @@ class Running:
             self._idle.set()
 
     async def wait(self, timeout_s: float, hurry: asyncio.Event) -> None:
-        """Let what runs finish, for so long or until `hurry`; then cancel what is left and let it say so."""
+        """Let requests finish, for timeout_s or until `hurry`; then cancel the rest and let them send their errors."""
         self.draining = True
         finished, hurried = asyncio.ensure_future(self._finished()), asyncio.ensure_future(hurry.wait())
         await asyncio.wait([finished, hurried], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -52,7 +52,7 @@ class Running:
         for task in tuple(self._running):
             task.cancel()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(LAST_WRITES_S):
                 await self._idle.wait()
 
     async def _finished(self) -> None:

@@ -8,11 +8,11 @@ A failed attempt is judged when the request's outcome is known:
     another one was not tried for lack of budget  not known                it does not count
     a limit of the gateway's ended it             not known                it does not count, nor is it compared with others
 
-A connection that could not be had is no request's fault, and counts at once. 429 says nothing about the replica unless several
-clients get it (`fleet/refusals.py`); 503 with Retry-After means that the replica asks for rest, and is no failure; 501 means
-that its engine does not have such an endpoint: an answer like 404, the same everywhere. 508 to a request that has passed
-another gateway is about its way, or a client has forged that header, and is no failure either. What breaks off after it has
-begun is judged by `Failover.judge_broken`.
+A connection that could not be opened is no request's fault, and counts at once. 429 shows nothing about the replica unless
+several clients get it (`fleet/refusals.py`); 503 with Retry-After is overload, and no failure; 501 means that its engine does
+not have such an endpoint: an answer like 404, the same everywhere. 508 to a request that has passed another gateway is about
+its way, or a client has forged that header, and is no failure either. What breaks off after it has begun is judged by
+`Failover.judge_broken`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Verdicts:
             self._fleet.suspect(state)
 
     def answer(self, answer: ReplicaAnswer, state: ReplicaState, trial: Trial, now: float) -> None:
-        """An attempt gave an answer: what its status says about the replica."""
+        """An attempt gave an answer: what its status shows about the replica."""
         status = answer.status
         if status == _OVERLOADED:
             trial.success()
@@ -109,9 +109,7 @@ def is_answer(answer: ReplicaAnswer) -> bool:
 
 
 def _retry_after(answer: ReplicaAnswer) -> float:
-    """Seconds for which the replica asks to be left alone, REST_MOST_S at most; 0: it does not, or by a date, which nobody's
-    clock agrees on.
-    """
+    """The seconds of its Retry-After, REST_MOST_S at most; 0: it has none, or a date, for clocks differ."""
     value = answer.head.get(b"retry-after")
     if not value.isdigit():
         return 0.0

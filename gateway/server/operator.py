@@ -1,14 +1,14 @@
-"""Operator endpoints under /warmroute/: what the gateway knows, and what it would do.
+"""Operator endpoints under /warmroute/: the state of the replicas, changes to them, and dry runs.
 
 They are on a listener of their own (`admin_listen`), and, where there is an admin key (WARMROUTE_ADMIN_KEY), on the
-clients' port as well. With a key everybody is asked for it, clients on this machine included: as `Authorization: Bearer KEY` or
+clients' port as well. With a key every client needs it, also on this machine: as `Authorization: Bearer KEY` or
 as `X-Warmroute-Admin-Key: KEY`. Without one they answer direct clients on this machine only, and on their own listener only,
 for a proxy in front of the clients' port can look like one of these (`access.py`).
 
 A replica that drains gets no new requests, and is probed as before; when its count of requests in flight is 0, it can be taken
 down. It drains until it is undrained, or the gateway restarts. A replica that was added stays until it is removed or the
 gateway restarts, also after a reload: what is to last belongs into the configuration. Its URL must not be link-local or a
-cloud's metadata service, unless the configuration allows that: whoever may add a replica would otherwise read there with the
+cloud's metadata service, unless the configuration allows that: an operator could otherwise read there with the
 gateway's network identity. One that is removed finishes the requests that run there.
 """
 

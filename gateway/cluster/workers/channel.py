@@ -28,7 +28,7 @@ Receive = Callable[[int, Message, bytes], None]
 
 
 class ChannelError(Exception):
-    """The other end has sent what is no frame. The text says what is wrong."""
+    """The other end has sent what is no frame; its text is the reason."""
 
 
 class Channel(asyncio.Protocol):

@@ -121,7 +121,7 @@ class Hub:
         """Drop the counters of replicas and pools that no living worker counts for any more."""
         counted = Metrics().page
         for member in self.members.values():
-            if not member.counters:  # it has not reported yet: nobody knows
+            if not member.counters:  # it has not reported yet
                 return
             try:
                 for _ in merge_slices(counted, member.counters):

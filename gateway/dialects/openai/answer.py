@@ -42,7 +42,7 @@ def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
 
 
 def usage_of(body: bytes) -> Usage | None:
-    """The usage in a whole answer. Raises ReplicaFailure if the answer is no JSON object: no engine says such a thing."""
+    """The usage in a whole answer. Raises ReplicaFailure if the answer is no JSON object: no engine answers so."""
     if len(body) > MAX_PARSED_ANSWER:
         _require_object(body)
         if not body[-64:].rstrip().endswith(b"}"):

@@ -6,7 +6,7 @@ Readers pass whole events only, so what the client has is known exactly. The oth
 so far as the beginning of the answer (`continuation_request.py`). Its events take the first part's id, model and time; its
 usage becomes that of the whole. In each event only these values are changed; every other byte is the replica's.
 
-Only plain text is resumed. The tokens so far are those that the stream's own usage tells (`continuous_usage_stats`), else one
+Only plain text is resumed. The tokens so far are those in the stream's own usage (`continuous_usage_stats`), else one
 for each event with text: engines that put several into one are asked for some too many.
 
 Pure: bytes in, bytes out.
@@ -68,7 +68,7 @@ class EventsSoFar(PartialReader):
         return self._at == len(self._data)
 
     def step(self) -> bool:
-        """Read one event, or many lines without data. False: they are more than one text, and nothing more is to be asked.
+        """Read one event, or many lines without data. False: they are more than one text, and nothing more is to be requested.
 
         O(MAX_PARSED_EVENT), and nothing is made of what comes behind it.
         """
@@ -239,7 +239,7 @@ class TextContinuation(Continuation):
 
 
 def ending(kind: str, so_far: TextSoFar, usage: Usage | None) -> bytes:
-    """The end of a stream of which nothing but the end is missing. usage: to be told at the end, if the client wants it."""
+    """The end of a stream of which nothing but the end is missing. usage: to be reported at the end, if the client wants it."""
     if so_far.done:
         return b""
     events = list[bytes]()

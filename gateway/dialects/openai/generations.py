@@ -52,6 +52,6 @@ class Completion(Generation):
 
 
 class DryRun(Generation):
-    """A chat or a completion, whichever the body is: for a dry run, whose path does not say."""
+    """A chat or a completion, whichever the body is: for a dry run, whose path does not show it."""
 
     name: ClassVar[str] = GUESS

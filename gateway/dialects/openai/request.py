@@ -21,7 +21,7 @@ from gateway.errors import bad_request
 
 CHAT: Final = "chat"
 COMPLETION: Final = "completion"
-GUESS: Final = "guess"  # a chat if it has messages, else a completion: for a dry run, which has no path to tell
+GUESS: Final = "guess"  # a chat if it has messages, else a completion: for a dry run, whose path does not show which
 
 _OPTIONS: Final = "stream_options"
 _WANTED: Final = "include_usage"

@@ -3,9 +3,9 @@
 Engines report the usage of a stream in one event before the end, if asked (`stream_options.include_usage`). The gateway
 always asks; if the client had not, that event (no choices, but usage) is not for it and is left out. Every other event goes
 on as it came, as soon as it is whole: so a stream that breaks off in the middle of an event ends between two events for the
-client, where an error can still be told. (Engines write whole events; only a break shows the difference.)
+client, where an error can still be one. (Engines write whole events; only a break shows the difference.)
 
-Where a broken stream is to be resumed, an engine's own word of its failure must not go on either: a watchful reader keeps it.
+Where a broken stream is to be resumed, an engine's own report of its failure must not go on either: a watchful reader keeps it.
 
 Pure: bytes in, bytes out. Any cutting of the stream into chunks gives the same bytes and the same findings.
 """
@@ -39,8 +39,8 @@ _RETRY: Final = b"retry:"
 
 
 class EventReader(StreamReader):
-    """One stream. strip_usage: the usage event is not for the client. watchful: an event by which the engine says that it has
-    failed does not pass, nor what follows it; `failure` is what it said.
+    """One stream. strip_usage: the usage event is not for the client. watchful: an event by which the engine reports its
+    failure does not pass, nor what follows it; `failure` is that report.
     """
 
     def __init__(self, *, strip_usage: bool, watchful: bool = False) -> None:
@@ -54,7 +54,7 @@ class EventReader(StreamReader):
         if self._watchful and (self.failure or chunk.find(b'"error"') >= 0):
             return self._read(chunk)
         whole = not self._held and chunk.endswith(b"\n\n") and not chunk.endswith(ONE_TOO_MANY)
-        # `find`, for `in` makes and drops an exception each time before it looks.
+        # `find`, for `in` makes and drops an exception each time before it searches.
         if whole and chunk.find(b'"usage"') < 0 and chunk.find(b"[DONE]") < 0:
             self.within_event = False
             return chunk  # whole events without anything of ours in them: nearly all chunks of nearly all streams
@@ -66,18 +66,18 @@ class EventReader(StreamReader):
             raise ReplicaFailure(failure.reason, failure.message, reached=failure.reached)
 
     def _read(self, chunk: bytes) -> bytes:
-        data, looked = chunk, 0
+        data, searched = chunk, 0
         if self._held:  # O(chunk) until the event is whole, for it may come byte by byte
-            # An event's end may straddle the last chunk and this one: look again at the last bytes.
-            looked = max(0, len(self._held) - LONGEST_END + 1)
+            # An event's end may straddle the last chunk and this one: search the last bytes again.
+            searched = max(0, len(self._held) - LONGEST_END + 1)
             if not isinstance(self._held, bytearray):
                 self._held = bytearray(self._held)
             self._held += chunk
-            if not EVENT_END.search(self._held, looked):
+            if not EVENT_END.search(self._held, searched):
                 return self._overflow()
             data = bytes(self._held)
         passed, start = [], 0
-        for match in EVENT_END.finditer(data, looked):
+        for match in EVENT_END.finditer(data, searched):
             event = data[start : match.end()]
             start = match.end()
             if self._passes(event):
@@ -141,11 +141,11 @@ class Opening(StreamOpening):
                 self._line = b":" if line.startswith((b":", _RETRY)) else line
                 return False
             self.silent, data = False, data[at:]
-        looked = len(self._event)
+        searched = len(self._event)
         self._event += data
         if not _may_be_error(self._event):
             return True
-        end = EVENT_END.search(self._event, max(0, looked - LONGEST_END + 1))
+        end = EVENT_END.search(self._event, max(0, searched - LONGEST_END + 1))
         if end is None:
             return False
         if failure := failure_of(bytes(self._event[: end.end()])):
@@ -165,10 +165,10 @@ def begins_well(data: bytes) -> bool:
 
 
 def failure_of(event: bytes) -> ReplicaFailure | None:
-    """What an engine's error event says, if the error is the engine's own and not the client's."""
+    """The failure that an engine's error event reports, if the error is the engine's own and not the client's."""
     error = object_of(event).get("error")
     if not isinstance(error, dict):
         return None
     code = error.get("code")  # the status as a number (vLLM, SGLang), a name (OpenAI), nothing
     own = 500 <= code < 600 if isinstance(code, int) else error.get("type") == "server_error"
-    return ReplicaFailure("status", f"it said: {one_line(str(error.get('message')))}") if own else None
+    return ReplicaFailure("status", f"its error: {one_line(str(error.get('message')))}") if own else None

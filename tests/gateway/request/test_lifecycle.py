@@ -302,7 +302,7 @@ async def test_if_all_streams_begin_with_a_failure_the_client_has_a_plain_error(
     async with FakeReplica([begins_with({"code": 503})]) as one, running(one) as run:
         status, _, body = await run.post(STREAM)
         assert (status, body["error"]["code"]) == (502, "replica_failed")
-        assert "it said: out of memory" in body["error"]["message"]
+        assert "its error: out of memory" in body["error"]["message"]
 
 
 async def test_a_stream_that_begins_with_the_clients_error_goes_on_as_it_is() -> None:
