@@ -14,8 +14,8 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig
 from gateway.cluster.reload import Parts, Reload
 from gateway.fleet.membership import Member, member_of
-from gateway.telemetry.counters import Page
-from gateway.telemetry.exposition import Shared, render
+from gateway.telemetry.counters import Instruments
+from gateway.telemetry.exposition import SingleFlight, render
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
 
@@ -80,15 +80,15 @@ class LocalControl:
         for drain in drained.values():
             await self.execute(drain)
 
-    def page(self) -> Page:
+    def page(self) -> Instruments:
         """The counters of this process, with gauges that are up to date."""
         metrics, memory, connections = self.metrics, self.parts.memory, self.parts.connections
-        metrics.read(self.router)
-        metrics.read_memory(held=memory.held, limit=memory.limit, refused=memory.refused)
-        metrics.read_connections(open_now=connections.open, limit=connections.limit, refused=connections.refused)
+        metrics.set_router_gauges(self.router)
+        metrics.set_memory_gauges(held=memory.held, limit=memory.limit, rejected=memory.refused)
+        metrics.set_connection_gauges(open_now=connections.open, limit=connections.limit, rejected=connections.refused)
         self.fleet.set_gauges(metrics, self.clock())
         metrics.log_lines_dropped.set((), self._requests.dropped)
-        return metrics.page
+        return metrics.instruments
 
 
 class ControlPlane(Protocol):
@@ -110,7 +110,7 @@ class SingleProcess:
 
     def __init__(self, local: LocalControl) -> None:
         self._local = local
-        self._pages = Shared(lambda: render(local.page()))
+        self._pages = SingleFlight(lambda: render(local.page()))
 
     async def execute(self, command: Command) -> None:
         await self._local.execute(command)

@@ -33,7 +33,7 @@ from gateway.fleet.pools import Pool, succeed
 from gateway.fleet.prober import Prober, ProbeResult
 from gateway.fleet.refusals import REST_MOST_S
 from gateway.fleet.state import ReplicaState
-from gateway.telemetry.counters import Page
+from gateway.telemetry.counters import Instruments
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import UpstreamClient
 from router import Router
@@ -328,7 +328,7 @@ class Fleet:
         now = self._clock()
         for label, departed in (("replica", self._departed), ("pool", self._departed_pools)):
             if gone := departed.take_due(now):
-                self._metrics.page.drop(label, gone)
+                self._metrics.instruments.drop(label, gone)
         if not self._unused_urls:
             return ()
         used = {state.url for state in self._by_name.values()}
@@ -389,24 +389,24 @@ class Fleet:
 
     # -- for metrics
 
-    def hide_departed(self, page: Page) -> None:
+    def hide_departed(self, instruments: Instruments) -> None:
         """Drop from a page of all processes what is about replicas and pools that left a while ago."""
         now = self._clock()
-        page.keep("replica", self._by_name.keys() | self._departed.recent(now))
-        page.keep("pool", {pool.name for pool in self.pools} | self._departed_pools.recent(now))
+        instruments.keep("replica", self._by_name.keys() | self._departed.recent(now))
+        instruments.keep("pool", {pool.name for pool in self.pools} | self._departed_pools.recent(now))
 
     def set_gauges(self, metrics: Metrics, now: float) -> None:
         """Set the gauges that mirror the fleet's state; called at each scrape."""
-        for gauge in (metrics.pool_inflight, metrics.pool_waiting, metrics.replica_cut_off):
+        for gauge in (metrics.pool_inflight, metrics.pool_waiting, metrics.replica_circuit_open):
             gauge.values.clear()  # of pools and replicas that are no more
         for pool in self.pools:
             name = (pool.name,)
             metrics.pool_inflight.set(name, pool.admission.inflight)
             metrics.pool_waiting.set(name, pool.admission.waiting)
             for reason, count in pool.admission.refused.items():
-                metrics.refused.set((*name, reason), count)
+                metrics.admission_rejected.set((*name, reason), count)
             for state in pool.replicas:
-                metrics.replica_cut_off.set((state.name,), now < state.rests_until or state.breaker.state(now) != CLOSED)
+                metrics.replica_circuit_open.set((state.name,), now < state.rests_until or state.breaker.state(now) != CLOSED)
 
     def _changed(self, state: ReplicaState) -> None:
         """A replica came, went, or serves other models than before."""

@@ -89,7 +89,7 @@ class Prober:
         self._tasks[state] = None
         self._news.set()
         self._metrics.replica_up.set((state.name,), 0)
-        self._metrics.replica_overlap_zero.set((state.name,), 0)
+        self._metrics.replica_cache_hits_missing.set((state.name,), 0)
         for sign in RESTART_SIGNS:
             self._metrics.replica_restarts.add((state.name, sign), 0)
 
@@ -98,7 +98,7 @@ class Prober:
         if task := self._tasks.pop(state):
             task.cancel()
         name, metrics = (state.name,), self._metrics
-        for gauge in (metrics.replica_up, metrics.replica_overlap_zero, metrics.replica_capacity):
+        for gauge in (metrics.replica_up, metrics.replica_cache_hits_missing, metrics.replica_capacity):
             gauge.set(name, None)
         self._show_load(state.name, None, None)
 
@@ -148,12 +148,12 @@ class Prober:
         about = {"replica": state.name, "engine": state.facts.engine.name}
         match finding:
             case Finding.ZERO:
-                self._metrics.replica_overlap_zero.set((state.name,), 1)
+                self._metrics.replica_cache_hits_missing.set((state.name,), 1)
                 log.warning("cached tokens stay at zero", extra={**about, "hint": _zero_hint(state.facts)})
             case Finding.SILENT:
                 log.info("cached tokens are not reported", extra={**about, "hint": state.facts.engine.silent})
             case Finding.HIT:
-                self._metrics.replica_overlap_zero.set((state.name,), 0)
+                self._metrics.replica_cache_hits_missing.set((state.name,), 0)
                 log.info("cached tokens are no longer zero", extra=about)
 
     # -- probing

@@ -158,7 +158,7 @@ class Attempts:
             attempts.broken += (attempts.trial,)
         attempts.trial = None
         if not failure.blameless:
-            self._metrics.broken.add((exchange.label, replica))
+            self._metrics.broken_responses.add((exchange.label, replica))
         self._fleet.failed(replica, failure)
         text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
         return GatewayError(502, "replica_failed", text, public="The replica failed while it answered. Retry the request.")
@@ -190,7 +190,7 @@ class Attempts:
             return False
         reason = exchange.attempts.failed[-1]["reason"]
         if reason not in _LOST and not self.budget.take():
-            self._metrics.retries_refused.add()
+            self._metrics.retry_budget_exhausted.add()
             verdicts.unsure = True
             return False
         self._metrics.retries.add((reason,))

@@ -1,1 +1,1 @@
-"""What the gateway reports about itself: metrics and logs."""
+"""Metrics and logs."""

@@ -1,13 +1,13 @@
-"""Counters, gauges and histograms that cost next to nothing to count with; `exposition.py` renders the page of them.
+"""Counters, gauges and histograms with cheap updates; `exposition.py` renders them for /metrics.
 
-A request counts in a dozen places. prometheus_client finds the child of a label set and takes a lock each time, which
-together cost more than routing the request; the gateway counts in one thread, so a dictionary does.
+A request updates a dozen of them. prometheus_client looks up the child of a label set and takes a lock each time, which
+together cost more than routing the request; the gateway counts in one thread, so a dictionary is enough.
 
-Where several processes are one gateway, each counts for itself, and a page for all of them merges their snapshots. Mostly
-the truth is the sum. Where all of them watch the same thing, each in its own time, it is the most (or the least) that one saw.
+With several workers each counts for itself, and /metrics merges their snapshots, instrument by instrument, with its merge rule:
+the sum for what each worker counts alone, the maximum or minimum for what all workers observe (a replica's state).
 
 The number of label sets is bounded for each counter and histogram: a client may name many models and tenants, and the
-combinations multiply. Beyond the bound the labels in CHOSEN become "other", which keeps the sum right.
+combinations multiply. Beyond the bound the labels in UNBOUNDED_LABELS become "other", which keeps the sum right.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 Labels = tuple[str, ...]
-Across = Callable[[float, float], float]
-"""Two processes' numbers -> the gateway's."""
+MergeRule = Callable[[float, float], float]
+"""The values of two workers -> the merged value."""
 
 Snapshot = Mapping[str, Mapping[Labels, Any]]
-"""All that a process has counted: by the tallies' names. A number, or a histogram's row, by label set."""
+"""One process's values, by instrument name and label set. A histogram's value is its row."""
 
 MAX_LABEL_SETS: Final = 10_000  # of one counter or histogram, in one process
-CHOSEN: Final = frozenset(["model", "tenant"])  # labels whose values clients and replicas choose
+UNBOUNDED_LABELS: Final = frozenset(["model", "tenant"])  # labels whose values clients and replicas choose
 OTHER: Final = "other"
 
 
-def total(one: float, other: float) -> float:
+def merge_sum(one: float, other: float) -> float:
     return one + other
 
 
-def most(one: float, other: float) -> float:
+def merge_max(one: float, other: float) -> float:
     return max(one, other)
 
 
-def least(one: float, other: float) -> float:
+def merge_min(one: float, other: float) -> float:
     return min(one, other)
 
 
 def _folded(names: Labels, values: Labels) -> Labels:
-    """A label set with OTHER in the place of what clients and replicas choose."""
-    return tuple([OTHER if name in CHOSEN else value for name, value in zip(names, values, strict=True)])
+    """The label set with OTHER for the values of UNBOUNDED_LABELS."""
+    return tuple([OTHER if name in UNBOUNDED_LABELS else value for name, value in zip(names, values, strict=True)])
 
 
 class Cell:
-    """One number of a counter. Compiled, it is neither boxed nor put back into a dictionary when it grows."""
+    """A counter's value for one label set. Compiled, an increment neither boxes a float nor writes to a dictionary."""
 
     __slots__ = ("value",)
 
@@ -63,24 +63,24 @@ class Cell:
 
 
 class Counter:
-    """A number that grows, for each label set. Without labels it is there from the beginning, as zero.
+    """A monotonic value per label set. Without labels it starts as zero.
 
-    max_label_sets: beyond so many label sets a new one is folded.
+    max_label_sets: beyond this number, new label sets are folded.
     """
 
-    __slots__ = ("_cells", "across", "labels", "max_label_sets", "name", "text")
+    __slots__ = ("_cells", "labels", "max_label_sets", "merge_rule", "name", "text")
 
-    def __init__(self, name: str, text: str, labels: Labels, across: Across) -> None:
+    def __init__(self, name: str, text: str, labels: Labels, merge_rule: MergeRule) -> None:
         self.name = name
         self.text = text
         self.labels = labels
-        self.across = across
+        self.merge_rule = merge_rule
         self.max_label_sets = MAX_LABEL_SETS
         self._cells: dict[Labels, Cell] = {} if labels else {(): Cell(0.0)}
 
     @property
     def values(self) -> dict[Labels, float]:
-        """The numbers as they are now. A copy. O(label sets)."""
+        """The current values. A copy. O(label sets)."""
         return {labels: cell.value for labels, cell in self._cells.items()}
 
     def add(self, labels: Labels = (), amount: float = 1.0) -> None:
@@ -90,26 +90,26 @@ class Counter:
         cell.value += amount
 
     def _new_cell(self, labels: Labels) -> Cell:
-        """A cell for a label set that has none; beyond the bound the one of the folded label set."""
+        """The cell of a new label set; beyond the bound, that of the folded label set."""
         if len(self._cells) >= self.max_label_sets:
             labels = _folded(self.labels, labels)
         return self._cells.setdefault(labels, Cell(0.0))
 
     def set(self, labels: Labels, value: float) -> None:
-        """For a number that is counted elsewhere."""
+        """Mirror a value that another object counts."""
         self._cells[labels] = Cell(value)
 
     def drop(self, gone: Callable[[Labels], bool]) -> None:
-        """Forget these label sets."""
+        """Remove these label sets."""
         self._cells = {labels: cell for labels, cell in self._cells.items() if not gone(labels)}
 
     def merge(self, snapshot: Mapping[Labels, float]) -> None:
-        """What another process has counted."""
+        """Add another process's values."""
         for labels, value in snapshot.items():
             known = labels in self._cells or len(self._cells) < self.max_label_sets
             kept = labels if known else _folded(self.labels, labels)
             cell = self._cells.get(kept)
-            self._cells[kept] = Cell(value if cell is None else self.across(cell.value, value))
+            self._cells[kept] = Cell(value if cell is None else self.merge_rule(cell.value, value))
 
     def family(self) -> Metric:
         family = CounterMetricFamily(self.name.removesuffix("_total"), self.text, labels=self.labels)
@@ -119,32 +119,32 @@ class Counter:
 
 
 class Gauge:
-    """A number as it is now, for each label set."""
+    """A current value per label set."""
 
-    __slots__ = ("across", "labels", "name", "text", "values")
+    __slots__ = ("labels", "merge_rule", "name", "text", "values")
 
-    def __init__(self, name: str, text: str, labels: Labels, across: Across) -> None:
+    def __init__(self, name: str, text: str, labels: Labels, merge_rule: MergeRule) -> None:
         self.name = name
         self.text = text
         self.labels = labels
-        self.across = across
+        self.merge_rule = merge_rule
         self.values: dict[Labels, float] = {}
 
     def set(self, labels: Labels, value: float | None) -> None:
-        """None: there is none; an old one would be taken for true."""
+        """None removes the series: a stale value would mislead."""
         if value is None:
             self.values.pop(labels, None)
         else:
             self.values[labels] = float(value)  # it may be a bool
 
     def drop(self, gone: Callable[[Labels], bool]) -> None:
-        """Forget these label sets."""
+        """Remove these label sets."""
         self.values = {labels: value for labels, value in self.values.items() if not gone(labels)}
 
     def merge(self, snapshot: Mapping[Labels, float]) -> None:
-        """What another process sees now."""
+        """Merge another process's current values."""
         for labels, value in snapshot.items():
-            self.values[labels] = self.across(self.values[labels], value) if labels in self.values else value
+            self.values[labels] = self.merge_rule(self.values[labels], value) if labels in self.values else value
 
     def family(self) -> Metric:
         family = GaugeMetricFamily(self.name, self.text, labels=self.labels)
@@ -154,7 +154,7 @@ class Gauge:
 
 
 class Histogram:
-    """How many observations fell between which bounds, and their sum, for each label set."""
+    """Bucket counts and the sum of observations, per label set."""
 
     __slots__ = ("bound_names", "bounds", "labels", "max_label_sets", "name", "text", "values")
 
@@ -163,7 +163,7 @@ class Histogram:
         self.text = text
         self.labels = labels
         self.bounds = tuple(bounds)
-        self.values: dict[Labels, list[float]] = {}  # counts between the bounds, above the last one, then the sum
+        self.values: dict[Labels, list[float]] = {}  # counts per bucket (the last is +Inf), then the sum
         self.bound_names = [*map(floatToGoString, self.bounds), "+Inf"]
         self.max_label_sets = MAX_LABEL_SETS
         if not labels:
@@ -175,15 +175,15 @@ class Histogram:
         row[-1] += value
 
     def drop(self, gone: Callable[[Labels], bool]) -> None:
-        """Forget these label sets."""
+        """Remove these label sets."""
         self.values = {labels: row for labels, row in self.values.items() if not gone(labels)}
 
     def merge(self, snapshot: Mapping[Labels, Sequence[float]]) -> None:
-        """What another process has observed."""
+        """Add another process's observations."""
         for labels, row in snapshot.items():
-            mine = self.values.get(labels) or self._row(labels)
+            own = self.values.get(labels) or self._row(labels)
             for index, count in enumerate(row):
-                mine[index] += count
+                own[index] += count
 
     def family(self) -> Metric:
         family = HistogramMetricFamily(self.name, self.text, labels=self.labels)
@@ -196,50 +196,50 @@ class Histogram:
         return family
 
     def _row(self, labels: Labels) -> list[float]:
-        """A row for a label set that has none; beyond the bound the one of the folded label set."""
+        """The row of a new label set; beyond the bound, that of the folded label set."""
         if len(self.values) >= self.max_label_sets:
             labels = _folded(self.labels, labels)
         return self.values.setdefault(labels, [0.0] * (len(self.bounds) + 2))
 
 
-Tally = Counter | Gauge | Histogram
+Instrument = Counter | Gauge | Histogram
 
 
-def _drop(tally: Tally, index: int, names: Container[str], *, dropped: bool) -> None:
-    tally.drop(lambda labels: (labels[index] in names) is dropped)
+def _drop(instrument: Instrument, index: int, names: Container[str], *, dropped: bool) -> None:
+    instrument.drop(lambda labels: (labels[index] in names) is dropped)
 
 
-class Page(Collector):
-    """All tallies of one process, for a prometheus_client registry."""
+class Instruments(Collector):
+    """All instruments of one process; a collector for a prometheus_client registry."""
 
     def __init__(self) -> None:
-        self.tallies: list[Tally] = []
+        self.all: list[Instrument] = []
 
-    def counter(self, name: str, text: str, *labels: str, across: Across = total) -> Counter:
-        self.tallies.append(made := Counter(name, text, labels, across))
+    def counter(self, name: str, text: str, *labels: str, merge_rule: MergeRule = merge_sum) -> Counter:
+        self.all.append(made := Counter(name, text, labels, merge_rule))
         return made
 
-    def gauge(self, name: str, text: str, *labels: str, across: Across = most) -> Gauge:
-        self.tallies.append(made := Gauge(name, text, labels, across))
+    def gauge(self, name: str, text: str, *labels: str, merge_rule: MergeRule = merge_max) -> Gauge:
+        self.all.append(made := Gauge(name, text, labels, merge_rule))
         return made
 
     def histogram(self, name: str, text: str, *labels: str, bounds: Sequence[float]) -> Histogram:
-        self.tallies.append(made := Histogram(name, text, labels, bounds))
+        self.all.append(made := Histogram(name, text, labels, bounds))
         return made
 
     def snapshot(self) -> Snapshot:
-        """All of it, for another process. A copy of the tables, not of histograms' rows."""
-        return {tally.name: dict(tally.values) for tally in self.tallies}
+        """All values, for another process. Copies the tables, not the histograms' rows."""
+        return {instrument.name: dict(instrument.values) for instrument in self.all}
 
     def parts(self, size: int) -> Iterator[Snapshot]:
-        """All of it, in parts of about `size` samples. A copy of each tally's label sets is made when its turn comes."""
+        """`snapshot` in parts of about `size` samples. Each instrument's table is copied when it is reached."""
         part: dict[str, dict[Labels, Any]] = {}
         left = size
-        for tally in self.tallies:
-            samples = len(tally.bounds) + 2 if isinstance(tally, Histogram) else 1
-            rows = iter(list(tally.values.items()))
+        for instrument in self.all:
+            samples = len(instrument.bounds) + 2 if isinstance(instrument, Histogram) else 1
+            rows = iter(list(instrument.values.items()))
             while some := dict(islice(rows, max(1, left // samples))):
-                part.setdefault(tally.name, {}).update(some)
+                part.setdefault(instrument.name, {}).update(some)
                 left -= samples * len(some)
                 if left <= 0:
                     yield part
@@ -247,33 +247,38 @@ class Page(Collector):
         if part:
             yield part
 
-    def hold(self, max_label_sets: int) -> None:
-        """Keep so many label sets of each counter and histogram."""
-        for tally in self.tallies:
-            if not isinstance(tally, Gauge):
-                tally.max_label_sets = max_label_sets
+    def limit_label_sets(self, max_label_sets: int) -> None:
+        """Bound the label sets of each counter and histogram."""
+        for instrument in self.all:
+            if not isinstance(instrument, Gauge):
+                instrument.max_label_sets = max_label_sets
 
     def merge(self, snapshot: Snapshot, *, ended: bool = False) -> None:
-        """Add another process's snapshot. ended: that process has ended, so that its gauges mean nothing."""
-        for tally in self.tallies:
-            if tally.name in snapshot and not (ended and isinstance(tally, Gauge)):
-                tally.merge(snapshot[tally.name])
+        """Add another process's snapshot. ended: that process has exited, so its gauges are ignored."""
+        for instrument in self.all:
+            if instrument.name in snapshot and not (ended and isinstance(instrument, Gauge)):
+                instrument.merge(snapshot[instrument.name])
 
     def drop(self, label: str, values: Container[str]) -> None:
-        """Forget all label sets that have one of these values of a label. O(label sets)."""
-        for tally in self.tallies:
-            if label in tally.labels:
-                _drop(tally, tally.labels.index(label), values, dropped=True)
+        """Remove all label sets with one of these values of a label. O(label sets)."""
+        for instrument in self.all:
+            if label in instrument.labels:
+                _drop(instrument, instrument.labels.index(label), values, dropped=True)
 
     def keep(self, label: str, values: Container[str]) -> None:
-        """Forget all label sets that have another value of a label than these. O(label sets)."""
-        for tally in self.tallies:
-            if label in tally.labels:
-                _drop(tally, tally.labels.index(label), values, dropped=False)
+        """Remove all label sets with another value of a label than these. O(label sets)."""
+        for instrument in self.all:
+            if label in instrument.labels:
+                _drop(instrument, instrument.labels.index(label), values, dropped=False)
 
     def values_of(self, label: str) -> set[str]:
-        """All values that this label has. O(label sets)."""
-        return {values[tally.labels.index(label)] for tally in self.tallies if label in tally.labels for values in tally.values}
+        """All values of a label. O(label sets)."""
+        return {
+            values[instrument.labels.index(label)]
+            for instrument in self.all
+            if label in instrument.labels
+            for values in instrument.values
+        }
 
     def collect(self) -> Iterator[Metric]:
-        return (tally.family() for tally in self.tallies)
+        return (instrument.family() for instrument in self.all)

@@ -1,14 +1,14 @@
-"""The metrics page in Prometheus' text format, rendered, sent and merged in slices.
+"""/metrics in Prometheus' text format, rendered, sent and merged in slices.
 
-A page can have 100,000 samples, because labels multiply (models x tenants x kinds). prometheus_client renders it in one call,
-which holds the event loop for a second. Here each step handles about SLICE samples, and between two steps the loop serves
-requests. The text is the same as prometheus_client's, byte by byte; a test compares them.
+There can be 100,000 samples, because labels multiply (models x tenants x kinds). prometheus_client renders them in one call,
+which blocks the event loop for a second. Here each step handles about SLICE samples, and between two steps the loop serves
+requests. The text is the same as prometheus_client's, byte for byte; a test compares them.
 
-    one process:      counters ──text──► page
-    several workers:  counters ──packed──► other worker ──unpacked──► merged counters ──text──► page
+    one process:      instruments ──text──► /metrics
+    several workers:  instruments ──packed──► other worker ──unpacked──► merged instruments ──text──► /metrics
 
-A label set is rendered in one step, so that a histogram's buckets fit its sum. Different label sets may be some milliseconds
-apart.
+A label set is rendered in one step, so that a histogram's buckets agree with its sum. Different label sets may be some
+milliseconds apart.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Final, TypeVar
 import msgspec
 from prometheus_client import utils
 
-from gateway.telemetry.counters import Counter, Gauge, Histogram, Labels, Page, Snapshot, Tally
+from gateway.telemetry.counters import Counter, Gauge, Histogram, Instrument, Instruments, Labels, Snapshot
 
 SLICE: Final = 1000  # samples; some milliseconds at most
 
 T = TypeVar("T")
 
-# A packed page is a list of parts, each encoded by itself, so that one can be decoded at a time.
+# Packed instruments are a list of parts, each encoded separately, so that one can be decoded at a time.
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _PARTS: Final = msgspec.msgpack.Decoder(list[bytes])
 _PART: Final = msgspec.msgpack.Decoder(dict[str, dict[tuple[str, ...], float | list[float]]])
@@ -35,7 +35,7 @@ _number: Callable[[float], str] = utils.floatToGoString
 
 
 class SnapshotError(ValueError):
-    """These bytes are no counters of a process of this gateway."""
+    """These bytes are not packed instruments of a process of this gateway."""
 
 
 async def in_slices(steps: Iterable[T]) -> list[T]:
@@ -47,61 +47,61 @@ async def in_slices(steps: Iterable[T]) -> list[T]:
     return results
 
 
-async def render(page: Page) -> bytes:
-    """The page as text."""
-    return b"".join(await in_slices(text_slices(page)))
+async def render(instruments: Instruments) -> bytes:
+    """The instruments as text."""
+    return b"".join(await in_slices(text_slices(instruments)))
 
 
-async def pack(page: Page) -> bytes:
-    """All counters of this process, for `merge` in another one."""
-    return _ENCODER.encode(await in_slices(packed_slices(page)))
+async def pack(instruments: Instruments) -> bytes:
+    """All values of this process, for `merge` in another one."""
+    return _ENCODER.encode(await in_slices(packed_slices(instruments)))
 
 
-def packed(page: Page) -> bytes:
+def packed(instruments: Instruments) -> bytes:
     """`pack` in one step."""
-    return _ENCODER.encode(list(packed_slices(page)))
+    return _ENCODER.encode(list(packed_slices(instruments)))
 
 
-async def merge(page: Page, payload: bytes, *, ended: bool = False) -> None:
-    """Add what another process has packed. ended: that process has ended, so that its gauges mean nothing.
+async def merge(instruments: Instruments, payload: bytes, *, ended: bool = False) -> None:
+    """Add another process's packed values. ended: that process has exited, so its gauges are ignored.
 
     Raises SnapshotError; a part of it may have been added by then.
     """
-    for _ in merge_slices(page, payload, ended=ended):
+    for _ in merge_slices(instruments, payload, ended=ended):
         await asyncio.sleep(0)
 
 
-def merge_slices(page: Page, payload: bytes, *, ended: bool = False) -> Iterator[None]:
-    """`merge`, a part at each step."""
+def merge_slices(instruments: Instruments, payload: bytes, *, ended: bool = False) -> Iterator[None]:
+    """`merge`, one part per step."""
     for part in unpacked_slices(payload):
         try:
-            page.merge(part, ended=ended)
+            instruments.merge(part, ended=ended)
         except (TypeError, LookupError) as error:
-            raise SnapshotError(f"counters of another kind than here: {error}") from error
+            raise SnapshotError(f"counters that do not match the instruments here: {error}") from error
         yield
 
 
-def packed_slices(page: Page) -> Iterator[bytes]:
-    for part in page.parts(SLICE):  # mypyc would make all at once of a generator expression
+def packed_slices(instruments: Instruments) -> Iterator[bytes]:
+    for part in instruments.parts(SLICE):  # not a generator expression: mypyc evaluates it at once
         yield _ENCODER.encode(part)
 
 
 def unpacked_slices(payload: bytes) -> Iterator[Snapshot]:
-    """Parts of a packed page. Raises SnapshotError."""
+    """Parts of packed instruments. Raises SnapshotError."""
     try:
         for part in _PARTS.decode(payload):
             yield _PART.decode(part)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise SnapshotError(f"no packed counters: {error}") from error
+        raise SnapshotError(f"not packed counters: {error}") from error
 
 
-def text_slices(page: Page) -> Iterator[bytes]:
-    """The page's text, in pieces of about SLICE samples."""
+def text_slices(instruments: Instruments) -> Iterator[bytes]:
+    """`render` in pieces of about SLICE samples."""
     lines: list[str] = []
-    for tally in page.tallies:
-        lines.append(_head(tally))
+    for instrument in instruments.all:
+        lines.append(_head(instrument))
         samples = 0
-        for text, count in _rows(tally):
+        for text, count in _rows(instrument):
             lines.append(text)
             samples += count
             if samples >= SLICE:
@@ -110,32 +110,32 @@ def text_slices(page: Page) -> Iterator[bytes]:
     yield "".join(lines).encode()
 
 
-def _head(tally: Tally) -> str:
-    kind = "counter" if isinstance(tally, Counter) else "gauge" if isinstance(tally, Gauge) else "histogram"
-    text = tally.text.replace("\\", r"\\").replace("\n", r"\n")
-    return f"# HELP {tally.name} {text}\n# TYPE {tally.name} {kind}\n"
+def _head(instrument: Instrument) -> str:
+    kind = "counter" if isinstance(instrument, Counter) else "gauge" if isinstance(instrument, Gauge) else "histogram"
+    text = instrument.text.replace("\\", r"\\").replace("\n", r"\n")
+    return f"# HELP {instrument.name} {text}\n# TYPE {instrument.name} {kind}\n"
 
 
-def _rows(tally: Tally) -> Iterator[tuple[str, int]]:
-    """(lines, number of samples) of each label set."""
-    if isinstance(tally, Histogram):
-        yield from _histogram_rows(tally)
+def _rows(instrument: Instrument) -> Iterator[tuple[str, int]]:
+    """(lines, number of samples) per label set."""
+    if isinstance(instrument, Histogram):
+        yield from _histogram_rows(instrument)
         return
-    name, label_text = tally.name, _label_writer(tally.labels)
-    values = list(tally.values.items())  # while the page is rendered, label sets come and go
+    name, label_text = instrument.name, _label_writer(instrument.labels)
+    values = list(instrument.values.items())  # label sets may come and go between two slices
     for labels, value in values:
         yield f"{name}{_braced(label_text(labels))} {_number(value)}\n", 1
 
 
-def _histogram_rows(tally: Histogram) -> Iterator[tuple[str, int]]:
-    label_text, name = _label_writer(tally.labels), tally.name
-    first = sum(label < "le" for label in tally.labels)  # labels are sorted by name
-    before, after = _label_writer(tally.labels, 0, first), _label_writer(tally.labels, first, None)
-    for labels, row in list(tally.values.items()):
+def _histogram_rows(instrument: Histogram) -> Iterator[tuple[str, int]]:
+    label_text, name = _label_writer(instrument.labels), instrument.name
+    first = sum(label < "le" for label in instrument.labels)  # labels are written sorted by name
+    before, after = _label_writer(instrument.labels, 0, first), _label_writer(instrument.labels, first, None)
+    for labels, row in list(instrument.values.items()):
         left, right = before(labels), after(labels)
         left, right = left and left + ",", right and "," + right
         total, lines = 0.0, []
-        for bound, count in zip(tally.bound_names, row, strict=False):
+        for bound, count in zip(instrument.bound_names, row, strict=False):
             total += count
             lines.append(f'{name}_bucket{{{left}le="{bound}"{right}}} {_number(total)}\n')
         braced = _braced(label_text(labels))
@@ -162,8 +162,8 @@ def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-class Shared:
-    """One run of an expensive `make` for all callers that ask while it runs. A caller that is cancelled does not end it."""
+class SingleFlight:
+    """One run of an expensive `make`, shared by all concurrent callers. A cancelled caller does not cancel it."""
 
     def __init__(self, make: Callable[[], Awaitable[bytes]]) -> None:
         self._make = make

@@ -1,10 +1,9 @@
-"""The fields of a log line -> the line: JSON, or text for people.
+"""Formats the fields of a log line as JSON, or as console text.
 
-What is logged comes from clients and replicas too (a header's bytes, a count), so nothing in the fields can make these
-functions raise, and no value can begin a new line or control a terminal. A value that JSON has no place for is written as its
-text, and only that value.
+Fields may come from clients and replicas (a header's bytes, a count), so no value can make these functions raise, begin a new
+line, or control a terminal. A value that JSON cannot represent is written as its text, and only that value.
 
-The text for people is structlog's, which is imported only for this format: it takes some tens of milliseconds and 5 MB.
+Console text is structlog's, which is imported only for this format: it takes some tens of milliseconds and 5 MB.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any
 
 import orjson
 
-Line = Callable[[Mapping[Any, Any]], bytes]
-"""Fields, the first of them time, level, logger and message, as a line without its end."""
+LineFormat = Callable[[Mapping[Any, Any]], bytes]
+"""Fields (first time, level, logger and message) -> a line without its line end."""
 
 
 def json_line(fields: Mapping[Any, Any]) -> bytes:
@@ -27,7 +26,7 @@ def json_line(fields: Mapping[Any, Any]) -> bytes:
 
 
 class ConsoleLine:
-    """`time [level] message key=value`, in colours on request; a traceback follows in lines of its own."""
+    """`time [level] message key=value`, optionally in colours; a traceback follows on its own lines."""
 
     def __init__(self, *, colors: bool) -> None:
         from structlog.dev import ConsoleRenderer, plain_traceback
@@ -49,7 +48,7 @@ class ConsoleLine:
 
 
 def text(value: Any) -> str:
-    """Of any value, as sound UTF-8."""
+    """str() of any value, as valid UTF-8. Never raises."""
     try:
         written = str(value)
     except Exception as error:  # noqa: BLE001  (any __str__ may be called)
@@ -58,7 +57,7 @@ def text(value: Any) -> str:
 
 
 def _fragment(value: Any) -> orjson.Fragment:
-    """`value` as JSON, or its text as JSON: orjson refuses a lone surrogate, an int of 65 bits, a key that is no text."""
+    """`value` as JSON, or its text as JSON: orjson refuses lone surrogates, ints above 64 bits, keys that are not strings."""
     try:
         return orjson.Fragment(orjson.dumps(value, default=str))
     except TypeError:
@@ -70,5 +69,5 @@ def _printable(value: Any) -> str:
 
 
 def _escaped(written: str) -> str:
-    """Without control characters."""
+    """With control characters escaped."""
     return written if written.isprintable() else repr(written)[1:-1]

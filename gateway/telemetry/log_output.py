@@ -1,16 +1,16 @@
-"""Log lines on their way to standard error.
+"""Writes log lines to standard error from a thread, with a bounded buffer.
 
     request log, records ──► lines of a batch ── FLUSH_S ──► queue ──► writer thread ──► write(2), which may block
 
-The reader of the log may stall: a log driver, a pager, a full disk. Writing then blocks, so it is done in a daemon thread of
-its own and never in the event loop. At most BUFFER_BYTES are buffered; lines beyond that are dropped and counted, and a line
-with their number is written when half of the buffer is free again. Lines that cannot be written at all (the pipe is closed, the
-disk is full) are counted as dropped, too.
+The reader of the log may stall: a log driver, a pager, a full disk. Writing then blocks, so it is done in a daemon thread and
+never in the event loop. At most BUFFER_BYTES are buffered; lines beyond that are dropped and counted, and a line with the
+count is written when half of the buffer is free again. Lines that cannot be written at all (the pipe is closed, the disk is
+full) count as dropped, too.
 
 Standard error is not made non-blocking: other processes share its file description.
 
-A request's line costs a list's `append` and no lock: only the event loop's thread touches the batch. The queue is shared
-between threads, and `_changed` guards it. The writer wakes up once a batch.
+A request's line costs one `append` and no lock: only the event loop's thread uses the batch. The queue is shared between
+threads and guarded by `_changed`. The writer wakes up once per batch.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO
 
-from gateway.telemetry.line_format import Line, json_line
+from gateway.telemetry.line_format import LineFormat, json_line
 
 FLUSH_S: Final = 0.1
 BUFFER_BYTES: Final = 4 << 20
-END_S: Final = 1.0  # for the rest of the buffer when the process ends
-_WRITE_BYTES: Final = 1 << 16  # in one write, so that there is room in the buffer again after each
+END_S: Final = 1.0  # for the rest of the buffer at process exit
+_WRITE_BYTES: Final = 1 << 16  # per write; each frees its part of the buffer
 
-NOTHING: Final[Mapping[str, Any]] = {}
+NO_FIELDS: Final[Mapping[str, Any]] = {}
 
 Sink = Callable[[memoryview], int]
-"""Writes some of the bytes and returns their number. It may block. Raises OSError, or ValueError if it is closed."""
+"""Writes some of the bytes and returns their number. May block. Raises OSError, or ValueError if it is closed."""
 
 
 class Output:
@@ -47,10 +47,10 @@ class Output:
         *,
         shared: bool = False,
         buffer_bytes: int = BUFFER_BYTES,
-        fixed: Mapping[str, Any] = NOTHING,
-        line: Line = json_line,
+        fixed: Mapping[str, Any] = NO_FIELDS,
+        line: LineFormat = json_line,
     ) -> None:
-        """shared: other processes write to the same pipe, which keeps writes apart up to PIPE_BUF bytes. fixed and line: the
+        """shared: other processes write to the same pipe, where writes of up to PIPE_BUF bytes are atomic. fixed and line: the
         fields and the format of lines about the log itself.
         """
         self.dropped = 0  # lines
@@ -64,15 +64,15 @@ class Output:
         self._timer: asyncio.TimerHandle | None = None
         self._changed = threading.Condition()
         self._queue: list[bytes] = []
-        self._queue_bytes = 0  # with the part that is being written
+        self._queue_bytes = 0  # including the part being written
         self._writer: threading.Thread | None = None
         self._closed = False
-        self._reported = 0  # of the dropped lines
-        self._stalled = False  # `flush` has waited in vain, and nothing was written since
+        self._reported = 0  # dropped lines already reported
+        self._stalled = False  # `flush` timed out, and nothing was written since
         self._torn = False  # the last write failed in the middle of a line
 
     def write(self, line: bytes) -> None:
-        """Called in the event loop's thread. The line goes out within FLUSH_S; at once where no loop runs."""
+        """Called in the event loop's thread. The line is written within FLUSH_S; at once where no loop runs."""
         size = len(line) + 1
         if self._batch_bytes + self._queue_bytes + size > self._buffer_bytes:
             self._drop(1)
@@ -86,7 +86,7 @@ class Output:
                 self.hand_over()
 
     def write_record(self, line: bytes, *, urgent: bool) -> None:
-        """Called in any thread. urgent: the line, and all before it, goes out at once."""
+        """Called in any thread. urgent: the line, and all before it, is written at once."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -100,7 +100,7 @@ class Output:
             self.hand_over()
 
     def hand_over(self) -> None:
-        """Give the batch to the writer. Called in the event loop's thread. It does not block."""
+        """Pass the batch to the writer. Called in the event loop's thread. Does not block."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -110,7 +110,7 @@ class Output:
             self._enqueue(batch, size)
 
     def flush(self, timeout_s: float = END_S) -> bool:
-        """Wait until everything is written, or cannot be. False if that takes longer; then the next call does not wait."""
+        """Wait until all lines are written or dropped. False on timeout; the next call then does not wait."""
         self.hand_over()
         with self._changed:
             written = self._changed.wait_for(lambda: not self._queue_bytes, 0 if self._stalled else timeout_s)
@@ -118,7 +118,7 @@ class Output:
         return written
 
     def close(self) -> None:
-        """End the writer when all is written. A process does without: its writer is a daemon thread."""
+        """End the writer when all is written. Not needed at process exit: it is a daemon thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -136,11 +136,11 @@ class Output:
                 self._writer = threading.Thread(target=self._keep_writing, name="log", daemon=True)
                 try:
                     self._writer.start()
-                except RuntimeError:  # the process may have no more threads: it waits for its reader
+                except RuntimeError:  # no more threads for this process: write here, which may block
                     self._writer = None
                     self._write_queue()
 
-    # -- the writer
+    # -- in the writer's thread
 
     def _keep_writing(self) -> None:
         while True:
@@ -172,7 +172,7 @@ class Output:
         size = len(left)
         try:
             while left:
-                taken = self._sink(left)  # not within the slice: mypyc would call it twice
+                taken = self._sink(left)  # not inside the slice: mypyc would call it twice
                 left = left[taken:]
         except (OSError, ValueError):
             self._torn = self._torn if len(left) == size else True
@@ -181,7 +181,7 @@ class Output:
         return True
 
     def _report(self) -> None:
-        """Write a line with the number of dropped lines."""
+        """Queue a line with the number of dropped lines."""
         line = self._line(
             {
                 "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
@@ -200,12 +200,12 @@ class Output:
         return f"<Output, {self._batch_bytes + self._queue_bytes} bytes to be written, {self.dropped} lines dropped>"
 
 
-def parts_of(lines: Iterable[bytes], most: int) -> Iterator[Sequence[bytes]]:
-    """The lines in parts of at most `most` bytes, line ends included; a longer line is a part of its own."""
+def parts_of(lines: Iterable[bytes], limit: int) -> Iterator[Sequence[bytes]]:
+    """The lines in parts of at most `limit` bytes, line ends included; a longer line is a part of its own."""
     part: list[bytes] = []
     size = 0
     for line in lines:
-        if part and size + len(line) + 1 > most:
+        if part and size + len(line) + 1 > limit:
             yield part
             part, size = [], 0
         part.append(line)
@@ -215,7 +215,7 @@ def parts_of(lines: Iterable[bytes], most: int) -> Iterator[Sequence[bytes]]:
 
 
 def sink_of(stream: TextIO | None) -> Sink:
-    """Past the buffers of a standard stream. None: it was closed when the process started."""
+    """A sink that bypasses a standard stream's buffers. None: it was closed when the process started."""
     if stream is None:
         return _refuse
     try:

@@ -1,8 +1,8 @@
-"""Logs of this process: lines on standard error, JSON or text for people; one line per record, and one per request.
+"""Logging to standard error, as JSON or console text: one line per record, and one per request.
 
-Records of stdlib logging, ours and those of libraries, become fields here, `line_format.py` makes a line of them, and
-`log_output.py` writes it. Nothing in a record can make its formatting raise: `logging` would print a traceback of many lines
-where one line is expected.
+Records of stdlib logging, ours and those of libraries, become fields here, `line_format.py` formats them, and `log_output.py`
+writes the line. No record can make its formatting raise: `logging` would print a traceback of many lines where one line is
+expected.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from gateway.telemetry.line_format import ConsoleLine, Line, json_line, text
-from gateway.telemetry.log_output import NOTHING, Output, sink_of
+from gateway.telemetry.line_format import ConsoleLine, LineFormat, json_line, text
+from gateway.telemetry.log_output import NO_FIELDS, Output, sink_of
 from gateway.telemetry.request_log import RequestLog
 
-# What every LogRecord has; whatever else is in it came through `extra` and is data.
+# Standard LogRecord attributes; all others came through `extra`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def first_of(key: str, names: Collection[str], most: int) -> dict[str, object]:
-    """The first `most` names as fields of a line, and the number of the others: lines are bounded."""
-    first = [shortened(name) for name in islice(names, most)]
+def first_of(key: str, names: Collection[str], limit: int) -> dict[str, object]:
+    """The first `limit` names as fields of a line, and the number left out: lines are bounded."""
+    first = [shortened(name) for name in islice(names, limit)]
     return {key: first, f"more_{key}": len(names) - len(first)} if len(names) > len(first) else {key: first}
 
 
 def shortened(name: str) -> str:
-    """At most 100 characters of it. What is left out is in the middle: many long names begin alike."""
+    """At most 100 characters, cut in the middle: many long names begin alike."""
     return name if len(name) <= 100 else f"{name[:60]}...{name[-37:]}"
 
 
 class LineFormatter(logging.Formatter):
     """time, level, logger, message, `fixed`, then the fields of `extra`."""
 
-    def __init__(self, line: Line = json_line, fixed: Mapping[str, Any] = NOTHING) -> None:
+    def __init__(self, line: LineFormat = json_line, fixed: Mapping[str, Any] = NO_FIELDS) -> None:
         super().__init__()
         self._line = line
         self._fixed = fixed
@@ -54,7 +54,7 @@ class LineFormatter(logging.Formatter):
             "message": _message(record),
             **self._fixed,
         }
-        extras: dict[Any, Any] = vars(record)  # a caller may take anything for a name
+        extras: dict[Any, Any] = vars(record)  # a caller may use any object as a key
         fields.update((key, value) for key, value in extras.items() if key not in _STANDARD)
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
@@ -69,9 +69,9 @@ def _message(record: logging.LogRecord) -> str:
 
 
 class Handler(logging.Handler):
-    """Records to an output, from any thread; warnings and errors go out at once."""
+    """Writes records to an output, from any thread; warnings and errors at once."""
 
-    def __init__(self, output: Output, fixed: Mapping[str, Any] = NOTHING, line: Line = json_line) -> None:
+    def __init__(self, output: Output, fixed: Mapping[str, Any] = NO_FIELDS, line: LineFormat = json_line) -> None:
         super().__init__()
         self._lines = LineFormatter(line, fixed)
         self.output = output
@@ -80,13 +80,13 @@ class Handler(logging.Handler):
         self.output.write_record(self._lines.line(record), urgent=record.levelno >= logging.WARNING)
 
     def flush(self) -> None:
-        """At the end of the process: it waits for a reader that stalls, but not for long."""
+        """At process exit. Waits for a stalled reader for END_S at most."""
         self.output.flush()
 
 
 def configure(level: str, worker: int | None = None, log_format: str = "json") -> RequestLog:
     """Send all logs of this process to standard error. worker: its number, of several; log_format: as in the configuration."""
-    fixed = NOTHING if worker is None else {"worker": worker}
+    fixed = NO_FIELDS if worker is None else {"worker": worker}
     line = json_line if log_format == "json" else ConsoleLine(colors=_has_colors())
     output = Output(sink_of(sys.stderr), shared=worker is not None, fixed=fixed, line=line)
     logging.basicConfig(level=level.upper(), handlers=[Handler(output, fixed, line)], force=True)
@@ -94,5 +94,5 @@ def configure(level: str, worker: int | None = None, log_format: str = "json") -
 
 
 def _has_colors() -> bool:
-    """Whether standard error is a terminal, and its user has nothing against colours (https://no-color.org)."""
+    """Whether standard error is a terminal, and NO_COLOR is not set (https://no-color.org)."""
     return sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")

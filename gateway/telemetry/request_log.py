@@ -1,4 +1,4 @@
-"""The log line of each request. It is written millions of times, so its JSON is assembled here without a log record."""
+"""The log line of each request, written millions of times: its JSON is assembled here without a log record."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.telemetry.line_format import Line, json_line
-from gateway.telemetry.log_output import NOTHING, Output
+from gateway.telemetry.line_format import LineFormat, json_line
+from gateway.telemetry.log_output import NO_FIELDS, Output
 
 _MILLISECONDS: Final = [b"%03d" % number for number in range(1000)]
 
@@ -19,7 +19,7 @@ _MILLISECONDS: Final = [b"%03d" % number for number in range(1000)]
 class RequestLog:
     """One line per request, like those of the logger "warmroute.request"."""
 
-    def __init__(self, output: Output, level: int, fixed: Mapping[str, Any] = NOTHING, line: Line = json_line) -> None:
+    def __init__(self, output: Output, level: int, fixed: Mapping[str, Any] = NO_FIELDS, line: LineFormat = json_line) -> None:
         """level: requests below it are not logged. fixed: fields of every line."""
         self._output = output
         self._level = level
@@ -32,7 +32,7 @@ class RequestLog:
 
     @property
     def dropped(self) -> int:
-        """Lines that this process has dropped, those of other loggers too."""
+        """Lines dropped by this process, other loggers' included."""
         return self._output.dropped
 
     def write(self, level: int, fields: dict[str, Any]) -> None:
@@ -40,14 +40,14 @@ class RequestLog:
         if level < self._level:
             return
         name = "info" if level < logging.WARNING else "warning"
-        if self._is_json:  # as JSON of one dictionary would be, for half the time
+        if self._is_json:  # the same bytes as one dictionary's JSON, in half the time
             line = b'{"time":"%b","level":"%b",%b,%b' % (self._now(), name.encode(), self._head_json, json_line(fields)[1:])
         else:
             line = self._line({"time": self._now().decode(), "level": name, **self._head, **fields})
         self._output.write(line)
 
     def _now(self) -> bytes:
-        """As `LineFormatter` writes it; what changes once a second is kept."""
+        """As `LineFormatter` writes it; the part up to the second is cached."""
         now = time.time()
         second = int(now)
         if second != self._second:

@@ -138,7 +138,7 @@ class Stage:
         """Let it be in this mood until some requests have felt it, or the gateway spares them that (which it does not yet)."""
 
         async def spared() -> bool:
-            return await self.total("replica_cut_off", replica.name) == 1
+            return await self.total("replica_circuit_open", replica.name) == 1
 
         async def trusted() -> bool:
             return await self.is_up(replica, True) and not await spared()

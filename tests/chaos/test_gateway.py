@@ -71,13 +71,13 @@ async def test_another_configuration_again_and_again(tmp_path: Path) -> None:
                 scene.gateway.signal(signal.SIGHUP)
 
                 async def taken(count: int = number) -> bool:
-                    return await scene.total("reloads_total", 'result="good"') == count
+                    return await scene.total("config_reloads_total", 'result="good"') == count
 
                 await until(taken, lambda: "it is reloaded")
                 await load.more(10)
         assert load.sent == load.fates[ANSWERED]
-        assert await scene.total("retries_total") == await scene.total("broken_answers_total") == 0
-        assert await scene.total("reloads_total") == len(fleets)
+        assert await scene.total("retries_total") == await scene.total("broken_responses_total") == 0
+        assert await scene.total("config_reloads_total") == len(fleets)
         assert await scene.total("cost_usd_total") > 0
 
         async def only_the_last() -> bool:

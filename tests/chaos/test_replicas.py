@@ -22,7 +22,7 @@ IMPATIENT: dict[str, Any] = {"timeouts": {"first_byte_s": 3, "idle_s": 3}, "heal
 
 async def is_counted(scene: Stage, load: Load, *, resume: bool) -> None:
     """Nothing is lost and nobody refused; nobody is told of an error but by a stream that broke where none are resumed."""
-    broken, cut = await scene.total("broken_answers_total"), load.fates[CUT]
+    broken, cut = await scene.total("broken_responses_total"), load.fates[CUT]
     assert broken > 0, "no stream was broken off: this shows nothing"
     assert load.sent == load.fates[ANSWERED] + cut
     if resume:

@@ -95,10 +95,10 @@ async def test_both_take_another_configuration_and_no_request_notices(tmp_path: 
                 scene.gateway.signal(signal.SIGHUP)
 
                 async def taken(count: int = number) -> bool:
-                    return await scene.total("reloads_total", 'result="good"') == count
+                    return await scene.total("config_reloads_total", 'result="good"') == count
 
                 await until(taken, lambda: "it is reloaded")
                 await asyncio.gather(load.more(10), load.streams())
         assert load.sent == load.fates[ANSWERED]
-        assert await scene.total("retries_total") == await scene.total("broken_answers_total") == 0
+        assert await scene.total("retries_total") == await scene.total("broken_responses_total") == 0
         await scene.counts(load)

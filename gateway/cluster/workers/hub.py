@@ -110,7 +110,7 @@ class Hub:
         if not counters:
             return
         try:
-            for _ in merge_slices(self.ended.page, counters, ended=True):
+            for _ in merge_slices(self.ended.instruments, counters, ended=True):
                 pass
         except SnapshotError as error:
             log.error("a worker's counters are lost", extra={"worker": worker, "error": str(error)})
@@ -129,7 +129,7 @@ class Hub:
             except SnapshotError:
                 return
         for label in ("replica", "pool") if self.members else ():
-            self.ended.page.keep(label, counted.values_of(label))
+            self.ended.instruments.keep(label, counted.values_of(label))
 
     def command(self, command: Command) -> None:
         """From here to all workers."""
@@ -173,7 +173,7 @@ class Hub:
 
     def _packed_ended(self) -> bytes:
         """The counters of workers that have ended; packed once after each end."""
-        self._ended_packed = self._ended_packed or packed(self.ended.page)
+        self._ended_packed = self._ended_packed or packed(self.ended.instruments)
         return self._ended_packed
 
     def _confirm_forwarding(self, asker: Member, number: int) -> None:

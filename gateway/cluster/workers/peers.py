@@ -35,8 +35,8 @@ from gateway.cluster.workers.transport import HubTransport
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.errors import internal_error, supervisor_silent, workers_silent
-from gateway.telemetry.counters import MAX_LABEL_SETS, Page
-from gateway.telemetry.exposition import Shared, SnapshotError, merge, pack, render
+from gateway.telemetry.counters import MAX_LABEL_SETS, Instruments
+from gateway.telemetry.exposition import SingleFlight, SnapshotError, merge, pack, render
 from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.workers")
@@ -128,7 +128,7 @@ class Peers:
         self._commands: asyncio.Queue[tuple[int, Execute | Current]] = asyncio.Queue()
         self._scrapes: set[tuple[int, int]] = set()  # (asker, its number) of those that want this worker's counters
         self._scraped = asyncio.Event()  # there are some
-        self._pages = Shared(self._page)
+        self._pages = SingleFlight(self._page)
         self._asked = 0
         self._questions: dict[int, _Question] = {}
         self.replicator = Replicator(
@@ -160,7 +160,7 @@ class Peers:
         for name in lost:
             self._local.fleet.zero_hits(name)
         if age_s is not None:
-            self._local.metrics.worker_lag_seconds.observe((), age_s)
+            self._local.metrics.worker_replication_lag_seconds.observe((), age_s)
         ledger = self._local.router.ledger
         for pool in self._local.fleet.pools:
             pool.admission.others(sum(ledger.of(state.name).remote_inflight for state in pool.replicas))
@@ -187,15 +187,15 @@ class Peers:
         question = await self._ask(Scrape, self._patience.scrape_s)
         pages = dict(question.snapshots or {})
         pages.update((worker, answer.page) for worker, answer in question.answers.items() if isinstance(answer, Scraped))
-        whole = Metrics().page
-        whole.hold(MAX_LABEL_SETS * (len(pages) + 1))  # each worker has folded its own label sets: no more than that are left
+        whole = Metrics().instruments
+        whole.limit_label_sets(MAX_LABEL_SETS * (len(pages) + 1))  # each worker has bounded its own label sets
         for worker, page in pages.items():
             if page:
                 await self._merge(whole, worker, page)
         self._local.fleet.hide_departed(whole)
         return await render(whole)
 
-    async def _merge(self, whole: Page, worker: int, page: bytes) -> None:
+    async def _merge(self, whole: Instruments, worker: int, page: bytes) -> None:
         try:
             await merge(whole, page, ended=worker == HUB)
         except SnapshotError as error:

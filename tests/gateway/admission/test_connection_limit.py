@@ -124,7 +124,7 @@ async def test_one_address_that_takes_all_connections_it_can_leaves_some_to_othe
         shown = await run.metrics()
         assert shown["warmroute_client_connections"] >= 1, "the one that asks"
         assert shown["warmroute_client_connections_limit"] == 50
-        assert shown["warmroute_client_connections_refused_total"] == places.refused >= 4
+        assert shown["warmroute_client_connections_rejected_total"] == places.refused >= 4
 
 
 async def test_there_are_no_more_connections_than_file_descriptors_for_their_requests() -> None:

@@ -303,7 +303,7 @@ async def test_prices_policy_and_bounds_change() -> None:
         after = await run.metrics()
         cost = next(name for name in after if name.startswith("warmroute_cost_usd_total") and '"output"' in name)
         assert after[cost] - before[cost] == pytest.approx(1000 * before[cost])
-        assert after['warmroute_reloads_total{result="good"}'] == 1
+        assert after['warmroute_config_reloads_total{result="good"}'] == 1
         assert after["warmroute_config_loaded_timestamp_seconds"] > before["warmroute_config_loaded_timestamp_seconds"]
 
 
@@ -370,7 +370,7 @@ async def test_what_needs_a_restart_stays_and_is_named(caplog: pytest.LogCapture
         assert run.gateway.router.trie.ttl_s == 7, "all else is as the file says"
         assert (await run.post())[1]["X-Warmroute-Replica"] == two.name
         await reload(run, two, listen="127.0.0.1:1", log_level="debug", routing=routing)
-        assert (await run.metrics())['warmroute_reloads_total{result="unchanged"}'] == 1
+        assert (await run.metrics())['warmroute_config_reloads_total{result="unchanged"}'] == 1
 
 
 # -- the source

@@ -57,7 +57,7 @@ class Live:
         """Wait until so many reloads have ended so."""
 
         async def done() -> bool:
-            return await self.metric(f'warmroute_reloads_total{{result="{result}"}}') >= count
+            return await self.metric(f'warmroute_config_reloads_total{{result="{result}"}}') >= count
 
         await until(done)
 
@@ -127,7 +127,7 @@ async def test_an_invalid_file_changes_nothing_and_says_why(config: ConfigMap) -
             config.swap(text_of(one, routing={"polcy": "cost"}))
             error = await gateway.says(lambda line: line.get("error") if "not reloaded" in line.get("message", "") else None)
             assert error == f"{config.path}:1: routing.polcy: unknown key; did you mean 'policy'?"
-            assert await gateway.metric('warmroute_reloads_total{result="invalid"}') == 1
+            assert await gateway.metric('warmroute_config_reloads_total{result="invalid"}') == 1
             assert await gateway.post() == (200, one.name)
             config.swap(text_of(one))
             gateway.hang_up()
@@ -143,7 +143,7 @@ async def test_flags_win_over_a_reloaded_file_too(config: ConfigMap) -> None:
             gateway.hang_up()
             await gateway.reloads("good", 1)
             assert await gateway.post() == (200, one.name)
-            assert await gateway.metric('warmroute_routing_total{policy="least_loaded",reason="cold"}') == 1
+            assert await gateway.metric('warmroute_routing_decisions_total{policy="least_loaded",reason="cold"}') == 1
 
 
 async def test_a_signal_without_a_file_changes_nothing() -> None:

@@ -181,4 +181,4 @@ async def test_a_large_answer_that_breaks_off_later_is_cut() -> None:
                 await answer.read()
         assert len(one.requests) + len(two.requests) == 1, "it is not repeated: the client has its beginning"
         metrics = await run.metrics()
-        assert sum(value for name, value in metrics.items() if name.startswith("warmroute_broken_answers_total")) == 1
+        assert sum(value for name, value in metrics.items() if name.startswith("warmroute_broken_responses_total")) == 1

@@ -140,28 +140,28 @@ async def test_counters_of_a_replica_and_a_pool_that_have_left_are_forgotten_aft
     metrics, membership, fleet = gateway.metrics, gateway.local.membership, gateway.fleet
     both = {("m", "a:1"), ("m", "b:1")}
     for model, name in both:
-        metrics.broken.add((model, name))
+        metrics.broken_responses.add((model, name))
     for pool in ("m", "n"):
-        metrics.refused.add((pool, "queue_full"))
+        metrics.admission_rejected.add((pool, "queue_full"))
     smaller = replace(config, pools=config.pools[:1])
     async with asyncio.timeout(10):
         await membership.reconfigure(smaller, lambda: None)
         assert fleet.forget_departed() == ["http://b:1"]
         clock.now += 2 * SHOWN_S - 1
         fleet.forget_departed()
-        assert metrics.broken.values.keys() == both
+        assert metrics.broken_responses.values.keys() == both
         await membership.reconfigure(config, lambda: None)
         await membership.reconfigure(smaller, lambda: None)
         fleet.forget_departed()
         clock.now += SHOWN_S
         fleet.forget_departed()
-        assert metrics.broken.values.keys() == both, "it was back in between"
-        page = Metrics().page
-        page.merge(metrics.page.snapshot())
-        fleet.hide_departed(page)
-        assert (page.values_of("replica"), page.values_of("pool")) == ({"a:1"}, {"m"}), "no longer shown"
+        assert metrics.broken_responses.values.keys() == both, "it was back in between"
+        instruments = Metrics().instruments
+        instruments.merge(metrics.instruments.snapshot())
+        fleet.hide_departed(instruments)
+        assert (instruments.values_of("replica"), instruments.values_of("pool")) == ({"a:1"}, {"m"}), "no longer shown"
         clock.now += SHOWN_S
         fleet.forget_departed()
-    assert metrics.broken.values.keys() == {("m", "a:1")}
-    assert metrics.refused.values.keys() == {("m", "queue_full")}
-    assert metrics.page.values_of("replica") == {"a:1"}
+    assert metrics.broken_responses.values.keys() == {("m", "a:1")}
+    assert metrics.admission_rejected.values.keys() == {("m", "queue_full")}
+    assert metrics.instruments.values_of("replica") == {"a:1"}

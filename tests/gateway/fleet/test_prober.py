@@ -353,7 +353,7 @@ async def test_zero_hits_on_warm_prefixes_are_a_restart(caplog: pytest.LogCaptur
 
 
 async def overlap_zero(run: Running, replica: FakeReplica) -> float:
-    return (await run.metrics())[f'warmroute_replica_overlap_zero{{replica="{replica.name}"}}']
+    return (await run.metrics())[f'warmroute_replica_cache_hits_missing{{replica="{replica.name}"}}']
 
 
 async def test_an_overlap_of_zero_is_told_once_until_the_first_hit(caplog: pytest.LogCaptureFixture) -> None:

@@ -66,7 +66,7 @@ def key(name: str) -> dict[str, str]:
 
 
 async def cut_off(run: Running) -> int:
-    return int(sum(value for name, value in (await run.metrics()).items() if name.startswith("warmroute_replica_cut_off")))
+    return int(sum(value for name, value in (await run.metrics()).items() if name.startswith("warmroute_replica_circuit_open")))
 
 
 # -- 429 and rest

@@ -306,7 +306,7 @@ async def flooded(routing: Mapping[str, Any], replicas: Sequence[FakeReplica]) -
 WAYS = [
     *(f'requests_total{{code="{code}",model="*"}}' for code in (200, 400, 404, 429, 499, 502)),
     *(f'retries_total{{reason="{reason}"}}' for reason in ("refused", "reset", "status", "garbage", "timeout")),
-    *(f'refused_total{{pool="*",reason="{reason}"}}' for reason in ("queue_full", "displaced", "queue_timeout")),
+    *(f'admission_rejected_total{{pool="*",reason="{reason}"}}' for reason in ("queue_full", "displaced", "queue_timeout")),
     *(f'resumed_streams_total{{model="*",result="{result}"}}' for result in ("good", "failed", "impossible")),
     'ttft_seconds_count{cache="miss",model="*"}',
 ]

@@ -248,7 +248,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(request_lines: 
         assert "failed while it answered" in line["error"]
         assert (line["level"], line["status"]) == ("warning", 200)
         metrics = await run.metrics()
-        assert metrics[f'warmroute_broken_answers_total{{model="m",replica="{one.name}"}}'] == 1
+        assert metrics[f'warmroute_broken_responses_total{{model="m",replica="{one.name}"}}'] == 1
         assert metrics['warmroute_requests_total{code="200",model="m"}'] == 1
 
 
@@ -435,7 +435,7 @@ async def test_conversations_stay_and_the_log_says_what_was_predicted_and_report
         samples = await run.metrics()
         assert samples['warmroute_cost_usd_total{kind="output",model="m",tenant="acme"}'] == pytest.approx(5 * 1e-3)
         assert samples['warmroute_savings_usd_total{model="m",tenant="acme"}'] == pytest.approx(5 * 9e-4)
-        assert samples['warmroute_routing_total{policy="cost",reason="warm"}'] == 4
+        assert samples['warmroute_routing_decisions_total{policy="cost",reason="warm"}'] == 4
         assert samples['warmroute_requests_total{code="200",model="m"}'] == 5
 
 
@@ -487,7 +487,7 @@ async def test_nothing_follows_done(resume: bool, request_lines: Callable[[], li
             assert await answer.read() == event("a") + DONE
         await eventually(request_lines)
         assert [(line["status"], line.get("error")) for line in request_lines()] == [(200, None)]
-        assert (await run.metrics())[f'warmroute_broken_answers_total{{model="m",replica="{one.name}"}}'] == 1
+        assert (await run.metrics())[f'warmroute_broken_responses_total{{model="m",replica="{one.name}"}}'] == 1
 
 
 async def test_an_error_has_our_server_header_on_every_path() -> None:

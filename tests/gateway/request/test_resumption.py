@@ -121,7 +121,7 @@ async def test_wherever_and_however_it_breaks_off_the_client_reads_the_undisturb
         broken = breaks - (end in ("no_done", "error"))  # an empty stream, or an error at once, has not begun: that is failover
         assert await counted(run, "resumed_streams_total", result="good") == broken
         assert await counted(run, "resumed_streams_total") == broken
-        assert await counted(run, "broken_answers_total") == broken
+        assert await counted(run, "broken_responses_total") == broken
 
 
 async def test_bad_framing_in_mid_stream_is_a_break_like_any_other() -> None:
@@ -325,7 +325,7 @@ async def test_what_comes_after_done_is_no_failure(end: Callable[[asyncio.Stream
     total_s = 0 if end in (says_error, closes) else 2  # only silence is ended by it
     async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two, timeouts={"total_s": total_s}) as run:
         assert (await stream_of(run, chat()))[0] == TEXT
-        assert await counted(run, "broken_answers_total") == await counted(run, "resumed_streams_total", result="good") == 1
+        assert await counted(run, "broken_responses_total") == await counted(run, "resumed_streams_total", result="good") == 1
         await eventually(request_lines)
         logged = request_lines()[0]
         assert (len(logged["failed_attempts"]), logged["resumed"], "error" in logged) == (1, 1, False)

@@ -416,7 +416,7 @@ async def test_a_stream_may_end_without_a_blank_line(end: bytes, resume: bool) -
             writer.write(post(STREAM))
             status, _, body = await read_answer(reader)
         assert (status, body) == (200, event("a") + end)
-        assert not [name for name in await run.metrics() if name.startswith("warmroute_broken_answers_total{")]
+        assert not [name for name in await run.metrics() if name.startswith("warmroute_broken_responses_total{")]
         chunks = [piece async for piece in await run.client.chat.completions.create(**BODY, stream=True)]
         assert [piece.choices[0].delta.content for piece in chunks] == ["a"]
 
@@ -673,7 +673,9 @@ async def test_a_client_that_stops_reading_is_not_the_replicas_fault(
             assert (line["status"], line["error"]) == (499, "the client has not read for 0.2 s")
             assert not line.get("failed_attempts")
             metrics = await run.metrics()
-            assert not [name for name in metrics if name.startswith(("warmroute_broken_answers_total{", "warmroute_resumed_"))]
+            assert not [
+                name for name in metrics if name.startswith(("warmroute_broken_responses_total{", "warmroute_resumed_"))
+            ]
             state = run.gateway.fleet.named(replica.name)
             assert state is not None
             assert not state.probe_now.is_set()
@@ -698,7 +700,7 @@ async def test_a_client_that_stops_reading_until_the_answers_time_is_over_is_not
             499,
             "the answer took longer than 3 s, and the client has not read for a while",
         )
-        assert not [name for name in await run.metrics() if name.startswith("warmroute_broken_answers_total{")]
+        assert not [name for name in await run.metrics() if name.startswith("warmroute_broken_responses_total{")]
         await served(run)
 
 
@@ -734,7 +736,7 @@ async def test_a_replica_that_gives_up_a_client_who_does_not_read_is_not_blamed(
                     got = got[-100:] + data
             assert DONE in got
             assert all("closed, 0 of" in repr(state.breaker) for state in run.gateway.fleet.replicas)
-            assert not [name for name in await run.metrics() if name.startswith("warmroute_broken_answers_total{")]
+            assert not [name for name in await run.metrics() if name.startswith("warmroute_broken_responses_total{")]
 
 
 # -- clients that take their time

@@ -111,7 +111,7 @@ async def full(gateway: Gateway) -> None:
     async with asyncio.timeout(40):
         while True:
             page = (await gateway.get("/metrics"))[1]
-            held, refused = (metric(page, f"warmroute_{name}") for name in ("inflight_bytes", "inflight_refused_total"))
+            held, refused = (metric(page, f"warmroute_{name}") for name in ("inflight_bytes", "memory_rejected_total"))
             if held / 2**20 > 0.8 * BUDGET_MB and refused:
                 return
 

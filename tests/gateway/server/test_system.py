@@ -173,7 +173,7 @@ async def test_killing_a_replica_changes_no_text_where_streams_are_resumed(tmp_p
         counts = samples(url)
         good = summed(counts, "warmroute_resumed_streams_total", 'result="good"')
         assert good > 5, "the kill came too late to show anything"
-        assert good == summed(counts, "warmroute_resumed_streams_total") == summed(counts, "warmroute_broken_answers_total")
+        assert good == summed(counts, "warmroute_resumed_streams_total") == summed(counts, "warmroute_broken_responses_total")
         assert summed(counts, "warmroute_requests_total", 'code="200"') == 60
         assert summed(counts, "warmroute_replica_inflight") == 0
 

@@ -10,8 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from gateway.telemetry.counters import Counter, Gauge, Tally
-from gateway.telemetry.exposition import SLICE, Shared, merge, pack, packed, packed_slices, render, text_slices, unpacked_slices
+from gateway.telemetry.counters import Counter, Gauge, Instrument
+from gateway.telemetry.exposition import (
+    SLICE,
+    SingleFlight,
+    merge,
+    pack,
+    packed,
+    packed_slices,
+    render,
+    text_slices,
+    unpacked_slices,
+)
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import longest_pause, running
 from tests.support.fakes import FakeReplica
@@ -20,83 +30,83 @@ labels = st.text(max_size=8) | st.sampled_from(['quote"d', "back\\slash", "new\n
 numbers = st.integers(0, 10**17) | st.floats(0, allow_nan=False) | st.sampled_from([1e6, 1e7, 123456789.5, 0.1])
 
 
-def count(tally: Tally, values: tuple[str, ...], number: float) -> None:
-    if isinstance(tally, Counter):
-        tally.add(values, number)
-    elif isinstance(tally, Gauge):
-        tally.set(values, number)
+def count(instrument: Instrument, values: tuple[str, ...], number: float) -> None:
+    if isinstance(instrument, Counter):
+        instrument.add(values, number)
+    elif isinstance(instrument, Gauge):
+        instrument.set(values, number)
     else:
-        tally.observe(values, number)
+        instrument.observe(values, number)
 
 
 @st.composite
 def all_metrics(draw: st.DrawFn) -> Metrics:
     """The gateway's metrics, with any label values and any numbers."""
     metrics = Metrics()
-    for tally in draw(st.lists(st.sampled_from(metrics.page.tallies), max_size=20)):
-        count(tally, tuple(draw(labels) for _ in tally.labels), draw(numbers))
+    for instrument in draw(st.lists(st.sampled_from(metrics.instruments.all), max_size=20)):
+        count(instrument, tuple(draw(labels) for _ in instrument.labels), draw(numbers))
     return metrics
 
 
 def full(label_sets: int) -> Metrics:
     """Metrics of which each with a client's label has so many label sets."""
     metrics = Metrics()
-    for tally in metrics.page.tallies:
-        if "model" in tally.labels:
+    for instrument in metrics.instruments.all:
+        if "model" in instrument.labels:
             for number in range(label_sets):
-                count(tally, tuple(f"{label}-{number}" for label in tally.labels), 1.5)
+                count(instrument, tuple(f"{label}-{number}" for label in instrument.labels), 1.5)
     return metrics
 
 
 @given(all_metrics())
 def test_the_text_is_prometheus_clients_own(metrics: Metrics) -> None:
-    assert b"".join(text_slices(metrics.page)) == generate_latest(metrics.registry)
+    assert b"".join(text_slices(metrics.instruments)) == generate_latest(metrics.registry)
 
 
 def test_labels_are_sorted_by_name_on_both_sides_of_le() -> None:
     metrics = Metrics()
-    histogram = metrics.page.histogram("x_seconds", "X\\ and\na line.", "z", "model", "a", bounds=(0.5, 1.0))
+    histogram = metrics.instruments.histogram("x_seconds", "X\\ and\na line.", "z", "model", "a", bounds=(0.5, 1.0))
     histogram.observe(("1", "2", "3"), 0.75)
-    text = b"".join(text_slices(metrics.page))
+    text = b"".join(text_slices(metrics.instruments))
     assert text == generate_latest(metrics.registry)
     assert b'x_seconds_bucket{a="3",le="1.0",model="2",z="1"} 1.0' in text
 
 
 @given(st.lists(all_metrics(), max_size=3))
 def test_what_is_packed_and_merged_is_the_snapshot(counted: list[Metrics]) -> None:
-    at_once, in_slices = Metrics().page, Metrics().page
+    at_once, in_slices = Metrics().instruments, Metrics().instruments
     for metrics in counted:
-        at_once.merge(metrics.page.snapshot())
-        for part in unpacked_slices(packed(metrics.page)):
+        at_once.merge(metrics.instruments.snapshot())
+        for part in unpacked_slices(packed(metrics.instruments)):
             in_slices.merge(part)
     assert in_slices.snapshot() == at_once.snapshot()
 
 
 def test_no_slice_is_large() -> None:
     metrics = full(5000)
-    slices = [text.count(b"\n") for text in text_slices(metrics.page)]
-    heads = 2 * len(metrics.page.tallies)
+    slices = [text.count(b"\n") for text in text_slices(metrics.instruments)]
+    heads = 2 * len(metrics.instruments.all)
     assert max(slices) <= SLICE + heads + 20, "one histogram's label set more at most"
     assert len(slices) >= sum(slices) / (SLICE + heads + 20)
     parts = [
         sum(len(row) if isinstance(row, list) else 1 for rows in part.values() for row in rows.values())
-        for part in metrics.page.parts(SLICE)
+        for part in metrics.instruments.parts(SLICE)
     ]
     assert max(parts) <= SLICE + 20
     assert min(parts[:-1]) >= SLICE
     assert len(parts) > 50
     assert sum(parts) == sum(
-        len(row) if isinstance(row, list) else 1 for tally in metrics.page.tallies for row in tally.values.values()
+        len(row) if isinstance(row, list) else 1 for instrument in metrics.instruments.all for row in instrument.values.values()
     )
 
 
 def test_what_an_ordinary_gateway_has_counted_is_one_slice() -> None:
     """Each slice waits for a turn of the event loop, and what is not told is lost if the process is killed."""
-    assert len(list(packed_slices(full(5).page))) == 1
+    assert len(list(packed_slices(full(5).instruments))) == 1
 
 
 async def test_the_event_loop_turns_while_a_large_page_is_rendered_packed_and_merged() -> None:
-    page, other = full(5000).page, Metrics().page
+    page, other = full(5000).instruments, Metrics().instruments
     payload = packed(page)
     for work in (lambda: render(page), lambda: pack(page), lambda: merge(other, payload)):
         begun = time.thread_time()
@@ -111,7 +121,7 @@ async def test_label_sets_may_come_and_go_while_a_page_is_rendered() -> None:
     gauge = metrics.replica_up
     for number in range(3000):
         gauge.set((f"r{number}",), 1)
-    rendering = asyncio.create_task(render(metrics.page))
+    rendering = asyncio.create_task(render(metrics.instruments))
     number = 0
     while not rendering.done():
         await asyncio.sleep(0)
@@ -132,7 +142,7 @@ async def test_those_who_ask_at_the_same_time_share_one_page() -> None:
         await go_on.wait()
         return b"page %d" % made
 
-    shared = Shared(make)
+    shared = SingleFlight(make)
     asking = [asyncio.create_task(shared.get()) for _ in range(5)]
     await asyncio.sleep(0)
     asking[0].cancel()
@@ -153,7 +163,7 @@ async def test_a_failed_page_is_an_error_for_all_and_the_next_one_is_made_anew()
             raise outcome
         return outcome
 
-    shared = Shared(make)
+    shared = SingleFlight(make)
     failed = await asyncio.gather(shared.get(), shared.get(), return_exceptions=True)
     assert [type(each) for each in failed] == [OSError, OSError]
     assert await shared.get() == b"page"

@@ -277,7 +277,7 @@ def counted(*replicas: str) -> Counters:
     for replica in replicas:
         metrics.replica_up.set((replica,), 1)
         metrics.completion_tokens.add(("m", replica))
-    return Counters(packed(metrics.page))
+    return Counters(packed(metrics.instruments))
 
 
 def test_what_ended_workers_counted_of_a_replica_is_kept_as_long_as_a_living_worker_counts_for_it() -> None:
@@ -301,7 +301,7 @@ def test_counters_that_do_not_decode_are_lost_and_nothing_else_is(caplog: pytest
     metrics = Metrics()
     metrics.requests.add(("m", "200"))
     one.receives(Counters(b"junk"))
-    two.receives(Counters(packed(metrics.page)))
+    two.receives(Counters(packed(metrics.instruments)))
     made.leave(first)
     assert "counters are lost" in caplog.text
     made.leave(second)

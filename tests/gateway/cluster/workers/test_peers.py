@@ -38,7 +38,7 @@ async def test_what_one_worker_places_another_finds() -> None:
             _, again, _ = await second.run.post()
             assert again["X-Warmroute-Replica"] == headers["X-Warmroute-Replica"]
             assert int(again["X-Warmroute-Cached-Tokens"]) > 0
-        await eventually(lambda: sum(first.gateway.metrics.worker_lag_seconds.values[()][:-1]) >= 1)
+        await eventually(lambda: sum(first.gateway.metrics.worker_replication_lag_seconds.values[()][:-1]) >= 1)
 
 
 async def test_what_runs_at_one_worker_is_seen_by_all_until_it_is_over() -> None:
@@ -87,7 +87,7 @@ async def test_the_page_is_the_sum_of_what_all_count_whoever_is_asked() -> None:
             assert page["warmroute_workers"] == 2
             assert page[f'warmroute_replica_up{{replica="{one.name}"}}'] == 1
             assert page["warmroute_trie_blocks"] == workers[0].gateway.router.trie.blocks, "the same index, seen twice"
-            assert page['warmroute_reloads_total{result="good"}'] == 0
+            assert page['warmroute_config_reloads_total{result="good"}'] == 0
         assert pages[0].keys() == pages[1].keys()
 
 
@@ -120,7 +120,7 @@ async def test_a_worker_that_was_held_up_while_it_told_its_counters_tells_them_a
     async with FakeReplica() as one, star(one) as (made, (first, _)):
         for number in range(10_000):  # 20 turns and more to tell
             first.gateway.metrics.requests.add((f"m{number}", "200"), 0)
-            first.gateway.metrics.broken.add((f"m{number}", "r"), 0)
+            first.gateway.metrics.broken_responses.add((f"m{number}", "r"), 0)
         hold()
         await first.run.post()
         await eventually(lambda: counted(made.hub.members[first.who].counters) == 1)
@@ -209,8 +209,8 @@ async def test_another_configuration_reaches_all_and_leaves_what_operators_added
         both = [two.name, "added"]
         await eventually(lambda: all(list(w.gateway.fleet.target("m").replicas) == both for w in (first, second)))
         page = await first.run.metrics()
-        assert page['warmroute_reloads_total{result="good"}'] == 1, "one reload, however many took it"
-        assert page['warmroute_reloads_total{result="invalid"}'] == 1
+        assert page['warmroute_config_reloads_total{result="good"}'] == 1, "one reload, however many took it"
+        assert page['warmroute_config_reloads_total{result="invalid"}'] == 1
         third = await made.join()
         assert list(third.gateway.fleet.target("m").replicas) == both
         async with second.run.session.delete(f"{second.run.admin_url}/warmroute/replicas/added") as answer:

@@ -262,7 +262,7 @@ async def test_a_successor_begins_with_the_configuration_that_the_others_have(ca
                 assert (await run.post())[0] == 200
             assert not one.requests
             page = await run.metrics()
-            assert page['warmroute_reloads_total{result="invalid"}'] == 1
+            assert page['warmroute_config_reloads_total{result="invalid"}'] == 1
 
 
 async def test_the_last_counts_of_workers_that_go_down_are_heard() -> None:

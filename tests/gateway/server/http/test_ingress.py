@@ -109,7 +109,7 @@ async def test_one_client_cannot_take_all_the_memory(frame: Callable[[bytes], by
         metrics = await run.metrics()
         assert metrics["warmroute_inflight_limit_bytes"] == 11 * MIB
         assert metrics["warmroute_inflight_bytes"] == pytest.approx(budget.held, abs=10_000)
-        assert metrics["warmroute_inflight_refused_total"] == len(refused)
+        assert metrics["warmroute_memory_rejected_total"] == len(refused)
         await stack.aclose()
         await released(run)
         await served(run)
