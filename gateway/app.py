@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gateway.accounting.meter import Meter
-from gateway.admission.connection_limit import Connections
+from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
 from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
 from gateway.cluster.listeners import open_listeners, url_of
@@ -147,7 +147,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     upstream = UpstreamClient(live, around.resolver, fleet.connection_closed, loops, around.dials)
     parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)
     running, access = Running(), Access(live)
-    memory, connections = Budget(budget_bytes(config)), Connections(connection_limit(config))
+    memory, connections = Budget(budget_bytes(config)), ConnectionLimit(connection_limit(config))
     attempts = Attempts(fleet=fleet, upstream=upstream, metrics=metrics, clock=clock, chance=chance)
     resumption = Resumption(live=live, attempts=attempts, parsing=parsing, metrics=metrics, clock=clock)
     lifecycle = Lifecycle(

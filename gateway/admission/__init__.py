@@ -1,1 +1,1 @@
-"""Who may come in, and when: the pools' queues, bounds on memory and on connections."""
+"""Admission: the pools' queues, limits on memory and on connections."""

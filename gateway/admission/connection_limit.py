@@ -1,16 +1,15 @@
-"""How many connections clients may have open, all together and each client. Pure.
+"""Limit on open client connections, in total and per client. Pure.
 
-A client (`memory.client_of`: a remote address) may open a connection while it has fewer than SHARE times as many as are still
-free (a dynamic threshold, as in `memory.py`). So
+A client (`memory.client_of`: a remote address) may open a connection while it has fewer than SHARE times the number of free
+ones (a dynamic threshold, as in `memory.py`). So
 
-- a client that is alone gets SHARE / (1 + SHARE) of the limit: nine tenths, for behind a reverse proxy all clients are one;
-- n clients that take all they can get have SHARE / (1 + n * SHARE) of it each, and 1 / (1 + n * SHARE) stays free, so that the
-  next one can connect;
-- nothing has to be configured for a client, and on the clients' port no connection is closed in favour of another (on the
-  listeners beside it an idle one may be: `hand_over`, `ClientServer.admit`).
+- a single client gets SHARE / (1 + SHARE) of the limit: nine tenths, because behind a reverse proxy all clients are one;
+- n greedy clients have SHARE / (1 + n * SHARE) of it each, and 1 / (1 + n * SHARE) stays free for the next one;
+- no client has to be configured, and on the clients' port no connection is closed in favour of another (on the operators'
+  listeners an idle one may be: `replace`, `ClientServer.admit`).
 
-Invariants: `open` is the sum of what the clients have, at most the limit that was in force; no client is kept without a
-connection. All operations O(1).
+Invariants: `open` is the sum over clients, at most the limit in force when the last was admitted; a client without connections
+has no entry. All operations O(1).
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from typing import Final
 SHARE: Final = 9
 
 
-class Connections:
-    """See the top of this file. limit: may be changed at any time, open connections stay; open: how many there are; refused:
-    how many were not admitted.
+class ConnectionLimit:
+    """See the top of this file. limit: may be changed at any time, open connections stay; open: their number; refused: the
+    number not admitted.
     """
 
     __slots__ = ("_by_client", "limit", "open", "refused")
@@ -34,7 +33,7 @@ class Connections:
         self._by_client: dict[str, int] = {}
 
     def admit(self, client: str) -> bool:
-        """Count one more connection of this client, if it may have it; `release` it once."""
+        """Count a connection of this client, if it may have one more; `release` it once."""
         count = self._by_client.get(client, 0)
         if count >= SHARE * (self.limit - self.open):
             self.refused += 1
@@ -44,7 +43,7 @@ class Connections:
         return True
 
     def release(self, client: str) -> None:
-        """One that was admitted has closed."""
+        """An admitted connection has closed."""
         count = self._by_client[client] - 1
         if count:
             self._by_client[client] = count
@@ -52,15 +51,15 @@ class Connections:
             del self._by_client[client]
         self.open -= 1
 
-    def hand_over(self, giver: str, taker: str) -> None:
-        """A connection that was admitted closes in favour of another client's, or of the same one's."""
-        self.release(giver)
-        self.refused -= 1  # `admit` has said no before
-        self._by_client[taker] = self._by_client.get(taker, 0) + 1
+    def replace(self, evicted: str, admitted: str) -> None:
+        """Close a connection of the client `evicted` in favour of one that `admit` has just refused to `admitted`."""
+        self.release(evicted)
+        self.refused -= 1
+        self._by_client[admitted] = self._by_client.get(admitted, 0) + 1
         self.open += 1
 
     def of(self, client: str) -> int:
-        """How many the client has."""
+        """The number of a client's connections."""
         return self._by_client.get(client, 0)
 
     def check(self) -> None:
@@ -69,4 +68,4 @@ class Connections:
         assert all(count > 0 for count in self._by_client.values())
 
     def __repr__(self) -> str:
-        return f"<Connections {self.open}/{self.limit}, {len(self._by_client)} clients>"
+        return f"<ConnectionLimit {self.open}/{self.limit}, {len(self._by_client)} clients>"

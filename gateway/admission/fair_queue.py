@@ -1,9 +1,9 @@
-"""Who waits for a place at a pool's replicas, whose turn it is, and how long that takes. Pure.
+"""Fair queue of requests that wait for a slot of a pool, and an estimate of their waiting time. Pure.
 
-The higher priority goes first. Within one priority the tenants take turns, and within one tenant it is first come, first
-served: who sends a thousand requests delays his own. When the line is full, the newest request of the lowest priority, of the
-tenant who has the most in line there, gives way to one of a higher priority, and to one of the same priority whose tenant has
-at least two fewer in line; else one tenant's thousand would lock all others out.
+Order: by priority, highest first; round robin over tenants within a priority; FIFO within a tenant. A tenant who sends a
+thousand requests delays only his own. A full queue diswaiters its last waiter (lowest priority, there the tenant with the most
+waiters, of these the newest) in favour of a higher priority, or of the same priority and a tenant with at least two waiters
+fewer: a thousand requests of one tenant cannot lock the others out.
 """
 
 from __future__ import annotations
@@ -13,80 +13,80 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-_REMEMBERED = 64  # releases that the pace remembers, about
+_WINDOW = 64  # releases over which the rate is averaged, about
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class Place(Generic[T]):
-    """One request in line. told: how it hears what became of it; no business of the line."""
+class Waiter(Generic[T]):
+    """One queued request. result: carries the outcome to it; opaque to the queue."""
 
     tenant: str
     priority: int
-    told: T
+    result: T
 
 
-class Line(Generic[T]):
-    """Who waits, and whose turn it is. All operations are O(1) but for `last` and `gives_way`, which are O(tenants in line)."""
+class FairQueue(Generic[T]):
+    """See the top of this file. Operations are O(1), except `last` and `displaced_by`: O(tenants in the queue)."""
 
     def __init__(self) -> None:
-        # priority -> tenant (the one whose turn it is first) -> its places, the oldest first; no part is ever empty
-        self._levels: dict[int, OrderedDict[str, OrderedDict[Place[T], None]]] = {}
-        self._priorities: list[int] = []  # of the levels, rising
+        # priority -> tenant (next to be served first) -> its waiters, oldest first; no part is ever empty
+        self._levels: dict[int, OrderedDict[str, OrderedDict[Waiter[T], None]]] = {}
+        self._priorities: list[int] = []  # of the levels, ascending
         self._size = 0
 
-    def add(self, place: Place[T]) -> None:
-        """At the end of its tenant's; a tenant who has none in line at this priority takes his turn after the others."""
-        level = self._levels.get(place.priority)
+    def add(self, waiter: Waiter[T]) -> None:
+        """Append to its tenant's waiters; a tenant without waiters at this priority is served after all others."""
+        level = self._levels.get(waiter.priority)
         if level is None:
-            level = self._levels[place.priority] = OrderedDict()
-            bisect.insort(self._priorities, place.priority)
-        level.setdefault(place.tenant, OrderedDict())[place] = None
+            level = self._levels[waiter.priority] = OrderedDict()
+            bisect.insort(self._priorities, waiter.priority)
+        level.setdefault(waiter.tenant, OrderedDict())[waiter] = None
         self._size += 1
 
-    def first(self) -> Place[T] | None:
-        """Whose turn it is."""
+    def first(self) -> Waiter[T] | None:
+        """The next waiter to be served."""
         if not self._priorities:
             return None
         level = self._levels[self._priorities[-1]]
         return next(iter(level[next(iter(level))]))
 
-    def serve(self, place: Place[T]) -> None:
-        """It has had its turn: its tenant's next one is after all other tenants'."""
-        self.remove(place)
-        level = self._levels.get(place.priority)
-        if level is not None and place.tenant in level:
-            level.move_to_end(place.tenant)
+    def served(self, waiter: Waiter[T]) -> None:
+        """Remove a waiter that gets a slot; its tenant moves behind all others."""
+        self.remove(waiter)
+        level = self._levels.get(waiter.priority)
+        if level is not None and waiter.tenant in level:
+            level.move_to_end(waiter.tenant)
 
-    def remove(self, place: Place[T]) -> bool:
-        """It leaves; its tenant keeps his turn if he has others in line. False if it is not in line."""
-        level = self._levels.get(place.priority, OrderedDict())
-        places = level.get(place.tenant)
-        if places is None or place not in places:
+    def remove(self, waiter: Waiter[T]) -> bool:
+        """Remove a waiter that leaves; its tenant keeps its turn. False if it is not in the queue."""
+        level = self._levels.get(waiter.priority, OrderedDict())
+        waiters = level.get(waiter.tenant)
+        if waiters is None or waiter not in waiters:
             return False
         self._size -= 1
-        del places[place]
-        if not places:
-            del level[place.tenant]
+        del waiters[waiter]
+        if not waiters:
+            del level[waiter.tenant]
         if not level:
-            del self._levels[place.priority]
-            self._priorities.remove(place.priority)
+            del self._levels[waiter.priority]
+            self._priorities.remove(waiter.priority)
         return True
 
-    def last(self) -> Place[T] | None:
-        """Who is sent away when there are too many: at the lowest priority, of the tenant with the most there, the newest.
+    def last(self) -> Waiter[T] | None:
+        """The waiter to be displaced first: lowest priority, there the tenant with the most waiters, of these the newest.
 
-        Of several such tenants the one whose turn comes last.
+        Of several such tenants, the one served last.
         """
         if not self._priorities:
             return None
         level = self._levels[self._priorities[0]]
         most = max(map(len, level.values()))
-        return next(next(reversed(places)) for places in reversed(level.values()) if len(places) == most)
+        return next(next(reversed(waiters)) for waiters in reversed(level.values()) if len(waiters) == most)
 
-    def gives_way(self, tenant: str, priority: int) -> Place[T] | None:
-        """Who leaves a full line for this newcomer. None: nobody does."""
+    def displaced_by(self, tenant: str, priority: int) -> Waiter[T] | None:
+        """The waiter that a full queue diswaiters for this request; None: none."""
         last = self.last()
         if last is None or last.priority > priority:
             return None
@@ -100,30 +100,27 @@ class Line(Generic[T]):
         return self._size
 
     def check(self) -> None:
-        """Assert that everyone stands where it belongs. O(n)."""
+        """Raises AssertionError if an invariant is broken. O(n)."""
         assert self._priorities == sorted(self._levels)
         size = 0
         for priority, level in self._levels.items():
             assert level
-            for tenant, places in level.items():
-                assert places
-                assert all(place.tenant == tenant and place.priority == priority for place in places)
-                size += len(places)
+            for tenant, waiters in level.items():
+                assert waiters
+                assert all(waiter.tenant == tenant and waiter.priority == priority for waiter in waiters)
+                size += len(waiters)
         assert size == self._size
 
     def __repr__(self) -> str:
         levels = (
-            f"{priority}: " + ", ".join(f"{tenant} {len(places)}" for tenant, places in self._levels[priority].items())
+            f"{priority}: " + ", ".join(f"{tenant} {len(waiters)}" for tenant, waiters in self._levels[priority].items())
             for priority in reversed(self._priorities)
         )
-        return f"<Line {'; '.join(levels) or 'empty'}>"
+        return f"<FairQueue {'; '.join(levels) or 'empty'}>"
 
 
-class Pace:
-    """How fast places come free while all are taken; what happens in easier times tells nothing of that.
-
-    It begins as the belief of one place a second, which is worth one release.
-    """
+class ReleaseRate:
+    """How fast slots come free, measured while all are taken. Prior: one slot per second, with the weight of one release."""
 
     __slots__ = ("_releases", "_seconds", "_since")
 
@@ -132,22 +129,22 @@ class Pace:
         self._seconds = 1.0
         self._since = 0.0
 
-    def full(self, now: float) -> None:
-        """From now on all places are taken."""
+    def saturated(self, now: float) -> None:
+        """All slots are taken from now on."""
         self._since = now
 
     def released(self, now: float) -> None:
-        """One of them came free."""
-        if self._releases >= _REMEMBERED:
+        """One slot came free."""
+        if self._releases >= _WINDOW:
             self._releases /= 2
             self._seconds /= 2
         self._releases += 1
         self._seconds += now - self._since
         self._since = now
 
-    def seconds(self, places: int, now: float) -> float:
-        """How long it takes until so many places come free, all being taken now."""
-        return places * (self._seconds + now - self._since) / self._releases
+    def seconds_until(self, slots: int, now: float) -> float:
+        """Expected seconds until this number of slots has come free, if all are taken now."""
+        return slots * (self._seconds + now - self._since) / self._releases
 
     def __repr__(self) -> str:
-        return f"<Pace {self._releases / self._seconds:.3g}/s>"
+        return f"<ReleaseRate {self._releases / self._seconds:.3g}/s>"

@@ -1,19 +1,18 @@
-"""How many bytes the clients' requests may hold in memory, all together and each client. Pure.
+"""Limit on the memory that clients' requests hold, in total and per client. Pure.
 
-Every byte that a client sends is charged when it arrives and released when it is dropped: unfinished heads, bodies, pipelined
-bytes. A client (a remote address) may hold at most SHARE times what is still free at that moment (dynamic thresholds, Choudhury
+Every byte that a client sends is charged when it arrives and released when it is dropped: partial heads, bodies, pipelined
+bytes. A client (a remote address) may hold at most SHARE times the free bytes at that moment (dynamic thresholds, Choudhury
 and Hahne, 1998), so
 
-- a client that is alone may hold SHARE / (1 + SHARE) of the limit;
-- n clients that take all they can get hold SHARE / (1 + n * SHARE) of it each, and 1 / (1 + n * SHARE) stays free for the
-  next one;
-- nothing has to be configured for a client, and nobody's bytes are thrown away for somebody else.
+- a single client may hold SHARE / (1 + SHARE) of the limit;
+- n greedy clients hold SHARE / (1 + n * SHARE) of it each, and 1 / (1 + n * SHARE) stays free for the next one;
+- no client has to be configured, and no bytes of one client are dropped in favour of another.
 
     Budget ─┬─ Account (one client) ─┬─ Lease (one request, one connection): grow, shrink, close
             └─ Account               └─ Lease
 
-Invariants: a lease holds what was granted and not released; an account holds what its leases hold; the budget holds what its
-accounts hold, at most its limit; there is an account for every client with an open lease, and no other. All operations O(1).
+Invariants: a lease holds what was granted and not released; an account, the sum of its leases; the budget, the sum of its
+accounts, at most its limit; exactly the clients with an open lease have an account. All operations O(1).
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from typing import Final
 from gateway.errors import over_budget
 
 SHARE: Final = 4
-LARGE_BODY: Final = 1 << 18  # bytes; what is made of a smaller body while it is parsed is not worth counting
-PARSE_COPIES: Final = 2  # lengths of a large body: it is in the parser process too, and is copied when something is added
+LARGE_BODY: Final = 1 << 18  # bytes; the parser's copies of smaller bodies are not charged
+PARSE_COPIES: Final = 2  # of a large body while it is parsed: one in the parser process, one when it is edited
 
 
 class Budget:
     """See the top of this file. limit: in bytes, may be changed at any time; held: bytes that are charged now; refused:
-    leases that were not granted what they asked for.
+    leases that were not granted all they needed.
     """
 
     __slots__ = ("_accounts", "held", "limit", "refused")
@@ -44,7 +43,7 @@ class Budget:
         self._accounts: dict[str, Account] = {}
 
     def lease(self, client: str) -> Lease:
-        """A new lease, of nothing yet. client: what fairness goes by."""
+        """A new, empty lease. client: the unit of fairness."""
         account = self._accounts.get(client)
         if account is None:
             account = Account(self, client)
@@ -52,7 +51,7 @@ class Budget:
 
     @property
     def largest(self) -> int:
-        """Bytes that a client can hold if there is no other."""
+        """Bytes that a single client can hold."""
         return largest_of(self.limit)
 
     @property
@@ -67,7 +66,7 @@ class Budget:
         del self._accounts[account.client]
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant is broken, as far as they can be seen from here."""
+        """Raises AssertionError if an invariant of the budget or its accounts is broken."""
         assert self.held == sum(account.held for account in self._accounts.values())
         for client, account in self._accounts.items():
             assert account.client == client
@@ -79,7 +78,7 @@ class Budget:
 
 
 class Account:
-    """What one client holds. It exists as long as it has an open lease."""
+    """One client's bytes. Exists while it has an open lease."""
 
     __slots__ = ("_budget", "client", "held", "open_leases")
 
@@ -90,16 +89,16 @@ class Account:
         self.open_leases = 0
 
     def lease(self) -> Lease:
-        """A new lease, of nothing yet."""
+        """A new, empty lease."""
         if not self.open_leases:
             self._budget._keep(self)
         self.open_leases += 1
         return Lease(self)
 
     def grants(self, size: int) -> bool:
-        """Whether the client may hold `size` bytes more now. For leases only, as what follows."""
+        """Whether the client may hold `size` bytes more now. This and the methods below are for leases only."""
         held, free = self.held + size, self._budget.limit - self._budget.held - size
-        return held <= free or held <= SHARE * free  # mostly the first, which costs less
+        return held <= free or held <= SHARE * free  # the first test is cheaper and mostly decides
 
     def count_refusal(self) -> None:
         self._budget.refused += 1
@@ -118,7 +117,7 @@ class Account:
 
     @property
     def largest(self) -> int:
-        """Bytes that this client could hold if there were no other."""
+        """Bytes that this client could hold if it were the only one."""
         return self._budget.largest
 
     def __repr__(self) -> str:
@@ -126,10 +125,10 @@ class Account:
 
 
 class Lease:
-    """Bytes that something of a client holds. Closed once; whatever is called after that does nothing.
+    """Bytes held by one request or connection of a client. After `close`, all methods do nothing.
 
-    head: how many of them are the request's head; they stay when its body is dropped. refused: how many it would have held
-    with the first that were not granted, 0: all were.
+    head: the bytes of the request's head, which stay when its body is dropped. refused: its size including the first bytes that
+    were not granted; 0: all were.
     """
 
     __slots__ = ("account", "head", "held", "open", "refused")
@@ -142,7 +141,7 @@ class Lease:
         self.refused = 0
 
     def grow(self, size: int) -> bool:
-        """Charge `size` bytes more. False, and nothing is charged, if the client may not hold them."""
+        """Charge `size` bytes more. False, without a charge, if the client may not hold them."""
         if not self.open:
             return True
         if not self.fits(size):
@@ -152,7 +151,7 @@ class Lease:
         return True
 
     def fits(self, size: int) -> bool:
-        """Whether `grow` would charge them. False is a refusal, as it is there."""
+        """Whether `grow` would charge them. False counts as a refusal."""
         if self.account.grants(size):
             return True
         if not self.refused:
@@ -161,14 +160,14 @@ class Lease:
         return False
 
     def shrink(self, size: int) -> None:
-        """Release `size` bytes, at most all that it holds."""
+        """Release `size` bytes, at most those held."""
         size = min(size, self.held)
         if size > 0 and self.open:
             self.held -= size
             self.account.add(-size)
 
     def resize(self, size: int) -> bool:
-        """Hold exactly `size` bytes. False, and nothing changes, if the client may not hold them."""
+        """Hold exactly `size` bytes. False, without a change, if the client may not hold them."""
         if size > self.held:
             return self.grow(size - self.held)
         self.shrink(self.held - size)
@@ -190,7 +189,7 @@ class Lease:
 
 
 def largest_of(limit: int) -> int:
-    """Bytes that a client can hold, if there is no other, of a budget of `limit` bytes."""
+    """Bytes that a single client can hold of a budget of `limit` bytes."""
     return limit * SHARE // (1 + SHARE)
 
 
@@ -200,12 +199,12 @@ def limit_for(size: int) -> int:
 
 
 def peak_of(size: int) -> int:
-    """What a request of `size` bytes needs at most: while it is parsed."""
+    """Peak memory of a request of `size` bytes: while it is parsed."""
     return size * (1 + PARSE_COPIES) if size >= LARGE_BODY else size
 
 
 def client_of(peer: object) -> str:
-    """What fairness goes by, of a socket's peer name: an IPv4 address, an IPv6 network of 64 bits (a client has all of it)."""
+    """The unit of fairness for a socket's peer name: an IPv4 address, or an IPv6 /64 (a client usually has all of it)."""
     if not isinstance(peer, tuple) or not peer:
         return "local"  # a unix socket
     address = str(peer[0]).partition("%")[0]
@@ -221,9 +220,9 @@ def client_of(peer: object) -> str:
 
 @contextlib.contextmanager
 def holding(lease: Lease, size: int, body: int = 0) -> Iterator[None]:
-    """Charge memory that something takes, as long as that takes. Raises GatewayError 503 or 413 if there is no room.
+    """Charge `size` bytes within the context. Raises GatewayError 503 or 413 if there is no room.
 
-    body: the size of the body that it is needed for, if that is known.
+    body: size of the body that they are needed for, if known.
     """
     if not lease.grow(size):
         raise over_budget(lease.held + size, lease.account.largest, body)
@@ -234,5 +233,5 @@ def holding(lease: Lease, size: int, body: int = 0) -> Iterator[None]:
 
 
 def parsing(lease: Lease, size: int) -> contextlib.AbstractContextManager[None]:
-    """Charge what it takes to parse a large body, as long as that takes. Raises GatewayError 503 or 413 if there is no room."""
+    """Charge the copies of a large body within the context. Raises GatewayError 503 or 413 if there is no room."""
     return holding(lease, PARSE_COPIES * size, size)

@@ -1,20 +1,20 @@
-"""Who may go to a pool's replicas now, who waits, who is refused.
+"""Admission of requests to a pool: a bound on requests at its replicas, and a bounded queue before it.
 
-    try_admit / wait ──► a place is free ───────────────────────────► Permit ── release ──► the place goes to the next in line
-                    └──► none ──► in line ── its turn comes ──────────►┘
-                             └──► the line is full, `queue_s` is over, or its place in line is needed ──► 429, Retry-After
+    try_admit / wait ──► free slot ───────────────────────────► Permit ── release ──► the slot goes to the next waiter
+                    └──► none ──► queued ── next waiter ───────►┘
+                             └──► queue full, `queue_s` over, or displaced ──► 429, Retry-After
 
-A pool has `max_inflight` places and a line of `max_queue`. As long as anybody waits, every place is taken; so whoever finds a
-place free overtakes nobody, and the usual request costs one comparison. A place that is given back goes straight to the next
-in line (`fair_queue.py`), never in between. A `Permit` is given back once, in a `finally`; further times count for nothing.
+A pool has `max_inflight` slots and a queue of `max_queue`. While there are waiters, all slots are taken; so a request that
+finds a free slot overtakes none, and the usual request costs one comparison. A released slot goes directly to the next waiter
+(`fair_queue.py`). A `Permit` is released in a `finally`; `release` is idempotent.
 
-A request that waits hears what became of it through a future. Its client may leave at any time: then it leaves the line, or,
-if it had just been handed a place and could not use it, hands that on.
+A waiter gets its outcome through a future. If its client disconnects, it leaves the queue, or passes on the slot that it has
+just been given.
 
-Retry-After tells how long the line that is now will need, from how fast places came free lately while all were taken.
+Retry-After is the expected waiting time behind the present queue, from the rate at which slots came free lately.
 
-Where several processes share a pool, each has a line of its own, and hears a moment later how many places the others have
-taken (`others`): for that moment the bound may be overstepped by what was taken at the same time.
+Processes that share a pool have a queue each, and learn with a delay how many slots the others use (`set_remote_inflight`).
+During that delay the bound may be exceeded by what was admitted concurrently.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import re
 import time
 from collections.abc import Callable
 
-from gateway.admission.fair_queue import Line, Pace, Place
+from gateway.admission.fair_queue import FairQueue, ReleaseRate, Waiter
 from gateway.errors import GatewayError, bad_request
 
 MAX_PRIORITY = 100
-RETRY_S = 1, 60  # the least and the most that Retry-After says
+RETRY_S = 1, 60  # bounds of Retry-After
 
 QUEUE_FULL, DISPLACED, QUEUE_TIMEOUT = "queue_full", "displaced", "queue_timeout"
 REASONS = (QUEUE_FULL, DISPLACED, QUEUE_TIMEOUT)
@@ -38,7 +38,7 @@ _WHOLE = re.compile(r"[-+]?[0-9]{1,3}", re.ASCII)
 
 
 def priority_of(header: str | None) -> int:
-    """What a request's priority header says: -100 to 100, higher goes first; 0 without one."""
+    """The value of a request's priority header: -100 to 100, higher goes first; 0 without one. Raises GatewayError 400."""
     if header is None:
         return 0
     text = header.strip()
@@ -49,7 +49,7 @@ def priority_of(header: str | None) -> int:
 
 
 class Permit:
-    """One place of a pool. `release` it in one `finally`; again is harmless."""
+    """One slot of a pool. `release` it in one `finally`; idempotent."""
 
     __slots__ = ("_pool",)
 
@@ -66,122 +66,122 @@ class Permit:
         return "<Permit released>" if self._pool is None else "<Permit>"
 
 
-_Waiter = Place[asyncio.Future[Permit | GatewayError]]
+_Waiter = Waiter[asyncio.Future[Permit | GatewayError]]
 
 
 class Admission:
-    """See the top of this file. inflight: places taken. refused: how many so far, by reason."""
+    """See the top of this file. inflight: slots taken. refused: requests rejected so far, by reason."""
 
     def __init__(
         self, *, max_inflight: int, max_queue: int, queue_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.inflight = 0
-        self._elsewhere = 0  # places that other processes have taken
+        self._remote_inflight = 0  # slots taken by other processes
         self.refused = dict.fromkeys(REASONS, 0)
         self._max_inflight, self._max_queue, self._queue_s = max_inflight, max_queue, queue_s
         self._clock = clock
-        self._line: Line[asyncio.Future[Permit | GatewayError]] = Line()
-        self._pace = Pace()
+        self._queue: FairQueue[asyncio.Future[Permit | GatewayError]] = FairQueue()
+        self._rate = ReleaseRate()
 
     @property
     def waiting(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
     def try_admit(self) -> Permit | None:
-        """A place, if one is free. None: `wait` for it. O(1)."""
-        taken = self.inflight + self._elsewhere
+        """A permit if a slot is free; None: `wait` for one. O(1)."""
+        taken = self.inflight + self._remote_inflight
         if taken >= self._max_inflight:
             return None
         self.inflight += 1
         if taken + 1 == self._max_inflight:
-            self._pace.full(self._clock())
+            self._rate.saturated(self._clock())
         return Permit(self)
 
     async def wait(self, tenant: str, priority: int) -> Permit:
-        """A place, at once or when its turn comes. Raises the GatewayError 429 that says why not."""
+        """A permit, at once or from the queue. Raises GatewayError 429."""
         permit = self.try_admit()
         if permit is not None:
             return permit
         loop = asyncio.get_running_loop()
-        place: _Waiter = Place(tenant, priority, loop.create_future())
-        self._enter(place)
-        timer = loop.call_later(self._queue_s, self._turn_out, place, QUEUE_TIMEOUT)
+        waiter: _Waiter = Waiter(tenant, priority, loop.create_future())
+        self._enqueue(waiter)
+        timer = loop.call_later(self._queue_s, self._reject, waiter, QUEUE_TIMEOUT)
         answer = None
         try:
-            answer = await place.told
+            answer = await waiter.result
         finally:
             timer.cancel()
             if answer is None:
-                self._left(place)
+                self._abandon(waiter)
         if isinstance(answer, GatewayError):
             raise answer.again()
         return answer
 
     def resize(self, *, max_inflight: int, max_queue: int, queue_s: float) -> None:
-        """New bounds. Who runs goes on, who no longer fits in line is refused; queue_s is for those who come from now on."""
+        """New bounds. Running requests go on, waiters beyond max_queue are rejected; queue_s applies to later requests."""
         was_full = self._full
         self._max_inflight, self._max_queue, self._queue_s = max_inflight, max_queue, queue_s
-        self._hand_out()
+        self._dispatch()
         if self._full and not was_full:
-            self._pace.full(self._clock())
-        while len(self._line) > max_queue and (last := self._line.last()):
-            self._turn_out(last, DISPLACED)
+            self._rate.saturated(self._clock())
+        while len(self._queue) > max_queue and (last := self._queue.last()):
+            self._reject(last, DISPLACED)
 
-    def others(self, taken: int) -> None:
-        """So many places are taken by other processes now."""
+    def set_remote_inflight(self, taken: int) -> None:
+        """taken: slots that other processes have taken now."""
         was_full = self._full
-        if was_full and taken < self._elsewhere:
-            self._pace.released(self._clock())
-        self._elsewhere = taken
-        self._hand_out()
+        if was_full and taken < self._remote_inflight:
+            self._rate.released(self._clock())
+        self._remote_inflight = taken
+        self._dispatch()
         if self._full and not was_full:
-            self._pace.full(self._clock())
+            self._rate.saturated(self._clock())
 
     @property
     def _full(self) -> bool:
-        return self.inflight + self._elsewhere >= self._max_inflight
+        return self.inflight + self._remote_inflight >= self._max_inflight
 
-    def _enter(self, place: _Waiter) -> None:
-        if len(self._line) >= self._max_queue:
-            last = self._line.gives_way(place.tenant, place.priority)
+    def _enqueue(self, waiter: _Waiter) -> None:
+        if len(self._queue) >= self._max_queue:
+            last = self._queue.displaced_by(waiter.tenant, waiter.priority)
             if last is None:
-                raise self._refusal(QUEUE_FULL)
-            self._turn_out(last, DISPLACED)
-        self._line.add(place)
+                raise self._rejection(QUEUE_FULL)
+            self._reject(last, DISPLACED)
+        self._queue.add(waiter)
 
-    def _turn_out(self, place: _Waiter, reason: str) -> None:
-        """Refuse one that is in line, unless it has just left or been served."""
-        if self._line.remove(place) and not place.told.done():
-            place.told.set_result(self._refusal(reason))
+    def _reject(self, waiter: _Waiter, reason: str) -> None:
+        """Reject a waiter, unless it has just left or been served."""
+        if self._queue.remove(waiter) and not waiter.result.done():
+            waiter.result.set_result(self._rejection(reason))
 
-    def _left(self, place: _Waiter) -> None:
-        """Its client is gone. If it was handed a place meanwhile, nobody is there to use it."""
-        if not self._line.remove(place) and place.told.done() and not place.told.cancelled():
-            answer = place.told.result()
+    def _abandon(self, waiter: _Waiter) -> None:
+        """Its client is gone: leave the queue, or release the slot that it was given meanwhile."""
+        if not self._queue.remove(waiter) and waiter.result.done() and not waiter.result.cancelled():
+            answer = waiter.result.result()
             if isinstance(answer, Permit):
                 answer.release()
 
     def _released(self) -> None:
         if self._full:
-            self._pace.released(self._clock())
+            self._rate.released(self._clock())
         self.inflight -= 1
-        self._hand_out()
+        self._dispatch()
 
-    def _hand_out(self) -> None:
-        """Give the free places to those in line."""
-        while not self._full and (place := self._line.first()):
-            if place.told.done():  # cancelled in this very tick: it takes no turn
-                self._line.remove(place)
+    def _dispatch(self) -> None:
+        """Give free slots to waiters."""
+        while not self._full and (waiter := self._queue.first()):
+            if waiter.result.done():  # cancelled in this tick: keeps its tenant's turn
+                self._queue.remove(waiter)
                 continue
-            self._line.serve(place)
+            self._queue.served(waiter)
             self.inflight += 1
-            place.told.set_result(Permit(self))
+            waiter.result.set_result(Permit(self))
 
-    def _refusal(self, reason: str) -> GatewayError:
+    def _rejection(self, reason: str) -> GatewayError:
         self.refused[reason] += 1
         least, most = RETRY_S
-        seconds = math.ceil(min(most, max(least, self._pace.seconds(len(self._line) + 1, self._clock()))))
-        state = f"{self.inflight + self._elsewhere} running, {len(self._line)} waiting"
+        seconds = math.ceil(min(most, max(least, self._rate.seconds_until(len(self._queue) + 1, self._clock()))))
+        state = f"{self.inflight + self._remote_inflight} running, {len(self._queue)} waiting"
         if reason == QUEUE_TIMEOUT:
             what, code = f"The request has waited too long for a replica ({state})", "queue_timeout"
         else:
@@ -189,11 +189,11 @@ class Admission:
         return GatewayError(429, code, f"{what}. Retry after {seconds} s.", retry_after_s=seconds)
 
     def check(self) -> None:
-        """Assert that no place is idle while somebody waits, and that the line is within its bound."""
-        self._line.check()
+        """Raises AssertionError if a slot is free while there are waiters, or the queue exceeds its bound."""
+        self._queue.check()
         assert self.inflight >= 0
-        assert len(self._line) <= self._max_queue
-        assert not self._line or self._full
+        assert len(self._queue) <= self._max_queue
+        assert not self._queue or self._full
 
     def __repr__(self) -> str:
         return f"<Admission {self.inflight}/{self._max_inflight} running, {self.waiting}/{self._max_queue} waiting>"

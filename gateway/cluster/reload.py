@@ -24,7 +24,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from gateway.admission.connection_limit import Connections
+from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
 from gateway.cluster.membership import Membership
 from gateway.cluster.process import budget_bytes, connection_limit
@@ -52,7 +52,7 @@ class Parts:
     upstream: UpstreamClient
     router: Router
     memory: Budget
-    connections: Connections
+    connections: ConnectionLimit
 
     def apply(self, config: Config) -> None:
         """All but the fleet."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from gateway.admission.connection_limit import Connections
+from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
 from gateway.cluster.process import connection_limit
 from gateway.config.live import Live
@@ -57,7 +57,7 @@ class Served:
     running: Running
     loops: LoopGuard
     memory: Budget
-    connections: Connections
+    connections: ConnectionLimit
     seam: Seam
 
 
@@ -79,14 +79,14 @@ def side_runner(served: Served, name: str) -> AnyRunner:
     def refusal() -> GatewayError:
         return GatewayError(503, "too_many_connections", f"There are {SIDE_CONNECTIONS} open connections here.")
 
-    return _runner(served, side_app(served, name), None, Connections(SIDE_CONNECTIONS), refusal)
+    return _runner(served, side_app(served, name), None, ConnectionLimit(SIDE_CONNECTIONS), refusal)
 
 
 def _runner(
     served: Served,
     app: web.Application,
     handler: Callable[[ClientRequest], Awaitable[ClientReply]] | None,
-    places: Connections,
+    places: ConnectionLimit,
     refusal: Callable[[], GatewayError],
 ) -> AnyRunner:
     """handler, places, refusal: see ClientServer."""

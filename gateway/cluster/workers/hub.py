@@ -119,7 +119,7 @@ class Hub:
 
     def _forget_departed(self) -> None:
         """Drop the counters of replicas and pools that no living worker counts for any more."""
-        counted = Metrics().page
+        counted = Metrics().instruments
         for member in self.members.values():
             if not member.counters:  # it has not reported yet
                 return

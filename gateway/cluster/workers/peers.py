@@ -163,7 +163,7 @@ class Peers:
             self._local.metrics.worker_replication_lag_seconds.observe((), age_s)
         ledger = self._local.router.ledger
         for pool in self._local.fleet.pools:
-            pool.admission.others(sum(ledger.of(state.name).remote_inflight for state in pool.replicas))
+            pool.admission.set_remote_inflight(sum(ledger.of(state.name).remote_inflight for state in pool.replicas))
 
     # -- the control plane
 

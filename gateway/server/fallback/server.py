@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from aiohttp import web
 
-from gateway.admission.connection_limit import Connections
+from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget, client_of
 from gateway.config.live import Live
 from gateway.errors import GatewayError
@@ -30,7 +30,7 @@ Handler = Callable[[web.Request], Awaitable[Any]]
 class Door(asyncio.Protocol):
     """Around aiohttp's protocol of one connection: counts the connection, or refuses it."""
 
-    def __init__(self, places: Connections, busy: Callable[[], bytes], make: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, places: ConnectionLimit, busy: Callable[[], bytes], make: Callable[[], asyncio.Protocol]) -> None:
         """busy: the answer to a connection too many."""
         self._places = places
         self._busy = busy
@@ -79,7 +79,7 @@ class PublicRunner(web.AppRunner):
         app: web.Application,
         *,
         live: Live,
-        places: Connections,
+        places: ConnectionLimit,
         refusal: Callable[[], GatewayError],
         shutdown_timeout: float,
     ) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, cast
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gateway.admission.connection_limit import Connections
+from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget, Lease, client_of
 from gateway.config.addresses import is_local
 from gateway.errors import GatewayError
@@ -51,7 +51,7 @@ class ConnectionServer(Protocol):
     handler: Callable[[Any], Awaitable[Any]]
     fast_paths: frozenset[str]
     budget: Budget
-    places: Connections
+    places: ConnectionLimit
     half_closed: HalfClosed
 
     @property
@@ -160,7 +160,7 @@ class ClientConnection(aiohttp_seam.Connection):
 
     def make_room(self, client: str) -> None:
         """Close this connection, whose place a connection of that client takes at once."""
-        self._server.places.hand_over(self._client, client)
+        self._server.places.replace(self._client, client)
         self._client = ""
         self._abort()
 

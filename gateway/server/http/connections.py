@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from aiohttp import HttpVersion11, web
 
-from gateway.admission.connection_limit import Connections
+from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
 from gateway.config.live import Live
 from gateway.errors import GatewayError
@@ -44,7 +44,7 @@ class ClientServer(web.Server):
         *,
         live: Live,
         budget: Budget,
-        places: Connections,
+        places: ConnectionLimit,
         refusal: Callable[[], GatewayError],
     ) -> None:
         """handler: None: everything goes to the application, and an idle connection makes room for a new one. budget: of the

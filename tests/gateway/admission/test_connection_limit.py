@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from yarl import URL
 
-from gateway.admission.connection_limit import SHARE, Connections
+from gateway.admission.connection_limit import SHARE, ConnectionLimit
 from gateway.cluster.process import connection_limit
 from gateway.config.schema import Config, PoolConfig, ReplicaConfig
 from tests.gateway.conftest import Running, eventually, running
@@ -29,7 +29,7 @@ class Machine(CountedMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places = Connections(20)
+        self.places = ConnectionLimit(20)
         self.open: list[str] = []
 
     @rule(client=st.sampled_from("abcd"))
@@ -51,7 +51,7 @@ class Machine(CountedMachine):
         giver = data.draw(st.sampled_from(self.open))
         self.open.remove(giver)
         self.open.append(taker)
-        self.places.hand_over(giver, taker)
+        self.places.replace(giver, taker)
 
     @rule(limit=st.integers(1, 40))
     def change_the_limit(self, limit: int) -> None:
@@ -70,7 +70,7 @@ def test_the_places_agree_with_their_oracle() -> None:
 
 @pytest.mark.parametrize("clients", [1, 2, 10])
 def test_what_clients_get_that_take_all_they_can_at_the_same_time(clients: int) -> None:
-    places, names = Connections(10_000), [f"client {number}" for number in range(clients)]
+    places, names = ConnectionLimit(10_000), [f"client {number}" for number in range(clients)]
     while sum(places.admit(name) for name in names):
         pass
     each = places.limit * SHARE / (1 + clients * SHARE)
@@ -80,7 +80,7 @@ def test_what_clients_get_that_take_all_they_can_at_the_same_time(clients: int) 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 10, 100])
 def test_one_client_alone_gets_nearly_all_of_any_limit(limit: int) -> None:
-    places = Connections(limit)
+    places = ConnectionLimit(limit)
     while places.admit("a"):
         pass
     assert places.of("a") >= limit - limit // 10 - 1

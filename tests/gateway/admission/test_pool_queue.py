@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from gateway.admission.fair_queue import Line, Pace, Place
+from gateway.admission.fair_queue import FairQueue, ReleaseRate, Waiter
 from gateway.admission.pool_queue import REASONS, Admission, Permit, priority_of
 from gateway.errors import GatewayError
 from tests.gateway.conftest import eventually
@@ -37,27 +37,27 @@ def test_nonsense_is_not_taken_for_a_priority(header: str) -> None:
     assert len(caught.value.message) < 200
 
 
-# -- the line
+# -- the queue
 
 
-class LineMachine(CountedMachine):
-    """The line against a plain list. since: when a tenant last came into line at a priority, or had his turn there."""
+class QueueMachine(CountedMachine):
+    """The queue against a plain list. since: when a tenant last entered the queue at a priority, or was served there."""
 
     @initialize()
     def start(self) -> None:
-        self.line = Line[None]()
-        self.all: list[Place[None]] = []
+        self.queue = FairQueue[None]()
+        self.all: list[Waiter[None]] = []
         self.since: dict[tuple[int, str], int] = {}
         self.step = 0
 
-    def of(self, tenant: str, priority: int) -> list[Place[None]]:
-        return [place for place in self.all if (place.tenant, place.priority) == (tenant, priority)]
+    def of(self, tenant: str, priority: int) -> list[Waiter[None]]:
+        return [waiter for waiter in self.all if (waiter.tenant, waiter.priority) == (tenant, priority)]
 
-    def expected_last(self) -> Place[None] | None:
+    def expected_last(self) -> Waiter[None] | None:
         if not self.all:
             return None
-        lowest = min(place.priority for place in self.all)
-        tenants = {place.tenant for place in self.all if place.priority == lowest}
+        lowest = min(waiter.priority for waiter in self.all)
+        tenants = {waiter.tenant for waiter in self.all if waiter.priority == lowest}
         loser = max(tenants, key=lambda tenant: (len(self.of(tenant, lowest)), self.since[lowest, tenant]))
         return self.of(loser, lowest)[-1]
 
@@ -68,96 +68,96 @@ class LineMachine(CountedMachine):
             last = self.expected_last()
             assert last is not None
             behind = len(self.of(last.tenant, last.priority)) >= len(self.of(tenant, priority)) + 2
-            gives_way = last.priority < priority or (last.priority == priority and behind)
-            assert self.line.gives_way(tenant, priority) is (last if gives_way else None)
-            if not gives_way:
+            displaced = last.priority < priority or (last.priority == priority and behind)
+            assert self.queue.displaced_by(tenant, priority) is (last if displaced else None)
+            if not displaced:
                 return
             self.leave(last)
-        place = Place(tenant, priority, None)
+        waiter = Waiter(tenant, priority, None)
         if not self.of(tenant, priority):
             self.since[priority, tenant] = self.step
-        self.line.add(place)
-        self.all.append(place)
+        self.queue.add(waiter)
+        self.all.append(waiter)
 
     @precondition(lambda self: self.all)
     @rule()
     def serve(self) -> None:
         self.step += 1
-        place = self.line.first()
-        assert place is not None
-        assert all(other.priority <= place.priority for other in self.all)
-        self.line.serve(place)
-        self.all.remove(place)
-        self.since[place.priority, place.tenant] = self.step
+        waiter = self.queue.first()
+        assert waiter is not None
+        assert all(other.priority <= waiter.priority for other in self.all)
+        self.queue.served(waiter)
+        self.all.remove(waiter)
+        self.since[waiter.priority, waiter.tenant] = self.step
 
     @precondition(lambda self: self.all)
     @rule(data=st.data())
     def give_up(self, data: st.DataObject) -> None:
         self.leave(data.draw(st.sampled_from(self.all)))
 
-    def leave(self, place: Place[None]) -> None:
-        self.all.remove(place)
-        assert self.line.remove(place)
-        assert not self.line.remove(place)
+    def leave(self, waiter: Waiter[None]) -> None:
+        self.all.remove(waiter)
+        assert self.queue.remove(waiter)
+        assert not self.queue.remove(waiter)
 
     @invariant()
     def it_is_the_plain_list(self) -> None:
-        self.line.check()
-        assert len(self.line) == len(self.all)
-        assert self.line.last() is self.expected_last()
-        turn = min(self.all, key=lambda place: (-place.priority, self.since[place.priority, place.tenant]), default=None)
-        assert self.line.first() is turn
+        self.queue.check()
+        assert len(self.queue) == len(self.all)
+        assert self.queue.last() is self.expected_last()
+        turn = min(self.all, key=lambda waiter: (-waiter.priority, self.since[waiter.priority, waiter.tenant]), default=None)
+        assert self.queue.first() is turn
 
 
-def test_a_line_is_what_a_plain_list_says() -> None:
-    assert steps_of(LineMachine, examples=40, steps=100) >= STEPS // 4
+def test_a_queue_is_what_a_plain_list_says() -> None:
+    assert steps_of(QueueMachine, examples=40, steps=100) >= STEPS // 4
 
 
 @given(st.lists(st.tuples(st.sampled_from(["enter", "serve", "leave"]), TENANTS, PRIORITIES, st.booleans())))
 def test_between_two_who_wait_all_the_time_turns_differ_by_at_most_one(story: list[tuple[str, str, int, bool]]) -> None:
-    line, served = Line[None](), Counter[str]()
-    waiting = {tenant: [Place(tenant, 0, None) for _ in range(1 + 1000 * (tenant == "b"))] for tenant in "ab"}
-    for place in (*waiting["b"], *waiting["a"]):
-        line.add(place)
+    queue, served = FairQueue[None](), Counter[str]()
+    waiting = {tenant: [Waiter(tenant, 0, None) for _ in range(1 + 1000 * (tenant == "b"))] for tenant in "ab"}
+    for waiter in (*waiting["b"], *waiting["a"]):
+        queue.add(waiter)
     for what, tenant, priority, newest in story:
         if what == "enter":
-            line.add(Place(tenant, priority, None))
+            queue.add(Waiter(tenant, priority, None))
             continue
-        first = line.first()
+        first = queue.first()
         assert first is not None
         if what == "serve":
-            line.serve(first)
+            queue.served(first)
             served[first.tenant] += first.priority == 0
         for steady in "ab":  # one more comes before any leaves
-            waiting[steady] = [place for place in waiting[steady] if place is not first or what != "serve"]
-            waiting[steady].append(Place(steady, 0, None))
-            line.add(waiting[steady][-1])
+            waiting[steady] = [waiter for waiter in waiting[steady] if waiter is not first or what != "serve"]
+            waiting[steady].append(Waiter(steady, 0, None))
+            queue.add(waiting[steady][-1])
         if what == "leave" and tenant in waiting:
-            assert line.remove(waiting[tenant].pop(-1 if newest else 0))
+            assert queue.remove(waiting[tenant].pop(-1 if newest else 0))
         assert abs(served["a"] - served["b"]) <= 1
 
 
-def test_a_line_shows_who_waits() -> None:
-    line = Line[None]()
-    assert repr(line) == "<Line empty>"
+def test_a_queue_shows_its_waiters() -> None:
+    queue = FairQueue[None]()
+    assert repr(queue) == "<FairQueue empty>"
     for tenant, priority in (("a", 0), ("b", 5), ("a", 0), ("b", 0)):
-        line.add(Place(tenant, priority, None))
-    assert repr(line) == "<Line 5: b 1; 0: a 2, b 1>"
+        queue.add(Waiter(tenant, priority, None))
+    assert repr(queue) == "<FairQueue 5: b 1; 0: a 2, b 1>"
 
 
 def test_the_pace_is_that_of_full_times_and_forgets() -> None:
-    pace = Pace()
-    assert pace.seconds(3, 0.0) == 3.0
-    pace.full(1000.0)
+    rate = ReleaseRate()
+    assert rate.seconds_until(3, 0.0) == 3.0
+    rate.saturated(1000.0)
     for number in range(1, 1000):
-        pace.released(1000.0 + number / 10)
-    assert pace.seconds(20, 1099.9) == pytest.approx(2.0, rel=0.05)
-    assert pace.seconds(20, 1199.9) > 20, "nothing has come free for long"
-    pace.full(9000.0)
+        rate.released(1000.0 + number / 10)
+    assert rate.seconds_until(20, 1099.9) == pytest.approx(2.0, rel=0.05)
+    assert rate.seconds_until(20, 1199.9) > 20, "nothing has come free for long"
+    rate.saturated(9000.0)
     for number in range(1, 200):
-        pace.released(9000.0 + number * 2)
-    assert pace.seconds(1, 9398.0) == pytest.approx(2.0, rel=0.1)
-    assert repr(pace) == "<Pace 0.506/s>"
+        rate.released(9000.0 + number * 2)
+    assert rate.seconds_until(1, 9398.0) == pytest.approx(2.0, rel=0.1)
+    assert repr(rate) == "<ReleaseRate 0.506/s>"
 
 
 # -- in the event loop
@@ -194,7 +194,7 @@ class Request:
 
 @dataclass
 class World:
-    """An admission, its loop, and all who came. served: the tenants, in order. refused: what the others were told."""
+    """An admission, its loop, and all who came. served: the tenants, in order. refused: what the others got."""
 
     admission: Admission
     loop: SetLoop
@@ -246,7 +246,7 @@ class World:
         permit.release()
 
     def leave(self) -> None:
-        """Everybody leaves; no place is lost, no timer is left."""
+        """Everybody leaves; no slot is lost, no timer is left."""
         for request in self.waiting:
             request.task.cancel()
         while self.permits:
@@ -334,7 +334,7 @@ def test_no_order_of_events_loses_a_place() -> None:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """One place, a line of three."""
+    """One slot, a queue of three."""
     world = World.of(1, 3)
     yield world
     world.close()
@@ -362,7 +362,7 @@ def test_one_tenant_with_many_does_not_hold_up_another(world: World) -> None:
     assert "".join(world.served) == "acababa"
 
 
-def test_who_finds_the_line_full_is_refused(world: World) -> None:
+def test_a_request_that_finds_the_queue_full_is_refused(world: World) -> None:
     world.come(*"abcde")
     (error,) = world.refused
     assert (error.status, error.code, error.retry_after_s) == (429, "overloaded", 4)
@@ -381,7 +381,7 @@ def test_a_higher_priority_takes_the_place_of_the_newest_of_the_lowest(world: Wo
     assert repr(world.admission) == "<Admission 1/1 running, 3/3 waiting>"
 
 
-def test_one_tenant_cannot_fill_the_line_for_all(world: World) -> None:
+def test_one_tenant_cannot_fill_the_queue_for_all(world: World) -> None:
     world.come(*"aaaa")
     world.come("b")
     world.come("b")
@@ -438,7 +438,7 @@ def test_the_place_of_one_who_leaves_as_it_is_handed_over_goes_to_the_next(world
     world.come("a")
     leaver = world.arrive("b")
     world.come("c")
-    world.release()  # b is told
+    world.release()  # b gets its result
     leaver.task.cancel()  # and does not live to hear it
     world.settle()
     assert world.served == ["a", "c"]
@@ -454,7 +454,7 @@ def test_who_left_in_this_very_tick_takes_no_turn(world: World) -> None:
     assert world.served == ["a", "b"], "the turn is still b's"
 
 
-def test_who_leaves_is_out_of_the_line_at_once(world: World) -> None:
+def test_a_request_whose_client_leaves_is_out_of_the_queue_at_once(world: World) -> None:
     world.come("a", "b", "c", "d")
     world.waiting[1].task.cancel()
     world.settle()
@@ -490,19 +490,19 @@ def test_new_bounds_hold_at_once(world: World) -> None:
 # -- several processes
 
 
-async def test_places_that_others_take_are_taken_and_come_free() -> None:
+async def test_slots_that_others_take_are_taken_and_come_free() -> None:
     pool = Admission(max_inflight=3, max_queue=4, queue_s=60)
-    pool.others(2)
+    pool.set_remote_inflight(2)
     first = pool.try_admit()
     assert first
     assert pool.try_admit() is None
     waiting = [asyncio.create_task(pool.wait("a", 0)) for _ in range(2)]
     await eventually(lambda: pool.waiting == 2)
-    pool.others(3)  # for a moment there are more than there should be
+    pool.set_remote_inflight(3)  # for a moment there are more than there should be
     first.release()
     pool.check()
     assert pool.waiting == 2
-    pool.others(1)
+    pool.set_remote_inflight(1)
     assert [await task for task in waiting]
     pool.check()
     assert (pool.inflight, pool.waiting) == (2, 0)
@@ -511,10 +511,10 @@ async def test_places_that_others_take_are_taken_and_come_free() -> None:
 async def test_a_refusal_counts_what_others_run_and_its_wait_is_by_their_pace() -> None:
     now = 0.0
     pool = Admission(max_inflight=2, max_queue=0, queue_s=60, clock=lambda: now)
-    pool.others(2)
+    pool.set_remote_inflight(2)
     for taken in (1, 2) * 40:
         now += 2.0 * (taken == 1)
-        pool.others(taken)
+        pool.set_remote_inflight(taken)
     with pytest.raises(GatewayError, match="2 running, 0 waiting") as refused:
         await pool.wait("a", 0)
     assert refused.value.retry_after_s == 2
