@@ -51,7 +51,7 @@ from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.client import UpstreamClient
 from gateway.upstream.headers import Address
 from gateway.upstream.loop_guard import LoopGuard
-from gateway.upstream.pool import Dials
+from gateway.upstream.pool import Connector
 from gateway.upstream.resolver import Resolver
 from router import Router
 
@@ -75,7 +75,7 @@ class Surroundings:
     control_plane: Callable[[LocalControl], ControlPlane] = SingleProcess
     resolver: Resolver | None = None
     loops: LoopGuard | None = None
-    dials: Callable[[Address], Dials] | None = None
+    dials: Callable[[Address], Connector] | None = None
     dialects: Dialects = field(default_factory=Dialects)
     observers: Sequence[Observer] = ()
     members: Sequence[MemberSource] = ()

@@ -1,1 +1,1 @@
-"""Connections to replicas: opened, kept, used for one call after the other."""
+"""HTTP client for replicas: resolving, connecting, pooling, HTTP/1.1."""

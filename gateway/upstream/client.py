@@ -1,12 +1,9 @@
-"""Towards the replicas: one attempt is opened, its first bytes are awaited, the rest is passed on as it comes.
+"""HTTP client for replicas: `open` sends a call and awaits the first byte of the body; the rest is streamed.
 
-An attempt counts as begun only when the first byte of the body is here: until then nothing has gone to the client, so every
-way to fail before it is a `ReplicaFailure` and another replica may be tried. Closing an attempt that is not finished closes
-its connection, which is how every engine learns that nobody waits for its answer any more.
+Until the first byte of the body nothing has gone to the client, so every failure before it is a `ReplicaFailure`, and another
+replica may be tried. Closing an unfinished answer closes its connection: the engine then aborts the request.
 
-The request goes out in one write, or a large body in slices, and such a body is not copied for it. Of its headers only those
-are dropped that concern one connection or that we make anew (RFC 9110, section 7.6.1); the others go on as the bytes that they
-were.
+A request is written at once, a large body in slices and without a copy. Headers: `headers.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from gateway.upstream.dialer import Dialer
 from gateway.upstream.headers import Address, parse_address
 from gateway.upstream.http1 import Head
 from gateway.upstream.loop_guard import LoopGuard
-from gateway.upstream.pool import ConnectionPool, Dials
+from gateway.upstream.pool import ConnectionPool, Connector
 from gateway.upstream.resolver import Resolver
 from gateway.upstream.timeouts import Limits, limits_of
 
@@ -36,10 +33,10 @@ _WITH_BODY: Final = frozenset(["POST", "PUT", "PATCH"])
 
 
 class Call:
-    """One request as it goes upstream. path: with its query, ASCII; headers: their lines, as `upstream_headers` makes them.
+    """One request to a replica. path: with its query, ASCII; headers: lines, from `upstream_headers`.
 
-    repeatable: to send it twice does no harm (generations; not a file upload). Only then may it be tried again after it may
-    have reached a replica. probe: the gateway's own question, no request. via: the gateways that it passed (`loop_guard.py`).
+    repeatable: it may be sent twice (generations; not a file upload), so it is retried even if a replica may have received it.
+    probe: sent by the gateway itself. via: the gateways that it has passed (`loop_guard.py`).
     """
 
     __slots__ = ("body", "headers", "method", "path", "probe", "repeatable", "via")
@@ -72,9 +69,9 @@ class Call:
 
 
 class ReplicaAnswer:
-    """A replica's answer that has begun. `close` it exactly once, in a `finally`; more is harmless.
+    """A replica's answer from its first byte on. `close` it in a `finally`; idempotent.
 
-    address: of the replica. sends: how often the request was sent for it.
+    address: of the replica. sends: number of times the request was sent for it.
     """
 
     __slots__ = ("_connection", "_pool", "address", "content_type", "head", "sends")
@@ -98,27 +95,27 @@ class ReplicaAnswer:
 
     @property
     def complete(self) -> bool:
-        """Whether the whole answer is here."""
+        """Whether the whole answer has been received."""
         return self._open.complete
 
     def peek(self, start: int = 0) -> bytes:
-        """What of the body is here, from this byte on; it is not taken. O(its length)."""
+        """The received, untaken bytes of the body from offset `start` on, without taking them. O(their length)."""
         return self._open.peek(start)
 
     def still_prefill(self) -> None:
-        """What is here is not the answer yet: the time for its first byte goes on."""
+        """The bytes so far are no token (keep-alive comments): the first-byte timeout goes on."""
         self._open.still_prefill()
 
     async def more(self) -> None:
-        """Until more is here than `peek` gives, or the answer is complete. Raises ReplicaFailure if it ends too early."""
+        """Wait for more bytes than `peek` returns, or the end. Raises ReplicaFailure if the answer ends too early."""
         await self._open.wait(self._open.unread)
 
     def take(self) -> bytes:
-        """What of the body is here and was not taken yet."""
+        """Take the received bytes of the body."""
         return self._open.take()
 
     def take_turn(self) -> bytes:
-        """Likewise, but not more than should be read in one turn of the event loop; `pump` gives the rest."""
+        """`take`, at most the share of one turn of the event loop; `pump` passes on the rest."""
         return self._open.take_turn()
 
     async def read(self, limit: int) -> bytes:
@@ -130,20 +127,20 @@ class ReplicaAnswer:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the whole body has come and was taken."""
+        """Whether the whole body was received and taken."""
         return self._open.complete and not self._open.unread
 
     async def read_begin(self, limit: int, charge: Callable[[int], None] | None = None) -> bytes:
-        """The whole body if it has at most `limit` bytes; else its beginning: more than `limit` bytes, by one read at most.
+        """The whole body if it has at most `limit` bytes; else its beginning: `limit` bytes and one read more, at most.
 
-        charge: called with the size of each piece that is kept until the rest is here; what it raises ends the reading.
+        charge: called with the size of each buffered piece; may raise to end the reading.
         Raises ReplicaFailure if the body ends too early.
         """
         connection = self._open
         body = connection.take()
         if connection.complete or len(body) > limit:
             return body
-        pieces = BytesIO()  # it grows in place: the pieces and the whole are never held at once
+        pieces = BytesIO()  # grows in place: never holds the pieces beside the whole
         while True:
             if charge:
                 charge(len(body))
@@ -155,15 +152,15 @@ class ReplicaAnswer:
             body = connection.take()
 
     async def pump(self, sink: Sink) -> None:
-        """Give the rest of the body to `sink` as it comes. Raises ReplicaFailure if it ends too early, or ClientStalled."""
+        """Stream the rest of the body to `sink`. Raises ReplicaFailure if it ends too early, or ClientStalled."""
         await self._open.pump(sink)
 
-    def when_sent(self, call: Callable[[], None]) -> None:
-        """Call it when the request's body is not in memory for this attempt any more. Not called if that ends before."""
-        self._open.when_sent(call)
+    def when_sent(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the request's body is no longer in memory for this attempt; not if the attempt ends before."""
+        self._open.when_sent(callback)
 
     def pause(self) -> None:
-        """Read no more of this answer: the client does not keep up."""
+        """Stop reading this answer: the client does not keep up."""
         if self._connection:
             self._connection.pause()
 
@@ -172,7 +169,7 @@ class ReplicaAnswer:
             self._connection.resume()
 
     def close(self) -> None:
-        """Idempotent. A finished connection goes back to the pool, an unfinished one is closed."""
+        """Idempotent. The connection of a finished answer goes back to the pool, of an unfinished one is closed."""
         connection, self._connection = self._connection, None
         if connection:
             self._pool.give_back(connection)
@@ -183,7 +180,7 @@ class ReplicaAnswer:
 
 @dataclass(slots=True)
 class Upstream:
-    """The way to one replica. host_lines: the headers that all calls to it have in common, Host and X-Warmroute-Via."""
+    """One replica. host_lines: headers common to all calls to it, Host and X-Warmroute-Via."""
 
     address: Address
     pool: ConnectionPool
@@ -191,25 +188,25 @@ class Upstream:
 
 
 class UpstreamClient:
-    """The connections to all replicas, by base URL."""
+    """Connections to all replicas, by base URL."""
 
     def __init__(
         self,
         live: Live,
         resolver: Resolver | None = None,
-        hung_up: Callable[[str, float], None] | None = None,
+        on_idle_closed: Callable[[str, float], None] | None = None,
         loops: LoopGuard | None = None,
-        dials: Callable[[Address], Dials] | None = None,
+        dials: Callable[[Address], Connector] | None = None,
     ) -> None:
-        """resolver: for the names of replicas (default: one of its own). hung_up: called with a base URL and seconds when a
-        connection that was idle for so long is closed from there. loops: marks what goes to replicas (default: a new id).
-        dials: makes connections to an address (default: over the network).
+        """resolver: for host names of replicas (default: a new one). on_idle_closed: called with base URL and idle seconds when
+        a replica closes an idle connection. loops: writes X-Warmroute-Via (default: with a new id). dials: makes the connector
+        of an address (default: over the network).
         """
         self._loops = loops or LoopGuard()
         self._live = live
         self._timeouts = live.timeouts
         self._limits = limits_of(self._timeouts)
-        self._hung_up = hung_up
+        self._on_idle_closed = on_idle_closed
         self._dials = dials
         self._upstreams: dict[str, Upstream] = {}
         self._guarded: set[str] = set()
@@ -222,15 +219,15 @@ class UpstreamClient:
             upstream.pool.close()
 
     def guard(self, base_url: str) -> None:
-        """Never connect from there to a link-local address or a cloud's metadata service, whatever the name resolves to."""
+        """Never connect to a link-local or metadata address for this base URL, whatever its name resolves to."""
         self._guarded.add(base_url)
 
     def trust(self, base_urls: Iterable[str]) -> None:
-        """These may lead to any address."""
+        """Undo `guard`: these may resolve to any address."""
         self._guarded.difference_update(base_urls)
 
     def forget(self, base_url: str) -> None:
-        """A replica left for good. O(replicas)."""
+        """Drop a removed replica. O(replicas)."""
         self._guarded.discard(base_url)
         if upstream := self._upstreams.pop(base_url, None):
             upstream.pool.close()
@@ -239,17 +236,17 @@ class UpstreamClient:
                 self._resolver.forget(host)
 
     def silence_s(self, base_url: str) -> float:
-        """Seconds since the last byte of an answer to a request from there; infinite: there was none. O(requests there)."""
+        """Seconds since the last byte of an answer to a request; infinite: none so far. O(requests in flight there)."""
         upstream = self._upstreams.get(base_url)
         return asyncio.get_running_loop().time() - upstream.pool.answered_at if upstream else math.inf
 
     async def open(self, base_url: str, call: Call, timeout_s: float | None = None, *, fresh: bool = False) -> ReplicaAnswer:
         """Send `call` and await the first byte of the answer's body. Raises ReplicaFailure.
 
-        A pooled connection that dies before any answer says nothing about the replica (it may just have closed an idle
+        A pooled connection that fails before any answer is no failure of the replica (it may just have closed an idle
         connection), so the call is repeated once, on a fresh one. Raises GatewayError 503 where the gateway itself is out of
-        resources. timeout_s: for connecting, and for all the rest; without it, what the configuration says. fresh: use no
-        pooled connection, so that the call is sent once at most.
+        resources. timeout_s: replaces every configured timeout. fresh: use no pooled connection, so the call is sent once at
+        most.
         """
         upstream = self._upstreams.get(base_url) or self._add(base_url)
         limits = Limits(timeout_s, timeout_s, timeout_s, timeout_s) if timeout_s else self._limits_now()
@@ -271,13 +268,13 @@ class UpstreamClient:
         try:
             attempt = await _answer(upstream, await pool.connect(limits.connect_s), head, call, limits)
         except ReplicaFailure as second:
-            # The first connection did take the call: if the replica is gone now, the call may be why.
+            # The first connection took the call: if the replica is gone now, the call may be the cause.
             raise ReplicaFailure(second.reason, second.message, reached=1 + second.reached) from second
         attempt.sends = 2
         return attempt
 
     def _limits_now(self) -> Limits:
-        """By the configuration in force."""
+        """Of the configuration in force."""
         if self._live.timeouts is not self._timeouts:
             self._timeouts = self._live.timeouts
             self._limits = limits_of(self._timeouts)
@@ -286,13 +283,13 @@ class UpstreamClient:
     def _add(self, base_url: str) -> Upstream:
         address = parse_address(base_url)
 
-        def hung_up(idle_s: float) -> None:
-            if self._hung_up:
-                self._hung_up(base_url, idle_s)
+        def on_idle_closed(idle_s: float) -> None:
+            if self._on_idle_closed:
+                self._on_idle_closed(base_url, idle_s)
 
         dialer = self._dials(address) if self._dials else self._dialer(address, base_url)
         host_lines = f"Host: {address.netloc}\r\n{self._loops.line()}"
-        upstream = self._upstreams[base_url] = Upstream(address, ConnectionPool(dialer, hung_up), host_lines)
+        upstream = self._upstreams[base_url] = Upstream(address, ConnectionPool(dialer, on_idle_closed), host_lines)
         return upstream
 
     def _dialer(self, address: Address, base_url: str) -> Dialer:
@@ -331,8 +328,8 @@ async def _answer(upstream: Upstream, connection: Connection, head: bytes, call:
 
 
 def _is_stale(attempt: ReplicaAnswer) -> bool:
-    """Whether the first answer on a reused connection only says that the connection was idle for too long.
+    """Whether the first answer on a reused connection is a 408 for its idle time.
 
-    Some servers send a 408 before they close it. It may have been on its way before the request was sent.
+    Some servers send one before they close it, maybe before they received the request.
     """
     return attempt.status == _REQUEST_TIMEOUT and not attempt.head.keep_alive

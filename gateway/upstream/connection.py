@@ -1,19 +1,19 @@
-"""One connection to a replica. Those that are idle wait in a pool (`pool.py`).
+"""One connection to a replica; idle ones are kept in a pool (`pool.py`).
 
     connect ──► send ──► head ──► body ──► complete ──► idle ──► send ...
-                  └─────────────────────────┴──► failed: the connection is closed, nobody uses it again
+                  └─────────────────────────┴──► failed: closed, never reused
 
-A connection is an asyncio protocol that carries one call at a time. What comes in goes through `http1.Answer` and on at once:
-into a sink, called from within the event loop's read, or into a buffer until there is one. Nothing is scheduled for a chunk,
-and no task wakes up for it, but for what is too much for one turn of the event loop (`turns.py`). A connection is used again
-only if its answer ended exactly where its framing says, with not a byte behind it and not a byte of the request unsent, and if
-nothing has come since: a second answer is not the next call's.
+A connection is an asyncio protocol that carries one call at a time. Received bytes go through `http1.Answer` directly into a
+sink, called within the event loop's read, or into a buffer until there is a sink. A chunk schedules nothing and wakes no task,
+except for what is too much for one turn of the event loop (`turns.py`). A connection is reused only if its answer ended
+exactly where its framing says, without a byte after it and without an unsent byte of the request, and if nothing was received
+since: a second answer must not be taken for the next call's.
 
-Silence is measured by one timer a call, which looks at the time of the last byte when it fires: at least once in `idle_s`, so
-that it is never late. Before the body nothing is a sign of life, or a head sent byte by byte would hold a request for ever.
+Timeouts: one timer per call, which compares the time of the last byte when it fires, at least once per `idle_s`. Until the
+body begins, received bytes do not reset it: a head sent byte by byte would hold a request for ever.
 
-What is held back is held back in the kernel, also of TLS: a paused TLS transport of uvloop loses what it has read when the
-connection ends, so it is never paused, but the TCP transport beneath it.
+Back-pressure stays in the kernel, also with TLS: a paused TLS transport of uvloop loses data that it has read when the
+connection ends, so the TCP transport beneath it is paused instead.
 """
 
 from __future__ import annotations
@@ -27,26 +27,24 @@ from typing import Final, cast
 
 from gateway.errors import ClientStalled, ReplicaFailure
 from gateway.turns import AT_ONCE, LARGE, Late, first_turn, turns_of
-from gateway.upstream.held_back import Held
+from gateway.upstream.backpressure import Backpressure
 from gateway.upstream.http1 import Answer, FramingError
 from gateway.upstream.sending import Sending
 from gateway.upstream.timeouts import Limits
 
-MAX_UNREAD: Final = 1 << 18  # bytes of an answer that nobody has asked for yet; beyond this the connection is not read
+MAX_UNREAD: Final = 1 << 18  # buffered bytes of an answer beyond which reading is paused
 
 Sink = Callable[[bytes], None]
 
 
 class Connection(asyncio.Protocol):
-    """See the top of this file. One owner at a time calls `send`, then `wait`, then `take` or `pump`."""
+    """See the top of this file. Its owner calls `send`, then `wait`, then `take` or `pump`."""
 
     __slots__ = (
-        "_active",
-        "_begun",
+        "_backpressure",
         "_ended",
-        "_flow",
         "_flowing",
-        "_held",
+        "_last_read",
         "_late",
         "_limits",
         "_loop",
@@ -54,8 +52,10 @@ class Connection(asyncio.Protocol):
         "_paused_by",
         "_poll",
         "_sending",
+        "_sent_at",
         "_sink",
         "_stopped",
+        "_tcp",
         "_timer",
         "_transport",
         "_waiter",
@@ -71,36 +71,36 @@ class Connection(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._flow: asyncio.Transport | None = None  # TCP's, which is paused and resumed; without TLS the same
+        self._tcp: asyncio.Transport | None = None  # the TCP transport, which is paused and resumed; without TLS the same
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._sink: Sink | None = None
         self._parts: list[bytes] = []
-        self.unread = 0  # bytes of the body that are here and were not taken: the length of all _parts
+        self.unread = 0  # buffered bytes of the body: the length of all _parts
         self._sending = Sending(loop)
-        self._paused_by = 0  # by whom reading is held back: a sum of _OWNER, _UNREAD and _LATE
-        self._stopped = False  # _flow is paused
-        self._held = Held()  # by the owner
+        self._paused_by = 0  # why reading is paused: a sum of _OWNER, _UNREAD and _LATE
+        self._stopped = False  # whether _tcp is paused
+        self._backpressure = Backpressure()  # from pauses by the owner
         self._late = Late(turns_of(loop))
-        self._ended: Exception | None = None  # why the connection was lost; EOFError: for no reason
+        self._ended: Exception | None = None  # why the connection was lost; EOFError: closed by the replica
         self._poll: select.poll | None = None
         self._limits = Limits(0, 0, 0)
-        self._active = self._begun = self.idle_since = 0.0
+        self._last_read = self._sent_at = self.idle_since = 0.0
         self.answer: Answer | None = None
-        self._flowing = False  # the body's first byte is here
+        self._flowing = False  # the body has begun
         self.failure: Exception | None = None  # a ReplicaFailure, a ClientStalled, or what the sink raised
-        self.started = False  # the replica has said anything to this call
-        self.used = 0  # calls that it carried before this one
-        self.lost: Callable[[Connection], None] | None = None  # to be called when it ends; set while it is idle
+        self.started = False  # any byte of the answer was received
+        self.used = 0  # earlier calls
+        self.lost: Callable[[Connection], None] | None = None  # called when the connection ends; set while it is idle
 
     # -- the owner's side
 
     async def secure(self, tls: ssl.SSLContext, name: str) -> None:
-        """Speak TLS from now on, before the first call. name: of the server. Raises OSError."""
-        if self._flow is None or self._flow.is_closing():
+        """Start TLS, before the first call. name: of the server. Raises OSError."""
+        if self._tcp is None or self._tcp.is_closing():
             raise ConnectionResetError("it ended before its TLS handshake")
         try:
-            transport = await self._loop.start_tls(self._flow, self, tls, server_hostname=name)
+            transport = await self._loop.start_tls(self._tcp, self, tls, server_hostname=name)
         except BaseException:
             self.abort()
             raise
@@ -109,28 +109,28 @@ class Connection(asyncio.Protocol):
         self._transport = self._sending.transport = transport
 
     def send(self, head: bytes, body: bytes = b"", *, to_head: bool, limits: Limits) -> None:
-        """Begin a call: a whole request. A large body is not copied. Raises ReplicaFailure if the connection has ended."""
+        """Begin a call with a whole request; a large body is not copied. Raises ReplicaFailure if the connection has ended."""
         if self._transport is None:
             raise ReplicaFailure("reset", "the connection ended before the request was sent", reached=0)
         self.answer, self.failure, self.started = Answer(to_head=to_head), None, False
         self._limits, self._flowing = limits, False
-        self._held.clear()
-        self._active = self._begun = now = self._loop.time()
+        self._backpressure.clear()
+        self._last_read = self._sent_at = now = self._loop.time()
         soonest = now + min(limits.first_byte_s, limits.idle_s, limits.total_s or math.inf)
-        if self._timer is None or self._timer.when() > soonest:  # one that fires too early sees that it does
-            self._look_at_time()
+        if self._timer is None or self._timer.when() > soonest:  # one that fires early is set again
+            self._check_timeouts()
         self._sending.write(head, body)
 
-    def when_sent(self, call: Callable[[], None]) -> None:
-        """Call it when nothing of the request is in memory here any more: mostly at once, but a replica may answer early."""
-        self._sending.when_sent(call)
+    def when_sent(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once no part of the request is in memory here: mostly at once, but a replica may answer early."""
+        self._sending.when_sent(callback)
 
     @property
     def complete(self) -> bool:
         return self.answer is not None and self.answer.complete
 
     async def wait(self, beyond: int = 0) -> None:
-        """Until there are more unread bytes than that, or the answer is complete. Raises ReplicaFailure."""
+        """Wait for more than `beyond` unread bytes, or the end of the answer. Raises ReplicaFailure."""
         while not (self.unread > beyond or self.complete or self.failure):
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
             raise self.failure
 
     def peek(self, start: int = 0) -> bytes:
-        """What of the body is here, from this byte on; it stays here. O(its length) if `start` is where parts meet."""
+        """The buffered body from offset `start` on, without taking it. O(its length) if `start` is a boundary of parts."""
         parts, missing = self._parts, self.unread - start
         if start == 0:
             return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -149,30 +149,30 @@ class Connection(asyncio.Protocol):
         return b"".join(parts[at:])[-missing:]
 
     def take(self) -> bytes:
-        """What of the body is here."""
+        """Take the buffered body."""
         parts, self._parts, self.unread = self._parts, [], 0
-        self._hold(_UNREAD, on=False)
+        self._set_paused(_UNREAD, on=False)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def take_turn(self) -> bytes:
-        """What of the body is here, or as much of it as should be read in one turn of the event loop: the rest stays here."""
+        """`take`, at most the share of one turn of the event loop."""
         data = self.peek()
         size = first_turn(data)
         if size == len(data):
             return self.take()
         self._parts, self.unread = [data[size:]], len(data) - size
         if self.unread <= MAX_UNREAD:
-            self._hold(_UNREAD, on=False)
+            self._set_paused(_UNREAD, on=False)
         return data[:size]
 
     def still_prefill(self) -> None:
-        """The bytes of the body so far are not the answer (keep-alive comments): `first_byte_s` goes on counting."""
+        """The body's bytes so far are no token (keep-alive comments): `first_byte_s` goes on."""
         if self._flowing:
             self._flowing = False
-            self._look_at_time()
+            self._check_timeouts()
 
     async def pump(self, sink: Sink) -> None:
-        """Give the rest of the body to `sink` as it comes. Raises ReplicaFailure, ClientStalled, or what `sink` raises."""
+        """Stream the rest of the body to `sink`. Raises ReplicaFailure, ClientStalled, or what `sink` raises."""
         while self._parts:
             sink(self.take_turn())
             if self._parts:
@@ -185,21 +185,21 @@ class Connection(asyncio.Protocol):
             raise self.failure
 
     def pause(self) -> None:
-        """Whoever takes the bytes cannot keep up."""
-        self._held.turn(self._loop.time(), on=True)
-        self._hold(_OWNER, on=True)
+        """Stop reading: the owner's client does not keep up."""
+        self._backpressure.set(self._loop.time(), on=True)
+        self._set_paused(_OWNER, on=True)
 
     def resume(self) -> None:
-        self._active = now = self._loop.time()  # until now it was not the replica that was silent
-        self._held.turn(now, on=False)
-        self._hold(_OWNER, on=False)
+        self._last_read = now = self._loop.time()  # the replica was not silent, it was not read
+        self._backpressure.set(now, on=False)
+        self._set_paused(_OWNER, on=False)
 
     def release(self) -> bool:
-        """The call is over for its owner. True if the connection can carry another; else it is closed."""
+        """End of the owner's call. True if the connection can carry another; else it is closed."""
         transport, answer = self._transport, self.answer
         sent = self._sending.end()
         self.answer = self._sink = None
-        self.failure = None  # once it is raised, it refers to all that was called, and so to this connection
+        self.failure = None  # its traceback refers to this connection
         self._parts, self.unread = [], 0
         good = (
             sent
@@ -215,13 +215,13 @@ class Connection(asyncio.Protocol):
         if not good:
             self.abort()
             return False
-        self._hold(_OWNER | _UNREAD, on=False)
+        self._set_paused(_OWNER | _UNREAD, on=False)
         self.used += 1
         self.idle_since = self._loop.time()
         return True
 
     def abort(self) -> None:
-        """Close at once: how an engine learns that nobody waits for its answer any more."""
+        """Close at once; an engine then aborts the request."""
         self._sending.drop()
         self._late.clear()
         if self._transport:
@@ -236,12 +236,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def answered_at(self) -> float:
-        """When the last byte of the present answer came, by the loop's clock; -inf while there is none."""
-        return self._active if self.started else -math.inf
+        """Loop time of the last byte of the current answer; -inf without one."""
+        return self._last_read if self.started else -math.inf
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing waits in the kernel to be read: neither the connection's end nor bytes that nobody asked for."""
+        """Whether the kernel has nothing to read: neither the connection's end nor unsolicited bytes."""
         assert self._transport is not None
         if self._poll is None:
             self._poll = select.poll()
@@ -249,38 +249,38 @@ class Connection(asyncio.Protocol):
         return not self._poll.poll(0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = self._flow = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-        self._sending.transport = self._sending.flow = self._transport
+        self._transport = self._tcp = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._sending.transport = self._sending.tcp = self._transport
 
     def data_received(self, data: bytes) -> None:
         if self._paused_by:
             self._late.add(data)
-            self._hold(_LATE, on=True)
+            self._set_paused(_LATE, on=True)
             return
         if len(data) > AT_ONCE:
             now = self._late.first(data)
             if self._late.size or len(data) > LARGE:
-                self._hold(_LATE, on=True)
+                self._set_paused(_LATE, on=True)
             data = now
         if data:
             self._read(data)
 
-    def _next_turn(self) -> None:
-        """Read what is late, as long as nothing else holds it back; then what comes."""
+    def _read_late(self) -> None:
+        """Parse deferred data, unless paused for another reason; then resume reading."""
         self._late.due()
         if self._paused_by == _LATE:
             for part in self._late.turn():
                 self._read(part)
                 if self._paused_by != _LATE:
                     break
-            self._hold(_LATE, on=self._late.size > 0)
+            self._set_paused(_LATE, on=self._late.size > 0)
 
     def _read(self, data: bytes) -> None:
         answer = self.answer
         if answer is None or answer.complete:
-            self.abort()  # nobody asked
+            self.abort()  # unsolicited bytes
             return
-        self._active = self._loop.time()
+        self._last_read = self._loop.time()
         self.started = True
         try:
             body = answer.feed(data)
@@ -292,14 +292,14 @@ class Connection(asyncio.Protocol):
             if self._sink:
                 try:
                     self._sink(body)
-                except Exception as raised:  # noqa: BLE001  (the owner's fault: `pump` raises it there)
+                except Exception as raised:  # noqa: BLE001  (a bug of the owner: `pump` raises it)
                     self._fail(raised)
                     return
             else:
                 self._parts.append(body)
                 self.unread += len(body)
                 if self.unread > MAX_UNREAD:
-                    self._hold(_UNREAD, on=True)
+                    self._set_paused(_UNREAD, on=True)
         if answer.complete or (body and not self._sink):
             self._wake()
 
@@ -310,19 +310,19 @@ class Connection(asyncio.Protocol):
         self._sending.resume()
 
     def eof_received(self) -> None:
-        """No half-open connections: a replica that stops sending is gone. asyncio closes the transport."""
+        """No half-open connections: asyncio closes the transport."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = self._flow = self._sending.transport = self._sending.flow = None
+        self._transport = self._tcp = self._sending.transport = self._sending.tcp = None
         self._sending.drop()
         self._ended = exc or EOFError()
         if self.lost:
             self.lost(self)
-        if not self._late.size:  # else what is late comes first: `_hold`
+        if not self._late.size:  # else after the deferred data: `_set_paused`
             self._end(self._ended)
 
     def _end(self, exc: Exception) -> None:
-        """The connection is lost, and all that came was read."""
+        """The connection is lost, and all received data was parsed."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -333,27 +333,27 @@ class Connection(asyncio.Protocol):
                 raise FramingError(str(exc) or type(exc).__name__)
             self.answer.end()
         except FramingError as error:
-            held = self._held.lately(self._loop.time())
+            held = self._backpressure.recent(self._loop.time())
             text = f"{error}, after its client had not read for a while" if held else str(error)
             self._fail(ReplicaFailure("reset", text, blameless=held))
         else:
             self._wake()
 
-    def _look_at_time(self) -> None:
+    def _check_timeouts(self) -> None:
         if self._timer:
             self._timer.cancel()
             self._timer = None
         if self.answer is None or self.complete:
-            return  # the next call sets it again
+            return  # the next call starts it again
         limits, now = self._limits, self._loop.time()
-        silence, since = (limits.idle_s, self._active) if self._flowing else (limits.first_byte_s, self._begun)
-        end = math.inf if limits.total_s is None else self._begun + limits.total_s
+        silence, since = (limits.idle_s, self._last_read) if self._flowing else (limits.first_byte_s, self._sent_at)
+        end = math.inf if limits.total_s is None else self._sent_at + limits.total_s
         due = min(since + silence, end)
         if now < due:
-            self._timer = self._loop.call_at(min(due, now + limits.idle_s), self._look_at_time)
+            self._timer = self._loop.call_at(min(due, now + limits.idle_s), self._check_timeouts)
         elif limits.total_s is not None and now >= end:
             text = f"the answer took longer than {limits.total_s:g} s"
-            if self._paused_by & _OWNER and self._held.lately(now):
+            if self._paused_by & _OWNER and self._backpressure.recent(now):
                 self._fail(ClientStalled(f"{text}, and the client has not read for a while"))
             else:
                 self._fail(ReplicaFailure("timeout", text, blameless=True))
@@ -371,17 +371,17 @@ class Connection(asyncio.Protocol):
         if self._waiter and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _hold(self, who: int, *, on: bool) -> None:
-        self._paused_by = self._paused_by | who if on else self._paused_by & ~who
+    def _set_paused(self, reason: int, *, on: bool) -> None:
+        self._paused_by = self._paused_by | reason if on else self._paused_by & ~reason
         stop = self._paused_by != 0
-        if stop != self._stopped and self._flow and not self._flow.is_closing():
+        if stop != self._stopped and self._tcp and not self._tcp.is_closing():
             self._stopped = stop
             if stop:
-                self._flow.pause_reading()
+                self._tcp.pause_reading()
             else:
-                self._flow.resume_reading()
+                self._tcp.resume_reading()
         if self._paused_by == _LATE:
-            self._late.schedule(self._next_turn)
+            self._late.schedule(self._read_late)
         if self._ended and not self._late.size:
             self._end(self._ended)
 

@@ -1,11 +1,11 @@
-"""New connections to one replica.
+"""Makes new connections to one replica.
 
-A name may stand for several addresses. They are tried in their order, but those that failed last time come last; each gets a
-head start of STAGGER_S before the next is tried beside it, and the first that is connected wins (as RFC 8305 has it). Last in
-that row is a new look-up: the replica may have moved, so that what the resolver knows is out of date.
+A name may have several addresses. They are tried in order, those that failed last time at the end; each gets a head start of
+STAGGER_S before the next is tried in parallel, and the first connection wins (RFC 8305). The last step is a new look-up: the
+replica may have moved, so that the resolver's addresses are stale.
 
-A dialer may be guarded: then it connects to no link-local address and no metadata service of a cloud. The name is resolved
-for each connection, so a name that was harmless when it was checked may stand for such an address later (DNS rebinding).
+A guarded dialer connects to no link-local address and no cloud metadata service. The name is resolved for each connection: one
+that was harmless when it was checked may resolve to such an address later (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from gateway.upstream.connection import Connection
 from gateway.upstream.resolver import Resolver
 
 STAGGER_S: Final = 0.25
-RENEWAL_S: Final = 0.5  # for a new look-up, after connecting has failed: the request may want to go to another replica
+RENEWAL_S: Final = 0.5  # for a new look-up after connecting has failed: the request may be retried on another replica
 
-_OUR_OWN: Final = OUT_OF_RESOURCES | {errno.EADDRNOTAVAIL}  # no local port is left
+_LOCAL_ERRORS: Final = OUT_OF_RESOURCES | {errno.EADDRNOTAVAIL}  # no free local port
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 
 Dial = Callable[[], Awaitable[Connection]]
 
 
-class _NothingNew(Exception):
-    """The new look-up found the addresses that were known before."""
+class _NoNewAddress(Exception):
+    """The new look-up found no address that was not known."""
 
 
 class Dialer:
-    """See the top of this file. An IP address is never looked up."""
+    """See the top of this file. IP addresses are not looked up."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class Dialer:
         resolver: Resolver,
         guarded: Callable[[], bool] = lambda: False,
     ) -> None:
-        """guarded: whether it is, at the moment."""
+        """guarded: whether the dialer is guarded at present."""
         self._guarded = guarded
         self.host = host
         self.port = port
         self._tls = tls
         self._resolver = resolver
         self._literal = _is_ip_address(host)
-        self._bad: frozenset[str] = frozenset()  # addresses that could not be connected to when they were last tried
+        self._failed: frozenset[str] = frozenset()  # addresses whose last connection attempt failed
 
     async def connect(self, timeout_s: float) -> Connection:
         """Raises ReplicaFailure, or GatewayError where the gateway itself is out of resources."""
@@ -70,7 +70,7 @@ class Dialer:
             raise failure_of(error) from error
 
     async def _dial(self, address: str) -> Connection:
-        """To one IP address. Raises OSError."""
+        """Connect to one IP address. Raises OSError."""
         if self._guarded() and is_link_local(address):
             raise PermissionError(f"{address} is link-local or a cloud's metadata service (allow_link_local)")
         loop = asyncio.get_running_loop()
@@ -80,16 +80,16 @@ class Dialer:
             if self._tls:
                 await connection.secure(self._tls, self.host)
         except (OSError, asyncio.CancelledError) as error:
-            if isinstance(error, OSError) or loop.time() - begun >= STAGGER_S:  # it was given up: another was faster
-                self._bad |= {address}
+            if isinstance(error, OSError) or loop.time() - begun >= STAGGER_S:  # cancelled because another one was faster
+                self._failed |= {address}
             raise
-        self._bad -= {address}
+        self._failed -= {address}
         return connection
 
     async def _dial_name(self) -> Connection:
         known = await self._resolver.addresses(self.host)
-        self._bad &= frozenset(known)
-        dials: list[Dial] = [self._dialing(address) for address in sorted(known, key=self._bad.__contains__)]
+        self._failed &= frozenset(known)
+        dials: list[Dial] = [self._dialing(address) for address in sorted(known, key=self._failed.__contains__)]
 
         async def dial_new_address() -> Connection:
             return await self._dial_new_address(known)
@@ -103,14 +103,14 @@ class Dialer:
         return dial
 
     async def _dial_new_address(self, known: Sequence[str]) -> Connection:
-        """To what the name stands for now, if that was not known. Raises OSError or _NothingNew."""
+        """Connect to addresses that the name has only now. Raises OSError or _NoNewAddress."""
         try:
             async with asyncio.timeout(RENEWAL_S):
                 now = await self._resolver.renewed(self.host)
         except TimeoutError as late:
-            raise _NothingNew from late
+            raise _NoNewAddress from late
         if not (new := [self._dialing(address) for address in now if address not in known]):
-            raise _NothingNew
+            raise _NoNewAddress
         return await race(new)
 
     def __repr__(self) -> str:
@@ -118,8 +118,8 @@ class Dialer:
 
 
 async def race(dials: Sequence[Dial]) -> Connection:
-    """The connection of the first that succeeds. Each starts when all before it have failed, or after STAGGER_S; all others
-    are given up in the end. Raises OSError: what all of them raised.
+    """The connection of the first dial that succeeds. Each starts when all before it failed, or after STAGGER_S; the others
+    are cancelled. Raises OSError with all errors.
     """
     waiting, running = list(dials), set[asyncio.Future[Connection]]()
     errors: list[BaseException] = []
@@ -142,21 +142,21 @@ async def race(dials: Sequence[Dial]) -> Connection:
 
 
 def _give_up(dial: asyncio.Future[Connection]) -> None:
-    """Nobody waits for this connection any more."""
+    """Close a connection that is no longer wanted."""
     if not dial.cancelled() and dial.exception() is None:
         dial.result().abort()
 
 
 def _joined(errors: Sequence[BaseException]) -> BaseException:
-    """One error that says what all of them say, but for those that say nothing."""
-    telling = [error for error in errors if not isinstance(error, _NothingNew)]
-    if len(telling) == 1:
-        return telling[0]
-    return OSError("; ".join(str(error) or type(error).__name__ for error in telling))
+    """One error with the text of all, without `_NoNewAddress`."""
+    real = [error for error in errors if not isinstance(error, _NoNewAddress)]
+    if len(real) == 1:
+        return real[0]
+    return OSError("; ".join(str(error) or type(error).__name__ for error in real))
 
 
 def _is_ip_address(host: str) -> bool:
-    """One with a zone (fe80::1%eth0) is left to the resolver, which knows the zones' numbers."""
+    """False with a zone (fe80::1%eth0): the resolver maps zones to numbers."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -165,10 +165,10 @@ def _is_ip_address(host: str) -> bool:
 
 
 def failure_of(error: OSError | UnicodeError) -> ReplicaFailure | GatewayError:
-    """Why there is no connection. Where several addresses were tried, the error has the text of all their errors."""
+    """The failure for an error of connecting, which has the texts of all addresses that were tried."""
     text = str(error) or type(error).__name__
     number = getattr(error, "errno", None)
     numbers = {number} if number else {int(found) for found in _ERRNO.findall(text)}
-    if numbers & _OUR_OWN:
+    if numbers & _LOCAL_ERRORS:
         return out_of_resources(text)
     return ReplicaFailure(REFUSED if numbers == {errno.ECONNREFUSED} else UNREACHABLE, text)

@@ -1,7 +1,7 @@
-"""Which headers go on: those of a client's request to a replica, those of a replica's answer to the client.
+"""Header forwarding: a client's request headers to the replica, a replica's answer headers to the client.
 
-Dropped are only those that concern one connection or that we make anew (RFC 9110, section 7.6.1); the others go on as the bytes
-that they were.
+Only hop-by-hop headers (RFC 9110, section 7.6.1) and those that the gateway sets itself are dropped; the others are forwarded
+byte for byte.
 """
 
 from __future__ import annotations
@@ -18,59 +18,59 @@ Headers = list[tuple[bytes, bytes]]
 _HOP_BY_HOP: Final = frozenset(
     [b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer"]
 ) | {b"transfer-encoding", b"upgrade"}
-# Made anew for the replica. Answers must come uncompressed: the usage in them is read.
+# Set by the gateway for the replica. Answers must be uncompressed: the usage in them is read.
 _REQUEST_OWN: Final = _HOP_BY_HOP.union(
     [b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"]
 ) | {b"x-warmroute-admin-key", b"x-warmroute-via"}
 _ENCODED_OWN: Final = _REQUEST_OWN - {b"content-encoding"}
 _ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length", b"x-request-id"}
 _LOCATIONS: Final = frozenset([b"location", b"content-location"])
-_ANSWER_PREFIX: Final = b"x-warmroute-"  # the gateway's own headers: a replica's would be doubled, or believed
-_COMMON_TOKENS: Final = frozenset([b"", b"close", b"keep-alive"])  # of a Connection header: they name no other header
+_ANSWER_PREFIX: Final = b"x-warmroute-"  # the gateway's own headers, which a replica must not set
+_COMMON_TOKENS: Final = frozenset([b"", b"close", b"keep-alive"])  # of a Connection header, that name no other header
 
 
 class Address(NamedTuple):
-    """A replica's base URL, taken apart."""
+    """The parts of a replica's base URL."""
 
     host: str
     port: int
     tls: bool
     netloc: str  # for the Host header
-    path: str  # before that of every request
+    path: str  # prefix of every request's path
 
 
 def parse_address(base_url: str) -> Address:
-    """Of a base URL that `config` let pass."""
+    """base_url: validated by `config`."""
     parts = urlsplit(base_url)
     tls = parts.scheme == "https"
     return Address(parts.hostname or "", parts.port or (443 if tls else 80), tls, parts.netloc, parts.path)
 
 
 def upstream_headers(headers: Iterable[tuple[bytes, bytes]], *, encoded: bool = False) -> bytes:
-    """A client's headers as they go to a replica. encoded: the body goes in the Content-Encoding in which it came."""
+    """A client's headers as lines for a replica. encoded: the body is forwarded in its original Content-Encoding."""
     return lines(_without(headers, _ENCODED_OWN if encoded else _REQUEST_OWN)) + b"Accept-Encoding: identity\r\n"
 
 
 def downstream_headers(head: Head, address: Address) -> bytes:
-    """A replica's headers as they go to the client. The body's framing and the gateway's own headers are made anew.
+    """A replica's headers as lines for the client, without the body's framing and the gateway's own headers.
 
-    address: of the replica. The same head may have come from another one, too: only what depends on neither is kept with it.
+    address: of the replica. Heads are cached and shared between replicas: only lines that do not depend on it are kept in them.
     """
     fields = head.fields
-    if fields.onward is None:
+    if fields.downstream_lines is None:
         kept = [pair for pair in _without(fields.headers, _ANSWER_OWN) if not pair[0].startswith(_ANSWER_PREFIX)]
         fields.locations = [pair for pair in kept if pair[0] in _LOCATIONS]
-        fields.onward = lines([pair for pair in kept if pair[0] not in _LOCATIONS])
+        fields.downstream_lines = lines([pair for pair in kept if pair[0] not in _LOCATIONS])
     if not fields.locations:
-        return fields.onward
+        return fields.downstream_lines
     _, _, tls, netloc, path = address
-    return fields.onward + lines(
+    return fields.downstream_lines + lines(
         [(name, relative(value, tls=tls, netloc=netloc, path=path)) for name, value in fields.locations]
     )
 
 
 def _without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> Headers:
-    """All but those names, and those that a Connection header names."""
+    """All headers but `names` and those listed by a Connection header."""
     kept, named = [], b""
     for pair in headers:
         name = pair[0].lower()

@@ -1,11 +1,11 @@
-"""HTTP/1.1 as a replica answers it: bytes in, head and body out. Pure; any cutting of the bytes gives the same result.
+"""Parser of a replica's HTTP/1.1 responses: bytes in, head and body out. Pure; the chunking of the input does not matter.
 
     head ──► body (by length, in chunks, until the end) ──► complete
 
-What is ambiguous is refused, for two readers of one message that disagree about its end is how requests are smuggled (RFC 9112,
+Ambiguous messages are refused, because request smuggling works by two parsers that disagree about a message's end (RFC 9112,
 sections 6.3 and 11.2): two lengths, a length beside a transfer coding, a coding other than `chunked`, folded lines, bare CR or
-LF, spaces before a colon, control characters. A tab is a part of the value, as llhttp has it: not every reader takes it off. A
-message that is complete says so exactly; bytes behind it are nobody's.
+LF, spaces before a colon, control characters. A tab is part of the value, as in llhttp: not every parser strips it. The end of
+a message is exact; bytes after it are kept apart (`rest`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
-# Of all heads of one answer together, the interim ones (1xx) included; of its trailers as well.
+# Of all heads of one answer together, interim ones (1xx) included; also of its trailers.
 MAX_HEAD_BYTES: Final = 64 << 10
-MAX_CHUNK_LINE: Final = 4096  # a chunk's size and its extensions, which nobody uses
+MAX_CHUNK_LINE: Final = 4096  # a chunk's size and its extensions, which are ignored
 
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _VALUE: Final = rb"[^\x00-\x08\x0a-\x1f\x7f]*+"
@@ -25,17 +25,16 @@ _HEAD: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: (%s))?\r\n((?:%s:
 _HEADER: Final = re.compile(rb"([^:]++):([^\r]*+)\r\n")
 _TRAILERS: Final = re.compile(rb"(?:%s:%s\r\n)*+\r\n" % (_TOKEN, _VALUE))
 _CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;%s)?\r\n" % _VALUE)
-# Nearly all chunks are small, and their size is written like this.
+# Fast path for the sizes of nearly all chunks.
 _SIZES: Final = {b"%x\r\n" % size: size for size in range(4096)}
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
-# A replica's heads differ in little else, and in the date once a second: those that are known need not be read again.
+# A replica's heads differ in their length and, once a second, in their date: parsed heads are cached without the length.
 _LENGTH_LINE: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})(?=\r\n)")
-_KNOWN_BYTES: Final = 2048
+_MAX_CACHED_BYTES: Final = 2048
 
 _BODILESS: Final = frozenset([204, 304])
 
-# What an answer reads next. Numbers and not its methods, which would refer to the answer: a cycle for each, until the garbage
-# collector comes.
+# The parser's next step. Numbers and not bound methods, which would make a reference cycle per answer.
 _HEAD_NEXT: Final = 0
 _LENGTH_NEXT: Final = 1
 _END_NEXT: Final = 2  # of the connection, until which everything is body
@@ -51,43 +50,43 @@ class FramingError(Exception):
 
 
 class Fields:
-    """What a head says, before its framing is judged. headers: names in lower case, values without the space around them, in
-    order. persistent: the connection may be used again, if the body has an end. onward: the lines for the client, once they
-    are made (`headers.py`); locations: the headers that are not among them, because they depend on the replica.
+    """A parsed head, before its framing is checked. headers: in order, names in lower case, values stripped of spaces.
+    http11: HTTP/1.1, else 1.0. persistent: the connection can be reused if the body has an end. downstream_lines: cached lines
+    for the client (`headers.py`); locations: headers not among them, because they depend on the replica.
     """
 
     __slots__ = (
         "codings",
         "content_type",
+        "downstream_lines",
         "headers",
+        "http11",
         "lengths",
         "locations",
-        "modern",
-        "onward",
         "persistent",
         "reason",
         "status",
     )
 
-    def __init__(self, status: int, reason: bytes, modern: bool, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, status: int, reason: bytes, http11: bool, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
         self.reason = reason
-        self.modern = modern
+        self.http11 = http11
         self.headers = headers
         self.lengths = [value for name, value in headers if name == b"content-length"]
         self.codings = [value for name, value in headers if name == b"transfer-encoding"]
         tokens = {token.strip() for name, value in headers if name == b"connection" for token in value.lower().split(b",")}
-        self.persistent = b"close" not in tokens and (modern or b"keep-alive" in tokens)
+        self.persistent = b"close" not in tokens and (http11 or b"keep-alive" in tokens)
         kinds = [value for name, value in headers if name == b"content-type"]
         self.content_type = kinds[0].partition(b";")[0].strip().lower().decode("latin-1") if kinds else ""
-        self.onward: bytes | None = None
+        self.downstream_lines: bytes | None = None
         self.locations: list[tuple[bytes, bytes]] = []
 
 
 class Head:
-    """A final answer's head. length: of the body in bytes; None: in chunks, if `chunked`, else until the connection ends.
+    """A final answer's head. length: of the body, in bytes; None: chunked if `chunked`, else until the connection ends.
 
-    The one Content-Length by which the body is framed need not be among `headers`.
+    `headers` may lack the Content-Length that frames the body.
     """
 
     __slots__ = ("chunked", "fields", "keep_alive", "length", "status")
@@ -108,23 +107,23 @@ class Head:
         return self.fields.headers
 
     def get(self, name: bytes) -> bytes:
-        """A header's first value, b"" without."""
+        """The first value of a header, b"" if absent."""
         return next((value for key, value in self.fields.headers if key == name), b"")
 
 
 class Answer:
-    """Reads one answer. `feed` and `end` may be called until `complete`; after that, and after an error, no more.
+    """Parses one answer. `feed` and `end` may be called until `complete` or an error.
 
-    head: once it is there. complete: the message has ended exactly. rest: bytes that came behind it.
+    head: None until it is parsed. complete: the message has ended. rest: bytes after its end.
     """
 
     __slots__ = ("_buffer", "_left", "_method_head", "_skipped", "_step", "complete", "head", "rest")
 
     def __init__(self, *, to_head: bool = False) -> None:
-        """to_head: the request was a HEAD, so that there is no body, whatever the head says."""
+        """to_head: the request was a HEAD, so there is no body."""
         self._method_head = to_head
         self._buffer = b""
-        self._left = 0  # bytes of the body, or of the chunk, that are still to come
+        self._left = 0  # remaining bytes of the body or chunk
         self._skipped = 0  # bytes of interim heads
         self._step = _HEAD_NEXT
         self.head: Head | None = None
@@ -132,11 +131,11 @@ class Answer:
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes; returns those of the body. Raises FramingError."""
+        """Parse the next bytes; returns those of the body. Raises FramingError."""
         return self._read(self._buffer + data if self._buffer else data)
 
     def end(self) -> None:
-        """The connection has ended. Raises FramingError if that is too early."""
+        """The connection has ended. Raises FramingError if the answer is incomplete."""
         if self._step == _END_NEXT:
             self.complete = True
         elif not self.complete:
@@ -159,14 +158,14 @@ class Answer:
         self.rest += data
         return b""
 
-    # -- the steps: each takes all bytes that are not read yet, and returns what of the body was among them
+    # -- the steps: each takes all unparsed bytes and returns the body bytes among them
 
     def _read_head(self, data: bytes) -> bytes:
         """Interim answers (1xx) are skipped."""
-        at, seen = 0, max(0, len(self._buffer) - 3)  # before `seen` no end was found the last time
+        at, seen = 0, max(0, len(self._buffer) - 3)  # `seen`: bytes already searched for the end
         while True:
             end = data.find(b"\r\n\r\n", max(at, seen))
-            least = (end if end >= 0 else len(data) - 3) - at  # of this head: it ends there at the earliest
+            least = (end if end >= 0 else len(data) - 3) - at  # of this head, at the least
             if self._skipped + least > MAX_HEAD_BYTES:
                 raise FramingError("the head is too long")
             if end < 0:
@@ -200,7 +199,7 @@ class Answer:
         return body
 
     def _read_chunk_line(self, data: bytes) -> bytes:
-        """Whole chunks are read in a loop here; what is left of one that is not whole is the other steps' business."""
+        """Parses complete chunks in a loop; the other steps parse an incomplete one."""
         parts: list[bytes] = []
         at = 0
         while True:
@@ -221,7 +220,7 @@ class Answer:
                 raise FramingError("a chunk is longer than it says")
             parts.append(data[begin:at])
             at += 2
-            if at == len(data):  # mostly a read is a chunk
+            if at == len(data):  # the usual case: one chunk per read
                 return self._wait_for_line(b"", parts)
 
     def _wait_for_line(self, rest: bytes, parts: list[bytes]) -> bytes:
@@ -231,7 +230,7 @@ class Answer:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _read_chunk(self, data: bytes) -> bytes:
-        """The rest of a chunk, whose data goes on as it comes, and its line end."""
+        """The rest of a chunk, returned as it comes, and its line end."""
         left = self._left
         if len(data) <= left:
             self._left = left - len(data)
@@ -249,7 +248,7 @@ class Answer:
         return body + self._read_chunk_line(data[left + 2 :]) if len(data) > left + 2 else body
 
     def _read_trailers(self, data: bytes) -> bytes:
-        """Trailers are checked and dropped: what they say may have been needed before the body."""
+        """Trailers are checked and dropped: forwarding them as headers is too late."""
         end = 0 if data.startswith(b"\r\n") else data.find(b"\r\n\r\n") + 2
         if (end if end != 1 else len(data) - 3) > MAX_HEAD_BYTES:
             raise FramingError("the trailers are too long")
@@ -271,13 +270,13 @@ class Answer:
 
 
 def parse_head(data: bytes, *, bodiless: bool = False) -> Head:
-    """A head, its empty line included. bodiless: it answers a HEAD. Raises FramingError."""
-    if not bodiless and len(data) <= _KNOWN_BYTES and (found := _LENGTH_LINE.search(data)):
-        fields = _known(data[: found.start()] + data[found.end() :])
+    """data: a head including its empty line. bodiless: it answers a HEAD. Raises FramingError."""
+    if not bodiless and len(data) <= _MAX_CACHED_BYTES and (found := _LENGTH_LINE.search(data)):
+        fields = _parse_cached(data[: found.start()] + data[found.end() :])
         if not fields.lengths and not fields.codings and fields.status >= 200 and fields.status not in _BODILESS:
             return Head(fields, int(found[1]), chunked=False)
-    fields = _known(data) if len(data) <= _KNOWN_BYTES else _parse(data)
-    length, chunked = _body_of(fields.lengths, fields.codings, fields.modern)
+    fields = _parse_cached(data) if len(data) <= _MAX_CACHED_BYTES else _parse(data)
+    length, chunked = _body_of(fields.lengths, fields.codings, fields.http11)
     if fields.status == 101:
         raise FramingError("the answer switches protocols")
     if bodiless or fields.status in _BODILESS or fields.status < 200:
@@ -294,7 +293,7 @@ def _parse(data: bytes) -> Fields:
     return Fields(int(found[2]), found[3] or b"", found[1] == b"1", headers)
 
 
-_known: Final = lru_cache(maxsize=256)(_parse)
+_parse_cached: Final = lru_cache(maxsize=256)(_parse)
 
 
 def _chunk_size(line: bytes) -> int:
@@ -308,10 +307,10 @@ def _chunk_size(line: bytes) -> int:
     return int(found[1], 16)
 
 
-def _body_of(lengths: list[bytes], codings: list[bytes], modern: bool) -> tuple[int | None, bool]:
-    """(length, chunked) by RFC 9112, section 6.3, less what it lets a reader guess."""
+def _body_of(lengths: list[bytes], codings: list[bytes], http11: bool) -> tuple[int | None, bool]:
+    """(length, chunked) by RFC 9112, section 6.3, without its guesses. Raises FramingError."""
     if codings:
-        if lengths or not modern or len(codings) > 1 or codings[0].lower() != b"chunked":
+        if lengths or not http11 or len(codings) > 1 or codings[0].lower() != b"chunked":
             raise FramingError("the body's coding is ambiguous or not known")
         return None, True
     if not lengths:

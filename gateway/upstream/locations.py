@@ -1,8 +1,7 @@
-"""`Location` headers of replicas, as clients may use them: a URL of the replica itself becomes a path.
+"""Rewrites `Location` headers of replicas for clients: a URL of the replica itself becomes a path.
 
-An engine that redirects makes its URL of the `Host` that it was asked by, which is its internal address: clients cannot reach
-it, and need not know it. The path alone leads them to the gateway, from where it goes to a replica again. A URL of any other
-origin is left as it is.
+An engine that redirects builds the URL from the `Host` header, which is its internal address: clients cannot reach it and must
+not learn it. The path alone leads them back to the gateway. A URL of any other origin is unchanged.
 
 Pure.
 """
@@ -17,18 +16,18 @@ _AUTHORITY: Final = re.compile(rb"(\[[^\[\]]*\]|[^\[\]:]*)(?::([0-9]{0,5}))?")
 
 
 def relative(location: bytes, *, tls: bool, netloc: str, path: str) -> bytes:
-    """A location for clients. tls, netloc and path are those of the replica's base URL. O(length)."""
+    """The location for clients. tls, netloc, path: of the replica's base URL. O(length)."""
     found = _ABSOLUTE.fullmatch(location)
     if found is None or not _is_own(found[1], found[2], netloc.encode("ascii"), tls=tls):
         return location
     rest, base = found[3], path.encode("ascii")
     if base and rest.startswith(base) and rest[len(base) : len(base) + 1] in (b"", b"/", b"?", b"#"):
         rest = rest[len(base) :]
-    return b"/" + rest.lstrip(b"/\\")  # two slashes at its beginning would name another host
+    return b"/" + rest.lstrip(b"/\\")  # two leading slashes would name another host
 
 
 def _is_own(scheme: bytes | None, authority: bytes, netloc: bytes, *, tls: bool) -> bool:
-    """Whether a URL is one of the replica. An engine behind a TLS proxy may name another scheme, but the same authority."""
+    """Whether a URL is the replica's. An engine behind a TLS proxy may use another scheme with the same authority."""
     if authority.lower() == netloc.lower():
         return True
     named_tls = tls if scheme is None else scheme.lower() == b"https"

@@ -1,13 +1,13 @@
 """Loop detection: a gateway recognises requests that it has forwarded itself.
 
 The URL of a replica may lead back to the gateway, by a name or an address that the configuration check cannot compare, or
-through another gateway. Each request would then go round until the gateway is full. So all that goes to a replica, probes
+through another gateway. Each request would then loop until the gateway is full. So every request to a replica, probes
 included, carries the header
 
     X-Warmroute-Via: <ids of the gateways that it has passed, the latest last>
 
-and what arrives with the gateway's own id, or with MAX_GATEWAYS ids, is answered 508. An id is random and says nothing else.
-All workers of a gateway have the same one. A client that forges the header gets 508, or shortens its own chain of gateways.
+and a request that arrives with the gateway's own id, or with MAX_GATEWAYS ids, is answered 508. Ids are random; all workers of
+a gateway share one. A client that forges the header gets 508, or shortens its own chain of gateways.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MAX_LENGTH: Final = MAX_GATEWAYS * 18
 
 
 def new_id() -> str:
-    """Of a gateway."""
+    """A random gateway id: 16 hex digits."""
     return secrets.token_hex(8)
 
 
 class LoopGuard:
-    """Checks the header of what arrives, and writes that of what goes to replicas. id: of this gateway (default: a new one)."""
+    """Checks the header of incoming requests, writes that of upstream ones. id: of this gateway (default: a new one)."""
 
     __slots__ = ("id",)
 
@@ -40,7 +40,7 @@ class LoopGuard:
         self.id = id_ or new_id()
 
     def require_no_loop(self, via: str | None) -> None:
-        """via: the header of what has arrived. Raises GatewayError 508."""
+        """via: the header of an incoming request. Raises GatewayError 508."""
         if via is None:
             return
         if len(via) > _MAX_LENGTH or not _IDS.fullmatch(via):
@@ -51,7 +51,7 @@ class LoopGuard:
             raise _loop(f"The request has passed {MAX_GATEWAYS} gateways, which is the limit.")
 
     def line(self, via: str | None = None) -> str:
-        """The header's line for a replica. via: the header of the request that is forwarded; None: it had none."""
+        """The header line for a replica. via: the header of the forwarded request, None without."""
         return f"{VIA_HEADER}: {via}, {self.id}\r\n" if via else f"{VIA_HEADER}: {self.id}\r\n"
 
     def __repr__(self) -> str:

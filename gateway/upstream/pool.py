@@ -1,7 +1,7 @@
-"""The idle connections to one replica, and what they show about it; new ones come from whatever can `connect`.
+"""Pool of idle connections to one replica; new ones come from a `Connector`.
 
-An idle connection that the replica closes may be the only sign of a quick restart: `hung_up` is called with the seconds for
-which it was idle. Bytes of answers to requests are signs of life: `answered_at`.
+The pool reports two signs of the replica's state: an idle connection that the replica closes may be the only sign of a quick
+restart (`on_idle_closed` gets its idle seconds), and bytes of answers to requests are signs of life (`answered_at`).
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from gateway.upstream.connection import Connection
 KEEPALIVE_S: Final = 4.0
 
 
-class Dials(Protocol):
-    """Makes connections to one replica: a `Dialer`, or a test's own."""
+class Connector(Protocol):
+    """Makes connections to one replica: a `Dialer`, or a fake in tests."""
 
     async def connect(self, timeout_s: float) -> Connection:
         """Raises ReplicaFailure, or GatewayError where the gateway itself is out of resources."""
 
 
 class ConnectionPool:
-    """The connections to one address. `idle` gives one, `connect` makes one; `give_back` keeps it if it is still good.
+    """Connections to one address: `idle` takes one, `connect` makes one, `give_back` keeps a reusable one.
 
-    hung_up: called with the seconds for which a connection was idle when the replica closed it.
+    on_idle_closed: called with its idle seconds when the replica closes an idle connection.
     """
 
-    def __init__(self, dialer: Dials, hung_up: Callable[[float], None] | None = None) -> None:
-        self._dialer = dialer
-        self._hung_up = hung_up
-        self._idle: list[Connection] = []  # the one used last is the last
-        self._busy: set[Connection] = set()  # those that carry a request
+    def __init__(self, connector: Connector, on_idle_closed: Callable[[float], None] | None = None) -> None:
+        self._connector = connector
+        self._on_idle_closed = on_idle_closed
+        self._idle: list[Connection] = []  # most recently used last
+        self._busy: set[Connection] = set()  # carrying a request
         self._answered_at = -math.inf
         self._sweeper: asyncio.TimerHandle | None = None
 
     def idle(self) -> Connection | None:
-        """The idle connection that was used last, if one is fresh enough."""
+        """The most recently used idle connection, if one is younger than KEEPALIVE_S."""
         now = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()
@@ -52,21 +52,21 @@ class ConnectionPool:
         return None
 
     def carries_request(self, connection: Connection) -> None:
-        """From now on until it is given back the answer's bytes are signs of life. O(1)."""
+        """Count the answer's bytes as signs of life until the connection is given back. O(1)."""
         self._busy.add(connection)
 
     @property
     def answered_at(self) -> float:
-        """When the last byte of an answer to a request came, by the loop's clock; -inf: never. O(requests under way)."""
+        """Loop time of the last byte of an answer to a request; -inf: never. O(requests in flight)."""
         latest = max((connection.answered_at for connection in self._busy), default=-math.inf)
         return max(self._answered_at, latest)
 
     async def connect(self, timeout_s: float) -> Connection:
         """A new connection. Raises ReplicaFailure, or GatewayError where the gateway itself is out of resources."""
-        return await self._dialer.connect(timeout_s)
+        return await self._connector.connect(timeout_s)
 
     def give_back(self, connection: Connection) -> None:
-        """Its call is over."""
+        """End of its call: keep the connection if it can carry another."""
         if connection in self._busy:
             self._busy.remove(connection)
             self._answered_at = max(self._answered_at, connection.answered_at)
@@ -78,7 +78,7 @@ class ConnectionPool:
             self._sweeper = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep)
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close all idle connections."""
         if self._sweeper:
             self._sweeper.cancel()
             self._sweeper = None
@@ -86,7 +86,7 @@ class ConnectionPool:
             _drop(self._idle.pop())
 
     def _sweep(self) -> None:
-        """Close what has been idle for too long."""
+        """Close connections that were idle for KEEPALIVE_S."""
         loop = asyncio.get_running_loop()
         oldest = loop.time() - KEEPALIVE_S
         for connection in self._idle:
@@ -96,16 +96,16 @@ class ConnectionPool:
         self._sweeper = loop.call_later(KEEPALIVE_S, self._sweep) if self._idle else None
 
     def _lost(self, connection: Connection) -> None:
-        """The replica has closed an idle connection, or sends on it what nobody asked for."""
+        """The replica has closed an idle connection, or sent unsolicited bytes on it."""
         connection.lost = None
-        if self._hung_up:
-            self._hung_up(asyncio.get_running_loop().time() - connection.idle_since)
+        if self._on_idle_closed:
+            self._on_idle_closed(asyncio.get_running_loop().time() - connection.idle_since)
 
     def __repr__(self) -> str:
-        return f"<ConnectionPool of {self._dialer!r}, {len(self._idle)} idle>"
+        return f"<ConnectionPool of {self._connector!r}, {len(self._idle)} idle>"
 
 
 def _drop(connection: Connection) -> None:
-    """Close an idle connection, which is no sign of anything."""
+    """Close an idle connection without calling `on_idle_closed`."""
     connection.lost = None
     connection.abort()

@@ -1,20 +1,20 @@
-"""Host names to IP addresses, apart from connecting to them.
+"""Resolves host names to IP addresses, with a cache.
 
-The system's own look-up (getaddrinfo) is used, so that /etc/hosts, nsswitch.conf and search domains count. It blocks while
-name servers do not answer, for a minute or more, and cannot be cancelled. So it runs in daemon threads of our own: not in a
-pool that other work needs or that is joined at exit.
+The system's look-up (getaddrinfo) is used, so that /etc/hosts, nsswitch.conf and search domains apply. It blocks while name
+servers do not answer, for a minute or more, and cannot be cancelled. So it runs in separate daemon threads: not in a pool that
+other work needs or that is joined at exit.
 
     unknown ── look-up ──► known ── used after REFRESH_S ──► known, and looked up again in the background
        │
-       └── the look-up fails: an error; the next look-up not before RETRY_S
+       └── look-up fails: an error; the next look-up not before RETRY_S
 
 Rules:
 - A known address is used at once. If a later look-up fails or takes long, the last good answer stays in use.
-- There is at most one look-up per name at a time. Names beyond the number of threads wait for one. Names whose last look-up
-  failed have few threads of their own, so that they never delay the others.
-- MAX_NAMES names with MAX_ADDRESSES addresses each are kept; a name is forgotten with the last replica that has it.
+- There is at most one look-up per name at a time. Names beyond the number of threads are queued. Names whose last look-up
+  failed have a few threads of their own, so that they never delay the others.
+- MAX_NAMES names with MAX_ADDRESSES addresses each are kept; a name is dropped with the last replica that has it.
 
-All methods run in the event loop's thread; only `_run` runs in a thread of its own.
+All methods run in the event loop's thread, except `_run`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("warmroute.resolver")
 
 REFRESH_S: Final = 30.0
 RETRY_S: Final = 1.0
-THREADS: Final = 32  # for names whose last look-up was good, and for new names
+THREADS: Final = 32  # for new names and names whose last look-up succeeded
 FAILING_THREADS: Final = 8
 MAX_ADDRESSES: Final = 8
 MAX_NAMES: Final = 4096
@@ -48,7 +48,7 @@ LookUp = Callable[[str], Iterable[str]]
 
 
 def system_look_up(host: str) -> list[str]:
-    """What getaddrinfo says. An IPv6 address of one link has its zone behind it (fe80::1%2)."""
+    """The addresses of getaddrinfo. A link-local IPv6 address has its zone appended (fe80::1%2)."""
     addresses = []
     for family, _, _, _, address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
         zone = address[3] if family == socket.AF_INET6 and len(address) == 4 else 0
@@ -57,21 +57,21 @@ def system_look_up(host: str) -> list[str]:
 
 
 class Name:
-    """What is known of one host name."""
+    """Cache entry of one host name."""
 
     __slots__ = ("addresses", "done", "error", "error_number", "host", "looked_up")
 
     def __init__(self, host: str) -> None:
         self.host = host
         self.addresses: tuple[str, ...] = ()  # the last good answer
-        self.error = ""  # why the last look-up failed, or nothing
-        self.error_number = 0  # one of OUT_OF_RESOURCES if that is why
-        self.looked_up = -math.inf  # when the last look-up ended
-        self.done: asyncio.Event | None = None  # set at the end of the look-up that runs or waits for a thread
+        self.error = ""  # of the last look-up; "": it succeeded
+        self.error_number = 0  # its errno if that is one of OUT_OF_RESOURCES
+        self.looked_up = -math.inf  # end of the last look-up
+        self.done: asyncio.Event | None = None  # set at the end of the running or queued look-up
 
 
 class _Lane:
-    """Look-ups that share a number of threads."""
+    """Queue of look-ups that share a number of threads."""
 
     __slots__ = ("running", "threads", "waiting")
 
@@ -94,12 +94,12 @@ class Resolver:
     ) -> None:
         self._look_up = look_up
         self._clock = clock
-        self._names: dict[str, Name] = {}  # the one used last is the last
+        self._names: dict[str, Name] = {}  # most recently used last
         self._sound = _Lane(threads)
         self._failing = _Lane(failing_threads)
 
     async def addresses(self, host: str) -> Sequence[str]:
-        """The last good answer, at once; for an unknown name that of a look-up. Raises OSError if that fails."""
+        """The last good answer at once; an unknown name is looked up. Raises OSError if that fails."""
         name = self._name(host)
         if name.addresses:
             if self._clock() - name.looked_up >= REFRESH_S:
@@ -108,7 +108,7 @@ class Resolver:
         return await self._recent(name)
 
     async def renewed(self, host: str) -> Sequence[str]:
-        """After connecting to the known addresses has failed: the answer of a look-up that is at most RETRY_S old, or the
+        """For use after connecting to the known addresses has failed: the answer of a look-up at most RETRY_S old, or the
         last good one if that look-up fails. Raises OSError if there is none.
         """
         return await self._recent(self._name(host))
@@ -119,7 +119,7 @@ class Resolver:
         return name is not None and bool(name.addresses)
 
     def forget(self, host: str) -> None:
-        """No replica has this name any more. A look-up that runs goes on to its end; one that waits for a thread does not."""
+        """Drop a name that no replica has any more. A queued look-up is cancelled, a running one goes on."""
         if name := self._names.pop(host, None):
             for lane in (self._sound, self._failing):
                 if name in lane.waiting:
@@ -134,7 +134,7 @@ class Resolver:
         return name.addresses
 
     def _name(self, host: str) -> Name:
-        """O(1) but for a name that is one too many."""
+        """O(1), except when it evicts a name."""
         name = self._names.pop(host, None) or Name(host)
         self._names[host] = name
         if len(self._names) > MAX_NAMES:
@@ -144,7 +144,7 @@ class Resolver:
     # -- look-ups
 
     def _request(self, name: Name) -> asyncio.Event:
-        """Start a look-up unless there is one. Returns the event of its end."""
+        """Start a look-up unless one is running. Returns the event of its end."""
         if name.done is None:
             done = name.done = asyncio.Event()
             lane = self._failing if name.error else self._sound
@@ -154,7 +154,7 @@ class Resolver:
         return name.done
 
     def _start(self, lane: _Lane) -> None:
-        """Start the look-ups that wait, as far as there are threads for them."""
+        """Start queued look-ups while there are threads."""
         loop = asyncio.get_running_loop()
         while lane.waiting and lane.running < lane.threads:
             name = lane.waiting.popleft()
@@ -165,12 +165,12 @@ class Resolver:
                 self._conclude(name, (), OSError(errno.ENOMEM, str(error)))
 
     def _run(self, name: Name, lane: _Lane, loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread of its own."""
+        """Runs in a separate thread."""
         found: tuple[str, ...] = ()
         error: Exception | None = None
         try:
             found = tuple(dict.fromkeys(self._look_up(name.host)))[:MAX_ADDRESSES]
-        except Exception as failure:  # noqa: BLE001  (whatever it is, those who wait for it must be told)
+        except Exception as failure:  # noqa: BLE001  (every waiter must get the error)
             error = failure
         with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
             loop.call_soon_threadsafe(self._ended, name, lane, found, error)
@@ -181,7 +181,7 @@ class Resolver:
         self._start(lane)
 
     def _conclude(self, name: Name, found: tuple[str, ...], error: Exception | None) -> None:
-        """The look-up is over."""
+        """End of a look-up."""
         name.looked_up = self._clock()
         before, name.error, name.error_number = name.error, "", 0
         if found:

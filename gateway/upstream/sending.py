@@ -1,9 +1,9 @@
-"""A request on its way out of a connection to a replica: small ones in one buffer, a large body slice by slice.
+"""Writes a request to a connection to a replica: a small one in one buffer, a large body slice by slice.
 
-A large body is not copied: what is not written yet is a view of it.
+A large body is not copied: its unwritten part is a view of it.
 
-Over TLS there are two transports, and what TLS has encrypted may wait in the one beneath it, TCP's. Nobody is called when that
-one is empty, for its protocol is TLS itself: so it is asked now and then.
+Over TLS there are two transports, and ciphertext may be buffered in TCP's transport beneath TLS. There is no callback when that
+buffer becomes empty (the transport's protocol is TLS itself), so it is polled.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-MAX_JOINED: Final = 1 << 16  # bytes of a body that goes out in one buffer with its head
-ASK_S: Final = 0.1  # how often the transport beneath TLS is asked whether it is empty
+MAX_JOINED: Final = 1 << 16  # bytes of a body that is written in one buffer with its head
+POLL_S: Final = 0.1  # interval of polling the TCP transport beneath TLS
 SLICE: Final = 1 << 20  # bytes of a larger body that are written in one turn of the event loop: TLS encrypts them at once
 
 
 class Sending:
-    """See the top of this file. One request after the other: `write`, then `end`. transport: None while there is none; flow:
-    TCP's, without TLS the same.
+    """See the top of this file. For each request: `write`, then `end`. transport: None while disconnected; tcp: the TCP
+    transport, without TLS the same.
     """
 
-    __slots__ = ("_asking", "_loop", "_sent", "_unsent", "_writable", "flow", "transport")
+    __slots__ = ("_loop", "_poll_timer", "_sent", "_unsent", "_writable", "tcp", "transport")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.transport: asyncio.Transport | None = None
-        self.flow: asyncio.Transport | None = None
-        self._unsent: memoryview | None = None  # the part of the body that was not given to the transport yet
+        self.tcp: asyncio.Transport | None = None
+        self._unsent: memoryview | None = None  # part of the body not yet given to the transport
         self._writable = True  # the transport accepts more: its buffer is below its high-water mark
-        self._sent: Callable[[], None] | None = None  # to be called when the whole request has left this process
-        self._asking: asyncio.TimerHandle | None = None
+        self._sent: Callable[[], None] | None = None  # callback for when the whole request has left this process
+        self._poll_timer: asyncio.TimerHandle | None = None
 
     def write(self, head: bytes, body: bytes) -> None:
         assert self.transport is not None
@@ -45,7 +45,7 @@ class Sending:
             self._write_slice()
 
     def _write_slice(self) -> None:
-        """Write the next slice: one in each turn of the event loop, when the transport accepts more."""
+        """Write the next slice: one per turn of the event loop, while the transport accepts more."""
         unsent, transport = self._unsent, self.transport
         if unsent is None or not self._writable:
             return
@@ -60,37 +60,37 @@ class Sending:
         elif self._sent:
             self.when_sent(self._sent)
 
-    def when_sent(self, call: Callable[[], None]) -> None:
-        """Call it when nothing of the request is in memory here any more."""
+    def when_sent(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once no part of the request is in memory here any more."""
         transport = self.transport
         if transport is None or self._is_sent(transport):
-            self._forget_call()
-            call()
+            self._forget_callback()
+            callback()
             return
-        self._sent = call
+        self._sent = callback
         if self._unsent is not None or transport.get_write_buffer_size():
-            transport.set_write_buffer_limits(0)  # `resume` is called when nothing is left
-        elif self._asking is None:
-            self._asking = self._loop.call_later(ASK_S, self._ask)
+            transport.set_write_buffer_limits(0)  # `resume` is called when the buffer is empty
+        elif self._poll_timer is None:
+            self._poll_timer = self._loop.call_later(POLL_S, self._poll_empty)
 
-    def _ask(self) -> None:
-        self._asking = None
+    def _poll_empty(self) -> None:
+        self._poll_timer = None
         if self._sent:
             self.when_sent(self._sent)
 
     def _is_sent(self, transport: asyncio.Transport) -> bool:
-        flow = self.flow
+        tcp = self.tcp
         return (
             self._unsent is None
             and not transport.get_write_buffer_size()
-            and (flow is None or flow is transport or not flow.get_write_buffer_size())
+            and (tcp is None or tcp is transport or not tcp.get_write_buffer_size())
         )
 
-    def _forget_call(self) -> None:
+    def _forget_callback(self) -> None:
         self._sent = None
-        if self._asking is not None:
-            self._asking.cancel()
-            self._asking = None
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+            self._poll_timer = None
 
     def pause(self) -> None:
         self._writable = False
@@ -103,12 +103,12 @@ class Sending:
             self.when_sent(self._sent)
 
     def end(self) -> bool:
-        """The call is over. Whether the whole request has left this process."""
-        self._forget_call()
+        """End of the call. Returns whether the whole request has left this process."""
+        self._forget_callback()
         return self.transport is None or self._is_sent(self.transport)
 
     def drop(self) -> None:
-        """Write no more of it."""
+        """Stop writing the request."""
         self._unsent = None
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""How long a call to a replica may take."""
+"""Timeouts of a call to a replica."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.config.schema import TimeoutConfig
 
 
 class Limits(NamedTuple):
-    """Seconds. first_byte: from the request to the body's first byte; idle: silence after it; total: of the whole answer."""
+    """Seconds. first_byte: request to first byte of the body; idle: silence after it; total: whole answer; None: no limit."""
 
     connect_s: float
     first_byte_s: float

@@ -120,8 +120,8 @@ def test_what_is_held_back_stays_in_the_kernel(certificate: Path, run: Run) -> N
 
         def is_stuck() -> bool:
             """Nothing will change by itself: the replica waits for its kernel, that for ours, and nobody reads from that."""
-            assert connection._flow
-            return drains and not takes.poll(0) and not connection._flow.is_reading()
+            assert connection._tcp
+            return drains and not takes.poll(0) and not connection._tcp.is_reading()
 
         await eventually(lambda: is_stuck() or sent >= FLOOD)
         assert sent < FLOOD
@@ -227,7 +227,7 @@ def test_a_connection_that_ends_before_its_handshake_is_refused_without_noise(ce
                 with pytest.raises(ConnectionError):
                     await connection.secure(ours, "replica.test")
                 assert not connection.alive
-                await eventually(lambda connection=connection, ended=turns + 1: over == ended and connection._flow is None)
+                await eventually(lambda connection=connection, ended=turns + 1: over == ended and connection._tcp is None)
         gc.collect()  # of a task or a future whose error nobody has read it is told when it goes
         for _ in range(3):
             await asyncio.sleep(0)
@@ -260,17 +260,17 @@ def test_a_request_is_sent_when_its_ciphertext_is(certificate: Path, run: Run, *
         served = asyncio.create_task(asyncio.to_thread(serve))
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(lambda: Connection(loop), *listener.getsockname())
-        flow = connection._flow
-        assert flow
-        flow.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+        tcp = connection._tcp
+        assert tcp
+        tcp.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
         try:
             await connection.secure(ours, "replica.test")
             connection.send(b"POST", TEXT, to_head=False, limits=LIMITS)
             await connection.wait()
             tls = connection._transport
             assert tls
-            assert (tls.get_write_buffer_size(), flow.get_write_buffer_size() > 0) == (0, True)
-            connection.when_sent(lambda: sent.append(flow.get_write_buffer_size()))
+            assert (tls.get_write_buffer_size(), tcp.get_write_buffer_size() > 0) == (0, True)
+            connection.when_sent(lambda: sent.append(tcp.get_write_buffer_size()))
             assert not sent
             if reads:
                 go_on.set()
