@@ -1,1 +1,1 @@
-"""Parsing of bodies that are too much for the event loop: a helper process, one for each process that serves."""
+"""Parsing of large bodies outside the event loop: one parser process per gateway process."""

@@ -1,10 +1,10 @@
-"""The parser process: reads a job, does it, writes its result, until its parent is gone.
+"""Main program of the parser process: reads a job, runs it, writes its result, until its socket is closed.
 
-It runs the dialects' own functions, those that parse small bodies in the event loop, and makes the prompt's block keys. What a
-body may cost here is bounded: its structure before it is parsed, the address space, the time.
+It runs the dialects' functions that parse small bodies in the event loop, and computes the prompt's block keys. The cost of a
+body is bounded: its structure before it is parsed, the address space, the time.
 
-A process and not a thread, for the parser holds Python's global lock. Signals of a terminal or a service manager are not for
-it: while a gateway lets its last requests finish it still needs its parser. It ends when its socket does.
+A process and not a thread, because parsing holds the GIL. Signals of a terminal or a service manager are ignored: a draining
+gateway still needs its parser.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from gateway.dialects.table import Dialects
 from gateway.errors import GatewayError
 from gateway.parser import wire
 
-# Of address space, for each byte of a job's body. A body costs most as one text with an emoji in it: four bytes for each
-# character, beside the body itself, the JSON parser's own tree and the canonical prompt.
+# Address space per byte of a job's body. The worst body is one text with an emoji in it: four bytes per character, beside the
+# body itself, the JSON parser's tree and the canonical prompt.
 _MEMORY_PER_BYTE: Final = 12
 _DIALECTS: Final = Dialects()
 
 
 def main(arguments: Sequence[str]) -> None:
-    """arguments: the socket's file descriptor, how many seconds a job may take, and MiB of address space for any job."""
+    """arguments: the socket's file descriptor, the time limit of a job in seconds, its base address space in MiB."""
     sock, limit_s, memory = socket.socket(fileno=int(arguments[0])), int(arguments[1]), int(arguments[2]) << 20
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")  # where memory runs out, this process goes before one that serves
+        file.write("1000")  # the OOM killer takes this process before one that serves
     gc.disable()  # parsing makes no cycles
     with contextlib.suppress(ConnectionError), sock, sock.makefile("rb") as stream:
         while len(head := stream.read(wire.JOB.size)) == wire.JOB.size:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
             job, body = stream.read(packed), stream.read(length)
             if len(body) < length:
                 return
-            signal.alarm(limit_s)  # its default is to end the process, even within a C function
+            signal.alarm(limit_s)  # kills the process, even within a C function
             result = answer(marshal.loads(job), body)
             signal.alarm(0)
             del body
@@ -61,7 +61,7 @@ def _bound_memory(size: int) -> None:
 
 
 def answer(job: tuple[Any, ...], body: bytes) -> bytes:
-    """The result of one job, as it goes back."""
+    """The encoded result of one job."""
     operation, *arguments = job
     try:
         return wire.result(wire.DONE, *_OPERATIONS[operation](body, *arguments))
@@ -70,7 +70,7 @@ def answer(job: tuple[Any, ...], body: bytes) -> bytes:
     except MemoryError:
         text = "Parsing the body takes more memory than the gateway has for it. Send less."
         return wire.refusal(GatewayError(413, "request_too_large", text))
-    except Exception:  # noqa: BLE001  (the last border: the parent logs it)
+    except Exception:  # noqa: BLE001  (outermost handler: the parent logs it)
         return wire.result(wire.FAILED, traceback.format_exc())
 
 

@@ -1,15 +1,14 @@
-"""Where a body is parsed: at once in the event loop if it cannot take long, else in the parser process.
+"""Chooses where a body is parsed: in the event loop if that is quick, else in the parser process.
 
-What a body costs depends on its values more than on its length. So a body is parsed in the loop if it is so short that it
-cannot have too many values (UNCOUNTED_BYTES: half a millisecond; 10 to 20 if it consists of brackets), or if it is not long
-(INLINE_BYTES) and has no more values than INLINE_STRUCTURE. Counting them takes half a millisecond a MiB. Parsing takes 1 to 3
-ms a MiB of text, and 15 to 40 ms for the worst of such bodies: an object with 131,000 different names, say, or 64,000 nested
-objects. Of many bodies that arrive at once, `Turns` put off what does not fit into one turn of the loop. How long it takes to
-put the prompt together is bounded by MAX_PARTS, which is checked before the fields of a message or a list of parts are read: a
-body that has more costs little more than its parsing.
+The cost of a body depends on its number of values more than on its length. A body is parsed in the loop if it is too short to
+have too many values (UNCOUNTED_BYTES: 0.5 ms; 10 to 20 ms if it consists of brackets), or if it has at most INLINE_BYTES and
+INLINE_STRUCTURE values. Counting takes 0.5 ms/MiB, parsing 1 to 3 ms/MiB of text, and 15 to 40 ms for the worst of such bodies
+(an object with 131,000 different names, 64,000 nested objects). When many bodies arrive at once, `Turns` spreads them over
+turns of the loop. Building the prompt is bounded by MAX_PARTS, checked before the fields of a message or a list of parts are
+read: a body with more costs little more than its parsing.
 
-Any other body is parsed by `process.py` while the loop turns, with a bound on its structure, and comes back as an ApiRequest
-whose block keys are made already. bench/gateway/parsing.py has the measurements.
+Any other body is parsed by `process.py` while the loop runs, with a bound on its structure, and comes back as an ApiRequest
+with its block keys. Measurements: bench/gateway/parsing.py.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ INLINE_BYTES: Final = 2 << 20
 INLINE_STRUCTURE: Final = (
     1 << 17
 )  # signs, as `json_structure.signs` counts them; `{` counts twice, for an object costs the most
-MAX_PARTS: Final = 8192  # of a prompt that is put together in the loop: three for a message, two for a part of its content, ...
+MAX_PARTS: Final = 8192  # of a prompt that is built in the loop: three per message, two per part of its content, ...
 _COPIED_AT_ONCE: Final = 1 << 20
-_CONTINUED_INLINE_BYTES: Final = 1 << 15  # of a body that is scanned in the event loop for its continuation
+_CONTINUED_INLINE_BYTES: Final = 1 << 15  # of a body whose continuation is made in the event loop
 
 
 class Parsing:
@@ -51,14 +50,14 @@ class Parsing:
 
     @property
     def turns(self) -> Turns:
-        """In which bodies are parsed in the event loop, for many may arrive in the same turn of it."""
+        """Spreads parsing in the event loop over its turns when many bodies arrive in one."""
         if self._turns is None:
             self._turns = turns_of(asyncio.get_running_loop())
         return self._turns
 
     def at_once(self, dialect: Dialect, raw: bytes) -> ApiRequest | None:
-        """The request, if it can be parsed here; None: `parse` has to be awaited. Raises GatewayError. While `turns` are not
-        free, `in_turn` is to be awaited instead.
+        """The request, if it can be parsed here; None: await `parse`. Raises GatewayError. While `turns` is not free, await
+        `in_turn` instead.
         """
         begin = time.perf_counter()
         try:
@@ -67,17 +66,17 @@ class Parsing:
             self.turns.spent(time.perf_counter() - begin)
 
     async def in_turn(self, dialect: Dialect, raw: bytes) -> ApiRequest | None:
-        """`at_once`, when it is this body's turn."""
+        """`at_once`, in this body's turn."""
         return await self.turns.take(partial(_here, dialect, raw))
 
     async def parse(self, dialect: Dialect, raw: bytes, scope: tuple[str, ...] = (), client: str = "") -> ApiRequest:
-        """The request, parsed by the other process. scope: names that its block keys are seeded with, beside model and salt.
-        client: those of different clients take turns.
+        """The request, parsed by the parser process. scope: seeds the block keys, beside model and salt. client: the unit of
+        fairness.
 
-        Raises GatewayError: what is wrong with the body, or that it could not be parsed.
+        Raises GatewayError: 400 or 413 for the body, 500 or 503 if it could not be parsed.
         """
         arguments = wire.PARSE, dialect.name, self._block_bytes, self._block_tokens, scope
-        parsed = wire.Parsed(*await self.process.ask(arguments, raw, client))
+        parsed = wire.Parsed(*await self.process.run(arguments, raw, client))
         body = await _edited(raw, parsed.edits)
         api = ApiRequest(parsed.model, None, parsed.salt, stream=parsed.stream, metered=parsed.metered, body=body)
         api.strip_usage, api.stores, api.countable = parsed.strip_usage, parsed.stores, parsed.countable
@@ -86,21 +85,21 @@ class Parsing:
         return api
 
     async def continuation(self, dialect: Dialect, body: bytes, so_far: PartialAnswer, client: str = "") -> bytes | None:
-        """The request for the rest of an answer; b"": nothing is left of what may be generated; None: it cannot be asked for.
+        """The request for the rest of an answer; b"": the answer is complete; None: it cannot be continued.
 
-        dialect: one that has a continuation. client: as for `parse`. Raises GatewayError if the body could not be parsed.
+        dialect: must have a continuation. client: as for `parse`. Raises GatewayError if the body could not be parsed.
         """
         if len(body) <= _CONTINUED_INLINE_BYTES:
             return continued(dialect.continuation, body, so_far)
         arguments = wire.CONTINUE, dialect.name, so_far.text, so_far.tokens
-        verdict, edits = await self.process.ask(arguments, body, client)
+        verdict, edits = await self.process.run(arguments, body, client)
         if verdict == IMPOSSIBLE:
             return None
         return b"" if verdict == COMPLETE else await _edited(body, edits)
 
 
 def continued(continuation: Continuation | None, body: bytes, so_far: PartialAnswer) -> bytes | None:
-    """`Parsing.continuation` of a small body."""
+    """`Parsing.continuation` of a small body, in the event loop."""
     assert continuation is not None
     verdict, edits = continuation.request(body, so_far.text, so_far.tokens)
     if verdict == IMPOSSIBLE:
@@ -124,13 +123,13 @@ def _here(dialect: Dialect, raw: bytes) -> ApiRequest | None:
 
 
 def _has_many_values(raw: bytes) -> bool:
-    """Whether a body may have more values than INLINE_STRUCTURE. Its objects are counted only where they decide."""
+    """Whether a body may have more values than INLINE_STRUCTURE. Objects are counted only if they decide."""
     count = signs(raw)
     return 2 * count > INLINE_STRUCTURE and count + raw.count(b"{") > INLINE_STRUCTURE
 
 
 async def _edited(raw: bytes, edits: Sequence[Edit]) -> bytes:
-    """The edited body, copied piece by piece while the loop turns."""
+    """The edited body, copied piece by piece while the loop runs."""
     if len(raw) <= _COPIED_AT_ONCE:
         return apply(raw, edits)
     if not edits:

@@ -1,15 +1,14 @@
-"""The parent's side of the parser process: starts it when there is a job, gives it one after the other, replaces it.
+"""The parent's side of the parser process: starts it for the first job, runs one job at a time, replaces it after a failure.
 
-    waiting ── clients take turns ──► written ──► its result read ──► done
-       │                                  └───────────────┴─────► the process ended, or took too long: it is killed, the job
-       └─ the client left: dropped                                fails, and the next job starts another process
+    queued ── round robin over clients ──► written ──► result read ──► done
+       │                                      └────────────┴─────► the process exited, or took too long: it is killed, the job
+       └─ the client left: dropped                                 fails, and the next job starts another process
 
-Clients take turns, and a client's bodies are parsed in the order in which they came, so that nobody's large bodies can keep
-others from being parsed. A client may have as many waiting as there is room for more.
+Jobs are FIFO within a client and round robin over clients: large bodies of one client do not keep those of others from being
+parsed. A client may have as many queued jobs as the queue has free slots.
 
-Whoever waits for a result may be cancelled at any time: the job goes on, so that the two ends never disagree about whose result
-comes next. The body is written by a non-blocking socket, so that the event loop turns meanwhile. The process is kept until
-`close`; if its parent dies, it ends by itself.
+A caller may be cancelled at any time: its running job goes on, so that both ends agree on which result comes next. The body is
+written by a non-blocking socket, while the event loop runs. The process is kept until `close`; if its parent dies, it exits.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ log = logging.getLogger("warmroute.parser")
 
 JOB_S: Final = 20.0
 WAIT_S: Final = 30.0
-MEMORY_MB: Final = 1024  # of address space; a body's own needs come on top (helper.py)
+MEMORY_MB: Final = 1024  # of address space, plus a share of the body's size (helper.py)
 MAX_WAITING: Final = 1024
-_FAILED: Final = "failed"  # a job's status beside those of `wire`: with the GatewayError that ended it
-_NOT_STARTED: Final = OUT_OF_RESOURCES | {errno.EAGAIN}  # EAGAIN: there may be no more processes
+_FAILED: Final = "failed"  # a job's status beside those of `wire`, with its GatewayError
+_NOT_STARTED: Final = OUT_OF_RESOURCES | {errno.EAGAIN}  # EAGAIN: the limit of processes is reached
 
-# The child finds its modules where we found ours, whatever its working directory is.
+# The child uses the parent's module path, whatever its working directory is.
 BOOT: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gateway.parser.helper import main; main(sys.argv[2:])"
 )
 
 
 class _Job:
-    """One body, what to do with it, and the future of its result."""
+    """One body, the operation on it, and the future of its result."""
 
     __slots__ = ("arguments", "body", "done")
 
@@ -54,15 +53,15 @@ class _Job:
         self.done = done
 
 
-class _Turns:
-    """Waiting jobs. `take` gives each client's oldest, one client after the other. All operations are O(1) but `drop`."""
+class _FairQueue:
+    """Queued jobs: FIFO per client, round robin over clients. All operations are O(1), except `drop`."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, deque[_Job]] = {}  # the client whose turn it is first; none is empty
+        self._queues: dict[str, deque[_Job]] = {}  # by client, the next to be served first; none is empty
         self._size = 0
 
     def has_room(self, client: str) -> bool:
-        """Whether the client has no more jobs here than there is room for."""
+        """Whether the client has fewer jobs here than there are free slots."""
         return len(self._queues.get(client, ())) < MAX_WAITING - self._size
 
     def add(self, client: str, job: _Job) -> None:
@@ -70,7 +69,7 @@ class _Turns:
         self._size += 1
 
     def take(self) -> _Job:
-        """There has to be one."""
+        """The next job. The queue must not be empty."""
         client, queue = next(iter(self._queues.items()))
         job = queue.popleft()
         self._size -= 1
@@ -80,7 +79,7 @@ class _Turns:
         return job
 
     def drop(self, client: str, job: _Job) -> None:
-        """Nobody waits for it any more. O(the client's jobs)."""
+        """Remove a job that is no longer wanted. O(the client's jobs)."""
         queue = self._queues.get(client)
         if queue and job in queue:
             queue.remove(job)
@@ -93,8 +92,8 @@ class _Turns:
 
 
 class ParserProcess:
-    """See the top of this file. job_s: how long one job may take; wait_s: how long it may wait and take; memory_mb: address
-    space for any job; boot: the program.
+    """See the top of this file. job_s: time limit of a job; wait_s: of a job with its time in the queue; memory_mb: base
+    address space; boot: the program.
     """
 
     def __init__(self, *, job_s: float = JOB_S, wait_s: float = WAIT_S, memory_mb: int = MEMORY_MB, boot: str = BOOT) -> None:
@@ -103,22 +102,22 @@ class ParserProcess:
         self._wait_s = wait_s
         self._memory_mb = memory_mb
         self._boot = boot
-        self._waiting = _Turns()
+        self._waiting = _FairQueue()
         self._task: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._killed: list[subprocess.Popen[bytes]] = []  # and not yet seen to be gone
+        self._killed: list[subprocess.Popen[bytes]] = []  # not yet reaped
         self._sock: socket.socket | None = None
         self._closed = False
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now, if one does."""
+        """Of the running process; None without one."""
         return self._process.pid if self._process else None
 
-    async def ask(self, arguments: tuple[Any, ...], body: bytes, client: str = "") -> tuple[Any, ...]:
-        """The result of a job of this client.
+    async def run(self, arguments: tuple[Any, ...], body: bytes, client: str = "") -> tuple[Any, ...]:
+        """Run a job of this client; returns its result.
 
-        Raises GatewayError: what is wrong with the body, or 503 or 500 where it could not be parsed.
+        Raises GatewayError: 400 or 413 for the body, 503 or 500 if it could not be parsed.
         """
         if self._closed:
             raise shutting_down()
@@ -147,7 +146,7 @@ class ParserProcess:
         return tuple(values)
 
     async def close(self) -> None:
-        """End the process; whoever waits gets an error."""
+        """End the process; queued jobs fail with 503."""
         self._closed = True
         if self._task:
             self._task.cancel()
@@ -160,7 +159,7 @@ class ParserProcess:
         self._killed.clear()
 
     async def _work(self) -> None:
-        """Do the jobs, until none waits."""
+        """Run jobs until the queue is empty."""
         try:
             while self._waiting:
                 job = self._waiting.take()
@@ -170,21 +169,21 @@ class ParserProcess:
             self._task = None
 
     async def _do(self, job: _Job) -> None:
-        """One job. Whatever ends it before its result is here ends the process, too: nothing of it must be read later."""
+        """One job. Any failure before its result is read kills the process: no later job must read a part of it."""
         error: GatewayError | None = None
         try:
             async with asyncio.timeout(self._job_s):
                 if self._process and self._process.poll() is not None:
-                    self._kill()  # somebody else has killed it meanwhile
+                    self._kill()  # it was killed from outside
                 sock = self._sock or self._start()
                 result = await _exchange(sock, job.arguments, job.body)
         except TimeoutError:
             error = out_of_resources("parsing a large body took too long")
-        except (OSError, ValueError, EOFError) as broken:  # it ended, it could not be started, or this is no result
+        except (OSError, ValueError, EOFError) as broken:  # it exited, could not be started, or wrote no result
             lacking = isinstance(broken, OSError) and broken.errno in _NOT_STARTED
             error = out_of_resources(f"no process to parse a large body: {broken}") if lacking else internal_error()
             log.error("the parser process failed", extra={"error": str(broken), "pid": self.pid})
-            broken.__traceback__ = None  # asyncio keeps the error in a cycle of its own, and the frames have the job
+            broken.__traceback__ = None  # asyncio keeps the error in a cycle, and its frames the job
         except BaseException:
             _fail(job, shutting_down())
             self._kill()
@@ -196,16 +195,16 @@ class ParserProcess:
             job.done.set_result(result)
 
     def _start(self) -> socket.socket:
-        """A new process, which takes a millisecond. Raises OSError if there can be none."""
+        """Start a process (1 ms). Raises OSError."""
         self._killed = [process for process in self._killed if process.poll() is None]
-        ours, its = socket.socketpair()
+        ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        arguments = [str(its.fileno()), str(max(1, round(self._job_s))), str(self._memory_mb)]
+        arguments = [str(theirs.fileno()), str(max(1, round(self._job_s))), str(self._memory_mb)]
         try:
-            # In a session of its own: the terminal's signals are for its parent.
+            # In a new session: the terminal's signals are for the parent.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", self._boot, json.dumps(sys.path), *arguments],
-                pass_fds=[its.fileno()],
+                pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -213,7 +212,7 @@ class ParserProcess:
             ours.close()
             raise
         finally:
-            its.close()
+            theirs.close()
         self._sock = ours
         self.started += 1
         return ours
@@ -231,7 +230,7 @@ class ParserProcess:
 
 
 async def _exchange(sock: socket.socket, arguments: tuple[Any, ...], body: bytes) -> tuple[Any, ...]:
-    """Write a job, read its result. Raises ConnectionError if the other end is gone."""
+    """Write a job, read its result. Raises ConnectionError if the process has exited."""
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(sock, wire.job(arguments, len(body)))
     await loop.sock_sendall(sock, body)
@@ -245,7 +244,7 @@ async def _read(sock: socket.socket, length: int) -> bytearray:
     while at < length:
         size = await loop.sock_recv_into(sock, memoryview(data)[at:])
         if not size:
-            raise ConnectionError("it ended before its result was here")
+            raise ConnectionError("the process ended before its result was read")
         at += size
     return data
 

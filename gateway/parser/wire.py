@@ -1,10 +1,10 @@
-"""What goes between a gateway and its parser process, over a pair of connected sockets.
+"""Messages between a gateway process and its parser process, over a socket pair.
 
-    there: length of the arguments (4 bytes), length of the body (8), arguments, body
-    back:  length of the result (4 bytes), result
+    job:     length of the arguments (4 bytes), length of the body (8), arguments, body
+    result:  length of the result (4 bytes), result
 
-One job at a time: a job is written whole, then its result is read. Arguments and results are marshalled tuples of plain values;
-both ends are processes of this gateway, of the same Python, and nobody else has the sockets.
+One job at a time: a job is written whole, then its result is read. Arguments and results are marshalled tuples of plain values:
+both ends are processes of this gateway, of the same Python, and no other process has the sockets.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PARSE: Final = "parse"  # dialect, block_bytes, block_tokens, scope -> the field
 CONTINUE: Final = "continue"  # dialect, text, tokens -> verdict, edits (Continuation.request)
 
 DONE: Final = "done"
-REFUSED: Final = "refused"  # a GatewayError for the client
-FAILED: Final = "failed"  # a bug: its traceback
+REFUSED: Final = "refused"  # with a GatewayError for the client
+FAILED: Final = "failed"  # a bug, with its traceback
 
 
 class Parsed(NamedTuple):
-    """An ApiRequest without its body. edits: what has to be changed in the body. prompt: the fields of a router.Prompt."""
+    """An ApiRequest without its body. edits: to be applied to the body. prompt: the fields of a router.Prompt."""
 
     model: str
     salt: str
@@ -42,7 +42,7 @@ class Parsed(NamedTuple):
 
 
 def job(arguments: tuple[Any, ...], length: int) -> bytes:
-    """All of a job but its body, which has this length."""
+    """A job without its body. length: of the body, in bytes."""
     packed = marshal.dumps(arguments)
     return JOB.pack(len(packed), length) + packed
 
