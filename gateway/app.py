@@ -43,7 +43,7 @@ from gateway.server.aiohttp_seam import Seam
 from gateway.server.endpoints import AnyRunner, Served, clients_runner, side_runner
 from gateway.server.http.accept import Acceptor
 from gateway.server.operator import Operator
-from gateway.server.shutdown import last_in
+from gateway.server.shutdown import stop_accepting
 from gateway.server.side_listeners import serving
 from gateway.server.status import Status
 from gateway.telemetry.metrics import Metrics
@@ -215,7 +215,7 @@ async def serve(
                 started(url_of(listeners[0].getsockname()))
                 await stop.wait()
                 gateway.served.running.draining = True
-                await last_in(listeners, hurry)
+                await stop_accepting(listeners, hurry)
                 for acceptor in acceptors:
                     acceptor.close()
                 await gateway.served.running.wait(gateway.config.limits.drain_timeout_s, hurry)

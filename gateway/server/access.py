@@ -1,12 +1,12 @@
-"""Who is an operator: who may read which replica answered, addresses, other tenants, and may use the operator endpoints.
+"""Authorization of operators, who may read which replica answered, addresses and tenants, and use the operator endpoints.
 
-With an admin key (WARMROUTE_ADMIN_KEY) that is whoever shows it, and nobody else. Without one it is a client on this machine
-that is connected directly. A proxy on this machine connects from the loopback address, too, so a request does not count as
-direct if it carries a header that proxies add, asks for a host that is not this machine (a proxy that keeps its client's Host;
-a web page whose name was rebound to 127.0.0.1), speaks HTTP/1.0 (nginx before 1.29.7 to its upstreams), or comes from a web
-page of another origin. A proxy that hides all of this cannot be told from a local client: that is what the key is for.
+With an admin key (WARMROUTE_ADMIN_KEY) an operator is a client that sends it. Without one, it is a client on this machine with
+a direct connection. A proxy on this machine connects from the loopback address, too, so a request is not direct if it carries
+a header that proxies add, has a Host other than this machine (a proxy that keeps its client's Host; DNS rebinding of a web
+page's name to 127.0.0.1), uses HTTP/1.0 (nginx before 1.29.7 to its upstreams), or comes from a web page of another origin. A
+proxy that hides all of this looks like a local client: such a setup needs the key.
 
-What a head says is worked out once per distinct head (`plain_request.Head` is cached), where the client is once per connection
+Heads are judged once per distinct head (`plain_request.Head` is cached), addresses once per connection
 (`connection.ClientConnection.local`).
 """
 
@@ -28,7 +28,7 @@ from gateway.server.http.aiohttp_request import AiohttpRequest
 from gateway.server.http.plain_request import PlainRequest
 
 KEY_HEADER: Final = "X-Warmroute-Admin-Key"
-ON_ADMIN_LISTENER: Final = web.AppKey("on_admin_listener", bool)  # whether an application is served there
+ON_ADMIN_LISTENER: Final = web.AppKey("on_admin_listener", bool)  # whether an application is served on the admin listener
 
 _PROXY_HEADERS: Final = (
     b"forwarded via x-forwarded x-forwarded-for x-forwarded-host x-forwarded-proto x-forwarded-port x-forwarded-server"
@@ -42,7 +42,7 @@ _PROXY_HEADERS: Final = (
     b" fly-client-ip do-connecting-ip x-vercel-forwarded-for x-nf-client-connection-ip x-varnish surrogate-capability"
     b" proxy-connection ali-cdn-real-ip x-haproxy-server-state x-nginx-proxy x-traefik-router x-warmroute-via"
 ).split()
-# Programs behind a proxy may see "_" for "-".
+# Programs behind a proxy may read "_" as "-".
 _FORWARDED: Final = frozenset(spelling for name in _PROXY_HEADERS for spelling in (name, name.replace(b"-", b"_")))
 _HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{1,5})?")
 _SAME_SITE: Final = frozenset([None, b"same-origin", b"none"])
@@ -50,7 +50,7 @@ _MAX_HOST: Final = 256
 
 
 class Access:
-    """See the top of this file. The admin key is that of the start; `routing.expose_headers` is read when it is needed."""
+    """See the top of this file. The admin key is read once at start, `routing.expose_headers` at each use."""
 
     __slots__ = ("_key", "_live")
 
@@ -64,12 +64,12 @@ class Access:
         return bool(self._key)
 
     def is_operator(self, request: ClientRequest) -> bool:
-        """Whether the client that sent this request is one. O(1) for a plain request whose head was seen before."""
+        """Whether the request is an operator's. O(1) for a plain request with a cached head."""
         return self.shows_key(request) if self._key else is_direct(request)
 
     def shows_key(self, request: ClientRequest, *, bearer: bool = False) -> bool:
-        """Whether the request carries the admin key. bearer: also as `Authorization: Bearer KEY`, which under /v1/ is the
-        replicas' business. Without an admin key nothing shows it.
+        """Whether the request carries the admin key; False if there is none. bearer: also as `Authorization: Bearer KEY`,
+        which under /v1/ is for the replicas.
         """
         given = request.headers.get(KEY_HEADER)
         if given is None and bearer:
@@ -80,7 +80,7 @@ class Access:
         return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._key)
 
     def require_operator(self, request: ClientRequest) -> None:
-        """What operator endpoints ask for on the admin listener. Raises GatewayError 401 or 403."""
+        """Authorization of operator endpoints on the admin listener. Raises GatewayError 401 or 403."""
         if self.guarded:
             if not self.shows_key(request, bearer=True):
                 wanted = f"Send the admin key as 'Authorization: Bearer KEY' or '{KEY_HEADER}: KEY'."
@@ -92,12 +92,12 @@ class Access:
             raise GatewayError(403, "forbidden", text)
 
     def sees_headers(self, request: ClientRequest) -> bool:
-        """Whether the answer may tell which replica gives it, and how much that was believed to have cached."""
+        """Whether the answer may name its replica and the tokens predicted to be cached there."""
         return self._live.shows_routing or self.is_operator(request)
 
 
 def is_direct(request: ClientRequest) -> bool:
-    """Whether a request comes from this machine and asks for it, and no proxy and no foreign web page has had a part in it."""
+    """Whether a request comes from this machine and is addressed to it, without a proxy or a foreign web page."""
     if isinstance(request, PlainRequest):
         if not request.connection.local:
             return False
@@ -115,7 +115,7 @@ def is_direct(request: ClientRequest) -> bool:
 
 
 def fields_are_direct(fields: Mapping[bytes, bytes]) -> bool:
-    """The same of a head's fields, names in lower case."""
+    """`is_direct` of a head's fields, names in lower case."""
     if not _FORWARDED.isdisjoint(fields) or fields.get(b"sec-fetch-site") not in _SAME_SITE:
         return False
     host, origin = fields.get(b"host", b""), fields.get(b"origin")
@@ -126,6 +126,6 @@ def fields_are_direct(fields: Mapping[bytes, bytes]) -> bool:
 
 @lru_cache(maxsize=64)
 def _names_loopback(host: bytes) -> bool:
-    """Of a Host header's value, with or without a port."""
+    """host: a Host header's value, with or without a port."""
     found = _HOST.fullmatch(host)
     return found is not None and is_loopback(found[1].decode("latin-1"))

@@ -1,4 +1,4 @@
-"""The applications: which path is answered by what, on the clients' port and on the listeners beside it."""
+"""The aiohttp applications: routes of the clients' port and of the side listeners."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 log = logging.getLogger("warmroute.gateway")
 
 ADMIN: Final = "admin"
-SIDE_CONNECTIONS: Final = 256  # at once, to the listener for operators, and to that for Prometheus
+SIDE_CONNECTIONS: Final = 256  # at once, on each side listener
 SHUTDOWN_S: Final = 0.1  # for connections, when all requests are over
 
-_SERVES = web.AppKey("serves", str)  # what an application's listener serves, for requests for something else
+_SERVES = web.AppKey("serves", str)  # what an application serves, for the text of its 404
 _API: Final = "the API is under /v1/."
 _SIDE_PAGES: Final = {
     ADMIN: "the admin listener (admin_listen) serves /warmroute/..., /metrics, /health and /ready; the API is on `listen`.",
@@ -47,7 +47,7 @@ AnyRunner = Runner | PublicRunner
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the applications serve. memory, connections: bounds on what clients may hold. seam: whether there is a fast path."""
+    """The parts behind the applications. memory, connections: limits on what clients may hold. seam: whether there is a fast path."""
 
     live: Live
     lifecycle: Lifecycle
@@ -86,16 +86,20 @@ def _runner(
     served: Served,
     app: web.Application,
     handler: Callable[[ClientRequest], Awaitable[ClientReply]] | None,
-    places: ConnectionLimit,
+    connection_limit: ConnectionLimit,
     refusal: Callable[[], GatewayError],
 ) -> AnyRunner:
-    """handler, places, refusal: see ClientServer."""
+    """handler, connection_limit, refusal: see ClientServer."""
     if not served.seam.holds:
         app.middlewares.insert(0, held_by(served.memory))
-        return PublicRunner(app, live=served.live, places=places, refusal=refusal, shutdown_timeout=SHUTDOWN_S)
+        return PublicRunner(
+            app, live=served.live, connection_limit=connection_limit, refusal=refusal, shutdown_timeout=SHUTDOWN_S
+        )
 
     def make_server() -> ClientServer:
-        return ClientServer(app, handler, live=served.live, budget=served.memory, places=places, refusal=refusal)
+        return ClientServer(
+            app, handler, live=served.live, budget=served.memory, connection_limit=connection_limit, refusal=refusal
+        )
 
     return Runner(app, make_server, shutdown_timeout=SHUTDOWN_S)
 
@@ -134,16 +138,16 @@ def _application(served: Served, serves: str) -> web.Application:
 async def _finish_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "warmroute"
     if request.app[_SERVED].running.draining:
-        response.force_close()  # so that the client's next request goes to a gateway that stays
+        response.force_close()  # the client's next request goes to another gateway
 
 
 async def _forward(request: web.Request) -> Any:
-    """Returns a `ClientReply`, which is no `web.StreamResponse`, but does for aiohttp (see `http/response.py`)."""
+    """Returns a `ClientReply`, which stands in for a `web.StreamResponse` (see `http/response.py`)."""
     return await request.app[_SERVED].lifecycle.serve(AiohttpRequest(request))
 
 
 async def _models(request: web.Request) -> web.Response:
-    """The union of the models that the live replicas list."""
+    """The models of all live replicas."""
     served = request.app[_SERVED]
     served.loops.require_no_loop(request.headers.get(VIA_HEADER))
     return _json_response(served.fleet.catalog.answer)
@@ -159,7 +163,7 @@ def _json_response(body: bytes) -> web.Response:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Whatever goes wrong outside of a forwarded request has OpenAI's error shape too."""
+    """Errors outside of forwarded requests in OpenAI's error format."""
     try:
         return await handler(request)
     except GatewayError as error:
@@ -167,7 +171,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ConnectionError:
         raise  # the client left
     except web.HTTPNotFound as error:
-        error.__traceback__ = None  # aiohttp's match keeps the error: its frames refer to the request, and that to the match
+        error.__traceback__ = None  # breaks a cycle: match, error, frames, request
         return error_response(GatewayError(404, "not_found", f"There is nothing at {request.path}; {request.app[_SERVES]}"))
     except web.HTTPMethodNotAllowed as error:
         error.__traceback__ = None  # likewise
@@ -175,6 +179,6 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return error_response(GatewayError(405, "method_not_allowed", f"{request.path} takes {allowed}."))
     except web.HTTPException as error:
         return error_response(GatewayError(error.status, "http_error", error.reason))
-    except Exception:  # the last border: a bug must not cost more than its own request
+    except Exception:  # outermost handler: a bug fails its own request only
         log.exception("unhandled error", extra={"path": request.path})
         return error_response(internal_error())

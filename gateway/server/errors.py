@@ -1,4 +1,4 @@
-"""The answers to what is no forwarded request and goes wrong, in OpenAI's error shape, which is that of the whole gateway."""
+"""Error responses outside of forwarded requests, in OpenAI's error format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def error_response(error: GatewayError) -> web.Response:
 
 
 def raw_response(error: GatewayError) -> bytes:
-    """The bytes of a whole answer, after which the connection ends."""
+    """A whole response as bytes, with `Connection: close`."""
     body = error_body(error)
     head = [
         f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",

@@ -1,10 +1,10 @@
-"""Going down with grace: which clients still get in.
+"""Graceful shutdown of the listening sockets.
 
-Nobody who was let in may go without an answer, and the kernel lets in on its own: a connection is made, and its request may be
-here, before the loop has accepted it; closing the listening socket resets all of these. So first no new one may begin
-(`syn_filter.py`), and those that have begun are accepted (`last_in`).
+Every established connection must be answered, and the kernel establishes connections itself: a connection exists, and its
+request may have arrived, before the loop accepts it; closing the listening socket resets these. So new connections are dropped
+first (`syn_filter.py`), and then the established ones are accepted (`stop_accepting`).
 
-aiohttp would wait twice as long as it is told to, and end what is left without a word; so this is ours.
+aiohttp's own shutdown would wait twice the configured time, and end the remaining connections silently.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from gateway.request.running import ROUND_S, ROUNDS
 from gateway.server.syn_filter import drop_new
 
-HANDSHAKE_S, LOOK_S = 1.2, 0.1  # then, for who is far away or has no CPU; the kernel repeats a lost packet after a second
-MAX_WAITING = 4096  # connections that the kernel holds for us
+HANDSHAKE_S, POLL_S = 1.2, 0.1  # for handshakes of slow clients; the kernel repeats a lost packet after a second
+MAX_WAITING = 4096  # connections in the kernel's accept queue
 
 # Linux's sock_diag(7), over netlink(7): struct nlmsghdr (length, type, flags, sequence, port), struct inet_diag_req_v2 (family,
 # protocol, extensions, padding, states; source port, destination port; addresses; interface, cookie).
@@ -28,29 +28,29 @@ _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, _SYN_RECV, _ANY_COOKIE 
 _ANSWER_BYTES = 1 << 16
 
 
-async def last_in(listeners: Sequence[socket.socket], hurry: asyncio.Event, handshake_s: float = HANDSHAKE_S) -> None:
-    """Let nobody new in, and accept all who are: then the listening sockets can be closed.
+async def stop_accepting(listeners: Sequence[socket.socket], hurry: asyncio.Event, handshake_s: float = HANDSHAKE_S) -> None:
+    """Drop new connections and accept all established ones; the listening sockets can be closed then.
 
-    hurry: who is not quite in is not waited for. handshake_s: nor longer than this, after the first rounds.
+    hurry: do not wait for handshakes. handshake_s: limit of that wait, after the first rounds.
     """
     poll = select.poll()
     for listener in listeners:
         drop_new(listener)
         poll.register(listener.fileno(), select.POLLIN)
-    for _ in range(ROUNDS):  # connections that are being made
+    for _ in range(ROUNDS):  # for handshakes in progress
         await asyncio.sleep(ROUND_S)
     clock = asyncio.get_running_loop().time
     due = clock() + handshake_s
-    while clock() < due and not hurry.is_set() and any(map(_has_handshakes, listeners)):  # noqa: ASYNC110  (it has no event)
-        await asyncio.sleep(LOOK_S)
+    while clock() < due and not hurry.is_set() and any(map(_has_handshakes, listeners)):  # noqa: ASYNC110  (there is no event)
+        await asyncio.sleep(POLL_S)
     for _ in range(MAX_WAITING):
         if not poll.poll(0):
             break
-        await asyncio.sleep(0)  # some are accepted in each iteration of the loop (`accept.py`)
+        await asyncio.sleep(0)  # each iteration of the loop accepts some (`accept.py`)
 
 
 def _has_handshakes(listener: socket.socket) -> bool:
-    """Whether the kernel has half a connection to its port: the client's last packet of three has not come. (Unknown: no.)"""
+    """Whether the kernel has half-open connections (SYN_RECV) to this port. False where that is unknown."""
     if sys.platform != "linux":
         return False
     wanted = struct.pack("=BBxxI", listener.family, socket.IPPROTO_TCP, _SYN_RECV)
@@ -62,4 +62,4 @@ def _has_handshakes(listener: socket.socket) -> bool:
             _, kind = struct.unpack_from("=IH", kernel.recv(_ANSWER_BYTES, socket.MSG_DONTWAIT))
     except (OSError, struct.error):
         return False
-    return bool(kind == _SOCK_DIAG_BY_FAMILY)  # else it is the end of the list, or an error
+    return bool(kind == _SOCK_DIAG_BY_FAMILY)  # else the end of the list, or an error

@@ -1,4 +1,4 @@
-"""Serving on the sockets beside the clients' ones (`side_sockets.py`): a runner for each application, on all of its sockets."""
+"""Serves the side listeners (`side_sockets.py`): one runner per application, on all of its sockets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.server.http.accept import Acceptor
 
 @contextlib.asynccontextmanager
 async def serving(sockets: SideSockets, runners: Callable[[str], AnyRunner]) -> AsyncIterator[None]:
-    """Serve until the end. runners: makes the runner for "admin" or "metrics"."""
+    """Serve within the context. runners: makes the runner for "admin" or "metrics"."""
     async with contextlib.AsyncExitStack() as stack:
         started: dict[str, AnyRunner] = {}
         for name, sock in sockets:

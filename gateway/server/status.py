@@ -1,7 +1,7 @@
-"""What tells whether the gateway works: /health, /ready, /metrics.
+"""Status endpoints: /health, /ready, /metrics.
 
-Metrics name tenants and the replicas' addresses. So on the clients' port they are for operators; everybody else reads them on
-the listener for Prometheus (`metrics_listen`), which serves nothing but these pages.
+Metrics name tenants and the replicas' addresses. So on the clients' port they are for operators; everyone else reads them on
+the listener for Prometheus (`metrics_listen`), which serves nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Status:
         self._access = access
 
     def routes(self, *, for_all: bool) -> list[web.RouteDef]:
-        """for_all: metrics are for whoever can connect."""
+        """for_all: serve metrics to everyone who can connect."""
         metrics = self.metrics if for_all else self.metrics_for_operators
         return [web.get("/health", self.health), web.get("/ready", self.ready), web.get("/metrics", metrics)]
 
@@ -37,7 +37,7 @@ class Status:
         return web.json_response({"status": "ok"})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """200 if every pool is ready (`Pool.ready`) and no shutdown has begun, else 503; operators read which pool has none."""
+        """200 if every pool is ready (`Pool.ready`) and no shutdown has begun, else 503; operators see the missing pools."""
         missing = [pool.name for pool in self._fleet.pools if not pool.ready]
         good = not missing and not self._running.draining
         state: dict[str, Any] = {"ready": good, "draining": self._running.draining}
@@ -53,6 +53,6 @@ class Status:
         if self._access.guarded or request.app.get(ON_ADMIN_LISTENER, False):
             self._access.require_operator(AiohttpRequest(request))
         elif not self._access.is_operator(AiohttpRequest(request)):
-            where = "on the admin listener (admin_listen), or for everybody on a listener of their own (metrics_listen)"
+            where = "on the admin listener (admin_listen), or for everyone on a separate listener (metrics_listen)"
             raise GatewayError(403, "forbidden", f"Metrics on this port are for operators. They are also {where}.")
         return await self.metrics(request)

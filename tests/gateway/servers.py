@@ -38,7 +38,7 @@ async def serving(handler: Handler, *, idle_s: float = 75.0, connections: int = 
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     live = live_of(limits={"client_idle_s": idle_s, "body_mb": 1})
-    bounds: dict[str, Any] = {"budget": Budget(1 << 28), "places": ConnectionLimit(connections)}
+    bounds: dict[str, Any] = {"budget": Budget(1 << 28), "connection_limit": ConnectionLimit(connections)}
     clients = ClientServer(app, handler, live=live, refusal=lambda: too_many_connections(connections), **bounds)
     server = await asyncio.get_running_loop().create_server(clients, "127.0.0.1", 0)
     try:

@@ -30,9 +30,11 @@ Handler = Callable[[web.Request], Awaitable[Any]]
 class Door(asyncio.Protocol):
     """Around aiohttp's protocol of one connection: counts the connection, or refuses it."""
 
-    def __init__(self, places: ConnectionLimit, busy: Callable[[], bytes], make: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self, connection_limit: ConnectionLimit, busy: Callable[[], bytes], make: Callable[[], asyncio.Protocol]
+    ) -> None:
         """busy: the answer to a connection too many."""
-        self._places = places
+        self._connection_limit = connection_limit
         self._busy = busy
         self._make = make
         self._inner: asyncio.Protocol | None = None
@@ -40,7 +42,7 @@ class Door(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         client = client_of(transport.get_extra_info("peername"))
-        if not self._places.admit(client):
+        if not self._connection_limit.admit(client):
             refused = cast(asyncio.Transport, transport)
             refused.write(self._busy())
             refused.close()
@@ -53,7 +55,7 @@ class Door(asyncio.Protocol):
         if self._inner:
             self._inner.connection_lost(exc)
             self._inner = None
-            self._places.release(self._client)
+            self._connection_limit.release(self._client)
 
     def data_received(self, data: bytes) -> None:
         if self._inner:
@@ -79,11 +81,11 @@ class PublicRunner(web.AppRunner):
         app: web.Application,
         *,
         live: Live,
-        places: ConnectionLimit,
+        connection_limit: ConnectionLimit,
         refusal: Callable[[], GatewayError],
         shutdown_timeout: float,
     ) -> None:
-        """places: of connections; refusal: what one too many is answered."""
+        """connection_limit: of connections; refusal: what one too many is answered."""
         super().__init__(
             app,
             shutdown_timeout=shutdown_timeout,
@@ -93,7 +95,7 @@ class PublicRunner(web.AppRunner):
             max_field_size=MAX_HEADER_BYTES,
             auto_decompress=False,  # `http/body.py` does, with bounds
         )
-        self._places = places
+        self._connection_limit = connection_limit
         self._refusal = refusal
 
     @property
@@ -101,7 +103,7 @@ class PublicRunner(web.AppRunner):
         """Makes the protocol of one connection. After `setup`."""
         server = self.server
         assert server is not None
-        return lambda: Door(self._places, lambda: raw_response(self._refusal()), server)
+        return lambda: Door(self._connection_limit, lambda: raw_response(self._refusal()), server)
 
 
 def held_by(budget: Budget) -> Any:

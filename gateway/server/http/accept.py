@@ -1,17 +1,16 @@
 """Accepts clients' connections: up to BATCH from each listening socket in one iteration of the event loop.
 
-The loops' own servers do not fit a gateway under load. libuv, and so uvloop, accepts one connection per iteration. An
-iteration lasts as long as reading and writing all connections that are ready: tens of milliseconds with large bodies. Of 200
-clients that connect at once the last one then waits for 200 iterations, which is seconds, and while the kernel's queue is
-full further connections are dropped and retried after 1, 3 and 7 s. uvloop also closes its server for good when `accept`
-reports a shortage of memory.
+The event loops' own servers do not suit a gateway under load. libuv, and so uvloop, accepts one connection per iteration, and
+an iteration reads and writes all ready connections: tens of milliseconds with large bodies. Of 200 clients that connect at
+once the last one then waits for 200 iterations (seconds), and while the kernel's queue is full, further connections are
+dropped and retried after 1, 3 and 7 s. uvloop also closes its server for good when `accept` reports a shortage of memory.
 
-So a listening socket is watched by `add_reader`, and each connection is handed to the loop by `connect_accepted_socket`:
+So a listening socket is watched by `add_reader`, and each connection is passed to the loop by `connect_accepted_socket`:
 
     readable ──► accept until none is left, at most BATCH ──► one task per connection: transport and protocol are made
        └──► no file descriptors or memory left: not watched for RETRY_S; clients wait in the kernel's queue
 
-BATCH bounds how long the connections that are already open wait for new ones: a connection costs about 0.1 ms.
+BATCH bounds how long open connections wait for new ones: a connection costs about 0.1 ms.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ RETRY_S: Final = 1.0
 
 
 class Acceptor:
-    """Accepts on one listening socket, which it owns, from now on and until `close`."""
+    """Accepts on one listening socket, which it owns, until `close`."""
 
     def __init__(
         self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], *, retry_s: float = RETRY_S
@@ -53,7 +52,7 @@ class Acceptor:
         return (self._listener,) if self._open else ()
 
     def close(self) -> None:
-        """Accept no more. Connections that were accepted stay open. Idempotent."""
+        """Stop accepting. Accepted connections stay open. Idempotent."""
         if not self._open:
             return
         self._open = False
@@ -63,7 +62,7 @@ class Acceptor:
         self._listener.close()
 
     async def wait_closed(self) -> None:
-        """Until all connections that were accepted have their transport."""
+        """Wait until all accepted connections have their transport."""
         await self._opening.wait()
 
     def _accept(self) -> None:

@@ -1,4 +1,4 @@
-"""A request that aiohttp has read, as the lifecycle sees it."""
+"""Adapts a request parsed by aiohttp to the lifecycle's `ClientRequest`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AiohttpRequest(ClientRequest):
         return HttpReply(
             inner.protocol,
             cast(Any, inner.transport),
-            modern=inner.version >= HttpVersion11,
+            http11=inner.version >= HttpVersion11,
             to_head=inner.method == "HEAD",
             keep_alive=keep_alive and inner.keep_alive,
             patience_s=patience_s,
@@ -53,7 +53,7 @@ class AiohttpRequest(ClientRequest):
 
     @property
     def local(self) -> bool:
-        """Whether the other end of its connection is on this machine."""
+        """Whether the client is on this machine."""
         if self._held:
             return self._held.local
         protocol: Any = self.inner.protocol  # a connection.ClientConnection
@@ -61,7 +61,7 @@ class AiohttpRequest(ClientRequest):
 
 
 def lease_of(request: web.Request) -> Lease:
-    """What of the memory budget a request that is being handled holds."""
+    """The memory lease of the connection's current request."""
     if held := held_of(request):
         return held.lease
     lease = request.protocol.lease  # type: ignore[attr-defined]  # a connection.ClientConnection
@@ -70,6 +70,6 @@ def lease_of(request: web.Request) -> Lease:
 
 
 def _target(request: web.Request) -> str:
-    """The path with its query, as it came where that is plain."""
+    """The path with its query, unchanged if it is plain ASCII."""
     raw = request.raw_path
     return raw if raw.startswith("/") and raw.isascii() and "#" not in raw else request.rel_url.raw_path_qs

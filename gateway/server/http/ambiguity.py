@@ -1,4 +1,4 @@
-"""Which requests go no further than the front, because what other programs would make of them is not clear. Pure."""
+"""Refuses requests that other HTTP programs might interpret differently. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPOKEN: Final = frozenset([HttpVersion10, HttpVersion11])  # aiohttp's parser ta
 
 
 def refusal_of(request: web.Request) -> GatewayError | None:
-    """Why a request that aiohttp has read is not served; None if it is."""
+    """The error for a request parsed by aiohttp that must not be served; None: serve it."""
     expect = request.headers.get("Expect")
     if expect is not None and expect.lower() != "100-continue":
         return invalid_http("the expectation is not known")
@@ -29,10 +29,10 @@ def refusal_of(request: web.Request) -> GatewayError | None:
 
 
 def has_dot_segment(target: str) -> bool:
-    """Whether a path has a segment `.` or `..`, in any of the spellings that some server takes for one.
+    """Whether a path has a segment `.` or `..`, in any spelling that some server accepts.
 
-    The gateway would forward it as it came, and the replica, or a proxy before it, would remove it: the request would arrive at
-    a path that the gateway does not pass on.
+    The gateway would forward it unchanged, and the replica, or a proxy before it, would resolve it: the request would reach a
+    path that the gateway does not forward.
     """
     path = target.partition("?")[0]
     if "." not in path and "%" not in path:
@@ -42,6 +42,6 @@ def has_dot_segment(target: str) -> bool:
 
 
 def invalid_http(why: str) -> GatewayError:
-    """What is not HTTP/1.1. why: its first line counts; aiohttp's ends with a colon where the bytes are shown below it."""
+    """The error for invalid HTTP/1.1. why: its first line is used; aiohttp's ends with a colon if the bytes follow below."""
     line = why.encode("ascii", "backslashreplace").decode().splitlines()[0].removesuffix(":")
     return bad_request(f"The request is not valid HTTP/1.1: {line}", code="invalid_http")

@@ -1,8 +1,8 @@
-"""Reading a request's body: whole, decompressed, within its limits, or an error that says what to do.
+"""Reads a request's body: whole, decompressed, within its limits.
 
-A body is held once. What arrives is charged to the request's lease by whoever reads the connection (`plain_request.py`,
-`bounded_parser.py`); what decompression adds is charged here. Nobody between here and the replica keeps a reference to the
-bytes but the request that goes upstream, so that they can be dropped while the answer is on its way.
+A body is held once. Received bytes are charged to the request's lease where the connection is read (`plain_request.py`,
+`bounded_parser.py`), decompressed bytes here. Between here and the replica only the upstream request refers to the bytes, so
+that they can be dropped while the answer is streamed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def coding_of(headers: CIMultiDictProxy[str]) -> str:
 
 
 async def read_body(request: web.Request, lease: Lease, *, max_bytes: int, within_s: float, opaque: bool = False) -> bytes:
-    """The body, decompressed. opaque: one in a coding that we do not know is passed on as it came.
+    """The body, decompressed. opaque: a body in an unknown coding is returned unchanged.
 
-    Raises GatewayError: 400 (its coding is broken), 408, 413, 415, 503 (no memory for it now).
+    Raises GatewayError: 400 (broken coding), 408, 413, 415, 503 (no memory for it at present).
     """
     try:
         async with asyncio.timeout(within_s):
@@ -70,7 +70,7 @@ async def _collect(request: web.Request, lease: Lease, limit: int) -> bytes:
 
 
 async def _inflate(request: web.Request, lease: Lease, inflater: Inflater) -> bytes:
-    """Decompress what comes, slice by slice, in turn with everybody else."""
+    """Decompress slice by slice, in turns with other requests."""
     pieces, turns = BytesIO(), turns_of(asyncio.get_running_loop())
     while chunk := await _next(request, lease):
         inflater.feed(chunk)
@@ -84,7 +84,7 @@ async def _inflate(request: web.Request, lease: Lease, inflater: Inflater) -> by
 
 
 async def _next(request: web.Request, lease: Lease) -> bytes:
-    """What has come of the body, b"" at its end."""
+    """The received bytes of the body, b"" at its end."""
     chunk = b"" if lease.refused else await request.content.readany()
     if lease.refused:  # what came was not granted, and what would still come is dropped
         raise over_budget(lease.refused, lease.account.largest)

@@ -1,14 +1,14 @@
-"""aiohttp's parser of one connection, with the bounds that it has not: on a whole head, and on the memory of all clients.
+"""aiohttp's parser of one connection, with additional bounds: on a whole head, and on the memory of all clients.
 
-aiohttp bounds a header line and the number of headers, but not their sum, and it buffers what a client sends as far as its own
-limits allow on each of ten thousand connections. So all bytes go to its parser through here and are charged to the budget:
+aiohttp bounds a header line and the number of headers, but not their sum, and it buffers up to its own limits on each of ten
+thousand connections. So all bytes go to its parser through here and are charged to the budget:
 
-- an unfinished head, and bytes that the parser holds while it is paused, to the connection's lease;
-- each request's head and the bytes of its body, as they come, to a lease of its own, which `next_request` hands to its handler.
+- a partial head, and bytes that the parser holds while it is paused, to the connection's lease;
+- each request's head and the bytes of its body, as they arrive, to a separate lease, which `next_request` gives to its handler.
 
-What may not be held ends the connection: from then on its bytes are dropped (`closed`), as is the parser with all that it
-holds, for the connection may linger for a while after its last answer. An unfinished head is answered at once,
-by the error that is raised here; a request by `connections.py`, which finds its lease refused, when its turn has come.
+Bytes beyond the budget end the connection: from then on its bytes are dropped (`closed`), as is the parser with its buffers,
+because the connection may linger after its last answer. A partial head is answered at once by the error raised here; a request
+in its turn by `connections.py`, which finds its lease refused.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gateway.server.http.ambiguity import invalid_http
 log = logging.getLogger("warmroute.gateway")
 
 MAX_HEAD_BYTES: Final = 64 << 10  # request line and headers
-HEAD_COPIES: Final = 3  # what aiohttp makes of a head: the raw headers, the decoded ones, and what is around them
+HEAD_COPIES: Final = 3  # of a head in aiohttp: raw headers, decoded headers, object overhead
 NOTHING: Final = ((), False, b"")
 NO_HEADERS: Final = CIMultiDictProxy[str](CIMultiDict())
 
 
 class Refused(HttpProcessingError):
-    """Raised into aiohttp's connection, which answers with what `client.py` makes of `error`."""
+    """Raised into aiohttp's connection, which answers with `error` (`error_of`)."""
 
     def __init__(self, error: GatewayError) -> None:
         super().__init__(code=error.status, message=error.message)
@@ -42,9 +42,9 @@ class Refused(HttpProcessingError):
 
 
 class BoundedParser:
-    """See the top of this file. It stands in for `parser`, whose methods that are not here are handed through.
+    """See the top of this file. Stands in for aiohttp's parser.
 
-    Used of aiohttp: that its connection gives all bytes to `_parser.feed_data`, which returns (messages, upgraded, tail); a
+    Relies on aiohttp: its connection gives all bytes to `_parser.feed_data`, which returns (messages, upgraded, tail); a
     message's `raw_headers`, `path` and `_replace`; a payload's `total_bytes`, `is_eof`, `read_nowait`, `feed_eof`; that the
     second argument of a LineTooLong is the bound.
     """
@@ -53,13 +53,13 @@ class BoundedParser:
         """lease: the connection's."""
         self._parser = parser
         self._lease = lease
-        self._head = 0  # bytes of a head that is not finished
-        self._payload: Any = None  # of the last request, while it is not complete
-        self._leases: deque[Lease] = deque()  # of the requests that were not handed out
+        self._head = 0  # bytes of a partial head
+        self._payload: Any = None  # of the last request, while its body is incomplete
+        self._leases: deque[Lease] = deque()  # of requests not yet given to `next_request`
         self._last: Lease | None = None  # of the last request
         self._excess: GatewayError | None = None  # what the next `feed_data` raises
         self.closed = False
-        self.paused = False  # until it is given nothing, it may keep what it was given
+        self.paused = False  # until it is fed b"", it may buffer its input
 
     def pause_reading(self) -> None:
         if not self.closed:
@@ -102,25 +102,25 @@ class BoundedParser:
                 self._payload = None
         if messages:
             if messages[-1][0].upgrade and not (len(messages) == 1 and _is_whole(data, messages[0][0])):
-                # aiohttp's parser drops what is behind it, so it has to be the connection's last request.
+                # aiohttp's parser drops the bytes after it, so it has to be the connection's last request.
                 messages[-1] = (messages[-1][0]._replace(should_close=True), messages[-1][1])
             messages = [(self._begin(message, its_payload), its_payload) for message, its_payload in messages]
         if messages or payload is not None:
-            self._head = 0  # less than one read of a next head may be here; the next read counts
+            self._head = 0  # a part of a next head counts later
         else:
             self._head += len(data)
             self._check_head()
         return messages, upgraded, tail
 
     def note_paused(self, size: int) -> bool:
-        """After each `feed_data`. size: bytes that wait for the parser, which may be paused.
+        """To be called after each `feed_data`. size: bytes queued for the parser, which may be paused.
 
-        Returns True if they may not be held and belong to no request that would tell so: `feed_data(b"")` is to be called,
-        which raises the reason (but not while an Upgrade waits for its answer, which ends the connection).
+        Returns True if they exceed the budget and belong to no request: call `feed_data(b"")`, which raises it (not while
+        an Upgrade awaits its answer, which ends the connection).
         """
         if self.closed or self._lease.resize(self._head * HEAD_COPIES + size):
             return False
-        if self._payload is not None and self._last is not None:  # its body will not be whole
+        if self._payload is not None and self._last is not None:  # its body stays incomplete
             self._last.refused = self._last.held + size
             self._cut(self._payload)
             return False
@@ -133,14 +133,14 @@ class BoundedParser:
         return self._leases.popleft()
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Drop all further input."""
         self.closed = True
         self._parser = None
         self._head = 0
         self._lease.resize(0)
 
     def lost(self) -> None:
-        """The connection is gone, and all requests whose turn had not come with it."""
+        """The connection is lost: close it and the leases of all queued requests."""
         self.closed = True
         self._parser = None
         for lease in self._leases:
@@ -148,7 +148,7 @@ class BoundedParser:
         self._lease.close()
 
     def _begin(self, message: Any, payload: Any) -> Any:
-        """Charge a request. Returns its message, without its headers if there is no room for them."""
+        """Charge a request. Returns its message, without headers if they exceed the budget."""
         size = len(message.path) + sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
         self._last = lease = self._lease.account.lease()
         self._leases.append(lease)
@@ -161,19 +161,19 @@ class BoundedParser:
         return message._replace(headers=NO_HEADERS, raw_headers=()) if lease.refused else message
 
     def _charge(self, size: int, payload: Any) -> None:
-        """Charge bytes to the last request. If they may not be held, what is here of its body is dropped, and no more comes."""
+        """Charge bytes to the last request. If they exceed the budget, its body is dropped and ended."""
         assert self._last is not None
         if size and not self._last.grow(size):
             self._cut(payload)
 
     def _cut(self, payload: Any) -> None:
-        """No more comes of a body, and what is here of it is dropped. Its reader wakes up, and finds its lease refused."""
+        """End a body and drop its buffered bytes. Its reader wakes up and finds its lease refused."""
         self.close()
         payload.feed_eof()
         payload.read_nowait()
 
     def _check_head(self) -> None:
-        """Raises Refused if the head that is on its way is too large, by itself or for the budget."""
+        """Raises Refused if the partial head exceeds its limit or the budget."""
         if self._head > MAX_HEAD_BYTES:
             error = head_too_large(MAX_HEAD_BYTES)
         elif not self._lease.resize(self._head * HEAD_COPIES):
@@ -185,7 +185,7 @@ class BoundedParser:
 
 
 def _is_whole(data: bytes, message: Any) -> bool:
-    """Whether these bytes are this request, and nothing else."""
+    """Whether these bytes are exactly this request."""
     length = message.headers.get("Content-Length", "0")
     head = data.find(b"\r\n\r\n") + 4
     begins = data.startswith(message.method.encode() + b" ")
@@ -193,7 +193,7 @@ def _is_whole(data: bytes, message: Any) -> bool:
 
 
 def refusal_of(lease: Lease) -> GatewayError | None:
-    """Why a request may not be served, if its bytes may not be held."""
+    """The error for a request whose bytes were refused; None if they were not."""
     if not lease.refused:
         return None
     if lease.head > MAX_HEAD_BYTES * HEAD_COPIES:
@@ -202,18 +202,18 @@ def refusal_of(lease: Lease) -> GatewayError | None:
 
 
 def forget_frames(messages: Iterable[tuple[Any, Any]]) -> None:
-    """Of errors that aiohttp keeps and that nobody will see any more: their frames refer to them, and to the connection."""
+    """Break the cycles of errors that aiohttp keeps: their frames refer to them and to the connection."""
     for message, _ in messages:
         if (error := getattr(message, "exc", None)) is not None:
             error.__traceback__ = None
 
 
 def error_of(status: int, error: BaseException | None, message: str | None) -> GatewayError:
-    """The answer to what aiohttp could not make a request of, or could not handle."""
+    """The error for bytes that aiohttp could not parse, or a request that it could not handle."""
     if isinstance(error, Refused):
         return error.error
     if status < 500:
         return invalid_http(message or "it cannot be read")
-    if not isinstance(error, ConnectionError):  # the client left: nobody's fault, and nobody reads this
+    if not isinstance(error, ConnectionError):  # not if the client left
         log.error("unhandled error", exc_info=error)
     return internal_error()

@@ -1,14 +1,14 @@
-"""One client's connection: aiohttp's, with bounds, our error shape, and a fast path for plain requests.
+"""One client's connection: aiohttp's, with bounds, our error format, and a fast path for plain requests.
 
-A connection may bring requests of both kinds. Bytes go either to `fast_path.py` or to aiohttp's parser, and a plain request is
-taken only where that parser is known to stand between two messages: it was given nothing yet, or whole messages, one by one and
-by the same strict reading, and has answered all of them. What that takes of aiohttp's insides is in `aiohttp_seam.py`, which
-looks at the start whether it is there; what it means, `test_connections.py` and `test_ingress.py` hold.
+A connection may carry plain and other requests. Bytes go either to `fast_path.py` or to aiohttp's parser; the fast path takes a
+plain request only if that parser is known to be between two messages: it was fed nothing yet, or only whole messages, one at a
+time and by the same strict parsing, and all were answered. The internals of aiohttp that this relies on are in
+`aiohttp_seam.py`, which checks at start that they exist; `test_connections.py` and `test_ingress.py` check their meaning.
 
-A client that closes its sending side gets its answer, as long as it has not closed its socket (`half_closed.py`). Without
-interim responses that cannot be told apart, so an HTTP/1.0 client that sends no more has left. An answer to a request that has
-not arrived whole is followed by a lingering close: the rest is read and dropped for a while, because a connection that is
-closed with unread bytes is reset, and the client might lose the answer.
+A client that closes its sending side gets its answer, unless it has closed its socket (`half_closed.py`). Detecting that takes
+interim responses, so an HTTP/1.0 client that closes its sending side is treated as gone. An answer to an incomplete request is
+followed by a lingering close: the rest is read and dropped for a while, because closing a connection with unread bytes resets
+it, and the client might lose the answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gateway.server.aiohttp_seam import as_1_1
 from gateway.server.http.bounded_parser import BoundedParser, error_of, forget_frames
 from gateway.server.http.fast_path import FastPath
 from gateway.server.http.half_closed import HalfClosed, speaks_1_1, until_gone
-from gateway.server.http.plain_request import Beginning, read_head
+from gateway.server.http.plain_request import RequestStart, read_head
 from gateway.server.http.response import HttpReply
 from gateway.turns import Late, turns_of
 from gateway.upstream.client import ReplicaAnswer
@@ -38,12 +38,12 @@ from gateway.upstream.client import ReplicaAnswer
 log = logging.getLogger("warmroute.gateway")
 
 FAST_PATHS: Final = frozenset(["/v1/chat/completions", "/v1/completions"])
-MAX_UNCHARGED: Final = 8 << 10  # bytes of answers that may wait for a client without being charged
+MAX_UNCHARGED: Final = 8 << 10  # write buffer of answers that is not charged
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class ConnectionServer(Protocol):
-    """What a connection needs of the server that makes it. handler: answers a plain request. fast_paths: of plain requests.
+    """What a connection needs of its server. handler: answers a plain request. fast_paths: paths of plain requests.
 
     max_body: bytes; a longer one is refused.
     """
@@ -51,7 +51,7 @@ class ConnectionServer(Protocol):
     handler: Callable[[Any], Awaitable[Any]]
     fast_paths: frozenset[str]
     budget: Budget
-    places: ConnectionLimit
+    connection_limit: ConnectionLimit
     half_closed: HalfClosed
 
     @property
@@ -65,8 +65,8 @@ class ConnectionServer(Protocol):
 class ClientConnection(aiohttp_seam.Connection):
     """One client's connection.
 
-    source: the replica's answer that is being written to it; it is paused while nobody reads. reply: the answer to the current
-    request, once it has begun. lease: what aiohttp's current request holds. local: the other end is on this machine.
+    source: the replica's answer that is streamed to it, paused while the client does not read. reply: the answer to the current
+    request, once it has begun. lease: of aiohttp's current request. local: the client is on this machine.
     """
 
     __slots__ = (
@@ -90,21 +90,21 @@ class ClientConnection(aiohttp_seam.Connection):
 
     def __init__(self, server: ConnectionServer, **options: Any) -> None:
         super().__init__(cast(web.Server, server), **options)
-        # aiohttp's parser may count one message too many, and stops at this bound; it is asked to go on only after the queue
-        # was full. So that is full one earlier.
+        # aiohttp's parser may overcount by one and stops at this bound, but is resumed only after the queue was full: with a
+        # smaller bound the queue is full by then.
         self.max_messages -= 1
         self._server = server
         self._fast = FastPath(self, server.handler, self.loop)
         self._bounded: BoundedParser | None = None
-        self._lent = False  # aiohttp was given a message, and may still be at it
-        self._lost_track = False  # it was given bytes of which we do not know where their message ends
-        self._late = Late(turns_of(self.loop))  # of what aiohttp is to get
-        self._half_closed = False  # the client sends no more
+        self._lent = False  # aiohttp was fed a message that may be unanswered
+        self._lost_track = False  # aiohttp was fed bytes whose message end is unknown
+        self._late = Late(turns_of(self.loop))  # deferred input for aiohttp
+        self._half_closed = False  # the client has closed its sending side
         self._gone: asyncio.Future[None] | None = None  # while the connection lingers
-        self._client = ""  # what fairness goes by; "" before it is admitted and after its end
+        self._client = ""  # unit of fairness; "" before it is admitted and after its end
         self._fd = -1
-        self._flush: asyncio.TimerHandle | None = None  # ends a connection that is closed and whose client does not read
-        self._unread: Lease | None = None  # of answers that wait in the transport, while the client does not keep up
+        self._flush: asyncio.TimerHandle | None = None  # aborts a closed connection whose client does not read
+        self._unread: Lease | None = None  # of answers in the transport's buffer, while the client does not keep up
         self.lease: Lease | None = None
         self.local = False
         self.reply: HttpReply | None = None
@@ -124,7 +124,7 @@ class ClientConnection(aiohttp_seam.Connection):
         lease = self._server.budget.lease(client)
         self._fast.account = lease.account
         self._bounded = BoundedParser(self.parser, lease)
-        self.parser = self._bounded  # as far as it is used, it is one
+        self.parser = self._bounded  # has all that aiohttp uses
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -134,7 +134,7 @@ class ClientConnection(aiohttp_seam.Connection):
         if self._flush:
             self._flush.cancel()
         if self._client:
-            self._server.places.release(self._client)
+            self._server.connection_limit.release(self._client)
             self._client = ""
         self._fast.lost()
         if self._bounded:
@@ -149,18 +149,18 @@ class ClientConnection(aiohttp_seam.Connection):
 
     @property
     def client(self) -> str:
-        """Whose connection it is, for fairness; "": it takes no place."""
+        """The client, for fairness; "": the connection is not counted."""
         return self._client
 
     @property
     def idle(self) -> bool:
-        """Whether it waits for a request: none is being handled or answered, and of the next one the head is not complete."""
+        """Whether no request is being handled or answered, and the next one's head is incomplete."""
         waits = self.waiter is not None and not self.waiter.done()
         return waits and not self.messages and self._fast.request is None and not self._late.waits()
 
     def make_room(self, client: str) -> None:
-        """Close this connection, whose place a connection of that client takes at once."""
-        self._server.places.replace(self._client, client)
+        """Close this connection in favour of a new one of `client`."""
+        self._server.connection_limit.replace(self._client, client)
         self._client = ""
         self._abort()
 
@@ -168,7 +168,7 @@ class ClientConnection(aiohttp_seam.Connection):
         if self._fast.request is not None:
             self._fast.feed(data)
             return
-        if not data:  # aiohttp itself, which asks its parser to go on
+        if not data:  # aiohttp itself, which resumes its parser
             self._lend(data)
             return
         begun = None if self._lost_track else read_head(data)
@@ -186,12 +186,12 @@ class ClientConnection(aiohttp_seam.Connection):
             self.resume_transport()
 
     def _lend(self, data: bytes) -> None:
-        """Give bytes to aiohttp; what is late in the next turns of the event loop, as long as it takes them."""
+        """Feed bytes to aiohttp."""
         super().data_received(data)
         if self._bounded:
             if self._bounded.note_paused(self._late.held + (len(data) if self._full() or self.upgraded else 0)):
-                super().data_received(b"")  # so that aiohttp answers what it raises
-            if self._bounded.closed:  # it takes nothing more
+                super().data_received(b"")  # so that aiohttp answers with the error that it raises
+            if self._bounded.closed:  # drops all further input
                 self._late.clear()
         if self.buffer_paused:
             self._watch(self._ended_unread)
@@ -202,7 +202,7 @@ class ClientConnection(aiohttp_seam.Connection):
             super().resume_reading(resume_parser)
 
     def resume_transport(self) -> None:
-        """What is late comes first."""
+        """Deferred input is fed first."""
         if not self._late.waits():
             super().resume_transport()
             self._end_if_incomplete()
@@ -210,7 +210,7 @@ class ClientConnection(aiohttp_seam.Connection):
             self._late.schedule(self._next_turn)
 
     def _full(self) -> bool:
-        """Whether aiohttp takes no more for now."""
+        """Whether aiohttp has paused its input."""
         return self.reading_paused or self.buffer_paused
 
     def _next_turn(self) -> None:
@@ -222,31 +222,31 @@ class ClientConnection(aiohttp_seam.Connection):
                     return
             self.resume_transport()
 
-    def _ours(self, begun: Beginning) -> bool:
+    def _ours(self, begun: RequestStart) -> bool:
         head = begun.head
         return head.target in self._server.fast_paths and head.method == "POST" and 0 < begun.length <= self._server.max_body
 
     def _at_work(self) -> bool:
-        """Whether aiohttp has still to answer what it was given."""
+        """Whether aiohttp has unanswered input."""
         if self._lent:
             self._lent = bool(self.messages) or self.waiter is None or self.waiter.done()
         return self._lent or self._late.waits()
 
-    def served(self, behind: bytes, *, keep: bool) -> None:
-        """A plain request is over. behind: what came after it; keep: the connection may be used again."""
+    def served(self, pipelined: bytes, *, keep: bool) -> None:
+        """End of a plain request. pipelined: bytes after it; keep: the connection may be reused."""
         self.reply = None
         if not keep:
             self.force_close()
             return
         self.idle_until = self.loop.time() + self.idle_s
-        if behind:
-            self.data_received(behind)
+        if pipelined:
+            self.data_received(pipelined)
         plain = self._fast.request
         if self._half_closed and not (plain.complete if plain else self._at_work()):
-            self.force_close()  # nothing is left to be answered, or its body will never be whole
+            self.force_close()  # nothing is left to be answered, or its body stays incomplete
 
     def hold(self, *, on: bool) -> None:
-        """Read no more for now: more has come behind a request than should wait."""
+        """Pause reading: too many pipelined bytes are buffered. on=False: resume."""
         if self.transport and not self.transport.is_closing() and not self._half_closed:
             if on:
                 self.transport.pause_reading()
@@ -257,14 +257,14 @@ class ClientConnection(aiohttp_seam.Connection):
     # -- requests that aiohttp reads
 
     def begin_request(self) -> Lease:
-        """Its turn has come."""
+        """The next request's turn: returns its lease."""
         assert self._bounded is not None
         self.lease = lease = self._bounded.next_request()
         self._end_if_incomplete()
         return lease
 
     def _end_if_incomplete(self) -> None:
-        """The client sends no more, and the body of the current request is not whole: it has left."""
+        """Close if the client has closed its sending side within the body of the current request."""
         request = self.current_request
         if self._half_closed and request and not (self._late.waits() or request.content.is_eof()) and self.transport:
             self.transport.close()  # after the answers before it
@@ -272,12 +272,14 @@ class ClientConnection(aiohttp_seam.Connection):
     async def finish_response(
         self, request: web.BaseRequest, answer: Any, begun: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Write the answer, or the rest of it, and wait until the client has taken it."""
+        """Write the rest of the answer, and wait until the client has read it."""
         try:
-            async with asyncio.timeout(None if isinstance(answer, HttpReply) else self.idle_s):  # an HttpReply has its own
+            async with asyncio.timeout(
+                None if isinstance(answer, HttpReply) else self.idle_s
+            ):  # an HttpReply has its own timeout
                 finished = await super().finish_response(request, answer, begun)
             if isinstance(answer, web.Response):
-                answer.body = None  # aiohttp keeps the last answer of a connection for as long as that is idle
+                answer.body = None  # aiohttp keeps a connection's last answer while it is idle
             self.reply = None
             if self.lease:
                 self.lease.drop_body()  # its head stays in memory while the connection lingers
@@ -293,7 +295,7 @@ class ClientConnection(aiohttp_seam.Connection):
             self.lease = self.reply = None
 
     async def _end_if_last(self) -> None:
-        """Close the connection, if no other request can come."""
+        """Close the connection if no other request can come."""
         if self._bounded and self._bounded.closed:
             await self.linger()
             self.close()
@@ -303,7 +305,7 @@ class ClientConnection(aiohttp_seam.Connection):
     # -- the end of a connection
 
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's says None: it has no half-closed connections
-        """The client sends no more. True: it may still read, and has an answer to come."""
+        """The client has closed its sending side. True: keep the transport, for an outstanding answer."""
         self._end_linger()
         if not (self._half_closed or self._awaits_answer()):
             return False
@@ -316,11 +318,11 @@ class ClientConnection(aiohttp_seam.Connection):
         return True
 
     async def start(self) -> None:
-        """aiohttp's requests, one after the other; at its end the connection is closed."""
+        """aiohttp's loop over requests; closes the connection at its end."""
         try:
             await super().start()
         finally:
-            self.reply = None  # of a request that was cancelled; they refer to each other
+            self.reply = None  # of a cancelled request; breaks a cycle
             self._bound_flush(self.transport)
 
     def force_close(self) -> None:
@@ -329,12 +331,12 @@ class ClientConnection(aiohttp_seam.Connection):
         self._bound_flush(transport)
 
     def _bound_flush(self, transport: asyncio.Transport | None) -> None:
-        """A transport that is closed waits until the client has taken everything: from now on for the idle time at most."""
+        """Bound how long a closed transport waits for its client to read: the idle time."""
         if transport and self._flush is None and transport.is_closing() and transport.get_write_buffer_size():
             self._flush = self.loop.call_later(self.idle_s, transport.abort)
 
     def _watch(self, ended: Callable[[], None] | None) -> bool:
-        """Notice when the client resets the connection. ended: to be called when it sends no more."""
+        """Watch for a reset by the client. ended: called when it closes its sending side."""
         if self.transport is None or self.transport.is_closing():
             return False
         if self._fd < 0:
@@ -342,21 +344,21 @@ class ClientConnection(aiohttp_seam.Connection):
         return self._server.half_closed.watch(self._fd, self._abort, ended)
 
     def _probe(self) -> None:
-        """Write something that means nothing, which a client that has left answers with a reset."""
+        """Write bytes without meaning; a client that has closed its socket answers with a reset."""
         if self.reply:
             self.reply.probe()
         elif self.transport and (self._fast.request or speaks_1_1(self.current_request)):
             self.transport.write(CONTINUE)
 
     def _ended_unread(self) -> None:
-        """The client sends no more, on a connection that is not read."""
+        """The client has closed its sending side, on a paused connection."""
         if self._awaits_answer():
             self._probe()
         else:
             self._abort()
 
     def _awaits_answer(self) -> bool:
-        """Whether a whole request of a client that takes interim responses is not answered yet."""
+        """Whether a complete request of an HTTP/1.1 client is unanswered."""
         if plain := self._fast.request:
             return plain.complete
         if request := self.current_request:
@@ -364,12 +366,12 @@ class ClientConnection(aiohttp_seam.Connection):
         return self._at_work()
 
     def _abort(self) -> None:
-        """The client does not read any more."""
+        """Drop the connection of a client that does not read."""
         if self.transport:
             self.transport.abort()
 
     async def linger(self) -> None:
-        """After the last answer: read and drop what the client still sends, until it sends no more."""
+        """After the last answer: read and drop further input until the client closes its sending side."""
         if self.transport and not (self.transport.is_closing() or self._half_closed):
             self._gone = self.loop.create_future()
             await until_gone(self.transport, self._gone)
@@ -379,12 +381,14 @@ class ClientConnection(aiohttp_seam.Connection):
             self._gone.set_result(None)
 
     def check_idle(self) -> None:
-        if self._fast.request is not None or self._late.waits():  # aiohttp sees neither, and would take it for idle
+        if (
+            self._fast.request is not None or self._late.waits()
+        ):  # aiohttp knows neither, and would treat the connection as idle
             self.idle_until = self.loop.time() + self.idle_s
         super().check_idle()
 
     def pause_writing(self) -> None:
-        """The client does not keep up: hold the replica back, and charge what waits for the client."""
+        """The client does not keep up: pause the replica, and charge the write buffer."""
         super().pause_writing()
         if self.source:
             self.source.pause()
@@ -405,15 +409,15 @@ class ClientConnection(aiohttp_seam.Connection):
             self._unread = None
 
     def log_exception(self, *args: Any, **options: Any) -> None:
-        """A body that nobody wanted and that cannot be decoded is the client's fault: no reason for a traceback."""
+        """No traceback for an unread body that cannot be decoded: the client's fault."""
         if not isinstance(options.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*args, **options)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What is not HTTP is answered once, in our shape, and without a traceback: it is the client's fault."""
+        """Answer invalid HTTP once, in our error format, without a traceback: the client's fault."""
         if isinstance(exc, HttpProcessingError):
             as_1_1(request)
-            exc.__traceback__ = None  # its frames hold what the client has sent, and the connection may linger
+            exc.__traceback__ = None  # its frames hold the input, and the connection may linger
         return self._server.refuse(error_of(status, exc, message))

@@ -1,9 +1,9 @@
-"""The server: it makes the clients' connections, and decides which way a request goes that aiohttp has read.
+"""The server: makes clients' connections, and dispatches requests parsed by aiohttp.
 
-aiohttp makes two tasks' work, a request with all its properties and a body's reader of every request, and its application
-resolves routes and runs middlewares; for what is forwarded this costs as much as the rest of the gateway. So what is POSTed to
-FAST_PATHS goes to its handler directly: past all of aiohttp if it is plain (`connection.py`, `plain_request.py`,
-`fast_path.py`), else past the application. Everything else goes to the application.
+aiohttp creates tasks, a request object and a body reader per request, and its application resolves routes and runs middlewares;
+for forwarded requests this costs as much as the rest of the gateway. So a POST to FAST_PATHS goes to its handler directly:
+past all of aiohttp if it is plain (`connection.py`, `plain_request.py`, `fast_path.py`), else past the application. All other
+requests go to the application.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_PATHS: Final[frozenset[str]] = frozenset()
 
 
 class ClientServer(web.Server):
-    """Serves `app`; what is POSTed to FAST_PATHS goes to `handler` without the application's detours."""
+    """Serves `app`; a POST to FAST_PATHS goes to `handler`, past the application."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class ClientServer(web.Server):
         *,
         live: Live,
         budget: Budget,
-        places: ConnectionLimit,
+        connection_limit: ConnectionLimit,
         refusal: Callable[[], GatewayError],
     ) -> None:
-        """handler: None: everything goes to the application, and an idle connection makes room for a new one. budget: of the
-        bytes that requests may hold. places: of connections; refusal: what one too many is answered.
+        """handler: None: all requests go to the application, and idle connections are closed for new ones. budget: of requests'
+        memory. refusal: makes the answer to a connection beyond the limit.
         """
         super().__init__(
             self._dispatch,  # type: ignore[arg-type]  # requests are made by the application
@@ -61,24 +61,23 @@ class ClientServer(web.Server):
         self._closes_idle = handler is None
         self.fast_paths = FAST_PATHS if handler else _NO_PATHS
         self.handler: Callable[[Any], Awaitable[Any]] = handler or self._through_app
-        self.places = places
+        self.connection_limit = connection_limit
         self.budget = budget
         self.half_closed = HalfClosed(asyncio.get_running_loop())
 
     def admit(self, client: str) -> bool:
-        """Count one more connection of this client, if it may have it, or if an idle connection can be closed for it.
+        """Count a connection of this client, if it may have one more, or if an idle connection can be closed for it.
 
-        The latter is for operators and Prometheus: their listeners have few places, and whoever keeps connections there without
-        asking anything must not shut them out. The client's own connections go first, the oldest before all others. On the
-        clients' port idle connections are what a keep-alive is for, and stay.
+        The latter is for the side listeners, which have few connections: idle clients must not lock out operators and
+        Prometheus. The client's own connections are closed first, oldest first. On the clients' port idle connections stay.
         """
-        if self.places.admit(client):
+        if self.connection_limit.admit(client):
             return True
         if not self._closes_idle:
             return False
         idle = [each for each in cast(list[ClientConnection], self.connections) if each.client and each.idle]
         oldest = next((each for each in idle if each.client == client), None)
-        if oldest is None and not self.places.of(client):
+        if oldest is None and not self.connection_limit.of(client):
             oldest = next(iter(idle), None)
         if oldest is None:
             return False
@@ -87,7 +86,7 @@ class ClientServer(web.Server):
 
     @property
     def busy(self) -> bytes:
-        """The answer to a connection too many."""
+        """The answer to a refused connection."""
         return raw_response(self._refusal())
 
     @property
@@ -97,7 +96,7 @@ class ClientServer(web.Server):
 
     @property
     def _idle_s(self) -> float:
-        """For so long a connection may be idle, or be sending one request's head."""
+        """Limit on the time that a connection is idle or sends one request's head."""
         return self._live.config.limits.client_idle_s
 
     def __call__(self) -> ClientConnection:
@@ -111,7 +110,7 @@ class ClientServer(web.Server):
         )
 
     def refuse(self, error: GatewayError) -> web.Response:
-        """The connection ends with it: whether the rest of the request will still come is not known."""
+        """An error after which the connection ends: the rest of the request may or may not come."""
         answer = error_response(error)
         answer.force_close()
         return answer
@@ -132,10 +131,10 @@ class ClientServer(web.Server):
         return await self._through_app(request)
 
     def _not_supported(self, request: web.Request) -> HttpReply:
-        modern, to_head = request.version >= HttpVersion11, request.method == "HEAD"
+        http11, to_head = request.version >= HttpVersion11, request.method == "HEAD"
         transport = cast(Any, request.transport)
         reply = HttpReply(
-            request.protocol, transport, modern=modern, to_head=to_head, keep_alive=False, patience_s=self._idle_s
+            request.protocol, transport, http11=http11, to_head=to_head, keep_alive=False, patience_s=self._idle_s
         )
         reply.begin(505, b"", length=0)
         return reply

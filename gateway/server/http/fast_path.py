@@ -1,10 +1,10 @@
-"""One client's connection, as far as its requests are plain: the fast path past aiohttp's reader, its tasks and its requests.
+"""The fast path of a client's connection: plain requests bypass aiohttp's parser, tasks and request objects.
 
-    idle ── begin ──► its body comes ──► served ──► idle
-                                            └─────► closed (the client left, or the answer is the last one)
+    idle ── begin ──► receiving the body ──► served ──► idle
+                                                └─────► closed (the client left, or the answer is the last one)
 
-One request at a time: what the client sends behind it (pipelined bytes) waits, charged to the budget, and beyond MAX_BEHIND the
-connection is not read. Whatever `begin` does not take is aiohttp's (`connection.py`), untouched.
+One request at a time: pipelined bytes are buffered, charged to the budget, and beyond MAX_BEHIND reading is paused. All other
+requests go to aiohttp (`connection.py`), untouched.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 from gateway.admission.memory import Account, Lease
-from gateway.server.http.plain_request import Beginning, PlainRequest
+from gateway.server.http.plain_request import PlainRequest, RequestStart
 
 MAX_BEHIND: Final = 1 << 16  # pipelined bytes; one read more may come before the connection is paused
 
 
 class Connection(Protocol):
-    """What the fast path needs of the connection that it is a part of."""
+    """What the fast path needs of its connection."""
 
     local: bool
 
     @property
     def transport(self) -> asyncio.Transport | None: ...
-    def served(self, behind: bytes, *, keep: bool) -> None: ...
+    def served(self, pipelined: bytes, *, keep: bool) -> None: ...
     def hold(self, *, on: bool) -> None: ...
     async def linger(self) -> None: ...
 
 
 class FastPath:
-    """See the top of this file. request: the one that is on its way, if any is. account: the client's, once it is connected."""
+    """See the top of this file. request: the current one, None if idle. account: the client's, once it is connected."""
 
     __slots__ = (
         "_behind",
@@ -50,20 +50,20 @@ class FastPath:
     def __init__(
         self, connection: Connection, handler: Callable[[Any], Awaitable[Any]], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """handler: answers a request; what it returns says whether the connection may be used again, as aiohttp's do."""
-        self._connection: Connection | None = connection  # None: it is lost; they would refer to each other for ever
+        """handler: answers a request; its result has `keep_alive` and `write_eof`, as aiohttp's responses."""
+        self._connection: Connection | None = connection  # None once it is lost: breaks a cycle
         self._handler = handler
         self._loop = loop
         self._task: asyncio.Task[None] | None = None
-        self._behind = bytearray()  # in one piece: it may come byte by byte
+        self._behind = bytearray()  # pipelined bytes; in one piece, because they may arrive byte by byte
         self._behind_lease: Lease | None = None
-        self._held = False  # the connection is not read
-        self._deaf = False  # the connection ends with this request: what still comes is dropped
+        self._held = False  # reading is paused
+        self._deaf = False  # the connection ends with this request: further input is dropped
         self.account: Account | None = None
         self.request: PlainRequest | None = None
 
-    def begin(self, begun: Beginning, data: bytes) -> None:
-        """Serve the request that `data` begins with."""
+    def begin(self, begun: RequestStart, data: bytes) -> None:
+        """Serve the request at the start of `data`."""
         connection = self._connection
         assert self.account is not None
         assert connection is not None
@@ -77,7 +77,7 @@ class FastPath:
         self._task = asyncio.Task(self._serve(request, connection), loop=self._loop, name="request")
 
     def feed(self, data: bytes) -> None:
-        """More has come while a request is on its way."""
+        """Input during a request: its body, or pipelined bytes."""
         assert self.request is not None
         if self._deaf:
             return
@@ -93,12 +93,12 @@ class FastPath:
             self._task.cancel()
 
     def _keep(self, data: bytes) -> None:
-        """Keep pipelined bytes until the request before them is answered."""
+        """Buffer pipelined bytes until the current request is answered."""
         assert self.account is not None
         if self._behind_lease is None:
             self._behind_lease = self.account.lease()
         if not self._behind_lease.grow(len(data)):
-            self._go_deaf()  # the requests in it get no answer: the client sees the connection end, and may repeat them
+            self._go_deaf()  # the requests in it are not answered: the connection ends, and the client may repeat them
             return
         self._behind += data
         if not self._held and len(self._behind) > MAX_BEHIND:

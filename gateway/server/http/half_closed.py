@@ -1,16 +1,15 @@
-"""Clients that send no more, but may still read: which of them are still there.
+"""Detects whether clients that have closed their sending side are still there.
 
-The end of what a client sends (FIN) says two things that look the same: the client has closed its socket and is gone, or it has
-closed its sending side and waits for the answer (`shutdown(SHUT_WR)`; `nc -N` does so). A client that is gone must free its
-replica at once; one that waits must get its answer. Only bytes towards the client tell the two apart: the kernel of one that
-has closed its socket answers them with a reset. So the connection writes something that means nothing to the client
-(`connection.py`: an interim response, or a leading zero of the next chunk's size), and waits here for the reset.
+A FIN is ambiguous: the client has closed its socket and is gone, or it has closed its sending side and waits for the answer
+(`shutdown(SHUT_WR)`; `nc -N` does so). A client that is gone must free its replica at once; a waiting one must get its answer.
+Only bytes sent to the client distinguish them: the kernel of a client that has closed its socket answers with a reset. So the
+connection writes bytes without meaning (`connection.py`: an interim response, or a leading zero of the next chunk's size), and
+waits here for the reset.
 
-Nobody reads such a connection any more, so nothing in the event loop sees a reset. An epoll of our own does: registered for no
-event, a socket still reports errors and hang-ups. Where there is no epoll, the end of what a client sends ends the connection.
+Such a connection is no longer read, so the event loop does not notice a reset. A separate epoll does: registered for no event,
+a socket still reports errors and hang-ups. Without epoll, a FIN ends the connection.
 
-A connection that is not read because much waits on it (pipelined requests) does not see either end: it is registered for the
-end of what the client sends as well.
+A connection that is paused because of pipelined requests notices neither: it is registered for the FIN as well.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class HalfClosed:
         self._watched: dict[int, tuple[Callable[[], None], Callable[[], None] | None]] = {}
 
     def watch(self, fd: int, gone: Callable[[], None], ended: Callable[[], None] | None = None) -> bool:
-        """Call `gone` once, when the socket is reset. False if that cannot be seen.
+        """Call `gone` once, when the socket is reset. False if that cannot be detected.
 
-        ended: to be called once, when the client sends no more, for a connection that is not read.
+        ended: called once, when the client closes its sending side; for a paused connection.
         """
         if not hasattr(select, "epoll"):
             return False
@@ -53,7 +52,7 @@ class HalfClosed:
         return True
 
     def forget(self, fd: int) -> None:
-        """The connection has ended. To be called before the socket is closed."""
+        """Stop watching. To be called before the socket is closed."""
         if self._poll is not None and fd in self._watched:
             del self._watched[fd]
             with contextlib.suppress(OSError):  # closed after all
@@ -83,12 +82,12 @@ class HalfClosed:
 
 
 def speaks_1_1(request: web.BaseRequest | None) -> bool:
-    """Whether there is a request whose client takes interim responses."""
+    """Whether there is a request, and its client accepts interim responses."""
     return request is not None and request.version >= HttpVersion11
 
 
 async def until_gone(transport: asyncio.Transport, gone: asyncio.Future[None]) -> None:
-    """Say that no more answers come, and wait a while until the client has said that no more requests do."""
+    """Close the sending side, and wait up to LINGER_S for the client to close its own."""
     with contextlib.suppress(TimeoutError, OSError):  # OSError: the client has just left
         transport.write_eof()
         async with asyncio.timeout(LINGER_S):

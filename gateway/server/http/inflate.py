@@ -1,9 +1,8 @@
-"""Decompression of a request's body, slice by slice, with bounds on what it may become. Pure.
+"""Decompresses a request's body, slice by slice, with bounds on its size. Pure.
 
-A kilobyte of gzip may become a megabyte of zeros, and a megabyte a gigabyte. So no call makes more than SLICE bytes, and a body
-may become neither longer than the limit of bodies nor, beyond RATIO_FROM bytes, more than RATIO times as long as what was sent.
-JSON of prompts shrinks to a third or a tenth, a list of equal numbers to a hundredth at most; what shrinks to a thousandth says
-nothing that its sender could not say shorter.
+A kilobyte of gzip may expand to a megabyte, a megabyte to a gigabyte. So no call makes more than SLICE bytes, and a body may
+not exceed the limit of bodies nor, beyond RATIO_FROM bytes, RATIO times its compressed size. JSON of prompts shrinks to a third
+or a tenth, a list of equal numbers to a hundredth at most.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ DEFLATE: Final = "deflate"
 CODINGS: Final[Mapping[str, str]] = MappingProxyType({"gzip": GZIP, "x-gzip": GZIP, "deflate": DEFLATE})  # RFC 9110, 8.4.1
 
 SLICE: Final = 1 << 18
-INFLATER_BYTES: Final = 48 << 10  # of memory that one takes beside its output: zlib's window and tables
+INFLATER_BYTES: Final = 48 << 10  # memory of a decompressor beside its output: zlib's window and tables
 RATIO: Final = 100
 RATIO_FROM: Final = 1 << 20
 MAX_MEMBERS: Final = 64  # a gzip file may consist of several; each costs a decompressor
 
 
 class Inflater:
-    """`feed` compressed bytes, then `take` until it gives b"", and so on; `finish` at the end. All raise GatewayError."""
+    """`feed` compressed bytes, then `take` until b"", repeatedly; `finish` at the end. All raise GatewayError 400 or 413."""
 
     __slots__ = ("_coding", "_cut", "_fed", "_limit", "_made", "_members", "_rest", "_stream")
 
     def __init__(self, coding: str, limit: int) -> None:
-        """coding: GZIP or DEFLATE. limit: bytes, of what is fed as of what comes out."""
+        """coding: GZIP or DEFLATE. limit: in bytes, of input and of output."""
         self._coding = coding
         self._limit = limit
         self._fed = 0
         self._made = 0
         self._members = 0
-        self._rest = b""  # compressed bytes that were not taken in yet
+        self._rest = b""  # compressed bytes not yet consumed
         self._cut = False
         self._stream: zlib._Decompress | None = None
 
     def feed(self, data: bytes) -> None:
-        """O(data), if all before was taken."""
+        """O(data), if all earlier output was taken."""
         self._fed += len(data)
         if self._fed > self._limit:
             raise self._too_large()
@@ -57,7 +56,7 @@ class Inflater:
                 made = stream.decompress(self._rest, SLICE)
             except zlib.error as error:
                 raise _broken() from error
-            # An output that was cut short may have a rest inside the decompressor, though all input was taken in.
+            # A truncated output may have a rest inside the decompressor though all input was consumed.
             self._cut = len(made) == SLICE and not stream.eof
             if stream.eof:
                 self._rest, self._stream = stream.unused_data, None
@@ -69,7 +68,7 @@ class Inflater:
         return b""
 
     def finish(self) -> None:
-        """Everything was fed and taken."""
+        """End of the input. Raises GatewayError if the stream is incomplete."""
         if self._stream is not None:
             raise _broken()
 

@@ -1,10 +1,9 @@
-"""Requests that are plain, and so are read here; all others are aiohttp's to read, or to refuse. Pure but for the waiting.
+"""Parser of plain requests, for the fast path; aiohttp parses or refuses all others. Pure, except for waiting.
 
-Nearly all requests are: HTTP/1.1, the whole head in one piece, a body by its length, and nothing in the head that means more
-than itself to a gateway. For such a head every reader of HTTP comes to the same result, so nothing is guessed: printable ASCII
-with one space or none after the colon, no header twice, a Host, and none of those that change how the message is read or what
-becomes of the connection (a transfer coding, an upgrade, an expectation, a Connection header other than `keep-alive`). What
-is not plain costs more, and is nobody's fault.
+Nearly all requests are plain: HTTP/1.1, the whole head in one read, a body with a Content-Length, and no header with a special
+meaning for a proxy. All HTTP parsers agree on such a head: printable ASCII with at most one space after the colon, no header
+twice, a Host, and none that changes the framing or the connection (a transfer coding, an upgrade, an expectation, a Connection
+header other than `keep-alive`). Other requests are valid, but slower.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _HEAD: Final = re.compile(
     rb"([A-Z]{3,7}) (/[!-~]*+) HTTP/1\.1\r\n((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++: ?[!-~]++(?: ++[!-~]++)*+\r\n)++)\r\n"
 )
 _FIELD: Final = re.compile(rb"([^:]++): ?([^\r]++)\r\n")
-# A client's heads differ in little else; all others that are seen again need not be read again.
+# A client's heads mostly differ in their length only: parsed heads are cached without it.
 _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,12})(?=\r\n)")
 _NOT_ASKED: Final = ""  # no value of a plain head is empty
 _KNOWN: Final = 256
@@ -41,19 +40,19 @@ _UNUSUAL: Final = frozenset(
 
 
 class Head:
-    """A plain head, less its Content-Length. What is worked out of it is kept, for the next request with the same head:
+    """A plain head without its Content-Length. Cached, with the values derived from it:
 
-    onward: its lines for a replica. direct: whether no proxy had a part in it (`access.py`). caller: that it names.
+    upstream_lines: its header lines for a replica. direct: whether it came without a proxy (`access.py`). caller: named in it.
     """
 
-    __slots__ = ("caller", "direct", "fields", "headers", "method", "onward", "target")
+    __slots__ = ("caller", "direct", "fields", "headers", "method", "target", "upstream_lines")
 
     def __init__(self, method: str, target: str, headers: list[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -> None:
         self.method = method
         self.target = target
         self.headers = headers
         self.fields = Fields(fields)
-        self.onward: bytes | None = None
+        self.upstream_lines: bytes | None = None
         self.direct: bool | None = None
         self.caller: Caller | None = None
 
@@ -61,8 +60,8 @@ class Head:
         return f"<Head {self.method} {self.target}, {self.fields!r}>"
 
 
-class Beginning:
-    """What some bytes begin with. length: of the body; end: where in the bytes it begins."""
+class RequestStart:
+    """The request at the start of some bytes. length: of its body; end: offset of its body."""
 
     __slots__ = ("end", "head", "length")
 
@@ -72,8 +71,8 @@ class Beginning:
         self.end = end
 
 
-def read_head(data: bytes) -> Beginning | None:
-    """The plain head that `data` begins with; None if it begins with anything else."""
+def read_head(data: bytes) -> RequestStart | None:
+    """The plain request at the start of `data`; None if there is none."""
     end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4
     if end == 3:
         return None
@@ -81,11 +80,11 @@ def read_head(data: bytes) -> Beginning | None:
     if found := _LENGTH.search(known):
         length, known = int(found[1]), known[: found.start()] + known[found.end() :]
     head = _known(known) if len(known) <= _KNOWN_BYTES else _parse(known)
-    return Beginning(head, length, end) if head else None
+    return RequestStart(head, length, end) if head else None
 
 
 def _parse(data: bytes) -> Head | None:
-    """A whole head without its Content-Length; one that is left may be a second one, or no number."""
+    """data: a whole head, its Content-Length removed; a remaining one is a duplicate or invalid."""
     found = _HEAD.fullmatch(data)
     if found is None:
         return None
@@ -104,8 +103,7 @@ _known: Final = lru_cache(maxsize=_KNOWN)(_parse)
 class Fields:
     """A plain head's headers, by names in any case. raw: by names in lower case.
 
-    What was asked for is kept as text, for the next request with the same head: only the gateway's own code asks, so that is
-    a handful of names.
+    Looked-up values are cached as text: only the gateway's code looks them up, so there is a handful of names.
     """
 
     __slots__ = ("_asked", "raw")
@@ -128,7 +126,7 @@ class Fields:
 
 
 class Connection(Protocol):
-    """What a plain request needs of its connection. local: the other end is on this machine."""
+    """What a plain request needs of its connection. local: the client is on this machine."""
 
     local: bool
 
@@ -139,25 +137,27 @@ class Connection(Protocol):
 class PlainRequest(ClientRequest):
     """A plain request. Its body arrives in pieces: `feed`, then `take`.
 
-    Its head and each piece of its body are charged to its lease as they arrive. A request that the budget refuses drops what it
-    has and what still comes, and `read` raises.
+    Its head and each piece of its body are charged to its lease as they arrive. A request beyond the budget drops its body and
+    further input, and `read` raises.
     """
 
-    def __init__(self, data: bytes, begun: Beginning, connection: Connection, lease: Lease) -> None:
-        """data: its first bytes, at most all of them."""
+    def __init__(self, data: bytes, begun: RequestStart, connection: Connection, lease: Lease) -> None:
+        """data: its first bytes, none after its end."""
         head = begun.head
         super().__init__(head.method, head.target, head.target, head.fields, lease)
         self.head = head
         self.connection = connection
         self._body = b""
-        self._left = begun.end + begun.length - len(data)  # bytes that are still to come
+        self._left = begun.end + begun.length - len(data)  # missing bytes
         self._pieces: BytesIO | None = None
         self._refusal: GatewayError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        extra = begun.end if begun.end > _KNOWN_BYTES else 0  # such a head is this request's alone, as bytes and as fields
+        extra = (
+            begun.end if begun.end > _KNOWN_BYTES else 0
+        )  # such a head is not cached, so bytes and fields are this request's
         lease.head = begun.end + extra
         if not lease.grow(len(data) + extra) or (self._left and not self._may_come(begun.length)):
-            self._refuse(begun.length)  # what cannot be held need not be sent either
+            self._refuse(begun.length)  # refused early, before the client sends it
         elif self._left:
             self._pieces = BytesIO()
             self._pieces.write(data[begun.end :])
@@ -174,11 +174,11 @@ class PlainRequest(ClientRequest):
 
     @property
     def lingers(self) -> bool:
-        """Whether the connection may stay open for a while after the answer: only if there is room for the head so long."""
+        """Whether the connection may linger after the answer: only if the budget has room for the head."""
         return self.lease.held >= self.lease.head
 
     def feed(self, data: bytes) -> bytes:
-        """Take what is still missing of the body. Returns what came behind it."""
+        """Take the missing bytes of the body. Returns pipelined bytes."""
         if not self._left:
             return data
         piece = data if len(data) <= self._left else data[: self._left]
@@ -193,7 +193,7 @@ class PlainRequest(ClientRequest):
         return data[len(piece) :]
 
     async def arrived(self) -> None:
-        """Wait until the whole body is here. Raises GatewayError 503 or 413 if the budget refuses it."""
+        """Wait for the whole body. Raises GatewayError 503 or 413 if it exceeds the budget."""
         while self._left and self._refusal is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -209,7 +209,7 @@ class PlainRequest(ClientRequest):
         return self.take()
 
     def caller(self) -> Caller:
-        """O(1) if its head was seen before."""
+        """O(1) if its head is cached."""
         head = self.head
         if head.caller is None:
             head.caller = caller_of(head.fields)
@@ -217,14 +217,14 @@ class PlainRequest(ClientRequest):
 
     def upstream_headers(self) -> bytes:
         head = self.head
-        if head.onward is None:
-            head.onward = upstream_headers(head.headers)
-        return head.onward
+        if head.upstream_lines is None:
+            head.upstream_lines = upstream_headers(head.headers)
+        return head.upstream_lines
 
     def reply(self, *, keep_alive: bool, patience_s: float) -> HttpReply:
         connection = self.connection
         return HttpReply(
-            connection, connection.transport, modern=True, to_head=False, keep_alive=keep_alive, patience_s=patience_s
+            connection, connection.transport, http11=True, to_head=False, keep_alive=keep_alive, patience_s=patience_s
         )
 
     def take(self) -> bytes:
@@ -232,7 +232,7 @@ class PlainRequest(ClientRequest):
         return body
 
     def close(self) -> None:
-        """The request is over: drop what there is of its body, whoever still refers to the request."""
+        """End of the request: drop its body, whoever still refers to the request."""
         self._pieces, self._body = None, b""
         self.lease.close()
 
@@ -242,7 +242,7 @@ class PlainRequest(ClientRequest):
         self._wake()
 
     def _may_come(self, length: int) -> bool:
-        """Whether there would be room for the rest of the body, if it came now."""
+        """Whether the budget has room for the rest of the body now."""
         lease = self.lease
         return peak_of(length) <= lease.account.largest and lease.fits(self._left)
 
@@ -251,7 +251,7 @@ class PlainRequest(ClientRequest):
         self._refusal = over_budget(peak_of(body), self.lease.account.largest, body)
         self._pieces = None
         self.lease.drop_body()
-        self.lease.grow(self.lease.head - self.lease.held)  # if there is room for it: see `lingers`
+        self.lease.grow(self.lease.head - self.lease.held)  # if there is room: see `lingers`
         self._wake()
 
     def _wake(self) -> None:

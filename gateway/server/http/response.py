@@ -1,12 +1,11 @@
-"""Towards the client: an answer is written past aiohttp's response writer, straight to the connection's transport.
+"""Writes answers to the connection's transport, past aiohttp's response writer.
 
-A handler may return anything that has `prepare`, `write_eof` and `keep_alive`, which aiohttp calls in this order
-(`aiohttp_seam.py` looks whether it does), and which here do nothing but wait until the client has taken what was written.
-`pause_writing` and `resume_writing` of the connection (`connection.py`) stop and start the replica's; its `reply` is the answer
-that has begun.
+A handler may return any object with `prepare`, `write_eof` and `keep_alive`, which aiohttp calls in this order (checked by
+`aiohttp_seam.py`); here they only wait until the client has read what was written. `pause_writing` and `resume_writing` of the
+connection (`connection.py`) pause and resume the replica's; its `reply` is the answer that has begun.
 
-An answer is framed by its length, else in chunks, else (HTTP/1.0) by the end of the connection; one that breaks off there has
-its connection reset.
+An answer is framed by its length, else chunked, else (HTTP/1.0) by the end of the connection; if it breaks off, that connection
+is reset.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from aiohttp.http import StreamWriter
 from gateway.request.client import ClientReply
 from gateway.upstream.client import ReplicaAnswer
 
-MAX_JOINED: Final = 1 << 16  # bytes of a body that go out in one buffer with the head
+MAX_JOINED: Final = 1 << 16  # bytes of a body that is written in one buffer with the head
 
-_RESET: Final = struct.pack("ii", 1, 0)  # on, and do not linger: what is closed is reset
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: closing resets
 _BODILESS: Final = frozenset([204, 304])
 _REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 
@@ -53,7 +52,7 @@ _dates = Dates()
 
 
 class Connection(Protocol):
-    """What a reply needs of the client's connection. source: the answer to pause; reply: the one that has begun."""
+    """What a reply needs of the client's connection. source: the replica's answer to pause; reply: the one that has begun."""
 
     source: ReplicaAnswer | None
     reply: HttpReply | None
@@ -70,18 +69,18 @@ class HttpReply(ClientReply):
         connection: Any,
         transport: asyncio.Transport | None,
         *,
-        modern: bool,
+        http11: bool,
         to_head: bool,
         keep_alive: bool,
         patience_s: float,
     ) -> None:
-        """connection: a `Connection`, and aiohttp's BaseProtocol. modern: the client speaks HTTP/1.1. to_head: it asks for the
-        head only. keep_alive: whether the connection may be used again. patience_s: how long a client may not read at the end.
+        """connection: a `Connection`, and aiohttp's BaseProtocol. http11: the client speaks HTTP/1.1, else 1.0. to_head: the
+        request was a HEAD. keep_alive: the connection may be reused. patience_s: limit on waiting for the client to read.
         """
         super().__init__()
         self._connection = connection
         self._transport = transport
-        self._modern = modern
+        self._http11 = http11
         self._to_head = to_head
         self._patience_s = patience_s
         self._chunked = self._until_end = False  # how the body is framed
@@ -89,12 +88,12 @@ class HttpReply(ClientReply):
         self.keep_alive = keep_alive
 
     def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
-        modern = self._modern
+        http11 = self._http11
         if status in _BODILESS:
             framing = b""
         elif length is not None:
             framing = b"Content-Length: %d\r\n" % length
-        elif modern:
+        elif http11:
             framing = b"Transfer-Encoding: chunked\r\n"
             self._chunked = True
         else:
@@ -103,7 +102,7 @@ class HttpReply(ClientReply):
             self.keep_alive = False
         if not self.keep_alive:
             framing += b"Connection: close\r\n"
-        elif not modern:
+        elif not http11:
             framing += b"Connection: keep-alive\r\n"
         start = b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b""))
         if status in _BODILESS or self._to_head:
@@ -132,17 +131,17 @@ class HttpReply(ClientReply):
     def cut(self) -> None:
         self.keep_alive = False
         if self._transport:
-            if self._until_end:  # which must not look like that of a whole answer
+            if self._until_end:  # the end must not look like that of a complete answer
                 sock: socket.socket = self._transport.get_extra_info("socket")
                 with contextlib.suppress(OSError, ValueError):  # it is closed already
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._transport.abort()
 
     def probe(self) -> None:
-        """Write something that means nothing, so that a client that has left resets the connection.
+        """Write bytes without meaning, so that a client that has left resets the connection.
 
-        In chunks that is a zero before the next chunk's size, which is then one digit longer (RFC 9112, section 7.1). An answer
-        that is framed otherwise has no room for it: its next bytes will do the same.
+        In a chunked answer: a leading zero of the next chunk's size (RFC 9112, section 7.1). Other framings have no such bytes:
+        the next bytes of the answer have the same effect.
         """
         if self._chunked and not self._ended and self._transport and not self._transport.is_closing():
             self._transport.write(b"0")
@@ -157,13 +156,13 @@ class HttpReply(ClientReply):
             raise ConnectionResetError("the client left")
         self._transport.write(data)
 
-    # -- what aiohttp asks of an answer
+    # -- aiohttp's interface of a response
 
     async def prepare(self, _request: web.BaseRequest) -> None:
-        """All is written already."""
+        """Nothing to do: the answer is written already."""
 
     async def write_eof(self) -> None:
-        """Wait for a client that is slow, so that it cannot ask for more meanwhile."""
+        """Wait until a slow client has read the answer, before its next request is served."""
         if not self._connection.writing_paused:
             return
         try:

@@ -19,7 +19,7 @@ import pytest
 
 from gateway.app import compose, serve
 from gateway.config.source import load
-from gateway.server.shutdown import last_in
+from gateway.server.shutdown import stop_accepting
 from gateway.server.syn_filter import drop_new
 from tests.gateway.conftest import BODY, LOGGED, eventually
 from tests.support.fakes import FakeReplica, answers, hangs, streams
@@ -184,7 +184,7 @@ async def test_who_is_in_a_hurry_does_not_wait_for_a_connection_that_is_never_ma
     hurry.set()
     with socket.create_server(("127.0.0.1", 0)) as listener, half_connected(listener.getsockname()):
         async with asyncio.timeout(40):
-            await last_in([listener], hurry, handshake_s=600)
+            await stop_accepting([listener], hurry, handshake_s=600)
 
 
 async def test_who_has_not_been_told_may_ask_once_more() -> None:

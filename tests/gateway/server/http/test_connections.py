@@ -233,7 +233,7 @@ async def test_a_closed_connection_whose_client_does_not_read_ends(keep_alive: b
         writer.write(post(b"a"))
         await eventually(lambda: unsent)
         assert unsent < MAX_UNCHARGED
-        await eventually(lambda: not front.connections and not front.places.open)
+        await eventually(lambda: not front.connections and not front.connection_limit.open)
         writer.close()
 
 

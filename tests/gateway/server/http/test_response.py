@@ -167,7 +167,7 @@ async def test_aiohttp_calls_prepare_and_then_write_eof_once() -> None:
         assert (request.version, type(request.protocol)) == (HttpVersion11, ClientConnection)
         assert HttpVersion10 < HttpVersion11
         assert request.transport is not None
-        reply = Spy(request.protocol, cast(Any, request.transport), modern=True, to_head=False, keep_alive=False, patience_s=1)
+        reply = Spy(request.protocol, cast(Any, request.transport), http11=True, to_head=False, keep_alive=False, patience_s=1)
         reply.begin(200, b"", length=0)
         return reply
 
@@ -229,7 +229,7 @@ async def test_a_client_that_never_reads_is_cut_off() -> None:
     async def handler(request: AiohttpRequest) -> Any:
         inner = request.inner
         transport = cast(Any, inner.transport)
-        reply = Cut(inner.protocol, transport, modern=True, to_head=False, keep_alive=True, patience_s=0.05)
+        reply = Cut(inner.protocol, transport, http11=True, to_head=False, keep_alive=True, patience_s=0.05)
         reply.begin(200, b"", length=len(MUCH), first=MUCH)
         assert repr(reply) == "<HttpReply begun, plain>"
         return reply
