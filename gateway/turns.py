@@ -1,8 +1,8 @@
-"""How much of what has arrived is read in one turn of the event loop.
+"""Bounds the work per turn of the event loop: how much received data is parsed, and CPU time over all connections.
 
-A read brings up to 256 KiB, and most of it costs next to nothing: it is passed on as it is. But each line end may be the end of
-a chunk, a header or an event, which is work by itself: whoever sends little else could hold the event loop for a second. The
-same goes for many connections at once, of which each brings little: so `Turns` bounds what all of them together take.
+A read returns up to 256 KiB, most of which is cheap to pass on. But each line end may end a chunk, a header or an event, which
+costs work: a peer that sends little else could block the event loop for a second. So could many connections with little data
+each: `Turns` bounds the time of all of them together.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from functools import partial
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
-AT_ONCE: Final = 4096  # bytes: so many are always read at once, whatever they are
-SMALL: Final = 512  # bytes: so many are read at once even while others wait, for a probe or a scrape is no more
-BYTE_S: Final = 0.0000003  # what a byte costs at most, if it is read at once: tiny chunks
-LARGE: Final = 32 << 10  # bytes: after such a read of a replica's answer, the next one is in another turn
-TURN_S: Final = 0.0005  # for one connection: what is late there, or what its client knows of a stream that broke off
-ALL_S: Final = 0.004  # in one turn of the event loop for the work of all connections that goes by `Turns`
-_LINES: Final = 256  # line ends in one part, where they are evenly spread
+AT_ONCE: Final = 4096  # bytes that are always parsed at once
+SMALL: Final = 512  # bytes parsed at once even while `Turns` is busy: a probe or a scrape
+BYTE_S: Final = 0.0000003  # upper bound of a byte's parsing time: tiny chunks
+LARGE: Final = 32 << 10  # bytes of a replica's answer after which the next read is in another turn
+TURN_S: Final = 0.0005  # per connection: deferred data, or reconstruction of a broken stream
+ALL_S: Final = 0.004  # per turn of the event loop: all work that goes through `Turns`
+_LINES: Final = 256  # line ends per part, if evenly spread
 
 T = TypeVar("T")
 
 
 class Turns:
-    """Work that may take long, of all connections of one event loop: no more of it is begun in a turn of the loop once it has
-    taken ALL_S there; the rest waits for the next turns, first come first served. What is under way is not interrupted.
+    """Queue of long work of all connections of one event loop: once it has taken ALL_S in a turn of the loop, no further work is
+    started there; the rest is queued for the next turns, FIFO. Running work is not interrupted.
     """
 
     __slots__ = ("_spent_s", "_waiting", "free")
 
     def __init__(self) -> None:
         self._waiting = deque[Callable[[], object]]()
-        self._spent_s = 0.0  # since it last was too much, perhaps in several turns
-        self.free = True  # work may be done at once; whoever does it tells by `spent` what it took
+        self._spent_s = 0.0  # since the budget was last exceeded, possibly over several turns
+        self.free = True  # work may be done at once and be reported by `spent`
 
     def spent(self, seconds: float) -> None:
-        """Work was done at once, and took so long."""
+        """Report work that was done at once."""
         self._spent_s += seconds
         if self._spent_s > ALL_S and self.free:
             self._rest()
 
     def later(self, work: Callable[[], object]) -> None:
-        """Call it when it is its turn: behind all that wait, in this turn of the event loop or in a later one."""
+        """Queue a call, for this turn of the event loop or a later one."""
         self._waiting.append(work)
         if self.free:
             self._rest()
 
     async def take(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, which is called now if there is time left in this turn, else later."""
+        """Call `work` now if there is time left in this turn, else later; returns or raises as it does."""
         if self.free:
             begin = time.perf_counter()
             try:
@@ -63,7 +63,7 @@ class Turns:
         try:
             return await done
         finally:
-            del done  # an error that it holds refers to this frame
+            del done  # breaks a cycle: its error refers to this frame
 
     def _rest(self) -> None:
         asyncio.get_running_loop().call_soon(self._turn)
@@ -87,12 +87,12 @@ class Turns:
 
 
 def _settle(waiter: list[asyncio.Future[T]], work: Callable[[], T]) -> None:
-    """waiter: one, who is taken out of it: an error refers to this frame, which must not refer to who holds the error."""
-    if waiter[0].done():  # it has left
+    """waiter: a list of one, which is emptied: an error refers to this frame, which must not refer to the error's future."""
+    if waiter[0].done():  # cancelled
         return
     try:
         made = work()
-    except Exception as error:  # noqa: BLE001  # it is for who waits
+    except Exception as error:  # noqa: BLE001  # passed to the waiter
         waiter.pop().set_exception(error)
     else:
         waiter.pop().set_result(made)
@@ -102,7 +102,7 @@ _TURNS: Final = WeakKeyDictionary[asyncio.AbstractEventLoop, Turns]()
 
 
 def turns_of(loop: asyncio.AbstractEventLoop) -> Turns:
-    """The one that all connections of this event loop share."""
+    """The queue shared by all connections of this event loop."""
     turns = _TURNS.get(loop)
     if turns is None:
         turns = _TURNS[loop] = Turns()
@@ -110,7 +110,7 @@ def turns_of(loop: asyncio.AbstractEventLoop) -> Turns:
 
 
 def first_turn(data: bytes) -> int:
-    """How many of these bytes to read now; the rest is to wait for the next turn. O(bytes)."""
+    """Number of leading bytes to parse now; the rest is for the next turn. O(bytes)."""
     size = len(data)
     if size <= AT_ONCE or _line_ends(data, 0, size) <= _LINES:
         return size
@@ -118,7 +118,7 @@ def first_turn(data: bytes) -> int:
 
 
 def _part(data: bytes, at: int) -> int:
-    """How many of the bytes from there on to read at once: by those that come next, for lines may be dense in one place."""
+    """Number of bytes from offset `at` on to parse at once, by the density of line ends there."""
     size = min(LARGE, len(data) - at)
     if size <= AT_ONCE // 4 or (lines := _line_ends(data, at, at + size)) <= _LINES:
         return size
@@ -130,9 +130,9 @@ def _line_ends(data: bytes, begin: int, end: int) -> int:
 
 
 class Late:
-    """What has arrived on a connection and is to be read in later turns, in parts.
+    """Received data of a connection that is deferred to later turns, in parts.
 
-    size: bytes that are to be read. held: bytes in memory; what was read of one piece is there until all of it was.
+    size: bytes to be parsed. held: bytes in memory; a piece is kept until all of it is parsed.
     """
 
     __slots__ = ("_at", "_data", "_due", "_more", "_turns", "size")
@@ -140,8 +140,8 @@ class Late:
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._data = b""
-        self._at = 0  # what of it was read
-        self._more = bytearray()  # what comes behind _data: in one piece, for it may come byte by byte
+        self._at = 0  # bytes of it already parsed
+        self._more = bytearray()  # data after _data; in one piece, because it may arrive byte by byte
         self._due = False
         self.size = 0
 
@@ -150,8 +150,8 @@ class Late:
         return len(self._data) + len(self._more)
 
     def first(self, data: bytes) -> bytes:
-        """While nothing is late: what of this to read now; the rest is late. While `Turns` are not free, all of it is, but for
-        what is SMALL.
+        """Without deferred data: returns the part of `data` to parse now, and defers the rest. While `Turns` is not free, all of
+        it is deferred unless it is SMALL.
         """
         free = self._turns.free or len(data) <= SMALL
         now = first_turn(data) if free else 0
@@ -162,12 +162,12 @@ class Late:
         return data[:now]
 
     def add(self, data: bytes) -> None:
-        """This is late as well."""
+        """Defer further data."""
         self._more += data
         self.size += len(data)
 
     def turn(self) -> Iterator[bytes]:
-        """The next parts, until they have taken `TURN_S`."""
+        """The next parts, until their parsing has taken `TURN_S`."""
         end = time.perf_counter() + TURN_S
         while self.size:
             if self._at == len(self._data):
@@ -183,7 +183,7 @@ class Late:
                 return
 
     def schedule(self, turn: Callable[[], None]) -> None:
-        """Call it when it is its turn; it is to call `due` first."""
+        """Queue a call of `turn`, which must call `due` first."""
         if not self._due:
             self._due = True
             self._turns.later(turn)
@@ -192,7 +192,7 @@ class Late:
         return self.size > 0
 
     def due(self) -> None:
-        """The turn has come."""
+        """The scheduled turn has started."""
         self._due = False
 
     def clear(self) -> None:

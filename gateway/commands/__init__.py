@@ -1,1 +1,1 @@
-"""What a user starts: the commands of `warmroute`."""
+"""The commands of `warmroute`."""

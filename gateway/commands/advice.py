@@ -12,7 +12,7 @@ from gateway.config.source import Loaded
 
 
 def warnings_of(loaded: Loaded) -> list[Problem]:
-    """All of them, with file and line."""
+    """All warnings, with file and line."""
     config = loaded.config
     found = (*_patterns(config), *_repeated_urls(config), *_prices(config), *_limits(config))
     return sorted(map(loaded.at, found), key=lambda problem: problem.line)
@@ -23,7 +23,7 @@ def _is_pattern(name: str) -> bool:
 
 
 def _patterns(config: Config) -> Iterator[Problem]:
-    """Model names are matched by prefix: a star in one is a star."""
+    """Model names are prefixes: a star in one is literal."""
     keys = [
         ("pools", number, "models", index) for number, pool in enumerate(config.pools) for index, _ in enumerate(pool.models)
     ]
@@ -40,13 +40,13 @@ def _repeated_urls(config: Config) -> Iterator[Problem]:
     for number, pool in enumerate(config.pools):
         for index, replica in enumerate(pool.replicas):
             if replica.url in first:
-                text = f"{replica.url} is the URL of the replica {first[replica.url]!r}, too: its load is counted by halves"
+                text = f"{replica.url} is the URL of the replica {first[replica.url]!r}, too: its load is counted per entry"
                 yield Problem(("pools", number, "replicas", index, "url"), text)
             first.setdefault(replica.url, replica.name)
 
 
 def _prices(config: Config) -> Iterator[Problem]:
-    # A pool without prefixes serves all models that its replicas list, which is not known here.
+    # A pool without prefixes serves all models that its replicas list, which are unknown here.
     served = [name for pool in config.pools for name in pool.models or (MATCH_ALL,)]
     for model, price in config.prices.items():
         if price.cached_input is not None and price.cached_input > price.input:
@@ -59,7 +59,7 @@ def _prices(config: Config) -> Iterator[Problem]:
 
 
 def _limits(config: Config) -> Iterator[Problem]:
-    """Bodies that the memory budget refuses though `body_mb` allows them. A budget that is not configured is not known here."""
+    """Bodies that `body_mb` allows but the memory budget refuses, if it is configured."""
     limits, workers = config.limits, config.workers
     largest = largest_of((limits.inflight_mb << 20) // workers)
     if not limits.inflight_mb or peak_of(limits.body_mb << 20) <= largest:

@@ -1,8 +1,7 @@
-"""The picture of `warmroute simulate --plot`: waiting times, and the cached part of prompts over time.
+"""The plot of `warmroute simulate --plot`: TTFT, and the hit ratio over time.
 
-Left, the share of requests whose TTFT exceeds a time: logarithmic both ways, so that the tail is as readable
-as the middle. Right, the hit ratio of the requests that came in each slice of the simulated time. matplotlib is an extra,
-imported only here and only for --plot.
+Left, the share of requests whose TTFT exceeds a time, with logarithmic axes, so that the tail is as readable as the middle.
+Right, the hit ratio by time of arrival. matplotlib is an extra, imported only here and only for --plot.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from router.simulation.fleet import Served
 
 SLICES = 40
 POINTS = 400  # of a line
-SHORTEST_S = 0.01  # shorter waits are drawn as this
-# Okabe and Ito's colours, which colour-blind readers can distinguish; after them the same with other dashes. Bounds are black.
+SHORTEST_S = 0.01  # shorter TTFTs are drawn as this
+# Okabe and Ito's colours, distinguishable by colour-blind readers; then the same with other dashes. Bounds are black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", "--", "-.")
 
 
 class PlotError(Exception):
-    """No picture can be drawn; the message has the reason and the remedy."""
+    """The plot cannot be drawn; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One policy's requests: when they came (s), how long they waited (s), prompt tokens, cached tokens; in the same order.
+    """One policy's requests: arrival (s), TTFT (s), prompt tokens, cached tokens; in the same order.
 
-    bound: it is no policy but what no policy can be expected to beat.
+    bound: a bound on policies, not a policy.
     """
 
     name: str
@@ -55,7 +54,7 @@ class Curve:
 
 
 def check(path: Path) -> None:
-    """Fail before the work is done rather than after. Raises PlotError."""
+    """Fail before the simulation rather than after. Raises PlotError."""
     if path.suffix.lower() != ".png":
         raise PlotError(f"{path} is not the name of a .png file")
     if not path.parent.is_dir():
@@ -122,13 +121,13 @@ def _label_waits(axes: Any, requests: int) -> None:
 def survival(curve: Curve) -> tuple[list[float], list[float]]:
     """(seconds, percentage of requests with at least this TTFT), thinned out to about POINTS where there are more."""
     waits, count = sorted(curve.ttft_s), len(curve.ttft_s)
-    # evenly on the logarithm of the share, for the tail is what the picture is for
+    # evenly on the logarithm of the share, to show the tail
     ranks = sorted({count - max(1, round(count ** (step / POINTS))) for step in range(POINTS + 1)})
     return [max(SHORTEST_S, waits[rank]) for rank in ranks], [100 * (count - rank) / count for rank in ranks]
 
 
 def hit_ratios(curve: Curve) -> tuple[list[float], list[float]]:
-    """(minutes, hit ratio in percent) of each slice of time in which requests came."""
+    """(minutes, hit ratio in percent) of each time slice with arrivals."""
     width = max(curve.arrived) / SLICES or 1.0
     prompt, cached = [0] * SLICES, [0] * SLICES
     for at, tokens, hit in zip(curve.arrived, curve.prompt, curve.cached, strict=True):

@@ -124,7 +124,7 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
             await Supervisor(config, source, sides=sides).run(stop, hurry, started)
         else:
             await serve(compose(config, requests, Surroundings(source=source)), stop, hurry, started, sides=sides)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # one that comes now must not end it with another status
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # a late one must not change the exit status
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
     log.info("stopped")

@@ -1,8 +1,8 @@
 """`warmroute simulate TRACE`: replays a workload through the production router, and prints waiting times and cache hits.
 
-The workload is recorded (a file) or generated (gen:NAME, see `router.simulation.generators`). It can be placed by the router's
-own policies, by the rules of peers, and by two bounds, which no placement can be expected to beat: `pooled` (one cache and one
-queue for the whole fleet) and `infinite` (the same with endless memory).
+The workload is recorded (a file) or generated (gen:NAME, see `router.simulation.generators`). It is placed by the router's own
+policies, by the rules of peers, or by two bounds that no policy can be expected to beat: `pooled` (one cache and one queue for
+the whole fleet) and `infinite` (the same with unlimited memory).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DESCRIPTION = (
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What can be replayed: a fresh source per run."""
+    """A workload to replay: makes a fresh source per run."""
 
     source: Callable[[], Source]
     horizon_s: float = 0.0  # of a closed loop
@@ -192,7 +192,7 @@ def _watched(name: str, served: Iterator[Served], share: Callable[[int, float], 
 
 
 def load(options: argparse.Namespace) -> Workload:
-    """The trace in whichever format it is, or the generator. Raises TraceError."""
+    """The trace, in either format, or the generator. Raises TraceError."""
     if options.trace.startswith(GENERATED):
         return _generated(options)
     rows = _rows(Path(options.trace))

@@ -1,7 +1,7 @@
-"""Tables of the commands on standard output: a line a row, aligned with spaces; on a terminal the header is bold.
+"""Prints tables on standard output: one line per row, aligned with spaces; on a terminal the header is bold.
 
-A line is never folded, for a number in two lines is none; a terminal that is too narrow wraps it. Imported where a table is
-printed: rich takes some tens of milliseconds.
+Lines are never folded; a terminal that is too narrow wraps them. Imported only where a table is printed: rich takes some tens
+of milliseconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A worker: the gateway as one process runs it, connected to the others through its supervisor.
+"""Main program of a worker process: one gateway, connected to the other workers through the supervisor.
 
-Its listening sockets are open when it starts, its configuration comes through the channel. SIGTERM lets its requests finish; so
-does the end of its supervisor.
+It inherits its listening sockets, and gets its configuration through the channel. It drains on SIGTERM, and when its supervisor
+exits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socke
         (hurry if stop.is_set() else stop).set()
 
     loop.add_signal_handler(signal.SIGTERM, on_signal)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the supervisor's business
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # handled by the supervisor
     _, channel = await loop.create_unix_connection(lambda: Channel(from_hub), sock=sock)
     worker, welcome = await channel.first()
     assert isinstance(welcome, Welcome)

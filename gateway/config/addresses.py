@@ -1,7 +1,6 @@
-"""Hosts, ports and base URLs as the configuration writes them. Pure: nothing is resolved here.
+"""Parses and classifies hosts, ports and base URLs of the configuration. Pure: nothing is resolved here.
 
-`is_loopback` and `is_link_local` judge a host as it is written. A name may resolve to anything: `dialer.py` checks again,
-with the address.
+`is_loopback` and `is_link_local` classify the written form. A name may resolve to any address: `dialer.py` checks that again.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Final
 from urllib.parse import urlsplit
 
 _HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
-_BRACKETED = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")  # an IPv6 address, maybe with its zone
-_NUMBERS = re.compile(r"[0-9][0-9A-Fa-fxX]*(\.[0-9][0-9A-Fa-fxX]*){0,3}\.?")  # maybe an IPv4 address, by C's rules
+_BRACKETED = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")  # an IPv6 address, optionally with a zone
+_NUMBERS = re.compile(r"[0-9][0-9A-Fa-fxX]*(\.[0-9][0-9A-Fa-fxX]*){0,3}\.?")  # possibly an IPv4 address by C's rules
 _BASE_URL = re.compile(
     r"(?i:https?)://(?P<host>\[[^\]]+\]|[^\[\]:/?#]+)(?P<port>:[^/?#]*)?(?P<path>(/([\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)*)",
     re.ASCII,
 )
-# The paths of an engine's API, as people copy them from an example of a request.
+# API paths that are often copied into a base URL.
 _API_PATH = re.compile(r"/v1/(chat/completions|completions|embeddings|models|responses|messages|score|rerank|tokenize)/*\Z")
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -47,17 +46,17 @@ _METADATA_NAMES = frozenset(
     ]
 )
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-_LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215: a network may use any prefix in it
+_LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215: any prefix in it may be in use
 # Which bytes of an address hold the IPv4 address, after a prefix of 48, 56, 64 or 96 bits (RFC 6052, section 2.2).
 _EMBEDDED = ((6, 7, 9, 10), (7, 9, 10, 11), (9, 10, 11, 12), (12, 13, 14, 15))
 
 
 class AddressError(ValueError):
-    """A host, port or URL cannot be used; the message says what would be right."""
+    """A host, port or URL is invalid; the message has the expected form."""
 
 
 def parse_base_url(url: str) -> tuple[str, str]:
-    """(the URL without the /v1 at its end, its host:port). Raises AddressError, which does not show credentials."""
+    """(URL without a trailing /v1, its host:port). Raises AddressError, which does not show credentials."""
     netloc = url.partition("://")[2].partition("/")[0]
     if "@" in netloc:
         raise AddressError("credentials do not belong in a URL; clients' Authorization headers are passed on")
@@ -69,12 +68,12 @@ def parse_base_url(url: str) -> tuple[str, str]:
     if path := _API_PATH.search(match["path"]):
         base = url[: len(url) - len(path[0])]
         raise AddressError(f"{shown(url)} is the URL of an API path, not a base URL; write {shown(base)}")
-    # Engines say that their base URL ends in /v1; the gateway adds /v1 itself.
+    # Engines document base URLs that end in /v1; the gateway adds /v1 itself.
     return url.rstrip("/").removesuffix("/v1"), netloc
 
 
 def is_host(host: str) -> bool:
-    """Whether it is a name that a resolver takes, an IPv4 address, or an IPv6 address in brackets."""
+    """Whether it is a valid host name, an IPv4 address, or an IPv6 address in brackets."""
     try:
         if _BRACKETED.fullmatch(host):
             ipaddress.IPv6Address(host[1:-1])
@@ -92,20 +91,20 @@ def parse_port(text: str) -> int | None:
 
 
 def host_and_port(base_url: str) -> tuple[str, int]:
-    """Of a base URL that `parse_base_url` let pass."""
+    """base_url: validated by `parse_base_url`."""
     parts = urlsplit(base_url)
     return parts.hostname or "", parts.port or (443 if parts.scheme.lower() == "https" else 80)
 
 
 def is_local(peer: object) -> bool:
-    """Whether a socket's peer is on this machine, by its name: a tuple with the host first; of a Unix socket, a text."""
+    """Whether a socket's peer is on this machine. peer: a tuple with the host first; of a Unix socket, a string."""
     return is_loopback(str(peer[0])) if isinstance(peer, tuple) else isinstance(peer, str | bytes)
 
 
 def is_loopback(host: str) -> bool:
     """`localhost`, 127.0.0.0/8, ::1, and 127.0.0.0/8 as an IPv4-mapped address.
 
-    A 6to4 or NAT64 address that holds 127.0.0.1 is not: it leads through the network.
+    Not a 6to4 or NAT64 address that embeds 127.0.0.1: it leads through the network.
     """
     address = address_of(host)
     if address is None:
@@ -118,7 +117,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether to listen there is to listen on all addresses."""
+    """Whether it is the unspecified address, to listen on all addresses."""
     address = address_of(host)
     return address is not None and address.is_unspecified
 
@@ -136,17 +135,17 @@ def _is_link_local(address: IPAddress) -> bool:
 
 
 def _embedded(address: IPAddress) -> list[IPAddress]:
-    """The IPv4 addresses that a local NAT64 may translate it to: its prefix is not known here."""
+    """The IPv4 addresses that a local NAT64 may translate it to; its prefix length is unknown."""
     if address not in _LOCAL_NAT64:
         return []
     return [ipaddress.IPv4Address(bytes(address.packed[at] for at in places)) for places in _EMBEDDED]
 
 
 def address_of(host: str) -> IPAddress | None:
-    """The address that a host is written as; None for a name.
+    """The IP address that a host is; None for a name.
 
-    An IPv4 address inside an IPv6 one counts as itself, and so do the forms that resolvers take beside four decimal numbers
-    (0xa9fea9fe, 0xa9.254.0xa9fe). The zone of an IPv6 address does not count.
+    An IPv4 address embedded in an IPv6 one is returned as IPv4, as are the other forms that resolvers accept (0xa9fea9fe,
+    0xa9.254.0xa9fe). The zone of an IPv6 address is ignored.
     """
     host = host.strip("[]")
     if ":" in host:
@@ -164,7 +163,7 @@ def address_of(host: str) -> IPAddress | None:
 
 
 def _number_of(host: str) -> IPAddress | None:
-    if not _NUMBERS.fullmatch(host):  # `inet_aton` takes what follows a space for a comment
+    if not _NUMBERS.fullmatch(host):  # `inet_aton` ignores text after a space
         return None
     try:
         return ipaddress.IPv4Address(socket.inet_aton(host.rstrip(".")))
@@ -173,13 +172,13 @@ def _number_of(host: str) -> IPAddress | None:
 
 
 def shown(value: object) -> str:
-    """A value as error messages quote it. Costs little however large the value is: no more of it is looked at."""
+    """A value as error messages quote it, 60 characters at most. O(1) in the size of the value."""
     text = _SHORT.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 class _ShortRepr(reprlib.Repr):
-    """`repr` of the beginning of a value: a YAML alias can make a value of a few bytes print as gigabytes."""
+    """`repr` of the beginning of a value: with YAML aliases a few bytes can print as gigabytes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Messages for people about single values that msgspec refuses: what is expected, and what was given.
+"""Error messages for single values that msgspec refuses: the expected and the given value.
 
-A constraint that has no words here gets msgspec's own.
+Constraints without a text here get msgspec's own message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.config.hints import EXPECTED, MAX_NUMBER, bare, extra_of
 
 
 def complaint(hint: Any, value: object, number: float | None, reason: str) -> str:
-    """What is wrong with a value that msgspec refuses. number: the one that a text stands for; reason: msgspec's message."""
+    """The message for a value that msgspec refuses. number: the value of a numeric text; reason: msgspec's message."""
     info, expected = inspect.type_info(hint), extra_of(hint).get(EXPECTED)
     if isinstance(info, inspect.Metadata):
         info = info.type
@@ -54,7 +54,7 @@ def _number_complaint(info: inspect.IntType | inspect.FloatType, value: object, 
 
 
 def _is_finite(value: float, whole: bool) -> bool:
-    """An int that no float can hold is none as a float."""
+    """False for an int beyond the range of float, unless an int is expected."""
     try:
         return whole or math.isfinite(value)
     except OverflowError:

@@ -1,8 +1,8 @@
-"""What the type hints of `schema.py` say beyond msgspec's own bounds, in the `extra` of a `msgspec.Meta`:
+"""Keys of `msgspec.Meta.extra` in the type hints of `schema.py`, beyond msgspec's own constraints:
 
-EXPECTED   what a message calls a right value
+EXPECTED   description of a valid value, for messages
 FALSE      the text that `false` stands for (YAML reads `off` and `no` without quotes as false)
-READ       a function that brings a text into its final form, or raises ValueError with what is wrong with it
+READ       a function that normalizes a text, or raises ValueError
 SECRET     the value comes from the environment, never from the file
 """
 
@@ -17,7 +17,7 @@ from msgspec.structs import FieldInfo
 
 EXPECTED, FALSE, READ, SECRET = "expected", "false", "read", "secret"
 
-# Of anything that is configured: tokens, seconds, MiB, USD. Products of a few such numbers do not overflow.
+# Bound of all configured numbers (tokens, seconds, MiB, USD): products of a few do not overflow.
 MAX_NUMBER: Final = 10_000_000_000
 
 
@@ -27,11 +27,11 @@ def bare(hint: Any) -> Any:
 
 
 def extra_of(hint: Any) -> Mapping[str, Any]:
-    """The `extra` of a type hint ."""
+    """The merged `extra` of a type hint."""
     metas = typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
     return {name: value for meta in metas for name, value in (meta.extra or {}).items()}
 
 
 def default_of(field: FieldInfo) -> Any:
-    """Of a field that has one."""
+    """The default of a field that is not required."""
     return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()

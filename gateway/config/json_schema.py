@@ -1,8 +1,7 @@
 """The configuration as JSON Schema: for editors (`warmroute check --schema`) and the Helm chart (`scripts/chart_schema.py`).
 
-msgspec writes the schema of the Structs. What `parse.py` takes beyond that is added here: plain text for a Struct with a SHORT
-key, and `false`. Secrets are left out. References are replaced by what they refer to, for validators of all versions of
-JSON Schema read that alike.
+msgspec makes the schema of the Structs. Further forms that `parse.py` accepts are added here: plain text for a Struct with a
+SHORT key, and `false`. Secrets are left out. References are inlined: validators of all versions of JSON Schema agree on that.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ Schema = dict[str, Any]
 
 
 def editor_schema() -> Schema:
-    """Of the file, as a document of its own."""
+    """The schema of the file, as a standalone document."""
     return {"$schema": _DIALECT, "title": "Configuration of the warmroute gateway", **config_schema()}
 
 
 def config_schema() -> Schema:
-    """Of the whole file."""
+    """The schema of the file."""
     _, parts = msgspec.json.schema_components((Config,), ref_template="{name}")
     properties = parts["Config"]["properties"]
     for field in msgspec.structs.fields(Config):
@@ -47,6 +46,6 @@ def _inlined(node: Any, parts: Mapping[str, Schema]) -> Any:
         return node
     if "$ref" in node:
         return _inlined(parts[node["$ref"]], parts)
-    # Titles are names of classes here; a property of that name would be no string.
+    # Titles are class names here (strings); a property called title is a mapping.
     kept = {name: value for name, value in node.items() if value != [] or name != "required"}
     return {name: _inlined(value, parts) for name, value in kept.items() if name != "title" or not isinstance(value, str)}

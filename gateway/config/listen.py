@@ -10,7 +10,7 @@ from gateway.config.addresses import AddressError, host_and_port, is_host, is_lo
 from gateway.config.parse import Key, Problem
 
 AUTO, OFF, UNIX = "auto", "off", "unix:"
-# The configuration keys of listeners, and their values beside host:port. "auto" is resolved later, and clashes with nothing.
+# The configuration keys of listeners, and their values beside host:port. "auto" is resolved later, to a free address.
 KEYWORDS: Final[Mapping[str, Collection[str]]] = {"listen": (), "admin_listen": (OFF, AUTO), "metrics_listen": (OFF,)}
 _MAX_SOCKET_PATH = 100  # bytes; the kernel takes 107
 
@@ -29,14 +29,14 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def overlaps(self, other: Endpoint) -> bool:
-        """Whether only one of the two can be listened on."""
+        """Whether only one of the two can be bound."""
         if self.path or other.path:
             return self.path == other.path
         same = _same_host(self.host, other.host) or is_wildcard(self.host) or is_wildcard(other.host)
         return same and self.port == other.port != 0
 
     def is_at(self, base_url: str) -> bool:
-        """Whether that URL certainly leads here."""
+        """Whether that URL surely leads here."""
         host, port = host_and_port(base_url)
         if self.path or port != self.port:
             return False

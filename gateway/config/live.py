@@ -1,7 +1,7 @@
 """The configuration in force.
 
-Parts that read the configuration while requests run hold the one `Live` of their process and read it when they need a value. A
-reload gives it another one: there is nobody to be notified, and a request that looks twice may see both.
+Parts that use the configuration share the one `Live` of their process and read it at each use. A reload replaces its values,
+without notifying the parts; a request that reads it twice may see both configurations.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from gateway.config.schema import ALL, TENANT, Config, PriceConfig, TimeoutConfi
 class Live:
     """config: the one in force; `take` replaces it.
 
-    The others are the values that every request needs: compiled code reads an attribute of this class at once, and has to look
-    up each one of a Struct. blocks: the lengths of a block in bytes and in token ids. patience_s: for how long a client may
-    leave an answer unread. max_body: bytes.
+    The other attributes cache values that every request needs: compiled code reads them directly, and a Struct's by a lookup.
+    blocks: block lengths in bytes and in token ids. patience_s: limit on waiting for a client to read. max_body: in bytes.
     """
 
     def __init__(self, config: Config) -> None:
         self.take(config)
 
     def take(self, config: Config) -> None:
-        """This is in force from now on."""
+        """Put `config` in force."""
         routing = config.routing
         self.config = config
         self.blocks: tuple[int, int] = (routing.block_bytes, routing.block_tokens)

@@ -1,18 +1,17 @@
-"""Parsed YAML -> the Structs of `schema.py`, with all problems at once.
+"""Converts parsed YAML to the Structs of `schema.py`, and reports all problems at once.
 
-msgspec decides about each single value: its type, its bounds, its choices. It stops at the first problem, so sections, lists
-and mappings are walked here, and every value in them is converted by itself:
+msgspec checks each single value: type, bounds, choices. It stops at the first problem, so sections, lists and mappings are
+traversed here, and every value in them is converted separately:
 
     section (Struct)   unknown and missing keys are problems; then each key
     list, mapping      each item; then its length
     any other value    `msgspec.convert`
 
-What msgspec does not know is here, too: numbers in scientific notation that YAML 1.1 takes for text, suggestions for unknown
-keys, the further forms of values that `hints.py` lists. A Struct may have a class variable SHORT: the key for which a plain
-text stands.
+Also here, beyond msgspec: numbers in scientific notation, which YAML 1.1 reads as text, suggestions for unknown keys, and the
+forms of values listed in `hints.py`. A Struct may have a class variable SHORT: a plain text stands for the value of that key.
 
-Problems between values (two replicas with one name) are the business of `checks.py`. They are looked for among the values that
-are right by themselves (`Parsed.good`), so one wrong value does not hide the problems of others.
+Problems between values (two replicas with one name) are checked in `checks.py`, among all values that are valid on their own
+(`Parsed.good`): one invalid value does not hide the problems of others.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from gateway.config.addresses import shown
 from gateway.config.complaints import complaint
 from gateway.config.hints import FALSE, READ, SECRET, bare, default_of, extra_of
 
-MAX_PROBLEMS: Final = 100  # of a file that are shown, each with its line
+MAX_PROBLEMS: Final = 100  # shown per file, each with its line
 
 _SCIENTIFIC = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
-_BAD: Final = object()  # instead of a value that has a problem
+_BAD: Final = object()  # stands for an invalid value
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 Key = tuple[str | int, ...]
-"""Where a value stands: ("pools", 0, "replicas", 1, "url")."""
+"""Path of a value: ("pools", 0, "replicas", 1, "url")."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One error or warning. key: where in the configuration; file, line: where in a file."""
+    """One error or warning. key: path in the configuration; file, line: location in a file."""
 
     key: Key
     text: str
@@ -58,7 +57,7 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used. problems: all errors in it, in order."""
+    """The configuration is invalid. problems: all errors, in order."""
 
     def __init__(self, *problems: Problem | str) -> None:
         self.problems = tuple(Problem((), each) if isinstance(each, str) else each for each in problems)
@@ -73,13 +72,13 @@ class NotReadable(ConfigError):
 
 
 def key_name(key: Key) -> str:
-    """As messages write it: `pools[0].replicas[1].url`."""
+    """The key as text: `pools[0].replicas[1].url`."""
     return "".join(f".{part}" if isinstance(part, str) and part else f"[{part!r}]" for part in key).removeprefix(".")
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed(Generic[T]):
-    """value: None if there are problems. good: all values without a problem of their own, defaults included, by key."""
+    """value: None if there are problems. good: all valid single values, defaults included, by key."""
 
     value: T | None
     good: Mapping[Key, Any]
@@ -94,7 +93,7 @@ def parse(kind: type[T], raw: object, further: Sequence[str] = ()) -> Parsed[T]:
 
 
 def convert(kind: type[T], raw: object, further: Sequence[str] = ()) -> T:
-    """`parse` for a value without checks of its own. Raises ConfigError."""
+    """`parse` without checks between values. Raises ConfigError."""
     parsed = parse(kind, raw, further)
     if parsed.value is None:
         raise ConfigError(*parsed.problems)
@@ -102,7 +101,7 @@ def convert(kind: type[T], raw: object, further: Sequence[str] = ()) -> T:
 
 
 def values_of(value: Any, key: Key = ()) -> Iterable[tuple[Key, Any]]:
-    """(key, value) of a Struct and of everything in it: `Parsed.good` of a value that exists."""
+    """(key, value) of a Struct and of all values in it: its `Parsed.good`."""
     yield key, value
     parts: Iterable[tuple[str | int, Any]] = ()
     if isinstance(value, msgspec.Struct):
@@ -116,7 +115,7 @@ def values_of(value: Any, key: Key = ()) -> Iterable[tuple[Key, Any]]:
 
 
 class _Reader:
-    """Reads values; collects the good ones and the problems. further: known keys of the whole, besides its fields."""
+    """Converts values; collects the valid ones and the problems. further: known top-level keys besides the fields."""
 
     def __init__(self, further: Sequence[str]) -> None:
         self.good: dict[Key, Any] = {}
@@ -125,7 +124,7 @@ class _Reader:
         self._fields: dict[type, Mapping[str, msgspec.structs.FieldInfo]] = {}
 
     def read(self, hint: Any, value: Any, key: Key) -> Any:
-        """The value as this type hint, or _BAD."""
+        """The value converted to this type hint, or _BAD."""
         kind, extra = bare(hint), extra_of(hint)
         if value is False and FALSE in extra:
             value = extra[FALSE]
@@ -146,7 +145,7 @@ class _Reader:
         return _BAD
 
     def _single(self, hint: Any, value: Any, key: Key) -> Any:
-        """By msgspec; of a list or a mapping whose items are good, its length."""
+        """Convert by msgspec; of a list or mapping of valid items, check its length."""
         number, reason = _number(value), ""
         for form in (value,) if number is None else (value, number):
             try:
@@ -222,5 +221,5 @@ def _unchanged(value: Any) -> Any:
 
 
 def _number(value: object) -> float | None:
-    """Of a text in scientific notation: YAML 1.1 takes 1e-05, which is how Helm writes small numbers, for a text."""
+    """The number of a text in scientific notation: YAML 1.1 reads 1e-05, Helm's form of small numbers, as text."""
     return float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else None

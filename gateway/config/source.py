@@ -1,8 +1,8 @@
-"""Where a configuration comes from: flags win over environment variables, which win over the YAML file.
+"""Sources of the configuration: flags override environment variables, which override the YAML file.
 
-`read` takes all three at once and names everything that is wrong, with file and line. `Source` watches the file of a running
-gateway. It looks at the path, so that a symbolic link that is pointed elsewhere (as Kubernetes updates a ConfigMap) counts as
-a change; the file is read when two looks in a row find the same state, for it may be half written. Reading is done in a thread.
+`read` reads all three and reports all problems, with file and line. `Source` watches the file of a running gateway by polling
+its path, so that a retargeted symbolic link (as Kubernetes updates a ConfigMap) is a change; it is read, in a thread, once two
+polls in a row find the same state, because it may be half written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.config.yaml_file import YamlFile
 
 log = logging.getLogger("warmroute.reload")
 
-LOOK_S = 1.0
+POLL_S = 1.0
 
 _VARIABLES: Mapping[str, str] = {"listen": "WARMROUTE_LISTEN", "admin_key": "WARMROUTE_ADMIN_KEY"}
 
@@ -68,12 +68,12 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
 
 
 def _more(problems: Collection[Problem], where: str = "") -> str:
-    """How many of them are not shown; "": all are."""
+    """A line with the number of problems that are not shown; "": all are."""
     return f"and {len(problems) - MAX_PROBLEMS} more problems{where}" if len(problems) > MAX_PROBLEMS else ""
 
 
 def _attributed(problem: Problem, environment: Collection[str]) -> Problem:
-    """The problem; if its value comes from the environment, with the name of the variable. environment: the keys set there."""
+    """The problem, with the variable's name if its value comes from the environment. environment: the keys set there."""
     if problem.key and problem.key[0] in environment:
         return replace(problem, text=f"{problem.text} (from the environment variable {_VARIABLES[str(problem.key[0])]})")
     return problem
@@ -92,26 +92,26 @@ _NEVER_READ: FileState = (-1, -1, -1, -1)  # differs from every state of a file
 
 
 class Source:
-    """The configuration of a running gateway. path: its file, if there is one; read: reads all of it, raises ConfigError.
+    """The configuration of a running gateway. path: its file, or None; read: reads all of it, raises ConfigError.
 
-    asked: set it to have the configuration read again. Made before the first reading, so that no change falls between the two.
+    asked: set it to trigger a reload. Created before the first reading, so that no change is missed.
     """
 
-    def __init__(self, path: Path | None, read: Callable[[], Config], *, look_s: float = LOOK_S) -> None:
+    def __init__(self, path: Path | None, read: Callable[[], Config], *, poll_s: float = POLL_S) -> None:
         self.read = read
         self.asked = asyncio.Event()
-        self.look_s = look_s
+        self.poll_s = poll_s
         self._path = path
         self._seen = self._read = self._state()
 
     async def next(self) -> Config:
         """Wait for a change of the file, or for `asked`, and read the configuration. Raises ConfigError if it is invalid.
 
-        For lack of file descriptors or memory, reading is tried again after each look.
+        For lack of file descriptors or memory, reading is retried after each poll.
         """
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.look_s):
+                async with asyncio.timeout(self.poll_s):
                     await self.asked.wait()
             if self.asked.is_set() or self.differs():
                 self.asked.clear()
@@ -123,7 +123,7 @@ class Source:
                     self._read = _NEVER_READ
 
     def _read_uncollected(self) -> Config:
-        """Parsing makes many objects, and a garbage collection that goes through them holds all threads for 0.1 s and more."""
+        """Without garbage collection: with the many objects of parsing, one blocks all threads for 0.1 s and more."""
         gc.disable()
         try:
             return self.read()
@@ -131,7 +131,7 @@ class Source:
             gc.enable()
 
     def differs(self) -> bool:
-        """Whether the file differs from that of the last `taken`, and has not changed since the last call of this."""
+        """Whether the file differs from the last `taken`, and has not changed since the last call of `differs`."""
         seen, self._seen = self._seen, self._state()
         return self._seen == seen != self._read
 
@@ -140,7 +140,7 @@ class Source:
         self._read = self._seen = self._state()
 
     def _state(self) -> FileState:
-        """What differs between two states of the file; None: it cannot be seen."""
+        """Identifies a version of the file; None: it cannot be read."""
         if self._path is None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""A YAML file as plain values, and the line on which each of them stands.
+"""Reads a YAML file as plain values, with the line of each.
 
 A few hundred bytes of YAML can expand to gigabytes: an alias (`*name`) or a merge key (`<<`) repeats a value, and each level
 multiplies. So the values are counted before they are constructed, with all aliases expanded. A running gateway reads the
@@ -32,7 +32,7 @@ class _BadCharacter(yaml.YAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key is given once; PyYAML lets the last one win. It looks before merge keys (`<<`) are put in."""
+    """YAML loader that reports repeated keys (PyYAML takes the last), checked before merge keys (`<<`) are expanded."""
 
     def __init__(self, stream: str) -> None:
         """Raises _BadCharacter."""
@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """With the line of a value that cannot be, such as the date 2026-99-99."""
+        """Adds the line to errors of invalid values, such as the date 2026-99-99."""
         try:
             return super().construct_object(node, deep)
         except ValueError as error:
@@ -81,7 +81,7 @@ def _too_much(mark: Any) -> yaml.MarkedYAMLError:
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Raises MarkedYAMLError if there are too many values in it, or if one contains itself. O(nodes)."""
+    """Raises MarkedYAMLError if there are too many values, or one contains itself. O(nodes)."""
     sizes: dict[int, int | None] = {}  # by the node's id; None: its children are being counted
 
     def size_of(node: yaml.Node) -> int:
@@ -121,7 +121,7 @@ def _text_of(path: Path) -> str:
 
 
 def _problem_of(error: Exception, path: str) -> Problem:
-    """Of a file that cannot be read as YAML, with the line if the error has one."""
+    """The problem of invalid YAML, with its line if known."""
     text, line = str(error), 0
     if isinstance(error, yaml.MarkedYAMLError):
         text, line = error.problem or "", _line_at(error.problem_mark)
@@ -140,7 +140,7 @@ def _line_at(mark: yaml.Mark | None) -> int:
 
 
 def _beginning(mark: yaml.Mark | None, line: int) -> str:
-    """Where the context of an error in this line begins, if that is another line."""
+    """The line where an error's context begins, if that is another one."""
     begins = _line_at(mark)
     return f" that begins in line {begins}" if begins not in (0, line) else ""
 
@@ -149,7 +149,7 @@ class YamlFile:
     """values: the file's mapping. problems: keys that are given twice."""
 
     def __init__(self, path: Path) -> None:
-        """Reads it. Raises ConfigError if it is missing, not YAML or not a mapping; NotReadable for lack of resources."""
+        """Raises ConfigError if the file is missing, not YAML or not a mapping; NotReadable for lack of resources."""
         self._path = path
         try:
             loader = _Loader(_text_of(path))
@@ -175,7 +175,7 @@ class YamlFile:
         return replace(problem, file=str(self._path), line=self._line_of(problem.key))
 
     def _line_of(self, key: Key) -> int:
-        """Of the value there; of what contains it, if there is none (a key that is missing)."""
+        """The line of a value; of its container if it is missing."""
         line, node = 1, self._root
         for part in key:
             found = _child(node, part)

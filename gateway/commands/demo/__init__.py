@@ -1,9 +1,9 @@
 """`warmroute demo`: two real replicas, a gateway, two interleaved conversations over one long document, and a table.
 
-Everything is the real thing, started as a user would start it: inference servers with a real model, a gateway in front, the
-official `openai` client. The predicted cached tokens come from the gateway's answer header, the reported ones from the
-engine's usage, the money from the gateway's log line of that request. Then the same prompts are played through a gateway
-that routes round robin, on the same replicas with emptied caches.
+All parts are real and started as a user would: inference servers with a real model, a gateway in front, the official `openai`
+client. Predicted cached tokens come from the gateway's response header, reported ones from the engine's usage, costs from the
+gateway's log line of the request. Then the same prompts are sent through a gateway that routes round robin, on the same
+replicas with emptied caches.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class DemoError(Exception):
 
 
 class Process:
-    """One `warmroute` command in a process of its own; its standard error is read line by line as it comes."""
+    """One `warmroute` command in a separate process; its standard error is read line by line."""
 
     def __init__(self, name: str, arguments: list[str]) -> None:
         self.name = name
@@ -68,7 +68,7 @@ class Process:
         return self._process.wait(STOP_S)
 
     def stop(self) -> None:
-        """Ask the process to end, make it end if it does not; nothing if it has ended."""
+        """Terminate the process, kill it if it does not end; idempotent."""
         self._process.terminate()
         try:
             self._process.wait(STOP_S)
@@ -98,7 +98,7 @@ def admin_url(line: str) -> str:
 
 
 def log_line(line: str) -> dict[str, Any]:
-    """A gateway's log line as an object; {}: it is none."""
+    """A gateway's log line as an object; {} for any other line."""
     try:
         event = orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""What the demo says: one long document that all conversations share, and the questions of two conversations."""
+"""The demo's script: one long document shared by all conversations, and the questions of two conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's two tables: a row per turn as it comes, and the totals of both policies."""
+"""The demo's two tables: one row per turn, and the totals of both policies."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _TURN: Final = (("\nprompt", 6), ("cached tokens:\npredicted", 14), ("\nreported
 
 
 def print_header() -> None:
-    """Of the turns' table."""
+    """Print the header of the turns' table."""
     _print_turns([], header=True)
 
 
 def print_turn(turn: Turn) -> None:
-    """Its row."""
+    """Print a turn's row."""
     reported = "?" if turn.usage.cached is None else str(turn.usage.cached)
     tokens = (str(turn.usage.prompt), str(turn.predicted), reported)
     name = f"{turn.conversation} {turn.number}"

@@ -412,7 +412,7 @@ async def test_a_file_that_cannot_be_read_for_lack_of_descriptors_is_read_at_a_l
         with open_files(3) if len(readings) < 3 else contextlib.nullcontext():
             return load(files.path, {}, env={})
 
-    source = Source(files.path, read, look_s=0.001)
+    source = Source(files.path, read, poll_s=0.001)
     files.swap(json.dumps({"pools": [{"replicas": ["http://b:1"]}]}))
     async with asyncio.timeout(20):
         assert (await source.next()).pools[0].replicas[0].url == "http://b:1"
