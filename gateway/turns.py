@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 
 class Turns:
-    """Queue of long work of all connections of one event loop: once it has taken ALL_S in a turn of the loop, no further work is
-    started there; the rest is queued for the next turns, FIFO. Running work is not interrupted.
+    """Queue of long work of all connections of one event loop: once it has taken ALL_S in a turn of the loop, no further work
+    is started there; the rest is queued for the next turns, FIFO. Running work is not interrupted.
     """
 
     __slots__ = ("_spent_s", "_waiting", "free")
@@ -150,8 +150,8 @@ class Late:
         return len(self._data) + len(self._more)
 
     def first(self, data: bytes) -> bytes:
-        """Without deferred data: returns the part of `data` to parse now, and defers the rest. While `Turns` is not free, all of
-        it is deferred unless it is SMALL.
+        """Without deferred data: returns the part of `data` to parse now, and defers the rest. While `Turns` is not free, all
+        of it is deferred unless it is SMALL.
         """
         free = self._turns.free or len(data) <= SMALL
         now = first_turn(data) if free else 0

@@ -30,7 +30,7 @@ from router.simulation.fleet import FleetSpec, Result, RouterPlacement, SharedQu
 from router.types import Candidate
 
 REPLICAS = 8
-FULL, NO_RENT, POOLED = "all of it", "without rent", "*pooled*"
+FULL, NO_RENT, POOLED = "full cost", "without rent", "*pooled*"
 
 
 def _own_waiting(candidate: Candidate) -> float:
@@ -40,11 +40,11 @@ def _own_waiting(candidate: Candidate) -> float:
 ABLATIONS: Mapping[str, Callable[[Candidate], float]] = MappingProxyType(
     {
         NO_RENT: lambda one: one.cost.total_s,
-        "... and without what others will wait": lambda one: one.cost.total_s - one.cost.others_s,
+        "... and without the delay of others": lambda one: one.cost.total_s - one.cost.others_s,
         "... and without the price of duplicates": lambda one: one.cost.total_s - one.cost.duplicate_s,
         "... and without the price of evictions": lambda one: one.cost.total_s - one.cost.evicted_s,
         "... and without decode pressure": lambda one: one.cost.total_s - one.cost.decode_s,
-        "only our own waiting: queue + uncached": _own_waiting,
+        "only our own TTFT: queue + uncached": _own_waiting,
         "only uncached: the longest prefix": lambda one: one.cost.prefill_s,
     }
 )

@@ -713,7 +713,7 @@ def test_what_cannot_be_meant_is_a_warning(tmp_path: Path, capsys: pytest.Captur
     assert said.err.replace(f"warmroute: warning: {path}:", "").splitlines() == [
         "2: pools[0].models[0]: 'llama-*' is a prefix, not a pattern: it fits no model; for all models that begin with 'llama-'"
         " write 'llama-'",
-        "3: pools[0].replicas[1].url: http://a:1 is the URL of the replica 'a:1', too: its load is counted by halves",
+        "3: pools[0].replicas[1].url: http://a:1 is the URL of the replica 'a:1', too: its load is counted per entry",
         "5: prices.gpt-: no pool serves a model whose name begins with 'gpt-'",
         "6: prices.qwen-2.cached_input: 2 is above the price of uncached input (1): each hit would cost money",
         "7: prices.mist?: 'mist?' is a prefix, not a pattern: it fits no model",
