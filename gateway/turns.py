@@ -87,7 +87,7 @@ class Turns:
 
 
 def _settle(waiter: list[asyncio.Future[T]], work: Callable[[], T]) -> None:
-    """waiter: a list of one, which is emptied: an error refers to this frame, which must not refer to the error's future."""
+    """waiter: a list of one, which is emptied: an error refers to this frame, and this frame must not refer to its future."""
     if waiter[0].done():  # cancelled
         return
     try:

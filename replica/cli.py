@@ -1,4 +1,4 @@
-"""`warmroute replica`: a model server, or several simulated ones. torch is imported only when a real model is asked for."""
+"""`warmroute replica`: a model server, or several simulated ones. torch is imported only for a real model."""
 
 import argparse
 import asyncio
@@ -35,7 +35,7 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def main(argv: list[str]) -> int:
-    """BlockRun the command; returns the exit status."""
+    """Run the command; returns the exit status."""
     if argv[:1] == ["fit"]:
         from replica.fit.command import main as fit
 

@@ -34,7 +34,7 @@ class PromptError(ValueError):
 
 
 class SetupError(Exception):
-    """The replica cannot start; the message tells the user what to do about it."""
+    """The replica cannot start; the message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

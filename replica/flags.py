@@ -141,7 +141,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
              "publish the contents of the cache on this ZMQ endpoint; bound if it has a * or is ipc, such as tcp://*:5557, "
              "connected to otherwise", default_text="nothing is published"),
         Flag("--kv-events-replay", "ENDPOINT", None, None,
-             "send missed events again to those who ask on this endpoint", default_text="no replay"),
+             "send missed events again to subscribers that request them on this endpoint", default_text="no replay"),
         Flag("--kv-events-topic", "TEXT", "", None, "begins each message, such as kv@HOST:PORT@MODEL", default_text="empty"),
         Flag("--kv-events-form", None, "map", None,
              "events as maps, or as arrays for followers made before vLLM 0.24", choices=("map", "array")),

@@ -1,4 +1,4 @@
-"""The decision core: which replica answers a prompt soonest. Pure: no I/O, no clock, no randomness of its own.
+"""The decision core: which replica answers a prompt soonest. Pure: no I/O; time and randomness are arguments.
 
 This is the whole public surface for routing. `router.simulation` replays workloads; `router.events`, `router.replication_log`
 and `router.follower` keep several routers in step. Everything else is private to the package.

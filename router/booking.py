@@ -1,6 +1,6 @@
-"""One request's handle: the decision, the first token, a move to another replica, the end.
+"""Handle of one routed request: its decision, first token, move to another replica, and end.
 
-The router makes it; what is called here is done there (`Owner`).
+The router creates it and implements its methods (`Owner`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Owner:
 class Booking:
     """A decision and its open lease. `Router.choose` makes it, `close` ends it.
 
-    matched_blocks: those of the prompt that the lease's replica was believed to hold. weight: of a block of the prompt, in the
-    index. number: in the journal. idle_s: for how long the match had not been used there. pending: the credit was neither
-    confirmed nor taken back; tail: where it ends in the index; reserved: bytes of the index that are kept for it.
+    matched_blocks: of the prompt, believed to be held by the lease's replica. weight: of a block of the prompt, in the index.
+    number: in the journal. idle_s: time since the match was last used there. pending: the credit is neither confirmed nor
+    removed; tail: its end in the index; reserved: bytes of the index reserved for it.
     """
 
     __slots__ = (
@@ -74,17 +74,17 @@ class Booking:
         return self.decision.best
 
     def first_token(self, now: float) -> None:
-        """The answer's first byte came: the replica has computed the prompt. Only the first call counts."""
+        """The answer's first byte arrived: the replica has computed the prompt. Only the first call counts."""
         if not (self.lease.decoding or self.lease.closed):
             self._owner.first_token(self, now)
 
     def move(self, replicas: Collection[str], now: float) -> None:
-        """The replica failed before its first byte: decide anew between `replicas` (not empty), and book there instead."""
+        """The replica failed before its first byte: choose again among `replicas` (not empty), and move the booking there."""
         if not self.lease.closed:
             self._owner.move(self, replicas, now)
 
     def close(self, outcome: Outcome, now: float) -> bool:
-        """The request is over. Only the first call counts. True if it showed that the replica had lost its cache."""
+        """End of the request. Only the first call counts. True if it showed that the replica had lost its cache."""
         return self._owner.close(self, outcome, now)
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""What a router has decided, as messages: the log by which other routers do the same (`replication_log.py`, `follower.py`).
+"""Messages of the replication log: one router's decisions, which other routers apply (`replication_log.py`, `follower.py`).
 
 Numbers count the bookings of one router. Times are seconds of a clock that all routers share (CLOCK_MONOTONIC on one machine).
-Events are encoded as msgpack arrays that begin with the event's kind. What is decoded is checked: types, and that no count is
-negative, so that an event can be applied as it is.
+Events are encoded as msgpack arrays that begin with the event's kind. Decoding checks types and that no count is negative, so
+that events can be applied without further checks.
 
 Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
 """
@@ -55,7 +55,7 @@ class Moved(Struct, frozen=True, array_like=True, gc=False, tag=2):
 
 
 class Closed(Struct, frozen=True, array_like=True, gc=False, tag=3):
-    """The request is over. The counts are the engine's own, None where it reports none."""
+    """End of a request. The counts are the engine's own, None where it reports none."""
 
     number: Number
     ok: bool
@@ -65,7 +65,7 @@ class Closed(Struct, frozen=True, array_like=True, gc=False, tag=3):
 
 
 class Rent(Struct, frozen=True, array_like=True, gc=False, tag=4):
-    """Seconds were waited for want of a copy of a prefix; None: the copy was made (`Rents.settle`)."""
+    """Rent paid for a missing copy of a prefix, in seconds; None: the copy was made (`Rents.record`)."""
 
     prefix: bytes
     seconds: float | None
@@ -75,7 +75,7 @@ Event = Opened | FirstToken | Moved | Closed | Rent
 
 
 class EventError(ValueError):
-    """These bytes are no events."""
+    """These bytes are not a list of events."""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

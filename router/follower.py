@@ -1,7 +1,7 @@
-"""A router does what other routers have decided (`replication_log.py`).
+"""Applies other routers' decisions to this router (`replication_log.py`).
 
-An event about a replica or a booking that is unknown here is ignored: routers take another configuration at slightly different
-moments, and one that joins late has not seen the events before.
+Events of unknown replicas or bookings are ignored: routers reload at slightly different times, and one that joins late has
+missed earlier events.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from router.types import KEY_BYTES, Outcome, Prompt
 
 
 class Follower:
-    """Applies events of other routers to this one. A source is one of them, by a number that no other has or had."""
+    """Applies events of other routers to this one. source: the unique number of another router."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self._bookings: dict[int, dict[int, Booking]] = {}
 
     def apply(self, source: int, events: Iterable[Event]) -> list[str]:
-        """What one router did, in its order. Returns the replicas that this showed to have lost their cache."""
+        """Apply one router's events, in order. Returns the replicas that they showed to have lost their cache."""
         bookings = self._bookings.setdefault(source, {})
         router, lost = self._router, []
         for event in events:
@@ -31,7 +31,7 @@ class Follower:
                 self._open(bookings, event)
                 continue
             if isinstance(event, Rent):
-                router.rents.settle(event.prefix, event.seconds)
+                router.rents.record(event.prefix, event.seconds)
                 continue
             booking = bookings.get(event.number)
             if booking is None:
@@ -46,7 +46,7 @@ class Follower:
         return lost
 
     def leave(self, source: int, now: float) -> None:
-        """A router has ended: all that it had open is closed. What was prefilled by then is held."""
+        """A router has exited: close its open bookings. Prompts that were prefilled are held."""
         bookings = self._bookings.pop(source, {})
         for booking in tuple(bookings.values()):
             self._close(bookings, booking, Outcome(booking.lease.decoding), now)
@@ -56,7 +56,7 @@ class Follower:
         known = router.known(event.replica)
         if event.number in bookings or known is None or len(event.keys) % KEY_BYTES:
             return
-        # The name as it is here: a dictionary finds a key that is the same object without comparing.
+        # This router's own string object: dictionaries find an identical key without comparing.
         lease = router.ledger.open(known.name, event.prompt_tokens, event.uncached_tokens, event.since, silent=event.silent)
         lease.load.remote_inflight += 1
         prompt = Prompt(event.keys, event.units, event.block_units, event.scale, client=event.client)
@@ -74,13 +74,13 @@ class Follower:
         booking.lease.load.remote_inflight += 1
 
     def _close(self, bookings: dict[int, Booking], booking: Booking, outcome: Outcome, now: float) -> bool:
-        """As `Router.observe`."""
+        """See `Router.observe`."""
         del bookings[booking.number]
         booking.lease.load.remote_inflight -= 1
         return self._router.observe(booking, outcome, now)
 
     def check(self) -> None:
-        """Assert that the counts are those of the open bookings."""
+        """Raises AssertionError if the counts differ from the open bookings."""
         booked = [booking for bookings in self._bookings.values() for booking in bookings.values()]
         assert not any(booking.lease.closed for booking in booked)
         loads = self._router.ledger.loads

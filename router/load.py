@@ -1,20 +1,20 @@
-"""What is running where: leases, and the speed of each replica.
+"""The ledger: open leases, and the load and learned speed of each replica.
 
 A `Lease` is one request booked on a replica. It is open from `Ledger.open` to its one `close`; in between it may `move` to
-another replica (failover) and see its `first_token`. Until the first token its uncached prompt tokens are booked prefill work,
+another replica (failover) and get its `first_token`. Until the first token its uncached prompt tokens are booked prefill work,
 after it the lease counts as a decoding sequence. Every event is idempotent and ignored once the lease is closed, so that no
 order of events can make a count wrong; counts never need a floor at zero.
 
-An engine serves prompts about first come, first served. So the first of a replica's waiting leases is taken to be in prefill
-since its turn began: at its booking, or when the turn before it ended if that came later. Two things follow.
-- What is left of the booked work shrinks while that prefill runs (`remaining_tokens`). A prompt of 100,000 tokens that is
-  nearly through must not look like one that has just begun.
+An engine serves prompts roughly FIFO. So the first of a replica's waiting leases is assumed to be in prefill since its turn
+began: at its booking, or at the end of the previous turn if that is later. Two consequences:
+- The remaining booked work shrinks while that prefill runs (`remaining_tokens`): a prompt of 100,000 tokens that is nearly
+  done counts less than one that has just begun.
 - (tokens computed) / (first token - begin of the turn) measures the replica's speed also under load. The lease keeps that
-  time; the rate learns when the answer is over and the engine has said how many tokens it really had to compute, for a wrong
-  guess about its cache would be taken for a change of its speed.
+  time; the rate is learned at the end of the answer, from the tokens that the engine reports as computed: with a wrong
+  prediction of its cache, its speed would be learned wrong.
 
-A plain answer shows no first token: its lease is `silent`. It is taken to be through its prefill when its share of the work
-must be done (`settle`); else a long answer would look like a long queue until its very end. It teaches nothing.
+A plain answer shows no first token: its lease is `silent`. Its prefill counts as over when its share of the work should be done
+(`advance`); otherwise a long answer would count as queued until its end. Nothing is learned from it.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from typing import Final
 
 from router.learning.learned import Median, Ratio
 
-DEFAULT_PREFILL_RATE: Final = 8000.0  # tokens per second, believed until some replica has shown its own
-RATE_PRIOR_TOKENS: Final = 2000.0  # how much evidence that belief is worth
-RATE_HALF_LIFE_TOKENS: Final = 50_000.0  # further tokens after which evidence has half its weight
-TURN_GAP_S = 15.0, 1.0, 300.0  # from an answer to the next turn: believed at first, at least, at most
+DEFAULT_PREFILL_RATE: Final = 8000.0  # tokens per second, until one is measured
+RATE_PRIOR_TOKENS: Final = 2000.0  # weight of that prior
+RATE_HALF_LIFE_TOKENS: Final = 50_000.0  # tokens after which earlier evidence has half its weight
+TURN_GAP_S = 15.0, 1.0, 300.0  # from an answer to the next turn: initial value, minimum, maximum
 
 
 @dataclass(slots=True)
 class ReplicaLoad:
-    """One replica's open leases in five counts, its learned speed, and the clients that are expected back.
+    """Counts over one replica's open leases, its learned speed, and its expected returns of conversations.
 
-    first, last: of the leases that wait for their first token, in order of booking; each knows its neighbours.
+    first, last: of the leases before their first token, a linked list in order of booking.
     """
 
     rate: Ratio  # uncached prompt tokens per second
     inflight: int = 0  # open leases
     remote_inflight: int = 0  # of these, booked by other routers
     decoding: int = 0  # of these, past their first token
-    booked_tokens: int = 0  # uncached prompt tokens of the others
-    active_tokens: int = 0  # prompt tokens of all of them
+    booked_tokens: int = 0  # uncached prompt tokens of those before their first token
+    active_tokens: int = 0  # prompt tokens of all open leases
     first: Lease | None = None
     last: Lease | None = None
     turn_ended: float = float("-inf")
@@ -79,10 +79,10 @@ class ReplicaLoad:
             behind.ahead = ahead
         lease.ahead = lease.behind = None
 
-    def settle(self, now: float) -> Lease | None:
-        """Let silent leases at the head of the queue decode whose prefill must be over by now. O(1) amortised.
+    def advance(self, now: float) -> Lease | None:
+        """End the prefill of silent leases at the head of the queue whose estimated time is over. O(1) amortised.
 
-        Returns the one whose turn it is, if any waits.
+        Returns the first lease of the queue; None if it is empty.
         """
         while (first := self.first) is not None:
             if not first.silent:
@@ -94,7 +94,7 @@ class ReplicaLoad:
         return None
 
     def remaining_tokens(self, now: float) -> int:
-        """Booked prefill work less what the running prefill must have done of its own. O(1)."""
+        """Booked prefill work less the estimated progress of the running prefill. O(1)."""
         first = self.first
         if first is None:
             return 0
@@ -105,7 +105,7 @@ class ReplicaLoad:
         return booked - (done if done < first.uncached_tokens else first.uncached_tokens)
 
     def return_rate(self, now: float, gap_s: float) -> float:
-        """Conversations per second that return for their next turn, if a turn comes about gap_s after the last answer."""
+        """Expected returns of conversations per second, with a mean gap of gap_s between an answer and the next turn."""
         ago = now - self.answered_at
         return self.answered * (math.exp(-ago / gap_s) if ago > 0 else 1.0) / gap_s
 
@@ -114,12 +114,12 @@ class ReplicaLoad:
         self.answered_at = max(self.answered_at, now)
 
     def count_return(self, now: float, gap_s: float, idle_s: float) -> None:
-        """A conversation that was answered idle_s ago is back, and no longer expected."""
+        """A conversation answered idle_s ago has returned: it is no longer expected."""
         self.answered = max(0.0, self.return_rate(now, gap_s) * gap_s - math.exp(-idle_s / gap_s))
         self.answered_at = max(self.answered_at, now)
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """Take one prefill (uncached tokens, service time) into the rate, which it moves by a factor of two at most."""
+        """Learn the rate from one prefill (uncached tokens, service time); it changes by a factor of two at most."""
         if tokens <= 0 or seconds <= 0:
             return
         rate, weight, seen = self.rate, float(tokens), tokens / seconds
@@ -133,8 +133,8 @@ class ReplicaLoad:
 class Lease:
     """One request booked on a replica. Made by `Ledger.open`; `close` it exactly once, in a `finally`.
 
-    since: when it was booked on this replica. silent: its answer will show no first token. prefill_s: what the prefill took,
-    once the first token is there. load: the replica's. ahead, behind: its neighbours in the queue.
+    since: time of its booking on this replica. silent: its answer shows no first token. prefill_s: duration of the prefill,
+    once known. load: the replica's. ahead, behind: its neighbours in the queue.
     """
 
     __slots__ = (
@@ -176,7 +176,7 @@ class Lease:
         self.prefilled(now)
 
     def prefilled(self, now: float) -> None:
-        """The prefill is over, by what was seen or by what must be."""
+        """The prefill is over, as observed or as estimated."""
         load = self.load
         self.decoding = True
         load.decoding += 1
@@ -185,7 +185,7 @@ class Lease:
         load.turn_ended = max(load.turn_ended, now)
 
     def move(self, replica: str, prompt_tokens: int, uncached_tokens: int, now: float) -> None:
-        """Book on another replica instead (the first one failed). Nothing if closed."""
+        """Book on another replica instead (failover). Ignored if closed."""
         if self.closed:
             return
         self._leave(now)
@@ -194,7 +194,7 @@ class Lease:
         self.load = self.ledger.enter(self)
 
     def close(self, now: float) -> bool:
-        """Give the booking back. True the first time, False (and nothing happens) after that."""
+        """Release the booking. True the first time, False (without effect) after that."""
         if self.closed:
             return False
         self._leave(now)
@@ -211,7 +211,7 @@ class Lease:
             return
         load.booked_tokens -= self.uncached_tokens
         if load.first is self:
-            load.turn_ended = max(load.turn_ended, now)  # its turn is over, if with nothing to show
+            load.turn_ended = max(load.turn_ended, now)  # its turn is over, without a result
         load.leave_queue(self)
 
     def __repr__(self) -> str:
@@ -220,15 +220,15 @@ class Lease:
 
 
 class Ledger:
-    """All open leases, by replica. Every operation is O(1). loads: of those that were booked on before; `of` knows all."""
+    """All open leases, by replica. Operations are O(1). loads: of replicas with bookings so far; `of` also of others."""
 
     def __init__(self) -> None:
         self.loads: dict[str, ReplicaLoad] = {}
         self.turn_gap = Median(*TURN_GAP_S)
 
     def of(self, replica: str) -> ReplicaLoad:
-        """A replica's load; that of an unknown replica is empty, and its speed the mean of the others."""
-        return self.loads.get(replica) or ReplicaLoad(rate=self._rate_of_a_stranger())
+        """A replica's load; an unknown replica's is empty, with the mean speed of the others."""
+        return self.loads.get(replica) or ReplicaLoad(rate=self._default_rate())
 
     def open(self, replica: str, prompt_tokens: int, uncached_tokens: int, now: float, *, silent: bool = False) -> Lease:
         return Lease(self, replica, prompt_tokens, uncached_tokens, now, silent=silent)
@@ -244,23 +244,23 @@ class Ledger:
         load.enqueue(lease)
         return load
 
-    def came_back(self, load: ReplicaLoad, idle_s: float, weight: float, next_turn: bool, now: float) -> None:
-        """A prompt has come to a replica that extends one of idle_s ago, mostly (next_turn) or not. weight: see `Median`."""
+    def record_return(self, load: ReplicaLoad, idle_s: float, weight: float, next_turn: bool, now: float) -> None:
+        """A replica got a prompt that extends one of idle_s ago. next_turn: it matches mostly. weight: see `Median`."""
         if next_turn:
             load.count_return(now, self.turn_gap.value, idle_s)
         self.turn_gap.learn(idle_s, weight)
 
-    def teach(self, replica: str, rate: Ratio) -> None:
-        """Believe that this is a replica's prefill rate."""
+    def set_rate(self, replica: str, rate: Ratio) -> None:
+        """Set a replica's prefill rate."""
         self.loads.setdefault(replica, ReplicaLoad(rate)).rate = rate
 
-    def _rate_of_a_stranger(self) -> Ratio:
+    def _default_rate(self) -> Ratio:
         known = [load.rate.value for load in self.loads.values()]
         rate = sum(known) / len(known) if known else DEFAULT_PREFILL_RATE
         return Ratio(rate, RATE_PRIOR_TOKENS / rate, RATE_HALF_LIFE_TOKENS)
 
     def remove(self, replica: str) -> None:
-        """Forget an idle replica's entry; a busy one stays, its leases still have to come home."""
+        """Remove an idle replica's entry; a busy one stays until its leases are closed."""
         load = self.loads.get(replica)
         if load is not None and not load.inflight:
             del self.loads[replica]
@@ -270,7 +270,7 @@ class Ledger:
         return sum(load.inflight for load in self.loads.values())
 
     def check(self) -> None:
-        """Assert that no count can be wrong on its face; tests compare with the leases they hold."""
+        """Raises AssertionError if the counts are inconsistent; tests compare them with their leases."""
         for load in self.loads.values():
             assert 0 <= load.decoding <= load.inflight
             assert load.booked_tokens >= 0

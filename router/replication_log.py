@@ -1,10 +1,10 @@
-"""The log of what a router books, for other routers that route for the same replicas.
+"""The replication log: a router's bookings, for other routers in front of the same replicas.
 
     Router.choose, Booking.first_token, move, close ──► Journal ──► (transport) ──► Follower.apply, in each other router
 
-The log has decisions, not their reasons: a follower books, credits, learns and closes just as the router did that decided, so
-that its index, its ledger and its learned speeds become the same, but for events that are still on their way. No router waits
-for another: two may decide within a few milliseconds without knowing of each other, as two gateways would.
+The log has decisions, not their reasons: a follower books, credits, learns and closes as the deciding router did, so that its
+index, ledger and learned speeds converge to the same state. No router waits for another: two may decide within a few
+milliseconds without knowing of each other's decision, as two gateways would.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from router.booking import Booking
 from router.events import Closed, Event, FirstToken, Moved, Opened, Rent
 from router.types import Outcome
 
-MOST_TOKENS: Final = 1 << 50
+MAX_TOKENS: Final = 1 << 50
 
 
 class Journal:
-    """One router's events until they are published. All operations O(1) but `still_open`.
+    """One router's unpublished events. Operations are O(1), except `still_open`.
 
-    events: those to be published, oldest first. open: the bookings that were published and are not closed, by their number.
+    events: oldest first. open: the published open bookings, by number.
     """
 
     __slots__ = ("_booked", "_on_first", "events", "open")
 
     def __init__(self, on_first: Callable[[], None]) -> None:
-        """on_first: called when an event was added to a journal that had none."""
+        """on_first: called when an event is added to an empty journal."""
         self.events: list[Event] = []
         self.open: dict[int, Booking] = {}
         self._booked = 0
         self._on_first = on_first
 
     def take(self) -> list[Event]:
-        """The events, which are removed."""
+        """Remove and return the events."""
         events, self.events = self.events, []
         return events
 
     def still_open(self) -> list[Event]:
-        """The open bookings, for a router that may not know of them. It learns nothing from their prefills. O(open)."""
+        """The open bookings, for a router that may have missed them; it learns nothing from their prefills. O(open)."""
         return [_opened(booking, silent=True) for booking in self.open.values()]
 
     def opened(self, booking: Booking) -> None:
@@ -70,7 +70,7 @@ class Journal:
         self._add(Closed(booking.number, outcome.ok, _count(outcome.prompt_tokens), _count(outcome.cached_tokens), now))
 
     def rent(self, prefix: bytes, seconds: float | None) -> None:
-        """See `Rents.settle`."""
+        """See `Rents.record`."""
         self._add(Rent(prefix, seconds))
 
     def _add(self, event: Event) -> None:
@@ -83,8 +83,8 @@ class Journal:
 
 
 def _count(tokens: int | None) -> int | None:
-    """An engine's own count; None for what cannot be one, which is not believed anyway."""
-    return tokens if tokens is not None and 0 <= tokens <= MOST_TOKENS else None
+    """An engine's count; None for an implausible one, which is ignored anyway."""
+    return tokens if tokens is not None and 0 <= tokens <= MAX_TOKENS else None
 
 
 def _opened(booking: Booking, *, silent: bool) -> Opened:

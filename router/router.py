@@ -1,19 +1,19 @@
-"""Where the parts meet: one synchronous `choose` before a request, a few `observe` calls after it.
+"""The router: one synchronous `choose` before a request, a few calls after it.
 
-`choose` matches the prompt, prices every candidate, ranks, books the head and credits it with the prompt's blocks, all in
-one call without an await: two requests can never decide on the same stale view. The credit comes at booking, not at the
-answer, so that siblings in a burst meet on one replica.
+`choose` matches the prompt, prices the candidates, ranks them, books the best and credits it with the prompt's blocks, all in
+one call without an await: two requests can never decide on the same stale state. The credit comes at booking, not at the
+answer, so that a burst of similar prompts goes to one replica.
 
-The credit is pending until the first token (or the good end) shows that the replica has computed the prompt. Only then is
-anything evicted for it. A prompt that the engine refuses leaves no trace, and what is longer than the replica's context (or,
-where that is not known, than its cache) is not credited at all.
+The credit is pending until the first token (or a good end) shows that the replica has computed the prompt. Only then are
+blocks evicted for it. A prompt that the engine refuses leaves no trace, and the part beyond the replica's context (or, where
+that is unknown, its cache size) is not credited.
 
-Belief is corrected by what happens: failure takes a pending credit back, a replica that leaves or restarts is purged, and the
-engine's own counts of cached tokens show restarts and how much a cache can hold (`evidence.py`). If less of one prompt was
-cached than we believed, that changes nothing for other prompts: this one was computed and is held now, and it is weak evidence
-on others that share a part of it (the engine may have read another prompt than we did).
+The index is corrected by events: a failure removes a pending credit, a replica that leaves or restarts is purged, and the
+engine's reported cached tokens reveal restarts and cache sizes (`evidence.py`). If less of a prompt was cached than predicted,
+other prompts keep their entries: this one was computed and is held now, and it is weak evidence on others that share a part of
+it (the engine may have rendered another prompt than we did).
 
-Several routers may route for the same replicas: each keeps a journal of what it books, and the others follow it
+Several routers may route for the same replicas: each keeps a journal of its bookings, which the others follow
 (`replication_log.py`, `follower.py`).
 """
 
@@ -26,7 +26,7 @@ from typing import Final
 from router.booking import Booking, Owner
 from router.index.trie import RadixTrie
 from router.learning.evidence import Evidence, Miss
-from router.learning.scales import MOST_SCALES, Scales
+from router.learning.scales import MAX_SCALES, Scales
 from router.load import Lease, Ledger
 from router.policies.least_cost import LeastCost
 from router.policies.policy import Policies
@@ -36,14 +36,14 @@ from router.pricing.replication import Rents
 from router.replication_log import Journal
 from router.types import KEY_BYTES, TOKEN_WEIGHT, BlockKeys, Candidate, Decision, Outcome, Prompt, Random, Replica
 
-MOST_TOKENS_PER_UNIT: Final = 100  # an image is a few bytes of canonical text, and may be a thousand tokens
-SHRINK_BYTES: Final = 1 << 18  # by which a sweep shrinks an index whose bound was lowered: all at once would be a long pause
-TURN_TOKENS: Final = 4096  # a match of this length has full weight in the gap between turns: short heads match by chance
-LONG_S: Final = 1.0  # a longer request has kept its blocks in use until its end; a shorter one was credited just now
+MAX_TOKENS_PER_UNIT: Final = 100  # an image has few bytes of canonical text, and up to a thousand tokens
+SHRINK_BYTES: Final = 1 << 18  # per sweep after the index bound was lowered: all at once would be a long pause
+TURN_TOKENS: Final = 4096  # a match of this length counts fully for the gap between turns: short matches are coincidental
+LONG_S: Final = 1.0  # after a longer request its blocks are credited again, as used at its end
 
 
 class Router(Owner):
-    """See the top of this file. Time comes as an argument, chance through the constructor; no call blocks."""
+    """See the top of this file. Time is an argument, chance comes through the constructor; no call blocks."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class Router(Owner):
         self._replicas: dict[str, Replica] = {}
         self._evidence: dict[str, Evidence] = {}
         self._scales = Scales()
-        self._least_context = math.inf  # tokens: what every replica takes, or less if one with less has left
+        self._least_context = math.inf  # tokens: a lower bound of all replicas' context
 
     def retune(self, *, policy: str, ttl_s: float, memory_bytes: int) -> None:
-        """From now on by this policy (one that stays keeps what it remembers) and within these bounds. O(1)."""
+        """Change policy and bounds. An unchanged policy keeps its state. O(1)."""
         if policy != self.policy_name:
             self.policy_name = policy
             self._policy = self._policies[policy]()
@@ -82,9 +82,9 @@ class Router(Owner):
         self.trie.max_bytes = max(memory_bytes, min(self.trie.max_bytes, self.trie.needed_bytes))
 
     def sweep(self, now: float) -> bool:
-        """Forget a slice of what is past its time, and come a step nearer to a memory bound that was lowered.
+        """Drop a slice of expired entries, and shrink a step towards a lowered memory bound.
 
-        For once a second. True if there may be more to do: then it is to be called again soon.
+        To be called once a second. True if there may be more to do: call it again soon.
         """
         trie = self.trie
         if shrinking := trie.max_bytes > self._memory_bytes:
@@ -110,7 +110,7 @@ class Router(Owner):
         self.trie.add_replica(replica.name, None if capacity is None else capacity * TOKEN_WEIGHT)
 
     def remove(self, name: str) -> None:
-        """A replica left: forget what it holds and what was learned of it. Its open leases still close."""
+        """A replica left: remove its index entries and learned values. Its open leases still close."""
         self._replicas.pop(name, None)
         self._evidence.pop(name, None)
         self.trie.remove_replica(name)
@@ -127,22 +127,22 @@ class Router(Owner):
         return self._replicas.get(name)
 
     def learned_capacity(self, name: str) -> int | None:
-        """Tokens that a replica was found to hold, rounded up, where its size was not given."""
+        """The learned capacity of a replica in tokens, rounded up; None if it is configured or unknown."""
         evidence = self._evidence.get(name)
         return -(-evidence.capacity // TOKEN_WEIGHT) if evidence and evidence.capacity is not None else None
 
     def held_tokens(self, name: str) -> int:
-        """Tokens that a replica is believed to hold, of what has expired as many as were not dropped yet. O(1)."""
+        """Tokens that a replica is believed to hold, including expired ones that are not dropped yet. O(1)."""
         return self.trie.weight_held_by(name) // TOKEN_WEIGHT
 
     # -- before a request
 
     def units_per_token(self, scale: str) -> float:
-        """Of a model, as learned; 1 where a unit is a token."""
+        """The learned scale of a model; 1 if a unit is a token."""
         return self._scales.units_per_token(scale)
 
     def rank(self, prompt: Prompt, replicas: Collection[str], now: float) -> tuple[Decision, list[Candidate]]:
-        """What `choose` would decide, and all candidates, best first; books nothing. `replicas`: not empty.
+        """The decision of `choose` without booking, and all candidates, best first. `replicas`: not empty.
 
         O(edges on the prompt's path x their holders + replicas log replicas).
         """
@@ -165,13 +165,13 @@ class Router(Owner):
         return booking
 
     def book(self, prompt: Prompt, lease: Lease, matched_blocks: int) -> Booking:
-        """Book what was decided, here or by another router. Not recorded in the journal."""
+        """Book a decision of this or another router. Not recorded in the journal."""
         weight = self.trie.weight_of(prompt.keys, prompt.block_weight(self.units_per_token(prompt.scale)))
         booking = Booking(self, prompt, lease, matched_blocks, weight)
         self._credit(booking)
         return booking
 
-    # -- after it
+    # -- after a request
 
     def first_token(self, booking: Booking, now: float) -> None:
         """See Booking.first_token."""
@@ -181,10 +181,10 @@ class Router(Owner):
         self.confirm(booking, now)
 
     def confirm(self, booking: Booking, now: float) -> None:
-        """The replica has computed the booking's prompt, as this or another router has seen."""
+        """The replica has computed the booking's prompt, as observed by this or another router."""
         if booking.pending:
             tail = booking.tail
-            self._settled(booking)
+            self._clear_pending(booking)
             self.trie.confirm(booking.lease.replica, booking.prompt.keys, now, tail, weight=booking.weight)
 
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
@@ -214,25 +214,25 @@ class Router(Owner):
         return self.observe(booking, outcome, now)
 
     def observe(self, booking: Booking, outcome: Outcome, now: float) -> bool:
-        """Close a booking of this or another router. What the engine reports is checked before it is believed."""
+        """Close a booking of this or another router. The engine's counts are checked before they are used."""
         prompt, lease = booking.prompt, booking.lease
         if not lease.close(now):
             return False
         name, since = lease.replica, lease.since
         evidence = self._evidence.get(name)
         if evidence is None:
-            self._settled(booking)
+            self._clear_pending(booking)
             self.ledger.remove(name)
             return False
         if not outcome.ok:
             self._take_back(booking)
             return False
         self.confirm(booking, now)
-        evidence.came(prompt.client, now)
+        evidence.answered(prompt.client, now)
         tokens, cached = outcome.prompt_tokens, outcome.cached_tokens
         restarted, computed = False, lease.uncached_tokens
         self._scales.learn(prompt.scale, prompt.units, tokens)
-        if tokens is not None and cached is not None and 0 <= cached <= tokens < MOST_TOKENS_PER_UNIT * prompt.units:
+        if tokens is not None and cached is not None and 0 <= cached <= tokens < MAX_TOKENS_PER_UNIT * prompt.units:
             computed = tokens - cached
             restarted = self._believe(booking, evidence, cached, now)
         if lease.prefill_s is not None:  # from what the engine really computed, where it reports that; else from our estimate
@@ -265,7 +265,7 @@ class Router(Owner):
     def _rent(self, prefix: bytes, seconds: float | None) -> None:
         if self.journal:
             self.journal.rent(prefix, seconds)
-        self.rents.settle(prefix, seconds)
+        self.rents.record(prefix, seconds)
 
     def _credit(self, booking: Booking) -> None:
         lease = booking.lease
@@ -278,10 +278,10 @@ class Router(Owner):
         if idle_s is not None:
             matched = lease.prompt_tokens - lease.uncached_tokens
             next_turn = matched * 2 >= lease.prompt_tokens
-            self.ledger.came_back(lease.load, idle_s, min(1.0, matched / TURN_TOKENS), next_turn, now)
+            self.ledger.record_return(lease.load, idle_s, min(1.0, matched / TURN_TOKENS), next_turn, now)
 
     def _creditable(self, booking: Booking) -> BlockKeys:
-        """The keys of what the booking's replica can hold of the prompt, by our estimate of its tokens."""
+        """The keys of the part of the prompt that the booking's replica can hold, by the estimated tokens."""
         prompt, tokens = booking.prompt, booking.lease.prompt_tokens
         if tokens <= self._least_context:
             return prompt.keys
@@ -293,21 +293,21 @@ class Router(Owner):
     # -- learning
 
     def _take_back(self, booking: Booking) -> None:
-        """The replica did not compute the prompt, unless its first token has shown that it did."""
+        """Remove a pending credit: the replica did not compute the prompt."""
         if booking.pending:
-            self._settled(booking)
+            self._clear_pending(booking)
             self.trie.take_back(booking.lease.replica, booking.prompt.keys)
 
-    def _settled(self, booking: Booking) -> None:
+    def _clear_pending(self, booking: Booking) -> None:
         """The booking's credit is no longer pending."""
         self.trie.pending_bytes -= booking.reserved
         booking.pending, booking.tail, booking.reserved = False, None, 0
 
     def _believe(self, booking: Booking, evidence: Evidence, cached: int, now: float) -> bool:
-        """Learn from the cached tokens that the engine reports. True if it had lost its cache."""
+        """Learn from the engine's reported cached tokens. True if it had lost its cache."""
         prompt, name, matched, known = booking.prompt, booking.lease.replica, booking.matched_blocks, evidence.capacity
         held = int(cached * self.units_per_token(prompt.scale) / prompt.block_units)
-        # One block of doubt: tokens are an estimate, and an engine's own blocks end elsewhere than ours.
+        # Tolerance of one block: tokens are an estimate, and an engine's blocks end elsewhere than ours.
         lost = held + 1 < matched
         if held > matched + 1:
             evidence.held_more(self.trie.weight_held_by(name), booking.weight)
@@ -322,14 +322,14 @@ class Router(Owner):
         return restarted
 
     def _weigh(self, booking: Booking, evidence: Evidence, idle_s: float, cached: int, lost: bool, now: float) -> bool:
-        """Take a warm prefix that came back after idle_s as evidence. True if the replica had lost its cache."""
+        """Use a warm prefix that returned after idle_s as evidence. True if the replica had lost its cache."""
         prompt, lease = booking.prompt, booking.lease
         since = lease.since - idle_s
         if lost:
             end, believed = booking.matched_blocks * KEY_BYTES, self.trie.weight_held_by(lease.replica)
             younger = self._younger(booking, since) if evidence.learns_capacity else None
             miss = Miss(prompt.client, prompt.keys[end - KEY_BYTES : end], lease.since, younger, believed, cached == 0)
-            return evidence.lost(miss, evidence.alone(now, self.trie.ttl_s))
+            return evidence.lost(miss, evidence.single_client(now, self.trie.ttl_s))
         if cached:
             evidence.hit()
             if evidence.worth_measuring(idle_s, now):
@@ -337,21 +337,21 @@ class Router(Owner):
         return False
 
     def _younger(self, booking: Booking, since: float) -> int | None:
-        """Weight of the replica's blocks that were used after `since`, but for the prompt's own; None if too many to count."""
+        """Weight of the replica's blocks used after `since`, without the prompt's own; None if too many to count."""
         used = self.trie.used_since(booking.lease.replica, since)
         return None if used is None else max(0, used - booking.prompt.blocks * booking.weight)
 
-    # -- for metrics and proof
+    # -- for metrics and tests
 
     @property
     def replicas(self) -> Mapping[str, Replica]:
         return self._replicas
 
     def check(self) -> None:
-        """Assert the invariants of all parts. O(everything)."""
+        """Raises AssertionError if an invariant of any part is broken. O(everything)."""
         self.trie.check()
         self.ledger.check()
-        assert len(self._scales) <= MOST_SCALES
+        assert len(self._scales) <= MAX_SCALES
         assert self.trie.pending_bytes >= 0
         assert set(self.trie.held()) == set(self._replicas) == set(self._evidence)
 

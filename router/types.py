@@ -1,11 +1,11 @@
-"""The words of the decision core. All are values: nobody changes one that is made.
+"""The value types of the decision core. All are immutable by convention.
 
-A `Prompt` comes in, a `Decision` (the best `Candidate`, and why) goes out, an `Outcome` comes back when the request
-is over. Lengths are in units of the prompt: bytes of its canonical text, or token ids. Tokens are an estimate until the
+A `Prompt` comes in, a `Decision` (the best `Candidate` with a reason) goes out, an `Outcome` comes back at the end of the
+request. Lengths are in units of the prompt: bytes of its canonical text, or token ids. Tokens are an estimate until the
 engine reports them; the scale between the two is learned per `Prompt.scale`.
 
-What is made for every decision is a plain class, or a tuple where its parts are added up or shown by name: a frozen dataclass
-takes five times as long to make, and of a plain class compiled code reads a field at once.
+Types that are created for every decision are plain classes, or tuples where their parts are summed or shown by name: a frozen
+dataclass takes five times as long to create, and compiled code reads a plain class's fields directly.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Prompt:
         return len(self.keys) // KEY_BYTES
 
     def block_weight(self, units_per_token: float) -> int:
-        """What a block weighs in the index, in 1 / TOKEN_WEIGHT tokens; positive."""
+        """The weight of a block in the index, in 1 / TOKEN_WEIGHT tokens; positive."""
         return int(self.block_units * TOKEN_WEIGHT / units_per_token + 0.5) or 1
 
     def _fields(self) -> tuple[object, ...]:
@@ -83,11 +83,11 @@ class Cost(NamedTuple):
 
     queue_s: float  # prefill work booked before this request
     prefill_s: float  # its own uncached tokens
-    others_s: float  # what requests after this one will wait for its prefill
+    others_s: float  # delay of later requests by its prefill
     duplicate_s: float  # the price of a second copy of blocks that another replica holds already
     evicted_s: float  # the price of the blocks that must be evicted to make room
-    decode_s: float  # what the running sequences slow its prefill down
-    rent_s: float = 0.0  # discount on a copy: what waiting for lack of one has cost before (not above 0)
+    decode_s: float  # slowdown of its prefill by running sequences
+    rent_s: float = 0.0  # discount on a copy: earlier waiting for lack of one (not above 0)
 
     @property
     def total_s(self) -> float:
@@ -95,10 +95,10 @@ class Cost(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """What the router knew of one replica when it chose. Tokens are estimates.
+    """A replica's state when the router chose. Tokens are estimates.
 
-    booked_tokens: uncached prompt tokens that wait for their first token. inflight, decoding: our own leases, and those of
-    them past their first token; active_tokens: the prompt tokens of all of them.
+    booked_tokens: uncached prompt tokens of leases before their first token. inflight: open leases; decoding: those past their
+    first token; active_tokens: prompt tokens of all open leases.
     """
 
     replica: str
@@ -134,7 +134,7 @@ class Decision:
 
 @mypyc_attr(acyclic=True)
 class Outcome:
-    """How a request ended. prompt_tokens and cached_tokens are the engine's own count, None where it reports none."""
+    """How a request ended. prompt_tokens, cached_tokens: the engine's counts, None where it reports none."""
 
     __slots__ = ("cached_tokens", "ok", "prompt_tokens")
 
@@ -157,6 +157,6 @@ class Outcome:
 
 
 class Random(Protocol):
-    """The chance that the router is given (`random.Random` fits)."""
+    """The router's source of randomness (such as `random.Random`)."""
 
     def random(self) -> float: ...

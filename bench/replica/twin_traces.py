@@ -21,7 +21,8 @@ from replica.engine import Request, Sequence
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine, Timer
 from router.simulation.generators import BLOCK, Chat, Lengths
-from router.simulation.workloads import MOONCAKE_BATCH_S, MOONCAKE_BLOCK, Ask
+from router.simulation.workloads import MOONCAKE_BATCH_S, MOONCAKE_BLOCK
+from router.simulation.workloads import Request as SimulatedRequest
 from router.types import KEY_BYTES
 
 VOCABULARY = range(1000, 40_000)  # ids that any tokenizer has, and none of them special
@@ -49,19 +50,19 @@ def chat(seed: int) -> list[Arrival]:
     """The generator's conversations, as they come when answers take TOKEN_S a token."""
     chance = random.Random(seed)
     source, order = CHAT.source(1, chance), itertools.count()
-    due = [(at, next(order), ask) for at, ask in source.begin()]
+    due = [(at, next(order), request) for at, request in source.begin()]
     heapq.heapify(due)
     found = list[Arrival]()
     while due:
-        at, number, ask = heapq.heappop(due)
-        found.append(Arrival(at, _tokens(ask, number), ask.output_tokens))
-        if following := source.after(ask, at + ask.output_tokens * TOKEN_S):
+        at, number, request = heapq.heappop(due)
+        found.append(Arrival(at, _tokens(request, number), request.output_tokens))
+        if following := source.after(request, at + request.output_tokens * TOKEN_S):
             heapq.heappush(due, (following[0], next(order), following[1]))
     return found
 
 
-def _tokens(ask: Ask, number: int) -> list[int]:
-    prompt = ask.prompt
+def _tokens(request: SimulatedRequest, number: int) -> list[int]:
+    prompt = request.prompt
     names = (prompt.keys[at : at + KEY_BYTES].hex() for at in range(0, len(prompt.keys), KEY_BYTES))
     return _text(names, BLOCK, prompt.units, number)
 

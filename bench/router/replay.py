@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from bench.router.traffic import PREFILL_RATE
-from router.simulation.workloads import Ask, OpenLoop, Source
+from router.simulation.workloads import OpenLoop, Request, Source
 from router.types import Prompt
 
 DECODE_RATE = 50.0  # tokens per second of a sequence
@@ -31,8 +31,8 @@ class Replay:
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, Callable[[float], None]]] = []
         self.sent = 0
-        for at, ask in source.begin():
-            self._push(at, partial(self._decide, ask))
+        for at, request in source.begin():
+            self._push(at, partial(self._decide, request))
 
     def step(self) -> bool:
         """Let the next thing happen. False if there is none, or if an open loop's last request is on its way."""
@@ -45,19 +45,19 @@ class Replay:
     def _push(self, at: float, happen: Callable[[float], None]) -> None:
         heapq.heappush(self._due, (at, next(self._numbers), happen))
 
-    def _decide(self, ask: Ask, now: float) -> None:
-        ticket = self._contestant.decide(self._prepare(ask.prompt), now)
+    def _decide(self, request: Request, now: float) -> None:
+        ticket = self._contestant.decide(self._prepare(request.prompt), now)
         self.sent += 1
         replica, _, uncached = self._contestant.work(ticket)
         self._free[replica] = first = max(now, self._free.get(replica, 0.0)) + uncached / PREFILL_RATE
-        self._push(first, partial(self._answer, ask, ticket))
+        self._push(first, partial(self._answer, request, ticket))
 
-    def _answer(self, ask: Ask, ticket: Any, now: float) -> None:
+    def _answer(self, request: Request, ticket: Any, now: float) -> None:
         self._contestant.first_token(ticket, now)
-        self._push(now + ask.output_tokens / DECODE_RATE, partial(self._end, ask, ticket))
+        self._push(now + request.output_tokens / DECODE_RATE, partial(self._end, request, ticket))
 
-    def _end(self, ask: Ask, ticket: Any, now: float) -> None:
+    def _end(self, request: Request, ticket: Any, now: float) -> None:
         self._contestant.close(ticket, now)
-        if arrival := self._source.after(ask, now):
+        if arrival := self._source.after(request, now):
             at, following = arrival
             self._push(at, partial(self._decide, following))

@@ -49,17 +49,17 @@ def run(source: OpenLoop, seed: int, *, known: bool) -> list[Served]:
     placement = RouterPlacement(router, spec)
     if known:
         for name, speed in zip(spec.names, SPEEDS, strict=True):
-            router.ledger.teach(name, Ratio(spec.prefill_rate * speed, 1.0, float("inf")))
+            router.ledger.set_rate(name, Ratio(spec.prefill_rate * speed, 1.0, float("inf")))
     return list(Simulation(spec, source, placement).run())
 
 
 def measure(load: float, seed: int) -> Row:
     generator = GENERATORS[GENERATOR]
-    arrivals = [(at / load, ask) for at, ask in generator.source(len(SPEEDS), random.Random(seed)).begin()]
+    arrivals = [(at / load, request) for at, request in generator.source(len(SPEEDS), random.Random(seed)).begin()]
     learned, told = (run(OpenLoop(arrivals), seed, known=known) for known in (False, True))
     tokens = [0.0] * len(SPEEDS)
     for one in learned:
-        tokens[one.replica] += one.ask.prompt.units - one.cached_tokens
+        tokens[one.replica] += one.request.prompt.units - one.cached_tokens
     capacity = FleetSpec().prefill_rate * sum(SPEEDS) * generator.hours * 3600 / load
     mean = sum(tokens[:-1]) / (len(tokens) - 1)
     return Row(sum(tokens) / capacity, ttft(learned), ttft(told), tokens[-1] / mean)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from bench.soak.attacks import Attack, Target, attacks
 from tests.chaos.load import ANSWERED, Client, questions
 
-MOST_WHYS = 30  # different texts that are kept
+MAX_ERROR_TEXTS = 30  # different texts that are kept
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Tally:
 
     def count(self, fate: str, why: str, seconds: float) -> None:
         self.fates[fate] += 1
-        if why and (why in self.whys or len(self.whys) < MOST_WHYS):
+        if why and (why in self.whys or len(self.whys) < MAX_ERROR_TEXTS):
             self.whys[why] += 1
         if fate == ANSWERED:
             self.seconds.append(seconds)

@@ -47,7 +47,7 @@ AnyRunner = Runner | PublicRunner
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The parts behind the applications. memory, connections: limits on what clients may hold. seam: whether there is a fast path."""
+    """The parts behind the applications. memory, connections: limits on clients. seam: whether there is a fast path."""
 
     live: Live
     lifecycle: Lifecycle

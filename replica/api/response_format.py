@@ -33,7 +33,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class AnswerFields(Struct, kw_only=True):
-    """The fields of a body that say what the answer looks like and where it ends."""
+    """The fields of a body that define the answer's format and end."""
 
     response_format: Annotated[ResponseFormat | Literal["text", "json_object"], Meta(description=_TYPES)] | None = None
     guided_json: Schema | None = None
@@ -47,7 +47,7 @@ class AnswerFields(Struct, kw_only=True):
 
 
 def grammar_of(fields: AnswerFields) -> Grammar | None:
-    """The one constraint that a body asks for, if any. Raises ApiError."""
+    """The constraint in a body, if any. Raises ApiError."""
     found = list(_from_response_format(fields.response_format))
     found += _guided("guided_", fields.guided_json, fields.guided_choice, fields.guided_regex)
     outputs = fields.structured_outputs

@@ -80,7 +80,7 @@ class ResponseEncoder:
         return _event(self._frame(self._stream_name, [choice], usage))
 
     def usage(self, usage: Usage) -> bytes:
-        """The chunk that include_usage asks for."""
+        """The usage chunk of include_usage."""
         return _event(self._frame(self._stream_name, [], usage))
 
     @property

@@ -3,7 +3,7 @@
 Theory of operation. KV memory is `capacity` blocks of `size` tokens, numbered from `first`; the engine owns their contents. A
 full block has a key, which stands for all tokens up to its end (`prefix.py`). Each block is in exactly one of four states:
 
-    free            belongs to nobody, contents worthless
+    free            no owner, contents worthless
     private         belongs to one lease, has no key: not computed yet, or not full
     cached, held    computed and shared, used by one lease or more
     cached, idle    computed and shared, used by no lease: may be evicted

@@ -22,7 +22,7 @@ from replica.fit.client import BEGUN, SHORT, Answer, ReplicaClient
 LONGEST_S = 1.5  # no prompt longer than one that took this time; one of twice the length may take four times as long
 LONG_S = 1.0  # most time for a prompt of many streams
 STEPS = 24  # steps that all streams share, at least
-MOST_STREAMS = 32
+MAX_STREAMS = 32
 PAUSE_S = 0.5  # before a new prompt: requests often arrive at an idle replica, whose first step takes longer
 LEAST_S = 1e-6  # of a first token: the subtracted overhead is an estimate
 
@@ -127,7 +127,7 @@ class Measurer:
     async def _decodes(self) -> None:
         """Streams at the same time: an increasing number of short ones; some long ones."""
         batch = 1
-        while batch <= min(MOST_STREAMS, self.measured.max_batch or MOST_STREAMS):
+        while batch <= min(MAX_STREAMS, self.measured.max_batch or MAX_STREAMS):
             await self._decode(batch, SHORT)
             batch *= 2
         long, tokens = self._long(), self.measured.kv_tokens or 1 << 30

@@ -8,7 +8,7 @@ size and the release of transformers, which defines the layout of the rows.
 
 At start the whole file is read and checked before a single block is used: the header matches, the checksum is right, and
 every key is the hash of its tokens. Any problem is one log line, and the cache starts empty. A file that is not one of our
-cache files is left alone at shutdown, too: it may be somebody's model.
+cache files is left alone at shutdown, too: it may be a model.
 """
 
 import json
@@ -38,7 +38,7 @@ TENSORS = ("rows", "keys", "parents", "tokens", "scopes", "keep_until")
 
 
 class CheckpointError(Exception):
-    """A file cannot be used; the message says why."""
+    """A file cannot be used; the message has the reason."""
 
 
 class Contents:

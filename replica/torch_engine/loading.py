@@ -1,4 +1,4 @@
-"""Loads a model and its tokenizer from a folder or the Hub, or with random weights; or says what is wrong with the files."""
+"""Loads a model and its tokenizer from a folder or the Hub, or with random weights; or reports what is wrong with the files."""
 
 import json
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""The prefix index: a radix trie of the prefixes that each replica holds."""
+"""The prefix index: a radix trie of the prefixes held by each replica."""

@@ -4,8 +4,8 @@ A prompt is cut into blocks of a fixed size; the key of a block is the digest of
 one) and of the block's bytes. So equal keys mean equal prefixes, and two prompts share exactly as many leading keys as they
 share leading full blocks. The partial last block has no key: an engine would not share it either.
 
-The seed keeps apart what must never match: model, adapter, cache salt. Collisions (2^-64 a pair) cost a wrong guess about a
-cache, never a wrong answer.
+The seed separates prompts that must never match: model, adapter, cache salt. A collision (2^-64 per pair) causes a wrong
+prediction, never a wrong answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEPT_CHARS: Final = 256
 def seed(*parts: str) -> int:
     """A 64-bit seed from names (model, adapter, salt). Parts are length-prefixed: ("ab", "c") differs from ("a", "bc").
 
-    Clients choose the names. So the seeds of short ones are kept, KEPT_SEEDS of them, and long ones are hashed each time.
+    Clients choose the names: the seeds of KEPT_SEEDS short ones are cached, long ones are hashed each time.
     """
     chars = 0
     for part in parts:
@@ -69,7 +69,7 @@ def token_keys(ids: Iterable[int], block_tokens: int, seed: int) -> BlockKeys:
 
 
 def shared_blocks(left: BlockKeys, right: BlockKeys) -> int:
-    """How many leading blocks two key runs share. Chained keys: binary search. O(log n) compares."""
+    """Number of leading blocks that two runs of keys share. Binary search over chained keys: O(log n) comparisons."""
     low, high = 0, min(len(left), len(right)) // KEY_BYTES
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,9 +1,9 @@
 """The parts of the radix tree: its nodes, a replica's hold on a node's edge, and a replica's holds in order of use.
 
-They only keep their own links straight; `tree.py` and `trie.py` say what they mean together.
+They maintain only their own links; the invariants between them are in `tree.py` and `trie.py`.
 
-There are millions of them, and a garbage collection that walks them all stops every stream for as long. So compiled code
-keeps them out of its sight (`acyclic`): what the tree drops has to be free of cycles, and is freed at once.
+There are millions of them, and a garbage collection that visits them all would pause every stream. So compiled code excludes
+them from it (`acyclic`): what the tree drops must be free of cycles, and is freed at once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ UNBOUNDED: Final = 1 << 60  # a capacity that is never reached: compiled, an int
 
 @mypyc_attr(acyclic=True)
 class Hold:
-    """A replica's claim on the first `blocks` blocks of a node's edge; a link of that replica's use list.
+    """A replica holds the first `blocks` blocks of a node's edge; a link of that replica's use list.
 
-    confirmed: leading blocks of them that an answer has confirmed; the others are pending credits of requests in flight.
-    doomed: how many of its last blocks will have to go for what is pending.
+    confirmed: leading blocks confirmed by an answer; the others are pending credits of requests in flight. doomed: number of
+    its last blocks that will be evicted once pending credits are confirmed.
     """
 
     __slots__ = ("blocks", "confirmed", "doomed", "fresher", "node", "staler", "used")
@@ -49,7 +49,7 @@ class Hold:
 
 @mypyc_attr(acyclic=True)
 class Node:
-    """The end of an edge. `children` are keyed by the first key of their edges; leaves share one dictionary of none.
+    """The end of an edge. `children` are keyed by the first key of their edges; leaves share one empty dictionary.
 
     height: at least the number of edges of the longest path below; 0 for a leaf. weight: of each block of the edge.
     """
@@ -74,7 +74,7 @@ class Node:
 
 
 class UseList:
-    """One replica's holds, stale to fresh, as a ring around a sentinel. All operations O(1) but `used_since`.
+    """One replica's holds in LRU order (stale to fresh), a ring around a sentinel. Operations are O(1), except `used_since`.
 
     blocks: of all holds; weight: of these blocks together; pending: weight of those that are not confirmed; count: holds.
     capacity: the weight that the replica can hold, or UNBOUNDED. floor: of a list of purged holds, the time of the last purge:
@@ -139,7 +139,7 @@ class UseList:
         return weight
 
     def link_after(self, hold: Hold, left: Hold) -> None:
-        """Put `hold` on the fresh side of `left`."""
+        """Insert `hold` on the fresh side of `left`."""
         hold.staler, hold.fresher = left, left.fresher
         left.fresher.staler = hold
         left.fresher = hold
@@ -148,7 +148,7 @@ class UseList:
     def unlink(self, hold: Hold) -> None:
         hold.staler.fresher = hold.fresher
         hold.fresher.staler = hold.staler
-        # A chain of dropped holds that keep each other would be freed one inside the other, as deep as it is long.
+        # Otherwise a chain of dropped holds would be freed recursively, as deep as it is long.
         del hold.staler, hold.fresher
         self.count -= 1
 
@@ -157,7 +157,7 @@ class UseList:
         del self.ring.staler, self.ring.fresher
 
     def use(self, node: Node, replica: str, blocks: int, now: float, stale: float, confirmed: bool) -> float | None:
-        """The replica, whose list this is, uses the first `blocks` blocks of a node's edge: never less than it holds of it.
+        """The list's replica uses the first `blocks` blocks of a node's edge: never fewer than it holds of it.
 
         stale: holds that were last used by then have expired, and nothing of them counts as confirmed any more. confirmed:
         the blocks are, else as many as were before. Returns when the hold was last used; None if there was none.

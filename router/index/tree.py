@@ -1,16 +1,16 @@
 """The shape of the prefix index: a path-compressed radix tree over block keys, with the replicas' holds on its edges.
 
 An edge is a run of keys (bytes, KEY_BYTES each); a node is the end of one edge. Keys are chained, so edges compare as plain
-bytes. A `Hold` says that a replica holds the first `blocks` blocks of a node's edge; holds are prefix-closed:
+bytes. A `Hold`: a replica holds the first `blocks` blocks of a node's edge; holds are prefix-closed:
 
     root ── "abc" (r1: 3, r2: 2) ──┬── "de" (r1: 2)          r1 holds abc, abcde, abcx; r2 holds ab.
                                    └── "x"  (r1: 1)
 
 - a replica that holds any block of a node holds every block of the node's ancestors;
 - a hold that stops inside an edge has no hold of that replica below it, so r2 above costs no split;
-- every edge ends where its longest hold ends, and every leaf has a hold: nothing is stored that nobody holds;
+- every edge ends where its longest hold ends, and every leaf has a hold: no block is stored without a holder;
 - all blocks below a child of the root weigh the same: keys are chained, so that prompts that share a block have been cut into
-  blocks of one size by one model. What was credited first says how much a block weighs (a model's tokens are an estimate);
+  blocks of one size by one model. The first credit sets a block's weight (a model's tokens are an estimate);
 - a path has at most max_edges edges, since every decision on it walks them all.
 
 Each replica's holds form a list in order of last use. One `_credit` moves the holds of its path to the fresh end, deepest
@@ -21,7 +21,7 @@ would make a path too long is not made: the prompt is credited only as far as it
 Purged holds are dead: they stay on their nodes, in a list of their own (`_dead`), until they are reclaimed one by one. A
 hold is dead if it was last used by the floor of that list. A replica's dead hold has no live one of that replica below it.
 
-`trie.py` says which holds are dropped when.
+`trie.py`: which holds are dropped when.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from router.index.holds import HOLD_BYTES, NODE_BYTES, Hold, Node, UseList
 from router.types import KEY_BYTES, BlockKeys
 
 MAX_EDGES: Final = 256
-FEW_CHILDREN: Final = 4  # a node with no more learns at once that the tree below it has become lower
-MOST_CHILDREN: Final = 256  # of a node, to look for a replica's holds among them
+FEW_CHILDREN: Final = 4  # a node with at most this many updates its height when the tree below shrinks
+MAX_CHILDREN: Final = 256  # of a node, to look for a replica's holds among them
 
 
 class Tree:
@@ -64,8 +64,8 @@ class Tree:
         return self._nodes * NODE_BYTES + self._edge_bytes + self._holds * HOLD_BYTES
 
     def weight_of(self, keys: BlockKeys, otherwise: int) -> int:
-        """What a block of this prompt weighs here: as much as those of the path that it continues; `otherwise` if it does not
-        continue any. O(edges on the path), or O(1) after another call with the same prompt.
+        """The weight of a block of this prompt: that of the path that it continues; `otherwise` if it does not continue one.
+        O(edges on the path), or O(1) after another call with the same prompt.
         """
         path, _, _ = self._walk(keys)
         return path[0].weight if path else otherwise
@@ -95,7 +95,7 @@ class Tree:
         return path, self._before, shared
 
     def _reshaped(self) -> None:
-        """The last walk is void, and must keep no node that is dropped."""
+        """Invalidate the cached walk, which must not keep dropped nodes."""
         self._walked, self._path, self._before, self._shared = b"", self._no_path, 0, 0
 
     def _is_dead(self, replica: str, hold: Hold) -> bool:
@@ -103,7 +103,7 @@ class Tree:
         return dead is not None and hold.used <= dead.floor
 
     def _list_of(self, replica: str, hold: Hold) -> UseList:
-        """The list that the hold is in."""
+        """The list that contains the hold."""
         if self._dead and self._is_dead(replica, hold):
             return self._dead[replica]
         return self._uses[replica]
@@ -123,11 +123,11 @@ class Tree:
         node, at = path[-1] if path else self._root, (start + shared) * KEY_BYTES
         if shared < node.length:
             hold = node.holders.get(replica)
-            # Cut where prompts diverge, and where the replica holds more than is used now.
+            # Split where prompts diverge, and where the replica holds more than is used now.
             partly = hold is not None and hold.blocks > shared
             if (partly or at < end) and depth + node.height < self.max_edges:
                 node = self._split(node, shared)
-            elif partly:  # no cut is possible: only what is above this edge counts as used
+            elif partly:  # no split is possible: only blocks above this edge count as used
                 assert node.parent is not None
                 node, at, end = node.parent, start * KEY_BYTES, start * KEY_BYTES
                 shared = node.length
@@ -160,7 +160,7 @@ class Tree:
         return used
 
     def _bury(self, node: Node, replica: str) -> None:
-        """Take away the replica's dead hold on the node, if there is one: a live one is about to take its place."""
+        """Remove the replica's dead hold on the node, if any, before a live one replaces it."""
         hold = node.holders.get(replica)
         if hold is None or not self._is_dead(replica, hold):
             return
@@ -216,7 +216,7 @@ class Tree:
         return upper
 
     def _merge(self, node: Node) -> bool:
-        """Undo a split that no longer divides anything: one child, and each of its holds was used with the one above."""
+        """Undo a split that is no longer needed: one child, and each of its holds was used with the one above."""
         if len(node.children) != 1 or node is self._root:
             return False
         (child,) = node.children.values()
@@ -236,7 +236,7 @@ class Tree:
             hold.blocks = 0  # `_credit` sees by this that the hold is gone
             uses.unlink(hold)
         self._holds -= len(child.holders)
-        child.holders.clear()  # else they keep each other alive until a garbage collection, past the memory bound
+        child.holders.clear()  # breaks cycles, which would exceed the memory bound until a garbage collection
         self._nodes -= 1
         node.edge += child.edge
         node.children = child.children
@@ -247,7 +247,7 @@ class Tree:
         return True
 
     def _raise(self, node: Node) -> None:
-        """The tree above `node` is at least so high that it has room for it. O(edges above it)."""
+        """Raise the heights above `node` where necessary. O(edges above it)."""
         parent = node.parent
         while parent is not None and parent.height <= node.height:
             parent.height = node.height + 1
@@ -268,7 +268,7 @@ class Tree:
     # -- shrinking
 
     def _drop(self, replica: str, uses: UseList, hold: Hold, keep: int) -> None:
-        """Shorten a tail hold to its first `keep` blocks, and remove what then nobody holds. uses: the list that it is in."""
+        """Shorten a tail hold to its first `keep` blocks, and remove blocks without a holder. uses: the list of it."""
         uses.shorten(hold, keep)
         node = hold.node
         if keep == 0:
@@ -300,15 +300,15 @@ class Tree:
         self._merge(parent)
 
     def _held_below(self, node: Node, replica: str) -> bool:
-        """Whether the replica has a hold on any child of the node; where there are very many children, it is taken to."""
-        if len(node.children) > MOST_CHILDREN:
+        """Whether the replica has a hold on any child of the node; assumed if there are more than MAX_CHILDREN."""
+        if len(node.children) > MAX_CHILDREN:
             return True
         return any(replica in child.holders for child in node.children.values())
 
-    # -- proof
+    # -- invariants
 
     def _check_shape(self) -> None:
-        """Assert every invariant that the top of this file states. O(everything)."""
+        """Raises AssertionError if an invariant at the top of this file is broken. O(everything)."""
         assert not self._root.holders
         assert not self._none
         nodes = edge_bytes = holds = 0
@@ -336,7 +336,7 @@ class Tree:
         assert node.edge[:KEY_BYTES] == first
         assert node.weight > 0
         assert node.weight == parent.weight or parent is self._root, "blocks of one path weigh the same"
-        assert node.holders, "a node that nobody holds"
+        assert node.holders, "a node without a holder"
         assert node.children or max(hold.blocks for hold in node.holders.values()) == node.length
         for replica, hold in node.holders.items():
             assert hold.node is node

@@ -1,17 +1,17 @@
 """The prefix index within its bounds: which replica is believed to hold which prefix.
 
-`tree.py` has its shape. Here is what comes and goes:
+`tree.py` has its structure; this file credits and evicts:
 
 - `insert` credits a replica with a prompt. A pending credit (of a request in flight) evicts nothing: it counts neither against
   the replica's capacity nor, up to a share of the memory bound, against that; what does not fit into the share is not
   credited. `confirm` makes it a firm one, once the replica has shown that it computed the prompt, and enforces the bounds.
-  `take_back` removes what of it is still pending, but nothing that other prompts of the replica hang on.
+  `take_back` removes what of it is still pending, except blocks that other prompts of the replica extend.
 - TTL since last use, capacity (weight of a replica's blocks) and memory (bytes of all) drop holds from the stale ends of the
   lists. Blocks of different prompts differ in size; a block's weight is a positive integer in whatever unit the capacities
   are given (the router's: thousandths of a token), so that sums are exact.
-  What has expired or is dead is passed over by `match` from that moment on, whenever it is dropped.
-- Nothing is dropped in one go, however much there is: an insert drops at most INSERT_HOLDS of what is past its time or beyond
-  a capacity, `sweep` at most SWEEP_HOLDS. Only the memory bound is strict: an insert frees as much as it took.
+  `match` ignores expired and dead holds at once, whenever they are dropped.
+- Holds are dropped in slices: an insert drops at most INSERT_HOLDS that are expired or beyond a capacity, `sweep` at most
+  SWEEP_HOLDS. Only the memory bound is strict: an insert frees as much as it took.
 - `purge` and `remove_replica` take O(1): the replica's whole list is set aside as dead (`tree.py`), to be reclaimed so.
 
 Time is an argument (seconds, any origin). A clock that goes backwards counts as one that stands still.
@@ -30,8 +30,8 @@ from router.types import KEY_BYTES, BlockKeys
 
 INSERT_HOLDS: Final = 16  # an insert makes three at most
 SWEEP_HOLDS: Final = 1000  # about a millisecond
-MOST_COUNTED: Final = 4096  # holds, to see how much a replica has used since a moment
-MOST_FORESEEN: Final = 64
+MAX_COUNTED: Final = 4096  # holds, in `used_since`
+MAX_FORESEEN: Final = 64
 PENDING_SHARE: Final = 16  # one sixteenth of the memory bound is for pending credits
 
 
@@ -43,14 +43,14 @@ class RadixTrie(Tree):
         super().__init__(max_edges)
         self.ttl_s = ttl_s
         self.max_bytes = max_bytes
-        self.evicted = dict.fromkeys(("ttl", "capacity", "memory", "purge", "correction"), 0)  # blocks forgotten, by why
+        self.evicted = dict.fromkeys(("ttl", "capacity", "memory", "purge", "correction"), 0)  # blocks evicted, by reason
         self.now = float("-inf")
-        self.lifetime: Ratio | None = None  # seconds that blocks go unused before they are evicted for want of room
-        self.reserved = 0  # bytes that the last insert, a pending one, may have taken of the share for those
-        self.pending_bytes = 0  # reserved by all, and not given back
+        self.lifetime: Ratio | None = None  # idle seconds of blocks when they are evicted by the capacity
+        self.reserved = 0  # bytes that the last (pending) insert reserved of the share for pending credits
+        self.pending_bytes = 0  # reserved by all pending credits
         self._insert_holds = insert_holds
 
-    # -- what it knows
+    # -- reading
 
     @property
     def blocks(self) -> int:
@@ -63,7 +63,7 @@ class RadixTrie(Tree):
         return self.size_bytes + self.size_bytes // (PENDING_SHARE - 1) + 1
 
     def held(self) -> Mapping[str, int]:
-        """Blocks credited to each replica, of what has expired as many as were not dropped yet. O(replicas)."""
+        """Blocks credited to each replica, including expired ones that are not dropped yet. O(replicas)."""
         return {replica: uses.blocks for replica, uses in self._uses.items()}
 
     def held_by(self, replica: str) -> int:
@@ -72,18 +72,18 @@ class RadixTrie(Tree):
         return uses.blocks if uses else 0
 
     def weight_held_by(self, replica: str) -> int:
-        """Their weight. O(1)."""
+        """The weight of the blocks credited to one replica. O(1)."""
         uses = self._uses.get(replica)
         return uses.weight if uses else 0
 
     def pending_of(self, replica: str) -> int:
-        """The weight of those of them that no answer has confirmed. O(1)."""
+        """The weight of a replica's pending blocks. O(1)."""
         uses = self._uses.get(replica)
         return uses.pending if uses else 0
 
     def room(self, replica: str, blocks: int, weight: int) -> tuple[int, float]:
-        """(what the replica would have to evict to make room for `blocks` more of this weight, in such blocks; when the stalest
-        of what it holds was last used). O(1).
+        """(blocks of this weight that the replica would have to evict to make room for `blocks` more; last use of its least
+        recently used block). O(1).
         """
         uses = self._uses.get(replica)
         if uses is None or uses.capacity == UNBOUNDED or not uses.count:
@@ -95,7 +95,7 @@ class RadixTrie(Tree):
     def used_since(self, replica: str, since: float) -> int | None:
         """Weight of a replica's blocks that were used after `since`; None if too many to count. O(holds used after it)."""
         uses = self._uses.get(replica)
-        return uses.used_since(since, MOST_COUNTED) if uses else 0
+        return uses.used_since(since, MAX_COUNTED) if uses else 0
 
     def match(self, keys: BlockKeys, now: float) -> dict[str, int]:
         """replica -> leading blocks of `keys` that it is believed to hold; replicas that hold none are left out.
@@ -118,7 +118,7 @@ class RadixTrie(Tree):
     # -- replicas
 
     def add_replica(self, replica: str, capacity: int | None = None) -> None:
-        """Make `replica` known, or change its capacity (weight; None: unbounded). What no longer fits goes bit by bit."""
+        """Add `replica`, or change its capacity (weight; None: unbounded). Excess blocks are evicted in slices."""
         bound = UNBOUNDED if capacity is None else capacity
         if uses := self._uses.get(replica):
             uses.capacity = bound
@@ -126,13 +126,13 @@ class RadixTrie(Tree):
             self._uses[replica] = UseList(Hold(self._root, 0, 0.0), bound)
 
     def remove_replica(self, replica: str) -> None:
-        """Forget a replica and all it holds. O(1). Unknown names are ignored."""
+        """Remove a replica and its holds. O(1). Unknown names are ignored."""
         self.purge(replica)
         if uses := self._uses.pop(replica, None):
             uses.close()
 
     def purge(self, replica: str) -> None:
-        """Forget what a replica holds (it restarted) but not the replica. O(1)."""
+        """Remove a replica's holds (it restarted). O(1)."""
         uses = self._uses.get(replica)
         if uses is None or not uses.count:
             return
@@ -142,7 +142,7 @@ class RadixTrie(Tree):
             dead = self._dead[replica] = UseList(Hold(self._root, 0, 0.0))
         dead.take_over(uses)
         dead.floor = self.now
-        self.now = math.nextafter(self.now, math.inf)  # so that whatever is used from now on is used after it
+        self.now = math.nextafter(self.now, math.inf)  # later uses must be after the floor
 
     # -- prompts
 
@@ -150,9 +150,9 @@ class RadixTrie(Tree):
         """Credit `replica` with the blocks of `keys`, used now, as far as it can hold them; if not confirmed, as pending.
 
         weight: of one block; where the prompt continues another one, a block weighs as much as one of that.
-        Returns for how many seconds the deepest of the blocks that it held already had not been used; None if it held none.
+        Returns the idle seconds of the deepest block that it held already; None if it held none.
         O(edges on the path), plus O(1) amortised for each hold that is dropped. Unknown replicas are ignored (they left
-        while their request was running). `credited` and `reserved` say how much it came to.
+        while their request was running). Sets `credited` and `reserved`.
         """
         self.credited = self.reserved = 0
         self.tail = None
@@ -173,14 +173,14 @@ class RadixTrie(Tree):
         else:
             if keys and self._reserve(keys):
                 used = self._credit(replica, uses, keys, weight, now, now - self.ttl_s, False)
-            # What is dead goes first: a live hold must not go while a dead one of its replica is below it.
+            # Dead holds first: a live hold must not be dropped while a dead one of its replica is below it.
             left = self._reclaim(self._insert_holds) if self._dead else self._insert_holds
             self._expire(replica, uses, left)
             self._foresee(uses)
         return None if used is None else now - used
 
     def confirm(self, replica: str, keys: BlockKeys, now: float, tail: Hold | None = None, *, weight: int = 1) -> None:
-        """The replica has computed the prompt: what was credited as pending is firm, and credited again if it is gone.
+        """The replica has computed the prompt: confirm its pending credit, or credit it again if it was evicted.
 
         tail: of its insert, which saves a walk; weight: likewise. O(edges on the path), plus O(1) amortised for each hold that
         is dropped.
@@ -208,7 +208,7 @@ class RadixTrie(Tree):
         self._enforce(replica, uses)
 
     def _end_in(self, tail: Hold, replica: str, keys: BlockKeys) -> int:
-        """How many blocks of the tail's edge end the prompt; 0 if its path does not end there any more. O(edges above)."""
+        """Number of blocks of the prompt on the tail's edge; 0 if the prompt no longer ends there. O(edges above)."""
         node = tail.node
         if node.holders.get(replica) is not tail:
             return 0
@@ -220,10 +220,10 @@ class RadixTrie(Tree):
         return end // KEY_BYTES if end > 0 and node.edge[end - KEY_BYTES : end] == keys[-KEY_BYTES:] else 0
 
     def take_back(self, replica: str, keys: BlockKeys) -> None:
-        """The replica did not compute the prompt: forget what of it is pending, up to where another prompt goes on.
+        """The replica did not compute the prompt: remove its pending credit, up to blocks that another prompt extends.
 
-        It stops also where something goes on that is past its time and was not dropped yet. O(edges on the path +
-        MOST_CHILDREN for each of them).
+        It also stops at blocks with an expired extension that is not dropped yet. O(edges on the path +
+        MAX_CHILDREN for each of them).
         """
         uses = self._uses.get(replica)
         if uses is None or not uses.pending:
@@ -261,7 +261,7 @@ class RadixTrie(Tree):
         return left <= 0
 
     def _reserve(self, keys: BlockKeys) -> bool:
-        """Whether a pending credit has room in the share for those: a leaf and a split at most, and a hold on each node."""
+        """Whether the share for pending credits has room for one: a leaf and a split at most, and a hold on each node."""
         path, start, shared = self._walk(keys)
         holds = len(path) + 2 + (len(path[-1].holders) if path else 0)
         growth = len(keys) - (start + shared) * KEY_BYTES + 2 * NODE_BYTES + holds * HOLD_BYTES
@@ -279,12 +279,12 @@ class RadixTrie(Tree):
         self._foresee(uses)
 
     def _foresee(self, uses: UseList) -> None:
-        """Nobody counts on what must go once all that is pending is confirmed: half of the capacity at most."""
+        """Exclude from matches blocks to be evicted when all pending credits are confirmed: half of the capacity at most."""
         capacity = uses.capacity
         if uses.weight > capacity:
-            uses.foresee(uses.weight - capacity, capacity // 2, MOST_FORESEEN)
+            uses.foresee(uses.weight - capacity, capacity // 2, MAX_FORESEEN)
         elif uses.dooms:
-            uses.foresee(0, 0, MOST_FORESEEN)
+            uses.foresee(0, 0, MAX_FORESEEN)
 
     def _reclaim(self, left: int) -> int:
         """Free dead holds, at most `left` of them. Returns how many may still be dropped."""
@@ -307,7 +307,7 @@ class RadixTrie(Tree):
         return left
 
     def _enforce_capacity(self, replica: str, uses: UseList, left: int) -> int:
-        """Pending credits at the stale end go too: a request that has waited longer than all else was idle is credited anew."""
+        """Pending credits at the stale end are evicted too; such a request is credited again at its first token."""
         capacity = uses.capacity
         while left > 0 and uses.weight - uses.pending > capacity and (hold := uses.stalest):
             weight = hold.node.weight
@@ -321,14 +321,14 @@ class RadixTrie(Tree):
         return left
 
     def _learn_lifetime(self, idle_s: float, weight: int, capacity: int) -> None:
-        """Old evidence halves with every cache that is turned over."""
+        """Earlier evidence halves with every eviction of a whole cache."""
         if self.lifetime is None:
             self.lifetime = Ratio(max(idle_s, 1.0), weight, max(capacity, 1))
         else:
             self.lifetime.learn(max(idle_s, 1e-3) * weight, weight, weight)
 
     def _enforce_memory(self) -> None:
-        """Drop dead holds, then the stalest of all replicas, until what is confirmed leaves its share to what is pending.
+        """Drop dead holds, then the least recently used of all replicas, until the share for pending credits is free.
 
         O(replicas) for each hold dropped.
         """
@@ -344,10 +344,10 @@ class RadixTrie(Tree):
             self.evicted["memory"] += hold.blocks
             self._drop(replica, uses, hold, 0)
 
-    # -- proof
+    # -- invariants
 
     def check(self) -> None:
-        """Assert every invariant that the top of this file and that of tree.py state. O(everything)."""
+        """Raises AssertionError if an invariant of this file or of tree.py is broken. O(everything)."""
         self._check_shape()
         for uses in self._uses.values():
             assert uses.ring.staler.used <= self.now or not uses.count, "used in the future"

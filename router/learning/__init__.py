@@ -1,1 +1,1 @@
-"""What is learned from answers: speeds, scales, restarts and cache sizes."""
+"""Learning from answers: speeds, scales, restarts and cache sizes."""

@@ -1,22 +1,22 @@
-"""What a replica's own counts of cached tokens say about its cache, beyond the one prompt that they are about.
+"""Infers restarts and the cache size of a replica from its reported cached tokens.
 
 Sizes are weights of blocks, in the index's unit (thousandths of a token).
 
-Every warm prefix that comes back is a measurement. Since its last use other blocks were used on the replica (`younger`: their
-weight), and an LRU cache keeps the prefix if they weigh less than the cache holds. So a hit shows that the cache holds at
-least as many, and a miss that it holds no more, which is how its capacity is learned where the engine does not advertise it.
-An engine that turns out to hold more than we believed has more room than we gave it.
+Every returning warm prefix is a measurement. Since its last use other blocks were used on the replica (`younger`: their
+weight), and an LRU cache keeps the prefix if they weigh less than its capacity. So a hit is a lower bound of the capacity, and
+a miss an upper bound: it is learned this way where the engine does not advertise it. If the engine holds more than predicted,
+the learned capacity grows.
 
-A miss that cannot be for want of room, because a prefix with as many younger blocks was there, or because the capacity is known
-and we forget by it, is the sign of a lost cache. RESTART_MISSES of them, of different prompts, without one cached token in
-between, mean a restart. Only misses count that were sent after the last purge, for the others were sent on the old belief; and
-only on a replica that has reported a hit since then, for one that always reports zero does not count, or does not cache.
+A miss that a full cache cannot explain (a prefix with as many younger blocks was cached, or the capacity is known and bounds
+the index) indicates a lost cache. RESTART_MISSES of them, of different prompts, without a cached token in between, mean a
+restart. Only misses sent after the last purge count, because the others were sent on the old predictions; and only on a
+replica that has reported a hit since then, because one that always reports zero does not count, or does not cache.
 
-What one client reports may be wrong on purpose, or because its engine computes another prompt than the one we read: it must
-not cost the others what they have there. So where several clients use a replica (within a TTL: what was used before is
-forgotten anyway), two of them must have seen a restart, and nobody shrinks a learned capacity twice in a row. A client that
-has a replica to itself is believed alone: it can only hurt itself, and nobody else would see a restart. However it is, one
-observation halves a capacity at most.
+The counts of one client may be wrong on purpose, or because its engine renders another prompt than we do: they must not purge
+what other clients have there. So where several clients use a replica (within a TTL: older entries are expired anyway), a
+restart needs evidence from two of them, and no client lowers a learned capacity twice in a row. The evidence of a single
+client suffices: it can only hurt itself, and no other client would notice a restart. In any case, one observation halves a
+capacity at most.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from typing import Final
 RESTART_MISSES: Final = 3
 RESTART_CLIENTS: Final = 2
 GROWTH: Final = 1.1  # a learned capacity that proved too small grows by this factor
-MEASURE_S: Final = 60.0  # hits are measured that were idle for longer than all others of the last minute: it takes time to do
+MEASURE_S: Final = 60.0  # per interval only hits with the longest idle time so far are measured, because that is expensive
 
 
 class Miss:
-    """A prefix that was believed to be on a replica, and was not, or not whole.
+    """A prefix that was predicted to be cached on a replica, and was not, or only partly.
 
-    client: its client; prefix: the key of its last block; sent: when. younger: weight of the blocks of others that were used
-    there since its last use, None if they are too many to count; believed: of all blocks that the replica was believed to hold.
-    nothing: not even a part was there.
+    client: its client; prefix: the key of its last block; sent: time of the request. younger: weight of other blocks used there
+    since its last use, None if they are too many to count; believed: weight of all blocks it was believed to hold.
+    nothing: no block of it was cached.
     """
 
     __slots__ = ("believed", "client", "nothing", "prefix", "sent", "younger")
@@ -51,14 +51,14 @@ class Miss:
 
 @dataclass(slots=True)
 class Evidence:
-    """One replica's. Times in seconds."""
+    """Evidence about one replica. Times in seconds."""
 
     learns_capacity: bool
     capacity: int | None = None  # the learned one
     purged_at: float = float("-inf")
-    hits: bool = False  # has it reported any since then?
-    held: int = 0  # it is known to have held as much
-    # Prefixes that missed in a row, not for want of room: RESTART_MISSES at most.
+    hits: bool = False  # it has reported hits since then
+    held: int = 0  # weight that it is known to have held
+    # Prefixes of consecutive misses that a full cache cannot explain: RESTART_MISSES at most.
     _lost: set[bytes] = field(default_factory=set)
     _losers: set[int] = field(default_factory=set)  # their clients: RESTART_CLIENTS at most
     _client: int | None = None  # the last one
@@ -67,32 +67,32 @@ class Evidence:
     _longest_idle_s: float = 0.0
     _minute: float = float("-inf")
 
-    def came(self, client: int, now: float) -> None:
-        """A request of this client was answered."""
+    def answered(self, client: int, now: float) -> None:
+        """Record an answered request of this client."""
         if client != self._client:
             if self._client is not None:
                 self._others_at = now
             self._client = client
 
-    def alone(self, now: float, window_s: float) -> bool:
+    def single_client(self, now: float, window_s: float) -> bool:
         """Whether all requests of the last window_s came from one client."""
         return now - self._others_at > window_s
 
     def purged(self, now: float) -> None:
-        """The cache is empty, and every count that is still to come of an older request is void."""
+        """The replica's cache was purged: counts of older requests are void."""
         self.purged_at = now
         self.hit()
         self.hits = False
 
     def hit(self) -> None:
-        """A warm prefix was there."""
+        """A warm prefix was cached."""
         self.hits = True
         if self._lost:
             self._lost.clear()
             self._losers.clear()
 
     def worth_measuring(self, idle_s: float, now: float) -> bool:
-        """Whether a hit on a prefix that nobody used for idle_s is likely to show more than the others of late."""
+        """Whether a hit on a prefix that was idle for idle_s likely shows more than other recent ones."""
         if not self.learns_capacity:
             return False
         if now - self._minute > MEASURE_S:
@@ -103,12 +103,12 @@ class Evidence:
         return True
 
     def kept(self, younger: int | None) -> None:
-        """A prefix was there although blocks of this weight are younger (None: too many to count)."""
+        """A prefix was cached although blocks of this weight are younger (None: too many to count)."""
         if younger is not None:
             self.held = max(self.held, younger)
 
     def lost(self, miss: Miss, alone: bool) -> bool:
-        """Take a miss in. alone: its client has the replica to itself. True if it makes a restart."""
+        """Record a miss. alone: its client is the replica's only one. True if a restart is inferred."""
         if miss.sent <= self.purged_at:
             return False
         if not miss.nothing:
@@ -126,16 +126,16 @@ class Evidence:
         return self.hits and len(self._lost) >= RESTART_MISSES and len(self._losers) >= clients
 
     def _shrink(self, younger: int, believed: int) -> None:
-        """The cache holds no more than the younger blocks; but one observation halves the old value at most."""
+        """Lower the capacity to the weight of the younger blocks, but at most by half."""
         if self.capacity is None:
             self.capacity = max(younger, believed // 2)
         elif younger < self.capacity:
             self.capacity = max(younger, self.capacity // 2)
 
     def held_more(self, believed: int, block: int) -> None:
-        """The engine held more of a prompt than we believed, and the capacity was the limit if no further block would have fit.
+        """The engine held more of a prompt than predicted: grow the capacity if it was the limit.
 
-        believed: weight of all that it was believed to hold; block: of a block of the prompt.
+        believed: weight of all blocks that it was believed to hold; block: weight of a block of the prompt.
         """
         if self.capacity is not None and believed + block > self.capacity:
             self.capacity = int(self.capacity * GROWTH) + block

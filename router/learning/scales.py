@@ -1,8 +1,8 @@
-"""How many units of a prompt (bytes of canonical text) an engine counts as a token: learned, for each model.
+"""Learned units of a prompt (bytes of canonical text) per token of an engine, for each model.
 
-A tokenizer makes a token of a part of a character up to a long word: text has LEAST_UNITS to MOST_UNITS bytes a token, and
-nothing outside of that is believed, whatever a replica reports. What is far outside is not about text (an image is a thousand
-tokens in a few bytes), or wrong, and teaches nothing.
+A token is between a part of a character and a long word: text has MIN_UNITS to MAX_UNITS bytes per token, and other values are
+clamped, whatever a replica reports. Values far outside are not about text (an image is a thousand tokens in a few bytes), or
+wrong, and are ignored.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Final
 
 from router.learning.learned import Ratio
 
-DEFAULT_UNITS_PER_TOKEN: Final = 4.0  # bytes of canonical text, believed until an engine has counted
+DEFAULT_UNITS_PER_TOKEN: Final = 4.0  # bytes of canonical text, until an engine reports its count
 SCALE_PRIOR_TOKENS: Final = 200.0
 SCALE_HALF_LIFE_TOKENS: Final = 20_000.0
-LEAST_UNITS: Final = 1.0
-MOST_UNITS: Final = 16.0
-MOST_SCALES: Final = 1024
+MIN_UNITS: Final = 1.0
+MAX_UNITS: Final = 16.0
+MAX_SCALES: Final = 1024
 
 
 class Scales:
-    """The scales of the MOST_SCALES names that were learned for last. All operations O(1)."""
+    """The scales of the MAX_SCALES most recently learned names. All operations O(1)."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Ratio] = OrderedDict()
@@ -36,20 +36,20 @@ class Scales:
     def learn(self, name: str, units: int, tokens: int | None) -> None:
         """An engine has counted `tokens` tokens in a prompt of `units` units.
 
-        One observation counts as at most twice or half of what is believed: a prompt may have an image in it, and an engine
-        that cuts a prompt counts few tokens of many bytes.
+        An observation is clamped to a factor of two around the current value: a prompt may contain an image, and an engine that
+        truncates a prompt counts few tokens of many bytes.
         """
-        if not name or not tokens or not LEAST_UNITS / 2 <= units / tokens <= MOST_UNITS * 2:
+        if not name or not tokens or not MIN_UNITS / 2 <= units / tokens <= MAX_UNITS * 2:
             return
         scale = self._known.get(name)
         if scale is None:
             scale = self._known[name] = Ratio(DEFAULT_UNITS_PER_TOKEN, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
-            if len(self._known) > MOST_SCALES:
+            if len(self._known) > MAX_SCALES:
                 self._known.popitem(last=False)
-        elif len(self._known) > MOST_SCALES // 2:
+        elif len(self._known) > MAX_SCALES // 2:
             self._known.move_to_end(name)
         weight = min(float(tokens), SCALE_HALF_LIFE_TOKENS)
-        plausible = min(max(units / tokens, LEAST_UNITS), MOST_UNITS)
+        plausible = min(max(units / tokens, MIN_UNITS), MAX_UNITS)
         scale.learn(scale.near(plausible) * weight, weight, weight)
 
     def __len__(self) -> int:

@@ -1,1 +1,1 @@
-"""How candidates are ranked: the default policy and the baselines."""
+"""Routing policies: the default and the baselines."""

@@ -6,7 +6,7 @@ from router.policies.policy import Stateless
 
 
 class LeastCost(Stateless):
-    """The router knows this policy: it finds the cheapest without pricing all candidates, and lets waits pay for copies of hot
+    """Handled specially by the router: it finds the cheapest candidate without pricing all, and accounts rent for copies of hot
     prefixes (`router/pricing/replication.py`).
     """
 

@@ -1,7 +1,7 @@
-"""What a policy is: it orders the candidates for a prompt, best first.
+"""The interface of a policy: it orders the candidates for a prompt, best first.
 
-A policy reads nothing but the prompt, the candidates and the given chance, so that a dry run ranks as the real one would.
-Ties are broken by chance, never by index: index order sends the traffic of several gateways to the same replica.
+A policy depends only on the prompt, the candidates and the given chance, so that a dry run ranks as the real one would.
+Ties are broken by chance, never by index: index order would send the traffic of several gateways to the same replica.
 
 To add one: a file here (or, for the simulator only, in `router/simulation/`), and its line in the table (`table.py`).
 """
@@ -25,7 +25,7 @@ class Policy(Protocol):
 
 
 Policies = Mapping[str, Callable[[], Policy]]
-"""By name, how each policy is made."""
+"""Policy factories by name."""
 
 
 def ranked(candidates: Sequence[Candidate], key: Callable[[Candidate], float], chance: Random) -> list[Candidate]:
@@ -34,7 +34,7 @@ def ranked(candidates: Sequence[Candidate], key: Callable[[Candidate], float], c
 
 
 class Stateless:
-    """A policy that ranks by a key and remembers nothing."""
+    """A policy that ranks by a key, without state."""
 
     def __init__(self, key: Callable[[Candidate], float]) -> None:
         self._key = key

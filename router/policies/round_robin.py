@@ -1,4 +1,4 @@
-"""Round robin: replicas take turns."""
+"""Round robin."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 from router.policies.policy import ranked
 from router.types import Candidate, Prompt, Random
 
-MOST_TURNS: Final = 4096
+MAX_REMEMBERED: Final = 4096
 
 
 class RoundRobin:
-    """The replica that was taken longest ago. Stays fair when replicas join, leave or fail.
+    """The least recently chosen replica. Stays fair when replicas join, leave or fail.
 
-    It remembers the turns of the MOST_TURNS replicas that were taken last.
+    State: the last turns of the MAX_REMEMBERED most recently chosen replicas.
     """
 
     def __init__(self) -> None:
@@ -28,5 +28,5 @@ class RoundRobin:
         self._turn += 1
         self._taken.pop(replica, None)
         self._taken[replica] = self._turn
-        if len(self._taken) > MOST_TURNS:
+        if len(self._taken) > MAX_REMEMBERED:
             del self._taken[next(iter(self._taken))]

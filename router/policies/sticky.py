@@ -1,16 +1,16 @@
 """Sticky routing: a session's requests go to the same replica, as long as that replica has room.
 
-A request's key is the session that its client names, else the head of its prompt: the block HEAD_BLOCKS deep, whose key stands
-for all before it. Replicas are ranked by a hash of (key, replica), highest first: rendezvous hashing. So the order of two
-replicas depends on nothing but the key and these two: a replica that joins takes its share of the keys, about one in n, from
-all others, and one that leaves hands over its own keys and no others. Two gateways agree without a word.
+A request's key is the session that its client names, else the head of its prompt: the key of its block number HEAD_BLOCKS,
+which covers all before it. Replicas are ranked by a hash of (key, replica), highest first: rendezvous hashing. The order of two
+replicas depends only on the key and these two: a replica that joins takes its share of the keys, about one in n, from all
+others, and one that leaves moves only its own keys. Gateways agree without communication.
 
-A hash knows nothing of load. With a bound, a replica that would have more than `bound` times the mean of requests in flight
-is passed over for the next of the ranking; the key comes back when there is room again. The mean counts the request to be
+The hash ignores load. With a bound, a replica that would have more than `bound` times the mean of requests in flight is skipped
+for the next of the ranking; the key returns when there is room again. The mean counts the request to be
 placed, and the bound is rounded up, so that some replica always has room (Mirrokni, Thorup and Zadimoghaddam, "Consistent
 hashing with bounded loads", arXiv:1608.01350, on a rendezvous ranking instead of a ring).
 
-A prompt with neither session nor a full block belongs nowhere: its ranking is random.
+A prompt with neither a session nor a full block is ranked randomly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEAD_BLOCKS = 8
 
 
 class Sticky:
-    """See the top of this file. `bound` None: no bound, a session's replica is its own whatever its load."""
+    """See the top of this file. bound: None for no bound: a session's replica never changes because of load."""
 
     def __init__(self, bound: float | None = BOUND) -> None:
         self._bound = bound
@@ -46,10 +46,10 @@ class Sticky:
 
 
 def key_of(prompt: Prompt) -> bytes:
-    """What keeps a prompt's requests together; empty if nothing does."""
+    """The session key of a prompt; empty if it has none."""
     return prompt.session.encode("utf-8", "surrogatepass") or prompt.keys[: HEAD_BLOCKS * KEY_BYTES][-KEY_BYTES:]
 
 
 def weight(key: bytes, replica: str) -> int:
-    """How much a key is drawn to a replica: 64 random bits, always the same."""
+    """The rendezvous hash of a key and a replica: 64 bits."""
     return xxhash.xxh3_64_intdigest(key, xxhash.xxh3_64_intdigest(replica.encode("utf-8", "surrogatepass")))

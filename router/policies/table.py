@@ -1,6 +1,6 @@
-"""The policies that a gateway can be configured to use, by name.
+"""The policies that can be configured in a gateway, by name.
 
-The simulator has these and more: `router/simulation/policies.py`.
+More policies, for the simulator only: `router/simulation/policies.py`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What it costs to send a prompt to a replica, in seconds."""
+"""The cost of sending a prompt to a replica, in seconds."""

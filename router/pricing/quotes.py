@@ -1,8 +1,8 @@
-"""What one prompt would cost on every replica at one moment: where the trie, the ledger and the rents meet the cost.
+"""The costs of one prompt on every replica at one moment, from the trie, the ledger and the rents.
 
-`cheapest` is what every request pays for, so it prices as few replicas as it can: the holder of the longest match first, and
-of the others only those whose floor is below that: the terms that take no time to add up, in tokens, with the running prefill
-taken to be over.
+`cheapest` runs for every request, so it prices as few replicas as possible: the holder of the longest match first, and of the
+others only those whose lower bound is below that: the terms that are cheap to compute, in tokens, with the running prefill
+assumed to be over.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, discounte
 from router.pricing.replication import Rents
 from router.types import KEY_BYTES, Candidate, Cost, Decision, Prompt, Random
 
-NOTHING: Final = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NO_COST: Final = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Quotes:
-    """matched: replica -> leading blocks that it is believed to hold; longest: the most of them on any of `replicas`;
-    shared_prefix: what names the longest match, the key of its last block; empty if nobody holds anything.
+    """matched: replica -> leading blocks that it is believed to hold; longest: the maximum over `replicas`; shared_prefix: the
+    key of the last block of the longest match; empty without a match. total: tokens of the prompt; least: of these, uncached
+    on the holder of the longest match.
     """
 
     __slots__ = (
@@ -66,7 +67,7 @@ class Quotes:
         self.least = self.total - self.tokens(self.longest)
 
     def discount(self, rents: Rents) -> None:
-        """Take off the price of a copy what was paid for want of it."""
+        """Apply the discount for copies of the prompt's longest match."""
         self._rent = rents.paid(self.shared_prefix) if self.longest else 0.0
 
     def tokens(self, blocks: int) -> int:
@@ -75,7 +76,7 @@ class Quotes:
         return tokens if tokens < self.total else self.total
 
     def price(self, name: str, load: ReplicaLoad, blocks: int, uncached: int) -> Cost:
-        """The cost on a replica, its load settled, that holds `blocks` of the prompt and would compute `uncached` tokens."""
+        """The cost on a replica (its load advanced) that holds `blocks` of the prompt and would compute `uncached` tokens."""
         now = self._now
         full = cost(
             booked=load.remaining_tokens(now) if load.first else 0,
@@ -89,7 +90,7 @@ class Quotes:
         return discounted(full, self._rent) if self._rent and blocks < self.longest else full
 
     def _evicted(self, name: str, blocks: int, uncached: int) -> float:
-        """Tokens that a replica would have to evict, each times the chance that it will be used again."""
+        """Tokens that a replica would have to evict, weighted by their probability of reuse."""
         new = self._blocks - blocks
         if not new:
             return 0.0
@@ -97,12 +98,12 @@ class Quotes:
         return uncached * out / new * reuse_chance(self._now - used, self._lifetime_s) if out else 0.0
 
     def cheapest(self, chance: Random) -> tuple[Candidate, bool]:
-        """The candidate with the least cost, and whether a replica is idle that lacks the longest match."""
+        """(the candidate with the least cost, whether an idle replica lacks the longest match)."""
         matched, longest, total, least = self.matched, self.longest, self.total, self.least
         loads, load_of, now = self._ledger.loads, self._ledger.of, self._now
         lacking = total + DUPLICATE_WEIGHT * (total - least)  # the floor of a replica that holds nothing and runs nothing
         least_s = bound_s = float("inf")
-        best, price, ties, idle = "", NOTHING, 1, False
+        best, price, ties, idle = "", NO_COST, 1, False
         first = self._holder
         for name in (first, *self._replicas) if first else self._replicas:
             load = loads.get(name) or load_of(name)
@@ -114,7 +115,7 @@ class Quotes:
             dear = floor > bound_s * load.rate.value
             if dear and (idle or blocks == longest):
                 continue
-            if head := load.settle(now) if load.first else None:
+            if head := load.advance(now) if load.first else None:
                 floor += load.booked_tokens - head.uncached_tokens
             elif blocks < longest:
                 idle = True
@@ -132,9 +133,9 @@ class Quotes:
         return self.candidate(best, price), idle
 
     def candidate(self, name: str, price: Cost | None = None) -> Candidate:
-        """What is known of a replica, and its price unless it is known already."""
+        """A replica's state with its price, which is computed unless given."""
         load, blocks = self._ledger.of(name), self.matched.get(name, 0)
-        load.settle(self._now)
+        load.advance(self._now)
         matched = self.tokens(blocks)
         price = price or self.price(name, load, blocks, self.total - matched)
         fields = (
@@ -152,7 +153,7 @@ class Quotes:
         return tuple.__new__(Candidate, fields)  # as in `cost`
 
     def decision(self, best: Candidate) -> Decision:
-        """What the choice of `best` comes to, in a word."""
+        """The decision for `best`, with its reason."""
         if not self._prompt.keys:
             reason = "blind"
         elif not self.longest:
@@ -163,7 +164,7 @@ class Quotes:
 
 
 def _longest(matched: Mapping[str, int], replicas: Collection[str]) -> tuple[str, int]:
-    """(which candidate holds the longest match, maybe of nothing, and its length); others may hold more. matched: not empty."""
+    """(holder of the longest match among `replicas`, "" without one; its length). matched: not empty."""
     holder, longest = "", 0
     for name, blocks in matched.items():
         if blocks > longest and name in replicas:

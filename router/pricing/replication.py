@@ -1,13 +1,13 @@
-"""When a hot prefix deserves a further copy: rent or buy.
+"""Decides when a hot prefix gets a further copy: rent or buy.
 
-A prefix that everybody shares (a long system prompt, a hot document) begins on one replica. Computing it again on another
-always looks too dear for the one request that would pay, however long the holders' queues stay: the price of a copy is paid
-once, its use is shared by all later requests. That is the ski-rental problem. Until there is a copy, every request that waits
-in a holder's queue while a replica without a copy is idle pays rent; as soon as a prefix has cost as much rent as a copy costs,
-it gets the copy. So the waiting for lack of copies never costs more than about what the copies cost.
+A widely shared prefix (a long system prompt, a hot document) starts on one replica. Computing it on another is always too
+expensive for a single request, however long the holders' queues stay: the price of a copy is paid once, its use is shared by
+all later requests. That is the ski-rental problem. Until there is a copy, every request that waits in a holder's queue while a
+replica without a copy is idle pays rent; once the rent of a prefix equals the price of a copy, it is copied. So waiting for
+lack of copies never costs more than about the price of the copies.
 
-The rent is kept by the key of the prefix's last block. A conversation moves on to another key with each turn, so that rent
-adds up only where many requests end in the same prefix.
+The rent is kept by the key of the prefix's last block. A conversation has another key with each turn, so that rent adds up
+only where many requests share the same prefix.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_PREFIXES: Final = 1024
 
 
 class Rents:
-    """Seconds waited so far for want of a copy, for the MAX_PREFIXES prefixes that paid last. All operations O(1)."""
+    """Rent paid so far, in seconds, for the MAX_PREFIXES prefixes that paid most recently. All operations O(1)."""
 
     def __init__(self) -> None:
         self._paid: OrderedDict[bytes, float] = OrderedDict()
@@ -38,8 +38,8 @@ class Rents:
         """There is a new copy."""
         self._paid.pop(prefix, None)
 
-    def settle(self, prefix: bytes, seconds: float | None) -> None:
-        """Pay, or (None) buy."""
+    def record(self, prefix: bytes, seconds: float | None) -> None:
+        """Record rent (`pay`), or with None a copy (`bought`)."""
         if seconds is None:
             self.bought(prefix)
         else:

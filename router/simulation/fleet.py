@@ -5,8 +5,8 @@ A replica prefills its queue one prompt after the other (first come, first serve
 evicts the least recently used leaves first. What is cached is looked up when a prefill begins, as engines do; the router
 learns it only when the answer is complete.
 
-The router in it is the production `Router`: it believes what it has seen, learns, expires. The two bounds share one cache
-and one queue between all replicas.
+It uses the production `Router`, which predicts, learns and expires as in the gateway. The two bounds share one cache and one
+queue between all replicas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from router.booking import Booking
 from router.index.trie import RadixTrie
 from router.router import Router
-from router.simulation.workloads import Ask, Source
+from router.simulation.workloads import Request, Source
 from router.types import Outcome, Replica
 
 _FOREVER, _UNBOUNDED = float("inf"), 1 << 62
@@ -47,7 +47,7 @@ class FleetSpec:
 class Served:
     """One request's history. Times in seconds of the simulation."""
 
-    ask: Ask
+    request: Request
     arrived: float
     handle: Any = None
     replica: int = -1
@@ -59,7 +59,7 @@ class Served:
 class Placement(Protocol):
     """Decides where requests go, and receives their outcomes. `place` returns a replica's number and a handle."""
 
-    def place(self, ask: Ask, now: float) -> tuple[int, Any]: ...
+    def place(self, request: Request, now: float) -> tuple[int, Any]: ...
 
     def first_token(self, handle: Any, now: float) -> None: ...
 
@@ -73,17 +73,17 @@ class Cache:
     capacity_tokens: int
     trie: RadixTrie = field(default_factory=lambda: RadixTrie(_FOREVER, _UNBOUNDED))  # weights are whole tokens here
 
-    def take(self, ask: Ask, now: float) -> int:
+    def take(self, request: Request, now: float) -> int:
         """Look a prompt up and store it; returns the tokens that were cached (at least one is always computed)."""
-        prompt = ask.prompt
+        prompt = request.prompt
         self.trie.add_replica("", self.capacity_tokens)
         blocks = self.trie.match(prompt.keys, now).get("", 0)
         self.trie.insert("", prompt.keys, now, weight=prompt.block_units)
         return min(blocks * prompt.block_units, prompt.units - 1)
 
-    def release(self, ask: Ask, now: float) -> None:
-        """The request is over: its blocks were in use until now."""
-        self.trie.insert("", ask.prompt.keys, now, weight=ask.prompt.block_units)
+    def release(self, request: Request, now: float) -> None:
+        """End of a request: its blocks were in use until now."""
+        self.trie.insert("", request.prompt.keys, now, weight=request.prompt.block_units)
 
 
 class _Replica:
@@ -125,8 +125,8 @@ class Simulation:
         self._done: list[Served] = []
 
     def run(self) -> Iterator[Served]:
-        for at, ask in self._source.begin():
-            self._at(at, self._arrive, ask)
+        for at, request in self._source.begin():
+            self._at(at, self._arrive, request)
         while self._events:
             now, _, event, argument = heapq.heappop(self._events)
             event(argument, now)
@@ -141,9 +141,9 @@ class Simulation:
     def _at(self, time: float, event: Callable[..., None], argument: Any) -> None:
         heapq.heappush(self._events, (time, next(self._order), event, argument))
 
-    def _arrive(self, ask: Ask, now: float) -> None:
-        served = Served(ask, now)
-        number, served.handle = self._placement.place(ask, now)
+    def _arrive(self, request: Request, now: float) -> None:
+        served = Served(request, now)
+        number, served.handle = self._placement.place(request, now)
         self._replicas[number].queue.append(served)
         free = sorted(self._replicas, key=_running) if self._shared else [self._replicas[number]]
         for replica in free:
@@ -154,10 +154,10 @@ class Simulation:
             return
         served = replica.queue.popleft()
         served.replica = replica.number
-        served.cached_tokens = replica.cache.take(served.ask, now)
+        served.cached_tokens = replica.cache.take(served.request, now)
         replica.prefilling = True
         replica.running += 1
-        seconds = (served.ask.prompt.units - served.cached_tokens) / replica.prefill_rate
+        seconds = (served.request.prompt.units - served.cached_tokens) / replica.prefill_rate
         replica.busy_s += seconds
         self._at(now + seconds, self._prefilled, served)
 
@@ -166,22 +166,22 @@ class Simulation:
         replica.prefilling = False
         served.first_token = now
         self._placement.first_token(served.handle, now)
-        self._at(now + served.ask.output_tokens / replica.decode_rate, self._finished, served)
+        self._at(now + served.request.output_tokens / replica.decode_rate, self._finished, served)
         self._start(replica, now)
 
     def _finished(self, served: Served, now: float) -> None:
         replica = self._replicas[served.replica]
         replica.running -= 1
-        replica.cache.release(served.ask, now)
+        replica.cache.release(served.request, now)
         served.finished = now
-        self._placement.finished(served.handle, Outcome(True, served.ask.prompt.units, served.cached_tokens), now)
+        self._placement.finished(served.handle, Outcome(True, served.request.prompt.units, served.cached_tokens), now)
         self._done.append(served)
-        if following := self._source.after(served.ask, now):
+        if following := self._source.after(served.request, now):
             self._at(following[0], self._arrive, following[1])
-        self._start(replica, now)  # of a shared queue, too: were another replica free, nobody would be waiting
+        self._start(replica, now)  # also of a shared queue: no other replica is free if it is not empty
 
 
-# -- placements, and what came of them
+# -- placements and results
 
 
 class RouterPlacement:
@@ -194,8 +194,8 @@ class RouterPlacement:
         for name in self._names:
             router.add(Replica(name, spec.kv_tokens))
 
-    def place(self, ask: Ask, now: float) -> tuple[int, Booking]:
-        booking = self.router.choose(ask.prompt, self._names, now)
+    def place(self, request: Request, now: float) -> tuple[int, Booking]:
+        booking = self.router.choose(request.prompt, self._names, now)
         return self._numbers[booking.chosen.replica], booking
 
     def first_token(self, handle: Booking, now: float) -> None:
@@ -208,7 +208,7 @@ class RouterPlacement:
 class SharedQueue:
     """The placement of the bounds: the first free replica takes the next request."""
 
-    def place(self, ask: Ask, now: float) -> tuple[int, None]:
+    def place(self, request: Request, now: float) -> tuple[int, None]:
         return 0, None
 
     def first_token(self, handle: None, now: float) -> None:
@@ -245,7 +245,7 @@ def summary(policy: str, spec: FleetSpec, served: Sequence[Served], busy_s: Sequ
         replicas=spec.replicas,
         kv_tokens=spec.kv_tokens,
         requests=len(served),
-        hit_ratio=sum(one.cached_tokens for one in served) / sum(one.ask.prompt.units for one in served),
+        hit_ratio=sum(one.cached_tokens for one in served) / sum(one.request.prompt.units for one in served),
         ttft_mean_s=sum(ttft) / len(ttft),
         ttft_p50_s=_quantile(ttft, 0.50),
         ttft_p90_s=_quantile(ttft, 0.90),

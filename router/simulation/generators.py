@@ -1,13 +1,13 @@
-"""Workloads made up, not recorded: one kind of traffic each, so that a policy can be seen to shine or to fail at it.
+"""Generated workloads: one kind of traffic each, to show where a policy is strong or fails.
 
-A generator is a frozen value whose fields say how much of what; lengths are in tokens. `rate` (requests a second) and `users`
+A generator is a frozen value; lengths in its fields are in tokens. `rate` (requests a second) and `users`
 are for each replica: a larger fleet gets more of the same. The defaults keep a default fleet's replica (10,000 tokens/s of
 prefill, 50 tokens/s of decode for each of 64 sequences, 1,000,000 KV tokens) prefilling about two thirds of the time if it is
 routed well; `burst_head` comes at the fleet's full capacity on purpose.
 
-Chance is an argument, and decides everything: the k-th request of an open loop, or the k-th session of a closed one, is the
-same whatever the policy does. A prompt is a `Text`: pieces one after the other, whose keys depend on all pieces before, so two
-prompts share exactly the leading blocks that were written alike.
+All randomness comes from an argument: the k-th request of an open loop, or the k-th session of a closed one, is the same for
+every policy. A prompt is a `Text`: consecutive pieces, whose keys depend on all pieces before, so two prompts share exactly
+the leading blocks with the same pieces.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 import xxhash
 
-from router.simulation.workloads import Ask, ClosedLoop, OpenLoop, Source, Turn
+from router.simulation.workloads import ClosedLoop, OpenLoop, Request, Source, Turn
 from router.types import Prompt, Random
 
 BLOCK = 64  # tokens
@@ -53,24 +53,24 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt as far as it is written."""
+    """A prompt under construction."""
 
     tokens: int = 0
     keys: bytes = b""
-    state: int = 0  # stands for all pieces and where they begin
+    state: int = 0  # hash of all pieces and their offsets
 
     def then(self, piece: str, tokens: int) -> Text:
-        """With `tokens` tokens more, which `piece` names. O(blocks)."""
+        """The text with `tokens` tokens more, identified by `piece`. O(blocks)."""
         state, end = xxhash.xxh3_64_intdigest(f"{self.tokens} {piece}".encode(), self.state), self.tokens + tokens
         blocks = range(self.tokens // BLOCK, end // BLOCK)
         keys = b"".join(xxhash.xxh3_64_digest(block.to_bytes(8, "little"), state) for block in blocks)
         return Text(end, self.keys + keys, state)
 
-    def ask(self, output_tokens: int, session: str) -> Ask:
-        return Ask(Prompt(self.keys, self.tokens, BLOCK, "", session), output_tokens, session)
+    def request(self, output_tokens: int, session: str) -> Request:
+        return Request(Prompt(self.keys, self.tokens, BLOCK, "", session), output_tokens, session)
 
 
-# -- open loops: nobody waits for an answer
+# -- open loops: arrivals do not depend on answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +86,15 @@ class SharedPrompt:
     def source(self, replicas: int, chance: Random) -> Source:
         system = Text().then("system", self.system)
 
-        def write(number: int) -> Ask:
-            return system.then(f"user {number}", self.message.draw(chance)).ask(self.output.draw(chance), f"user {number}")
+        def write(number: int) -> Request:
+            return system.then(f"user {number}", self.message.draw(chance)).request(self.output.draw(chance), f"user {number}")
 
         return OpenLoop(_stream(self.rate * replicas, self.hours, write, chance))
 
 
 @dataclass(frozen=True, slots=True)
 class NoReuse:
-    """All prompts are different from their first token: there is nothing to find, and nothing to lose the balance for."""
+    """All prompts differ from their first token on: no cache hits are possible."""
 
     hours: float = 0.5
     rate: float = 1.1
@@ -102,8 +102,8 @@ class NoReuse:
     output: Lengths = Lengths(250, most=2000)
 
     def source(self, replicas: int, chance: Random) -> Source:
-        def write(number: int) -> Ask:
-            return Text().then(f"user {number}", self.prompt.draw(chance)).ask(self.output.draw(chance), f"user {number}")
+        def write(number: int) -> Request:
+            return Text().then(f"user {number}", self.prompt.draw(chance)).request(self.output.draw(chance), f"user {number}")
 
         return OpenLoop(_stream(self.rate * replicas, self.hours, write, chance))
 
@@ -131,7 +131,7 @@ class Rag:
         popularity = list(itertools.accumulate((1 + rank) ** -self.zipf for rank in range(self.corpus)))
         instruction = Text().then("instruction", self.instruction)
 
-        def write(number: int) -> Ask:
+        def write(number: int) -> Request:
             text, taken = instruction, set[int]()
             while len(taken) < self.documents:
                 document = bisect.bisect(popularity, chance.random() * popularity[-1])
@@ -139,7 +139,7 @@ class Rag:
                     taken.add(document)
                     text = text.then(f"document {document}", lengths[document])
             text = text.then(f"question {number}", self.question.draw(chance))
-            return text.ask(self.output.draw(chance), f"user {number}")
+            return text.request(self.output.draw(chance), f"user {number}")
 
         return OpenLoop(_stream(self.rate * replicas, self.hours, write, chance))
 
@@ -161,8 +161,8 @@ class BurstHead:
     def source(self, replicas: int, chance: Random) -> Source:
         head = Text().then("head", self.head)
 
-        def write(number: int) -> Ask:
-            return head.then(f"prompt {number}", self.rest).ask(self.output.draw(chance), "")
+        def write(number: int) -> Request:
+            return head.then(f"prompt {number}", self.rest).request(self.output.draw(chance), "")
 
         stream = _stream(self.rate * replicas, self.hours, write, chance)
         return OpenLoop(itertools.islice(stream, self.prompts * replicas))
@@ -181,13 +181,13 @@ class HotPrefix:
     def source(self, replicas: int, chance: Random) -> Source:
         prefix = Text().then("prefix", self.prefix)
 
-        def write(number: int) -> Ask:
-            return prefix.then(f"tail {number}", self.tail.draw(chance)).ask(self.output.draw(chance), "")
+        def write(number: int) -> Request:
+            return prefix.then(f"tail {number}", self.tail.draw(chance)).request(self.output.draw(chance), "")
 
         return OpenLoop(_stream(self.rate * replicas, self.hours, write, chance))
 
 
-def _stream(rate: float, hours: float, write: Callable[[int], Ask], chance: Random) -> Iterator[tuple[float, Ask]]:
+def _stream(rate: float, hours: float, write: Callable[[int], Request], chance: Random) -> Iterator[tuple[float, Request]]:
     """Poisson arrivals."""
     now = _exponential(1 / rate, chance)
     for number in itertools.count():
@@ -282,11 +282,11 @@ class Agents:
 
 
 def _turns(head: Text, session: str, plan: list[Step], name: str = "") -> Iterator[Turn]:
-    """The prompts of one growing text, written when they are asked for."""
+    """The prompts of one growing text, generated lazily."""
     text = head
     for turn, step in enumerate(plan):
         text = text.then(f"{name or session} {turn}", step.added)
-        yield step.pause_s, text.ask(step.output, session)
+        yield step.pause_s, text.request(step.output, session)
         text = text.then(f"{name or session} {turn} answer", step.output)
 
 

@@ -1,8 +1,8 @@
 """The rules of known routers, as policies, to compare with in the simulator. Not for production.
 
-Each is what its public source or documentation says, with its defaults, and gets what our own router knows: the matched prefix,
-the booked work less what the running prefill must have done, the requests in flight. So a row compares rules, not
-trackers: the peers' own knowledge is coarser in places (said at each). Ties are broken by chance, which some of them do not.
+Each follows its public source or documentation, with its defaults, and uses our own router's state: the matched prefix, the
+booked work less the estimated progress of the running prefill, the requests in flight. So a row compares rules, not trackers:
+the peers' own state is coarser in places (see each). Ties are broken by chance, which some of them do not.
 
 - sglang: sglang-router and SMG, policy cache_aware (thresholds 0.3 / 64 / 1.5). If the busiest worker has more than 64 requests
   over the idlest and more than 1.5 times as many: the one with the fewest. Else, if the longest match is more than 0.3 of the

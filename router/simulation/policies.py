@@ -1,7 +1,7 @@
 """All policies that can be simulated: those of gateways, naive ones, and the rules of other routers.
 
-The naive ones are bounds to compare with, and not for gateways: `longest_prefix` sends everybody to one replica when prompts
-share a head, `random` reuses a prefix by luck only.
+The naive ones are for comparison only, not for gateways: `longest_prefix` sends all requests to one replica when prompts share
+a head, `random` reuses prefixes only by chance.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workloads for the simulator: what a source of requests is, and recorded traces as such (`generators.py` makes up others).
+"""Workloads for the simulator: sources of requests, and recorded traces (`generators.py`: generated workloads).
 
 A workload is a source of requests in time. Open-loop sources know all their arrivals beforehand; in a closed loop a user
 sends the next request a think time after the previous answer. Pure: a trace comes in as parsed JSON lines, chance as an
@@ -26,7 +26,7 @@ Row = Mapping[str, Any]  # a line of a trace
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Request:
     """One request: its prompt in token units, the length of its answer in tokens, the conversation that it belongs to.
 
     The prompt names a session, too, if the client would.
@@ -37,16 +37,16 @@ class Ask:
     session: str
 
 
-Arrival = tuple[float, Ask]  # when it comes
-Turn = tuple[float, Ask]  # the think time before it
+Arrival = tuple[float, Request]  # when it comes
+Turn = tuple[float, Request]  # the think time before it
 
 
 class Source(Protocol):
-    """Where requests come from. `begin`: the arrivals known at time 0, in any order; `after`: what follows an answer."""
+    """A source of requests. `begin`: the arrivals known at time 0, in any order; `after`: the next one after an answer."""
 
     def begin(self) -> Iterator[Arrival]: ...
 
-    def after(self, ask: Ask, now: float) -> Arrival | None: ...
+    def after(self, request: Request, now: float) -> Arrival | None: ...
 
 
 class OpenLoop:
@@ -61,14 +61,14 @@ class OpenLoop:
     def begin(self) -> Iterator[Arrival]:
         return iter(self._arrivals)
 
-    def after(self, ask: Ask, now: float) -> Arrival | None:
+    def after(self, request: Request, now: float) -> Arrival | None:
         return None
 
 
 class ClosedLoop:
     """`users` users, each busy with one session at a time; a session is a sequence of (think time before it, request).
 
-    The users begin at random within START_S, or all their first, cold prompts would meet. After `horizon_s` nobody sends.
+    The users begin at random times within START_S, so that their first, cold prompts do not coincide. No request is sent after
     """
 
     def __init__(self, sessions: Iterable[Iterable[Turn]], users: int, horizon_s: float, chance: Random) -> None:
@@ -83,31 +83,31 @@ class ClosedLoop:
             if arrival := self._next_session(self._chance.random() * START_S):
                 yield arrival
 
-    def after(self, ask: Ask, now: float) -> Arrival | None:
-        following = next(self._rest[ask.session], None)
+    def after(self, request: Request, now: float) -> Arrival | None:
+        following = next(self._rest[request.session], None)
         if following is None:
-            del self._rest[ask.session]
+            del self._rest[request.session]
             return self._next_session(now)
-        think, request = following
-        return self._in_time(now + think, request)
+        think, next_request = following
+        return self._in_time(now + think, next_request)
 
     def _next_session(self, now: float) -> Arrival | None:
         for session in self._sessions:
             turns = iter(session)
-            for _, ask in turns:
-                self._rest[ask.session] = turns
-                return self._in_time(now, ask)
+            for _, request in turns:
+                self._rest[request.session] = turns
+                return self._in_time(now, request)
         return None
 
-    def _in_time(self, at: float, ask: Ask) -> Arrival | None:
-        return (at, ask) if at < self._horizon else None
+    def _in_time(self, at: float, request: Request) -> Arrival | None:
+        return (at, request) if at < self._horizon else None
 
 
 # -- recorded traces
 
 
 class TraceError(ValueError):
-    """A trace cannot be used; the message says where and why."""
+    """A trace is invalid; the message has the row and the reason."""
 
 
 def mooncake(rows: Iterable[Row], chance: Random, speed: float = 1.0) -> Iterator[Arrival]:
@@ -122,8 +122,8 @@ def mooncake(rows: Iterable[Row], chance: Random, speed: float = 1.0) -> Iterato
                 raise ValueError("timestamp is not a time")
             ids = row["hash_ids"][: row["input_length"] // MOONCAKE_BLOCK]
             keys = b"".join(key.to_bytes(KEY_BYTES, "little") for key in ids)
-            ask = _ask(Prompt(keys, row["input_length"], MOONCAKE_BLOCK, ""), row["output_length"], str(number))
-        yield at, ask
+            request = _request(Prompt(keys, row["input_length"], MOONCAKE_BLOCK, ""), row["output_length"], str(number))
+        yield at, request
 
 
 def agents(rows: Iterable[Row], max_input: int) -> Iterator[list[Turn]]:
@@ -135,7 +135,7 @@ def agents(rows: Iterable[Row], max_input: int) -> Iterator[list[Turn]]:
             if len(sizes) > 1 or size < 1:
                 raise ValueError("block_size is not the same positive number in all rows")
             session = list(_agent_turns(row, size, str(number), str(number)))
-        if session and all(ask.prompt.units <= max_input for _, ask in session):
+        if session and all(request.prompt.units <= max_input for _, request in session):
             yield session
 
 
@@ -159,7 +159,7 @@ def _agent_turns(row: Row, size: int, session: str, name: str) -> Iterator[Turn]
         if not think >= 0:
             raise ValueError(f"think_time of request {number} is below 0")
         prompt = Prompt(b"".join(path[:blocks]), request["in"], size, "", session)
-        yield min(think, THINK_CAP_S), _ask(prompt, request["out"], session)
+        yield min(think, THINK_CAP_S), _request(prompt, request["out"], session)
 
 
 def _block_key(place: int, head: int, block: int, shared: int, own: int) -> bytes:
@@ -169,15 +169,15 @@ def _block_key(place: int, head: int, block: int, shared: int, own: int) -> byte
     return xxhash.xxh3_64_digest(block.to_bytes(8, "little"), own)
 
 
-def _ask(prompt: Prompt, output_tokens: int, session: str) -> Ask:
+def _request(prompt: Prompt, output_tokens: int, session: str) -> Request:
     if not (isinstance(prompt.units, int) and prompt.units > 0 and isinstance(output_tokens, int) and output_tokens >= 0):
         raise ValueError(f"{prompt.units!r} tokens in, {output_tokens!r} out")
-    return Ask(prompt, output_tokens, session)
+    return Request(prompt, output_tokens, session)
 
 
 @contextmanager
 def _blaming_row(number: int) -> Iterator[None]:
-    """What goes wrong inside is the fault of the row: it is JSON, and may hold anything."""
+    """Turns errors inside into a TraceError of this row: it is JSON, and may hold anything."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:

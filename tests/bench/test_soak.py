@@ -23,7 +23,7 @@ from bench.measure.cpu import cores
 from bench.soak import report
 from bench.soak.__main__ import main, options_of
 from bench.soak.attacks import EXPECTED, Line, attacks, chat, post, repeated
-from bench.soak.clients import MOST_WHYS, Tally
+from bench.soak.clients import MAX_ERROR_TEXTS, Tally
 from bench.soak.fleet import Setup, fleet
 from bench.soak.health import OK, Answer, ask, schedule
 from bench.soak.law import BOOKINGS, BYSTANDERS, FAILING, Limits, Outcome, State, violations
@@ -144,7 +144,7 @@ def test_a_tally_is_bounded_and_knows_its_percentiles() -> None:
     one = Tally()
     for number in range(1000):
         one.count("answered" if number % 2 else "refused", f"why {number}", number / 1000)
-    assert (one.sent, one.fates["answered"], len(one.whys)) == (1000, 500, MOST_WHYS)
+    assert (one.sent, one.fates["answered"], len(one.whys)) == (1000, 500, MAX_ERROR_TEXTS)
     assert one.percentile(0.5) == pytest.approx(0.5, abs=0.01)
     assert Tally().percentile(0.99) == 0
 

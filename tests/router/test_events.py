@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from router import Outcome, Prompt, Replica, Router
 from router.events import Closed, Event, EventError, FirstToken, Moved, Opened, Rent, decode, encode
 from router.follower import Follower
-from router.replication_log import MOST_TOKENS, Journal
+from router.replication_log import MAX_TOKENS, Journal
 from tests.support.strategies import keys_of, prompt_of
 
 counts = st.integers(0, 2**40)
@@ -97,7 +97,7 @@ def test_an_event_that_cannot_be_is_refused(event: object) -> None:
         decode(msgspec.msgpack.encode([event]))
 
 
-@pytest.mark.parametrize("tokens", [-1, MOST_TOKENS + 1, 10**30])
+@pytest.mark.parametrize("tokens", [-1, MAX_TOKENS + 1, 10**30])
 def test_a_count_that_no_engine_can_mean_is_not_sent(tokens: int) -> None:
     journal = Journal(lambda: None)
     router = Router(policy="cost", ttl_s=10, memory_bytes=1 << 16, chance=random.Random(1), journal=journal)

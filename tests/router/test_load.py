@@ -30,7 +30,7 @@ class LedgerMachine(CountedMachine):
 
     @rule(replica=replicas)
     def settle(self, replica: str) -> None:
-        self.ledger.of(replica).settle(self.now)
+        self.ledger.of(replica).advance(self.now)
 
     @rule(lease=leases)
     def first_token(self, lease: Lease) -> None:
@@ -102,7 +102,7 @@ def test_a_plain_answer_decodes_when_its_prefill_must_be_over() -> None:
     ledger.open("r", 8000, 8000, 0.0, silent=True)
     load = ledger.of("r")
     for now, decoding, left in ((0.5, 0, 36_000), (1.5, 1, 28_000), (2.0, 2, 24_000), (3.5, 3, 12_000), (100.0, 3, 8000)):
-        load.settle(now)
+        load.advance(now)
         assert (load.decoding, load.remaining_tokens(now)) == (decoding, left)
     assert all(lease.prefill_s is None for lease in plain), "an assumption teaches nothing"
     streamed.first_token(101.0)
@@ -156,9 +156,9 @@ def test_who_is_back_is_no_longer_expected() -> None:
 def test_one_that_extends_another_s_head_is_nobody_s_next_turn() -> None:
     ledger = Ledger()
     ledger.open("r", 10, 10, 0.0).close(0.0)
-    ledger.came_back(ledger.of("r"), 40.0, weight=1.0, next_turn=False, now=40.0)
+    ledger.record_return(ledger.of("r"), 40.0, weight=1.0, next_turn=False, now=40.0)
     before = ledger.of("r").return_rate(40.0, 20.0)
-    ledger.came_back(ledger.of("r"), 40.0, weight=0.0, next_turn=True, now=40.0)
+    ledger.record_return(ledger.of("r"), 40.0, weight=0.0, next_turn=True, now=40.0)
     assert before > 0 == ledger.of("r").return_rate(40.0, 20.0)
     assert ledger.turn_gap.value == pytest.approx(15.0 * math.exp(0.1)), "both are seen, as far as they weigh"
 
@@ -236,7 +236,7 @@ def test_a_stranger_is_believed_to_be_as_fast_as_the_others_are() -> None:
 
 def test_a_look_at_a_stranger_books_nothing() -> None:
     ledger = Ledger()
-    ledger.of("r").settle(0.0)
+    ledger.of("r").advance(0.0)
     assert repr(ledger) == "<Ledger >"
 
 

@@ -56,7 +56,7 @@ class FollowedRouter(RouterMachine):
     def settle(self) -> None:
         for router in (self.router, self.other):
             for name in NAMES:
-                router.ledger.of(name).settle(self.now)
+                router.ledger.of(name).advance(self.now)
 
     @rule(name=replicas, capacity=st.none() | st.integers(1, 10))
     def join(self, name: str, capacity: int | None) -> None:

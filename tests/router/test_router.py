@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router import Outcome, Prompt, Replica, Router, text_keys, token_keys
-from router.learning.scales import MOST_SCALES
+from router.learning.scales import MAX_SCALES
 from router.router import SHRINK_BYTES
 from tests.support.strategies import keys_of, prompt_of
 
@@ -424,7 +424,7 @@ def test_a_replica_that_lies_cannot_make_a_scale_implausible(units: int, tokens:
 
 def test_scales_are_learned_for_a_bounded_number_of_names() -> None:
     router = router_with("r1")
-    for number in range(3 * MOST_SCALES):
+    for number in range(3 * MAX_SCALES):
         prompt = Prompt(keys_of(b"x"), 3000, 1, f"m{number}")
         router.choose(prompt, ["r1"], 0.0).close(Outcome(True, 1000, 0), 0.0)
         if number % 100 == 0:

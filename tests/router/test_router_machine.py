@@ -137,7 +137,7 @@ class RouterMachine(CountedMachine):
     def rank(self, prompt: Prompt, names: list[str]) -> None:
         """A dry run. What time alone changes is let happen before."""
         for name in names:
-            self.router.ledger.of(name).settle(self.now)
+            self.router.ledger.of(name).advance(self.now)
         before = shown(self.router)
         decision, ranking = self.router.rank(prompt, names, self.now)
         assert shown(self.router) == before

@@ -240,7 +240,7 @@ async def test_a_body_whose_parser_process_dies_leaves_no_garbage() -> None:
 
     async def job() -> None:
         with contextlib.suppress(GatewayError):
-            await process.ask(("chat",), b"{}")
+            await process.run(("chat",), b"{}")
 
     await job()
     with garbage() as found:

@@ -15,7 +15,7 @@ from hypothesis.stateful import initialize, invariant, rule
 
 from router.index.holds import Hold
 from router.index.tree import MAX_EDGES
-from router.index.trie import MOST_COUNTED, SWEEP_HOLDS, RadixTrie
+from router.index.trie import MAX_COUNTED, SWEEP_HOLDS, RadixTrie
 from router.types import KEY_BYTES
 from tests.support.machines import STEPS, CountedMachine, steps_of
 from tests.support.strategies import keys_of, letters, replicas
@@ -555,9 +555,9 @@ def test_a_bound_that_was_lowered_is_enforced_slice_by_slice(what: str) -> None:
 
 def test_too_much_to_count_is_not_counted() -> None:
     trie = trie_with("r1", ttl=1e9)
-    for number in range(MOST_COUNTED + 1):
+    for number in range(MAX_COUNTED + 1):
         trie.insert("r1", keys_of(b"x" + number.to_bytes(2, "big")), float(number))
-    assert trie.used_since("r1", MOST_COUNTED - 10.0) == 1 + 2 + 10
+    assert trie.used_since("r1", MAX_COUNTED - 10.0) == 1 + 2 + 10
     assert trie.used_since("r1", -1.0) is None
 
 

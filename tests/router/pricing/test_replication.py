@@ -59,8 +59,8 @@ def test_only_those_that_paid_last_are_remembered(story: list[tuple[int, float |
 
 def test_to_settle_is_to_pay_or_to_buy() -> None:
     rents = Rents()
-    rents.settle(b"a", 2.0)
-    rents.settle(b"b", 1.0)
+    rents.record(b"a", 2.0)
+    rents.record(b"b", 1.0)
     assert (rents.paid(b"a"), rents.paid(b"b")) == (2.0, 1.0)
-    rents.settle(b"a", None)
+    rents.record(b"a", None)
     assert (rents.paid(b"a"), rents.paid(b"b")) == (0.0, 1.0)

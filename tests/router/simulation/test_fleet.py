@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from router import Outcome, Prompt, Router
 from router.simulation.fleet import FleetSpec, Result, RouterPlacement, Served, SharedQueue, Simulation, summary
 from router.simulation.policies import SIMULATED
-from router.simulation.workloads import Arrival, Ask, ClosedLoop, OpenLoop, mooncake
+from router.simulation.workloads import Arrival, ClosedLoop, OpenLoop, Request, mooncake
 from tests.support.paths import TRACES
 from tests.support.strategies import keys_of, letters
 
@@ -23,9 +23,9 @@ ONE = FleetSpec(replicas=1, kv_tokens=1000, prefill_rate=10.0, decode_rate=2.0) 
 POOL = 1 << 30
 
 
-def ask(text: str, output: int = 0, extra: int = 0) -> Ask:
+def request_of(text: str, output: int = 0, extra: int = 0) -> Request:
     """A prompt of one block of 10 tokens for each letter, and `extra` tokens of a block that is not full."""
-    return Ask(Prompt(keys_of(text.encode()), 10 * len(text) + extra, 10, ""), output, "")
+    return Request(Prompt(keys_of(text.encode()), 10 * len(text) + extra, 10, ""), output, "")
 
 
 class Told:
@@ -33,16 +33,16 @@ class Told:
 
     def __init__(self, *numbers: int) -> None:
         self.numbers = list(numbers)
-        self.heard: list[tuple[str, Ask, float]] = []
+        self.heard: list[tuple[str, Request, float]] = []
         self.outcomes: list[Outcome] = []
 
-    def place(self, ask: Ask, now: float) -> tuple[int, Ask]:
-        return self.numbers.pop(0) if self.numbers else 0, ask
+    def place(self, request: Request, now: float) -> tuple[int, Request]:
+        return self.numbers.pop(0) if self.numbers else 0, request
 
-    def first_token(self, handle: Ask, now: float) -> None:
+    def first_token(self, handle: Request, now: float) -> None:
         self.heard.append(("first", handle, now))
 
-    def finished(self, handle: Ask, outcome: Outcome, now: float) -> None:
+    def finished(self, handle: Request, outcome: Outcome, now: float) -> None:
         self.heard.append(("end", handle, now))
         self.outcomes.append(outcome)
 
@@ -78,28 +78,30 @@ def first_tokens(served: Sequence[Served]) -> list[float]:
 
 
 def test_prompts_are_prefilled_one_after_the_other() -> None:
-    served = by_hand(ONE, (0.0, ask("aaa")), (1.0, ask("b")), (2.0, ask("cc")), (9.0, ask("d")))
+    served = by_hand(ONE, (0.0, request_of("aaa")), (1.0, request_of("b")), (2.0, request_of("cc")), (9.0, request_of("d")))
     assert first_tokens(served) == [3.0, 4.0, 6.0, 10.0]
 
 
 def test_sequences_decode_beside_each_other() -> None:
-    served = by_hand(ONE, (0.0, ask("a", output=10)), (0.5, ask("b", output=1)))
+    served = by_hand(ONE, (0.0, request_of("a", output=10)), (0.5, request_of("b", output=1)))
     assert [(one.first_token, one.finished) for one in served] == [(1.0, 6.0), (2.0, 2.5)]
 
 
 def test_requests_come_out_in_the_order_in_which_they_finish() -> None:
-    long, short = ask("a", output=10), ask("b", output=1)
-    assert [one.ask for one in Simulation(ONE, OpenLoop([(0.0, long), (0.5, short)]), Told()).run()] == [short, long]
+    long, short = request_of("a", output=10), request_of("b", output=1)
+    assert [one.request for one in Simulation(ONE, OpenLoop([(0.0, long), (0.5, short)]), Told()).run()] == [short, long]
 
 
 def test_a_full_batch_lets_the_queue_wait() -> None:
     spec = FleetSpec(replicas=1, kv_tokens=1000, prefill_rate=10.0, decode_rate=2.0, batch_limit=2)
-    served = by_hand(spec, (0.0, ask("a", output=8)), (0.1, ask("b", output=20)), (0.2, ask("c")))
+    served = by_hand(spec, (0.0, request_of("a", output=8)), (0.1, request_of("b", output=20)), (0.2, request_of("c")))
     assert first_tokens(served) == [1.0, 2.0, 6.0], "the third begins when the first ends, at 5"
 
 
 def test_a_cached_prefix_is_not_computed_again() -> None:
-    served = by_hand(ONE, (0.0, ask("aab")), (10.0, ask("aac")), (20.0, ask("aab")), (30.0, ask("aab", extra=5)))
+    served = by_hand(
+        ONE, (0.0, request_of("aab")), (10.0, request_of("aac")), (20.0, request_of("aab")), (30.0, request_of("aab", extra=5))
+    )
     assert [one.cached_tokens for one in served] == [0, 20, 29, 30], "the last token is always computed"
     assert first_tokens(served) == pytest.approx([3.0, 11.0, 20.1, 30.5])
 
@@ -107,36 +109,47 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
 def test_a_full_cache_forgets_what_was_used_longest_ago_leaves_first() -> None:
     spec = FleetSpec(replicas=1, kv_tokens=40, prefill_rate=10.0, decode_rate=2.0)
     served = by_hand(
-        spec, (0.0, ask("ab")), (10.0, ask("xy")), (20.0, ask("a", extra=1)), (30.0, ask("zz")), (40.0, ask("ab", extra=1))
+        spec,
+        (0.0, request_of("ab")),
+        (10.0, request_of("xy")),
+        (20.0, request_of("a", extra=1)),
+        (30.0, request_of("zz")),
+        (40.0, request_of("ab", extra=1)),
     )
     assert [one.cached_tokens for one in served] == [0, 0, 10, 0, 10], "zz took the places of b and y; a was used since"
 
 
 def test_the_end_of_an_answer_keeps_its_prompt_fresh() -> None:
     spec = FleetSpec(replicas=1, kv_tokens=20, prefill_rate=10.0, decode_rate=1.0)
-    served = by_hand(spec, (0.0, ask("a", output=10)), (1.0, ask("b")), (20.0, ask("c")), (30.0, ask("a", extra=1)))
+    served = by_hand(
+        spec,
+        (0.0, request_of("a", output=10)),
+        (1.0, request_of("b")),
+        (20.0, request_of("c")),
+        (30.0, request_of("a", extra=1)),
+    )
     assert [one.cached_tokens for one in served] == [0, 0, 0, 10]
 
 
 def test_a_prompt_larger_than_the_cache_leaves_its_beginning() -> None:
     spec = FleetSpec(replicas=1, kv_tokens=25, prefill_rate=10.0, decode_rate=1.0)
-    assert [one.cached_tokens for one in by_hand(spec, (0.0, ask("abc")), (10.0, ask("abc")))] == [0, 20]
+    assert [one.cached_tokens for one in by_hand(spec, (0.0, request_of("abc")), (10.0, request_of("abc")))] == [0, 20]
 
 
 def test_replicas_are_as_fast_as_they_are_said_to_be() -> None:
     spec = FleetSpec(replicas=2, kv_tokens=1000, prefill_rate=10.0, decode_rate=2.0, speeds=(1.0, 0.5))
-    fast, slow = by_hand(spec, (0.0, ask("aa", output=2)), (0.5, ask("bb", output=2)), on=[0, 1])
+    fast, slow = by_hand(spec, (0.0, request_of("aa", output=2)), (0.5, request_of("bb", output=2)), on=[0, 1])
     assert (fast.replica, fast.first_token, fast.finished) == (0, 2.0, 3.0)
     assert (slow.replica, slow.first_token, slow.finished) == (1, 4.5, 6.5)
 
 
 def test_caches_are_apart_unless_they_are_shared() -> None:
     spec = FleetSpec(replicas=2, kv_tokens=1000, prefill_rate=10.0, decode_rate=2.0)
-    arrivals = [(0.0, ask("aa")), (1.0, ask("b")), (1.5, ask("aac"))]
+    arrivals = [(0.0, request_of("aa")), (1.0, request_of("b")), (1.5, request_of("aac"))]
     apart = by_hand(spec, *arrivals, on=[0, 1, 1])
     assert [one.cached_tokens for one in apart] == [0, 0, 0]
     shared, _ = replay(spec, arrivals)
-    assert {one.ask.prompt.blocks: (one.replica, one.cached_tokens, one.first_token) for one in shared} == {
+    assert {one.request.prompt.blocks: (one.replica, one.cached_tokens, one.first_token) for one in shared} == {
         2: (0, 0, 2.0),
         1: (1, 0, 2.0),
         3: (0, 20, 3.0),
@@ -145,20 +158,20 @@ def test_caches_are_apart_unless_they_are_shared() -> None:
 
 def test_a_shared_queue_goes_to_the_replica_that_runs_least() -> None:
     spec = FleetSpec(replicas=3, kv_tokens=1000, prefill_rate=10.0, decode_rate=2.0)
-    served, busy = replay(spec, [(2.0 * number, ask(letter, output=100)) for number, letter in enumerate("abcdef")])
+    served, busy = replay(spec, [(2.0 * number, request_of(letter, output=100)) for number, letter in enumerate("abcdef")])
     assert [one.replica for one in served] == [0, 1, 2, 0, 1, 2]
     assert busy == [2.0, 2.0, 2.0]
 
 
 def test_a_placement_hears_the_first_token_and_the_engines_count() -> None:
-    placement, request = Told(), ask("ab", output=4, extra=5)
-    list(Simulation(ONE, OpenLoop([(0.0, ask("a")), (5.0, request)]), placement).run())
+    placement, request = Told(), request_of("ab", output=4, extra=5)
+    list(Simulation(ONE, OpenLoop([(0.0, request_of("a")), (5.0, request)]), placement).run())
     assert placement.heard[2:] == [("first", request, 6.5), ("end", request, 8.5)]
     assert placement.outcomes == [Outcome(True, 10, 0), Outcome(True, 25, 10)]
 
 
 def test_users_in_a_closed_loop_wait_for_the_simulated_answer() -> None:
-    turns = [(0.0, ask("a", output=2)), (5.0, ask("ab", output=2))]
+    turns = [(0.0, request_of("a", output=2)), (5.0, request_of("ab", output=2))]
     source = ClosedLoop([turns], 1, 1e9, random.Random(1))
     first, second = Simulation(ONE, source, Told()).run()
     assert first.finished == pytest.approx(first.arrived + 2)
@@ -168,7 +181,9 @@ def test_users_in_a_closed_loop_wait_for_the_simulated_answer() -> None:
 def test_a_summary_by_hand() -> None:
     spec = FleetSpec(replicas=2, kv_tokens=1000, prefill_rate=10.0, decode_rate=2.0)
     simulation = Simulation(
-        spec, OpenLoop([(0.0, ask("aa", output=2)), (4.0, ask("aab", output=2)), (9.0, ask("c"))]), Told(0, 0, 1)
+        spec,
+        OpenLoop([(0.0, request_of("aa", output=2)), (4.0, request_of("aab", output=2)), (9.0, request_of("c"))]),
+        Told(0, 0, 1),
     )
     assert summary("told", spec, list(simulation.run()), simulation.busy_s) == Result(
         policy="told",
@@ -201,8 +216,8 @@ fleets = st.builds(
     decode_rate=st.just(2.0),
     batch_limit=st.integers(1, 4),
 )
-asks = st.builds(lambda text, output: ask(text.decode("latin1"), output, extra=5), letters, st.integers(0, 9))
-workloads = st.lists(st.tuples(st.floats(0, 60), asks), min_size=1, max_size=40)
+requests = st.builds(lambda text, output: request_of(text.decode("latin1"), output, extra=5), letters, st.integers(0, 9))
+workloads = st.lists(st.tuples(st.floats(0, 60), requests), min_size=1, max_size=40)
 policies = st.sampled_from(["", *SIMULATED])
 
 
@@ -214,14 +229,14 @@ def tokens(served: Sequence[Served]) -> int:
 @given(fleets, workloads, policies)
 def test_every_arrival_finishes_exactly_once_and_in_order(spec: FleetSpec, arrivals: list[Arrival], policy: str) -> None:
     served, busy = replay(spec, arrivals, policy)
-    assert sorted(id(one.ask) for one in served) == sorted(id(asked) for _, asked in arrivals)
+    assert sorted(id(one.request) for one in served) == sorted(id(asked) for _, asked in arrivals)
     assert sorted(one.arrived for one in served) == sorted(at for at, _ in arrivals)
     for one in served:
-        computed = one.ask.prompt.units - one.cached_tokens
-        assert 0 <= one.cached_tokens < one.ask.prompt.units
+        computed = one.request.prompt.units - one.cached_tokens
+        assert 0 <= one.cached_tokens < one.request.prompt.units
         assert one.first_token >= one.arrived + computed / 10.0 - 1e-9
-        assert one.finished == pytest.approx(one.first_token + one.ask.output_tokens / 2.0)
-    assert sum(busy) * 10.0 == pytest.approx(sum(one.ask.prompt.units for one in served) - tokens(served))
+        assert one.finished == pytest.approx(one.first_token + one.request.output_tokens / 2.0)
+    assert sum(busy) * 10.0 == pytest.approx(sum(one.request.prompt.units for one in served) - tokens(served))
 
 
 @settings(max_examples=50, deadline=None)
@@ -246,7 +261,7 @@ def test_no_placement_computes_less_than_an_endless_shared_cache(spec: FleetSpec
 def test_no_placement_waits_less_than_a_shared_queue(replicas: int, times: list[float], policy: str) -> None:
     """Of equal, cold prompts. With unequal ones, first come, first served is not the best order, and no bound for a mean."""
     spec = FleetSpec(replicas, POOL, 10.0, 2.0, batch_limit=100)
-    arrivals = [(at, ask(chr(65 + number) * 2, output=3)) for number, at in enumerate(times)]
+    arrivals = [(at, request_of(chr(65 + number) * 2, output=3)) for number, at in enumerate(times)]
     shared, placed = (sum(first_tokens(replay(spec, arrivals, name)[0])) for name in ("", policy))
     assert shared <= placed + 1e-6
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from router.index.blocks import shared_blocks
 from router.simulation.fleet import FleetSpec, SharedQueue, Simulation
 from router.simulation.generators import BLOCK, GENERATORS, Agents, Chat, Lengths, Text
-from router.simulation.workloads import Arrival, Ask, Source, Turn
+from router.simulation.workloads import Arrival, Request, Source, Turn
 
 OPEN = ["shared_prompt", "no_reuse", "rag", "burst_head", "hot_prefix"]
 CLOSED = ["chat", "agents"]
@@ -26,11 +26,11 @@ def arrivals(name: str, replicas: int = 2, seed: int = 1, **changes: Any) -> lis
     return list(generator.source(replicas, random.Random(seed)).begin())
 
 
-def asks(name: str, **changes: Any) -> list[Ask]:
-    return [ask for _, ask in arrivals(name, **changes)]
+def asks(name: str, **changes: Any) -> list[Request]:
+    return [request for _, request in arrivals(name, **changes)]
 
 
-def shared(one: Ask, other: Ask) -> int:
+def shared(one: Request, other: Request) -> int:
     return shared_blocks(one.prompt.keys, other.prompt.keys)
 
 
@@ -124,13 +124,15 @@ def test_requests_come_at_the_rate_for_each_replica(name: str) -> None:
 def test_a_shared_prompt_is_all_that_users_share() -> None:
     prompts = asks("shared_prompt", hours=0.003)
     assert {shared(one, other) for one, other in itertools.pairwise(prompts)} == {8000 // BLOCK}
-    assert len({ask.prompt.session for ask in prompts}) == len(prompts)
+    assert len({request.prompt.session for request in prompts}) == len(prompts)
 
 
 def test_without_reuse_nothing_is_shared() -> None:
     prompts = asks("no_reuse", hours=0.05)
-    assert len({ask.prompt.keys[:8] for ask in prompts if ask.prompt.blocks}) == sum(1 for ask in prompts if ask.prompt.blocks)
-    assert sum(ask.prompt.units for ask in prompts) / len(prompts) == pytest.approx(6000, rel=0.2)
+    assert len({request.prompt.keys[:8] for request in prompts if request.prompt.blocks}) == sum(
+        1 for request in prompts if request.prompt.blocks
+    )
+    assert sum(request.prompt.units for request in prompts) / len(prompts) == pytest.approx(6000, rel=0.2)
 
 
 def test_documents_are_hot_and_only_the_first_are_shared() -> None:
@@ -146,21 +148,21 @@ def test_documents_are_hot_and_only_the_first_are_shared() -> None:
 
 def test_a_document_is_not_repeated_in_a_prompt() -> None:
     prompts = asks("rag", hours=0.05, corpus=5, document=Lengths(2000, 0.0), question=Lengths(1, 0.0))
-    assert {ask.prompt.units for ask in prompts} == {500 + 4 * 2000 + 1}
+    assert {request.prompt.units for request in prompts} == {500 + 4 * 2000 + 1}
 
 
 def test_a_burst_is_so_many_prompts_over_one_head() -> None:
     prompts = asks("burst_head", replicas=8)
     assert len(prompts) == 400
-    assert {ask.prompt.units for ask in prompts} == {9800}
+    assert {request.prompt.units for request in prompts} == {9800}
     assert {shared(one, other) for one, other in itertools.pairwise(prompts)} == {2500 // BLOCK}
-    assert {ask.prompt.session for ask in prompts} == {""}
+    assert {request.prompt.session for request in prompts} == {""}
 
 
 def test_a_hot_prefix_is_in_every_request() -> None:
     prompts = asks("hot_prefix", hours=0.005)
     assert {shared(one, other) for one, other in itertools.pairwise(prompts)} == {4000 // BLOCK}
-    assert sum(ask.prompt.units for ask in prompts) / len(prompts) == pytest.approx(4300, rel=0.05)
+    assert sum(request.prompt.units for request in prompts) / len(prompts) == pytest.approx(4300, rel=0.05)
 
 
 def test_a_conversation_grows_by_answer_and_message() -> None:
@@ -175,7 +177,7 @@ def test_a_conversation_grows_by_answer_and_message() -> None:
             assert one.session == following.session == following.prompt.session
     firsts = [turns[0][1] for turns in conversations[:40]]
     assert {shared(one, other) for one, other in itertools.combinations(firsts, 2)} == {0, 1500 // BLOCK}
-    assert len({ask.prompt.keys[:8] for ask in firsts}) == Chat().systems
+    assert len({request.prompt.keys[:8] for request in firsts}) == Chat().systems
 
 
 def test_a_conversation_may_have_one_turn() -> None:
@@ -193,11 +195,11 @@ def test_agents_grow_over_a_head_that_their_kind_shares() -> None:
 
 
 def test_a_sub_agent_has_a_prompt_of_its_own_in_its_parents_session() -> None:
-    turns = [ask for _, ask in session(Agents(sub_share=0.3))]
-    parent = [ask for ask in turns if shared(ask, turns[0]) >= 12_000 // BLOCK]
-    subs = [ask for ask in turns if shared(ask, turns[0]) == 0]
+    turns = [request for _, request in session(Agents(sub_share=0.3))]
+    parent = [request for request in turns if shared(request, turns[0]) >= 12_000 // BLOCK]
+    subs = [request for request in turns if shared(request, turns[0]) == 0]
     assert len(parent) + len(subs) == len(turns)
     assert all(shared(one, following) == one.prompt.blocks for one, following in itertools.pairwise(parent))
     assert min(shared(one, other) for one, other in itertools.combinations(subs, 2)) >= 4000 // BLOCK
-    assert {ask.session for ask in turns} == {turns[0].session}
-    assert {ask.prompt.session for ask in turns} == {turns[0].session}
+    assert {request.session for request in turns} == {turns[0].session}
+    assert {request.prompt.session for request in turns} == {turns[0].session}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router import Prompt
-from router.simulation.workloads import START_S, Ask, ClosedLoop, OpenLoop, TraceError, Turn, agents, mooncake
+from router.simulation.workloads import START_S, ClosedLoop, OpenLoop, Request, TraceError, Turn, agents, mooncake
 from router.types import KEY_BYTES
 from tests.support.paths import TRACES
 
@@ -44,8 +44,8 @@ def only(*rows: dict[str, Any], max_input: int = 1000) -> list[list[Turn]]:
     return list(agents(rows, max_input))
 
 
-def blocks(ask: Ask) -> list[bytes]:
-    keys = ask.prompt.keys
+def blocks(request: Request) -> list[bytes]:
+    keys = request.prompt.keys
     return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
 
 
@@ -53,10 +53,10 @@ def blocks(ask: Ask) -> list[bytes]:
 
 
 def test_a_mooncake_row_becomes_a_prompt_of_its_full_blocks() -> None:
-    [(at, ask)] = mooncake([row()], Still(0.0))
+    [(at, request)] = mooncake([row()], Still(0.0))
     keys = (5).to_bytes(KEY_BYTES, "little") + (6).to_bytes(KEY_BYTES, "little")
     assert at == 3.0
-    assert ask == Ask(Prompt(keys, 1100, 512, "", session=""), 7, "1"), "the trace names no sessions"
+    assert request == Request(Prompt(keys, 1100, 512, "", session=""), 7, "1"), "the trace names no sessions"
 
 
 def test_a_batch_is_spread_within_its_seconds() -> None:
@@ -85,8 +85,8 @@ def test_an_open_loop_waits_for_no_answer() -> None:
 
 def test_keep_and_new_make_prompts_that_extend_each_other() -> None:
     [turns] = only(session(request(45, 0, [1, 4]), request(61, 4, [9, 1], [20, 1]), request(60, 3, [30, 3])))
-    first, second, third = (ask for _, ask in turns)
-    assert [ask.prompt.blocks for ask in (first, second, third)] == [4, 6, 6]
+    first, second, third = (request for _, request in turns)
+    assert [request.prompt.blocks for request in (first, second, third)] == [4, 6, 6]
     assert (first.prompt.units, first.prompt.block_units, first.output_tokens) == (45, 10, 9)
     assert blocks(second)[:4] == blocks(first)
     assert blocks(third)[:3] == blocks(first)[:3]
@@ -104,13 +104,13 @@ def test_the_head_is_shared_between_sessions_of_the_same_sizes_and_only_there() 
 def test_a_subagent_stands_in_its_place_with_prompts_of_its_own() -> None:
     inner = {"requests": [request(30, 0, [1, 3]), request(40, 3, [4, 1])], "tool_tokens": 3, "system_tokens": 0}
     [turns] = only(session(request(20, 0, [1, 2]), inner, request(50, 2, [3, 3])))
-    asks = [ask for _, ask in turns]
-    assert [ask.prompt.units for ask in asks] == [20, 30, 40, 50]
+    asks = [request for _, request in turns]
+    assert [request.prompt.units for request in asks] == [20, 30, 40, 50]
     assert blocks(asks[2])[:3] == blocks(asks[1])
     assert not set(blocks(asks[1])) & set(blocks(asks[3]))
     assert blocks(asks[3])[:2] == blocks(asks[0]), "the session goes on where it was"
-    assert len({ask.session for ask in asks}) == 1, "one user waits for all of them"
-    assert {ask.prompt.session for ask in asks} == {asks[0].session}, "which the client names"
+    assert len({request.session for request in asks}) == 1, "one user waits for all of them"
+    assert {request.prompt.session for request in asks} == {asks[0].session}, "which the client names"
 
 
 def test_think_times_are_capped() -> None:
@@ -130,7 +130,7 @@ def test_sessions_with_a_long_prompt_are_left_out() -> None:
 
 
 def turns_of(name: str, *thinks: float) -> list[Turn]:
-    return [(think, Ask(Prompt(b"", 10, 10, ""), 1, name)) for think in thinks]
+    return [(think, Request(Prompt(b"", 10, 10, ""), 1, name)) for think in thinks]
 
 
 def test_the_next_request_comes_a_think_time_after_the_answer() -> None:
@@ -147,7 +147,7 @@ def test_the_next_request_comes_a_think_time_after_the_answer() -> None:
 def test_users_begin_within_the_first_minute_and_each_with_a_session() -> None:
     sessions = [turns_of(str(number), 0.0) for number in range(50)]
     begun = list(ClosedLoop(sessions, 30, 1e9, random.Random(1)).begin())
-    assert [ask.session for _, ask in begun] == [str(number) for number in range(30)]
+    assert [request.session for _, request in begun] == [str(number) for number in range(30)]
     assert all(0 <= at < START_S for at, _ in begun)
     assert len({at for at, _ in begun}) == 30
     assert len(list(ClosedLoop(sessions, 90, 1e9, random.Random(1)).begin())) == 50
@@ -225,8 +225,8 @@ def test_real_sessions_repeat_most_of_their_prompts() -> None:
     total = repeated = 0
     seen = set[bytes]()
     for turns in agents(rows, 1 << 30):
-        for _, ask in turns:
-            total += ask.prompt.blocks
-            repeated += sum(block in seen for block in blocks(ask))
-            seen.update(blocks(ask))
+        for _, request in turns:
+            total += request.prompt.blocks
+            repeated += sum(block in seen for block in blocks(request))
+            seen.update(blocks(request))
     assert repeated / total > 0.9
