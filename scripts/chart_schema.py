@@ -15,21 +15,21 @@ from gateway.config.json_schema import Schema, config_schema
 FILE = Path(__file__).parent.parent / "helm" / "values.schema.json"
 WIDTH = 128
 OF_THE_CHART = ("listen", "metrics_listen")  # the templates set them
-# What templates read must be there: `null` in a user's values would remove it.
+# Keys that templates read are required: `null` in a user's values would remove them.
 READ_BY_TEMPLATES = ("limits", "drain_timeout_s")
 # Templates refuse empty lists with better messages, and the default is one.
 MAY_BE_EMPTY = ("pools", "replicas")
 
 
 def chart_schema(text: str) -> str:
-    """The file anew. text: as it is."""
+    """The updated file. text: its present contents."""
     schema = json.loads(text)
     schema["properties"]["config"] = section()
     return formatted(schema) + "\n"
 
 
 def section() -> Schema:
-    """Of the chart's value `config`: what of the gateway's configuration a user of the chart can set."""
+    """Schema of the chart's value `config`: the gateway's configuration keys that a user of the chart can set."""
     schema = config_schema()
     for name in OF_THE_CHART:
         del schema["properties"][name]

@@ -1,12 +1,12 @@
-"""Inputs that nobody in their right mind would send, at random, until time is up; an exit status other than 0 is a bug.
+"""Fuzzers: random invalid and unusual inputs until time is up; an exit status other than 0 is a bug.
 
-    python -m scripts.fuzz answers            # replicas' answers: http1.Answer against a simple reader, any cutting
-    python -m scripts.fuzz tap                # streams: the tap, any cutting
-    python -m scripts.fuzz requests           # clients' bytes: a real gateway, a replica that believes nothing
+    python -m scripts.fuzz answers            # replicas' answers: http1.Answer against a simple reader, any chunking
+    python -m scripts.fuzz tap                # streams: the stream readers, any chunking
+    python -m scripts.fuzz requests           # clients' bytes: a real gateway, a strict replica
     python -m scripts.fuzz shapes             # JSON by shape and size, compressed too: a gateway whose event loop is watched
-    python -m scripts.fuzz headers            # headers: what reaches the replica, who counts as an operator, what is kept
-    python -m scripts.fuzz salts              # cache salts: what keeps tenants apart
-    python -m scripts.fuzz models             # model names: who serves them, and the labels of metrics
+    python -m scripts.fuzz headers            # headers: forwarding, operators, memory
+    python -m scripts.fuzz salts              # cache salts: isolation of tenants
+    python -m scripts.fuzz models             # model names: routing, and the labels of metrics
     python -m scripts.fuzz diff --out FILE    # answers that http1, aiohttp and nginx read differently, as a table
     python -m scripts.fuzz all --out FILE     # all of them one after the other, as a page
 
@@ -42,7 +42,7 @@ One = Callable[[bytes, Random], tuple[bytes, str]]
 
 @dataclass(slots=True)
 class Run:
-    """What was tried, and what came of it. corpus: the first input of every kind of outcome, and those known before. notes:
+    """Inputs and outcomes. corpus: the first input of every kind of outcome, and those known before. notes:
     what was measured on the way.
     """
 

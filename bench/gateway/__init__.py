@@ -1,1 +1,1 @@
-"""What the data plane costs."""
+"""Costs of the data plane."""

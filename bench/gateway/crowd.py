@@ -1,6 +1,6 @@
 """Conversations of many users through a gateway to simulated replicas with real caches: how much of the prompts was cached?
 
-Each user asks, reads, thinks and asks again, on a new connection each time, so that any of several workers may get it.
+Each user sends, reads, waits and sends again, on a new connection each time, so that any of several workers may get it.
 Texts depend on nothing but the seed; so runs differ only in where requests go. Working set and caches are so that a fleet which
 keeps conversations together has room for them, and one that does not has none.
 """
@@ -21,7 +21,7 @@ ANSWER_TOKENS = 8
 
 
 @dataclass(slots=True)
-class Told:
+class CrowdResult:
     """What the replicas said of all answers. first: seconds to the whole (short) answer."""
 
     requests: int = 0
@@ -43,19 +43,19 @@ def words(chance: random.Random, count: int) -> str:
     return " ".join(f"w{chance.randrange(10**5):05d}" for _ in range(count))
 
 
-async def crowd(url: str, *, users: int, requests: int, seed: int) -> Told:
+async def crowd(url: str, *, users: int, requests: int, seed: int) -> CrowdResult:
     """users at a time, `requests` of each."""
     heads = [words(random.Random(f"{seed}/head {number}"), HEAD_WORDS) for number in range(HEADS)]
-    told = Told()
+    result = CrowdResult()
     connector = aiohttp.TCPConnector(force_close=True, limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as session:
-        asking = (_user(session, url, heads, requests, random.Random(f"{seed}/user {user}"), told) for user in range(users))
+        asking = (_user(session, url, heads, requests, random.Random(f"{seed}/user {user}"), result) for user in range(users))
         await asyncio.gather(*asking)
-    return told
+    return result
 
 
 async def _user(
-    session: aiohttp.ClientSession, url: str, heads: Sequence[str], requests: int, chance: random.Random, told: Told
+    session: aiohttp.ClientSession, url: str, heads: Sequence[str], requests: int, chance: random.Random, result: CrowdResult
 ) -> None:
     messages: list[dict[str, str]] = []
     for number in range(requests):
@@ -68,10 +68,10 @@ async def _user(
         async with session.post(f"{url}/v1/chat/completions", json=body) as response:
             answer = await response.json()
         if response.status != 200:
-            told.errors.append(str(answer))
+            result.errors.append(str(answer))
             continue
-        told.seconds.append(asyncio.get_running_loop().time() - begun)
-        told.requests += 1
-        told.prompt_tokens += answer["usage"]["prompt_tokens"]
-        told.cached_tokens += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        result.seconds.append(asyncio.get_running_loop().time() - begun)
+        result.requests += 1
+        result.prompt_tokens += answer["usage"]["prompt_tokens"]
+        result.cached_tokens += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})

@@ -1,12 +1,12 @@
-"""What the data plane costs, beside its peers, in one run: the same mock replicas, the same load.
+"""Costs of the data plane beside its peers, in one run: the same mock replicas, the same load.
 
     python -m bench.gateway [--quick] [--only warmroute,sglang-router] [--before FOLDER] [--out bench/reports]
 
-Writes gateway.md, gateway.json and, if matplotlib is there, gateway.png. Who is measured and how each is started: `systems.py`;
-what the replicas are: `mock.py`; the load: `load.py`. Those that are not installed are left out (`scripts/peers.sh` installs
+Writes gateway.md, gateway.json and, if matplotlib is there, gateway.png. The systems and how each is started: `systems.py`;
+the replicas: `mock.py`; the load: `load.py`. Those that are not installed are left out (`scripts/peers.sh` installs
 them). --before: another version, compiled (`hatch_build.py`), in the same run. Every system runs all the time, on one core, and
 is idle while it is not its turn. They take turns, part by part, for some rounds; of CPU times the least of the rounds counts,
-for neighbours on the machine only ever add.
+because other programs on the machine only add time.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ r"""As much load on each of several processes, which may share a port, and the C
 
 Prints one JSON object. On a port that is shared, which process has which connection is the kernel's choice (SO_REUSEPORT) and
 can be read in /proc: connections are made until each process has as many as it is to have, and each of them sends as many
-requests. So no process does another's work when one is slower, and what a request costs its own process and the others can be
-told apart. Linux only.
+requests. So no process does another's work when one is slower, and the costs of a request to its own process and to the others
+can be separated. Linux only.
 """
 
 from __future__ import annotations

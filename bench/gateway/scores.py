@@ -83,7 +83,7 @@ def table(scores: Sequence[Score]) -> Iterator[str]:
 
 
 def ratios(scores: Sequence[Score]) -> Iterator[str]:
-    """Everybody's costs as multiples of the reference's; then what was promised of ours."""
+    """All costs as multiples of the reference's; then the promises about ours."""
     reference = next((score for score in scores if score.name == REFERENCE), None)
     if reference is None:
         yield f"No ratios: {REFERENCE} was not measured."

@@ -1,7 +1,7 @@
 """The systems that are measured: how each is started, and how each is had.
 
 Every one is configured as its documentation says for this work, on 127.0.0.1, in front of the same replicas; routers that
-know prompts use `cache_aware`. Logs go to /dev/null: whoever writes one writes it.
+know prompts use `cache_aware`. Logs go to /dev/null, but are written.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _plain(at: Setting) -> list[str]:
 
 
 def _router(at: Setting) -> list[str]:
-    """sglang-router and what has come of it share their flags, and all but one a subcommand."""
+    """sglang-router and its forks share their flags, and all but one a subcommand."""
     address = ["--host", "127.0.0.1", "--port", str(at.port), "--prometheus-port", str(at.spare)]
     return [at.program, *address, "--policy", "cache_aware", "--worker-urls", *at.urls]
 
@@ -136,7 +136,7 @@ def _launched(at: Setting) -> list[str]:
     return [program, "launch", *flags]
 
 
-# It would else ask the internet for prices, and not start without a key.
+# Otherwise it would fetch prices from the internet, and not start without a key.
 _LITELLM_ENVIRONMENT: Mapping[str, str] = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
@@ -263,7 +263,7 @@ def started(system: System, urls: Sequence[str], folder: Path, cores: set[int]) 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Politely, so that it ends its own children; whatever of its session is left then, by force."""
+    """SIGTERM first, so that it ends its own children; then SIGKILL for the rest of its session."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
@@ -314,7 +314,7 @@ def mocks(replicas: int, interval: float, cores: set[int]) -> Iterator[list[str]
 
 
 def free_ports(count: int) -> list[int]:
-    """Nobody listens on them now."""
+    """Ports without a listener at present."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("127.0.0.1", 0))

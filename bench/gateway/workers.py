@@ -5,8 +5,8 @@
 Writes workers.md and workers.json. Three parts. Cost on one core: the load and the mock replicas of bench.gateway; all workers
 share one core, so that what a request costs is seen, and not how many cores the machine has; systems take turns. Cost on a core
 of its own: one of two workers has a core to itself, as each would have where there are enough; the other shares a core with the
-load, and has as many requests to answer (`even.py`). Beside them two gateways that know nothing of each other, at the same
-places. Routing: `crowd.py` through simulated replicas, with each request on a connection of its own.
+load, and has as many requests to answer (`even.py`). Beside them two independent gateways, on the same
+cores. Routing: `crowd.py` through simulated replicas, with each request on a connection of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.gateway.crowd import Told, crowd
+from bench.gateway.crowd import CrowdResult, crowd
 from bench.gateway.data_plane import CHUNKS, INTERVAL_S, STREAMS, Part, part, watch
 from bench.gateway.even import Even
 from bench.gateway.even import command as even_command
@@ -101,7 +101,7 @@ class Apart:
 
 
 def apart(plan: Plan) -> list[Apart]:
-    """Two gateways that know nothing of each other, then two workers of one. Nothing where there is only one core."""
+    """Two independent gateways, then two workers of one. Nothing where there is only one core."""
     first, others = cores()
     if first == others:
         return []
@@ -134,11 +134,11 @@ def _even(servers: Sequence[tuple[int, int]], supervisor: int, errors: Counter[s
     job = Even(servers, [*pids, supervisor] if supervisor else pids, **load)
     with pinned(cores()[1]):
         done = subprocess.run(even_command(job), stdout=subprocess.PIPE, text=True, check=True)
-    told = json.loads(done.stdout)
-    errors.update(told["errors"])
-    each, above = told["cpu_s"][: len(pids)], told["cpu_s"][len(pids) :]
+    result = json.loads(done.stdout)
+    errors.update(result["errors"])
+    each, above = result["cpu_s"][: len(pids)], result["cpu_s"][len(pids) :]
     own = sum(above) - sum(each) if above else 0.0  # a supervisor's is of all that it started
-    units = (told["words"] if job.chunks else told["good"]) / len(pids)
+    units = (result["words"] if job.chunks else result["good"]) / len(pids)
     return (each[0] + own / len(pids)) / units * 1e6 if units else 0.0
 
 
@@ -172,21 +172,25 @@ def simulated() -> Iterator[list[str]]:
         yield [replica.wait_for(ready_url) for replica in replicas]
 
 
-def routed(plan: Plan, flags: Sequence[str], seed: int) -> Told:
+def routed(plan: Plan, flags: Sequence[str], seed: int) -> CrowdResult:
     """A crowd through a gateway with these flags."""
     with simulated() as urls:
         replicas = [flag for url in urls for flag in ("--replica", url)]
         gateway = Process("gateway", ["serve", "--port", "0", *flags, *replicas])
         try:
             url = gateway.wait_for(listening_url)
-            told = asyncio.run(crowd(url, users=plan.users, requests=plan.asked, seed=seed))
+            result = asyncio.run(crowd(url, users=plan.users, requests=plan.asked, seed=seed))
         finally:
             gateway.stop()
-    watch(f"{' '.join(flags)}, seed {seed}: {told.hit_ratio:.1%} cached, {told.mean_s * 1000:.0f} ms {told.errors[:1] or ''}")
-    return told
+    watch(
+        f"{' '.join(flags)}, seed {seed}: {result.hit_ratio:.1%} cached, {result.mean_s * 1e3:.0f} ms {result.errors[:1] or ''}"
+    )
+    return result
 
 
-def report(made_by: str, found: Sequence[Cost], separate: Sequence[Apart], crowds: dict[str, list[Told]]) -> Iterator[str]:
+def report(
+    made_by: str, found: Sequence[Cost], separate: Sequence[Apart], crowds: dict[str, list[CrowdResult]]
+) -> Iterator[str]:
     yield "# Workers: several processes as one gateway\n"
     yield f"{made_by}\n"
     yield "## What a request costs\n"
@@ -209,12 +213,12 @@ def report(made_by: str, found: Sequence[Cost], separate: Sequence[Apart], crowd
     yield f"{REPLICAS} simulated replicas of {SIMULATED[1]} tokens; each request on a connection of its own.\n"
     yield "| | requests | cached | of each crowd | mean time, ms | errors |"
     yield "|---|---|---|---|---|---|"
-    for name, tolds in crowds.items():
-        ratio = sum(told.cached_tokens for told in tolds) / max(1, sum(told.prompt_tokens for told in tolds))
-        each = ", ".join(f"{told.hit_ratio:.1%}" for told in tolds)
-        mean = statistics.mean(told.mean_s for told in tolds) * 1000
-        errors = sum(len(told.errors) for told in tolds)
-        yield f"| {name} | {sum(told.requests for told in tolds)} | {ratio:.1%} | {each} | {mean:.0f} | {errors} |"
+    for name, results in crowds.items():
+        ratio = sum(result.cached_tokens for result in results) / max(1, sum(result.prompt_tokens for result in results))
+        each = ", ".join(f"{result.hit_ratio:.1%}" for result in results)
+        mean = statistics.mean(result.mean_s for result in results) * 1000
+        errors = sum(len(result.errors) for result in results)
+        yield f"| {name} | {sum(result.requests for result in results)} | {ratio:.1%} | {each} | {mean:.0f} | {errors} |"
 
 
 def apart_table(found: Sequence[Apart]) -> Iterator[str]:
@@ -267,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "plan": asdict(plan),
         "apart": [asdict(one) for one in separate],
         "costs": [asdict(cost) for cost in found],
-        "crowds": {name: [asdict(told) for told in tolds] for name, tolds in crowds.items()},
+        "crowds": {name: [asdict(result) for result in results] for name, results in crowds.items()},
     }
     (options.out / "workers.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
     print(text)

@@ -1,1 +1,1 @@
-"""How it is measured: load, mock replicas, CPU, reports."""
+"""Measurement: load, mock replicas, CPU, reports."""

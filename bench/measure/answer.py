@@ -1,11 +1,11 @@
-"""An HTTP/1.1 answer, read as its bytes come, in whatever pieces: what the load generator believes, it has seen.
+"""Incremental parser of an HTTP/1.1 response, for the load generator.
 
 Words are counted in the decoded body, so that it does not matter how a gateway frames its chunks or writes its JSON.
 """
 
 from __future__ import annotations
 
-WORD = b" word"  # every token that the mock replica says
+WORD = b" word"  # every token of the mock replica
 DONE = b"data: [DONE]"
 _KEPT = 20  # bytes of the body's end: more than either of them, and the two line ends
 
@@ -15,7 +15,7 @@ class BadAnswer(Exception):
 
 
 class Answer:
-    """`feed` until it says that the answer is complete. words: seen so far."""
+    """`feed` until it returns True. words: received so far."""
 
     __slots__ = ("_buffer", "_chunked", "_end", "_last", "_left", "status", "words")
 

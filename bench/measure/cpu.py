@@ -1,4 +1,4 @@
-"""What a program costs: CPU time and memory of a process and of all that it started; on which cores it runs. Linux only."""
+"""CPU time, memory and cores of a process with all its descendants. Linux only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Many clients that connect at once and ask at once, before the server has accepted any of them: after a restart of the
+"""Many clients that connect and send at once, before the server has accepted any of them: after a restart of the
 gateway, or when a job with many workers begins.
 
-An event loop that connects one client after the other gives the server time to accept each before the next one asks; so
+An event loop that connects one client after the other gives the server time to accept each before the next one sends; so
 this is done with plain sockets, which are handed to the event loop afterwards.
 """
 

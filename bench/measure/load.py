@@ -6,7 +6,7 @@
 Prints one JSON object. Closed loop: each connection sends its next request when its answer is complete. Open loop: requests
 come when they come, as a Poisson process, or evenly spaced; some go to the replica itself, in the same process at the same
 time, so that what the machine and this program add can be taken off. An answer is good if it has status 200, exactly the
-words that the mock says, and OpenAI's last event if it is a stream; everything else is an error, under its reason.
+words of the mock, and OpenAI's last event if it is a stream; everything else is an error, under its reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from bench.measure.prompts import Requests, arrivals
 @dataclass(frozen=True, slots=True)
 class Closed:
     """port: of the system. pid: whose tree's CPU is read. chunks: of each stream; 0: not streamed. warm: requests before.
-    at_once: all connect and ask before the system has accepted any (`herd.py`); else each connects after the one before.
+    at_once: all connect and send before the system has accepted any (`herd.py`); else each connects after the one before.
 
     No request is sent when so many were sent, or so many seconds have passed; what has not come `patience` later is lost.
     """
@@ -149,7 +149,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         tally, answer = self._tally, self._answer
-        if tally is None:  # nobody asked
+        if tally is None:  # unsolicited
             self.transport.close()
             return
         known = answer.words

@@ -22,7 +22,7 @@ from gateway.server.http.accept import Acceptor
 
 FIRST_S = 0.002
 WORDS = 40  # of an answer that is not streamed
-CHUNKS = 16  # of a stream that does not say how many
+CHUNKS = 16  # of a stream without max_tokens
 _ENDS = 2048  # bytes of a long body in which its parameters are looked for: at its ends, whoever wrote it
 
 _USAGE = b'"usage":{"prompt_tokens":500,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":256}}'
@@ -60,7 +60,7 @@ PAGES = {
     b"/metrics": _response(_METRICS, b"text/plain; version=0.0.4"),
     b"/health": _response(b"", b"text/plain"),
     b"/version": _response(b'{"version":"0.11.0"}'),
-    # what SGLang's and vLLM's routers look at, to learn who this is
+    # read by SGLang's and vLLM's routers to recognise the engine
     b"/health_generate": _response(b"", b"text/plain"),
     b"/get_model_info": _response(_ABOUT),
     b"/model_info": _response(_ABOUT),
@@ -91,7 +91,7 @@ class MockReplica(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer = self._buffer + data if self._buffer else data
-        if self._buffer.startswith(b"PRI "):  # sglang-router asks whether we speak gRPC
+        if self._buffer.startswith(b"PRI "):  # sglang-router probes for gRPC
             self.transport.close()
             return
         at = self._buffer.find(b"\r\n\r\n") + 4

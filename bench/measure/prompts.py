@@ -1,4 +1,4 @@
-"""What the load generator sends, and when."""
+"""Requests of the load generator, and their times."""
 
 from __future__ import annotations
 

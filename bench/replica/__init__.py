@@ -1,1 +1,1 @@
-"""What the inference server costs."""
+"""Costs of the inference server."""

@@ -3,10 +3,10 @@
     python -m bench.replica.engines [--quick] [--only warmroute,vllm] [--rounds 5] [--out bench/reports]
 
 Writes engines.md and engines.json. Each is a process of its own that serves SmolLM2-135M over OpenAI's API: ours and vLLM the
-prepared folder in bfloat16, llama.cpp the GGUF file (4 bits) that it was made from. Whoever is not measured is stopped
-(SIGSTOP). A round asks each of them, one after the other and each round another first, for: a prompt of 1,500 token ids that it
-has never seen (cold), the same again (cached), and the same with an answer of 128 tokens (decode). One request at a time; times
-are the client's, over HTTP, on a machine whose cores all of them may use.
+prepared folder in bfloat16, llama.cpp the GGUF file (4 bits) that it was made from. Engines that are not measured are stopped
+(SIGSTOP). A round sends to each of them, one after the other and each round another first: a prompt of 1,500 token ids that it
+has never seen (cold), the same again (cached), and the same with an answer of 128 tokens (decode). One request at a time;
+times are the client's, over HTTP, on a machine whose cores all of them may use.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """python: the environment's that it runs in. package: what tells its version, none for ours."""
+    """python: of its environment. package: for its version; none for ours."""
 
     name: str
     python: Path
@@ -66,7 +66,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Seconds to the first token, seconds from it to the last, and how many of the prompt's the engine says were cached."""
+    """Seconds to the first token, seconds from it to the last, and the engine's reported cached tokens."""
 
     ttft: float
     rest: float

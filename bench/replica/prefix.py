@@ -93,7 +93,7 @@ def first_token(url: str, prompt: Sequence[int], **sampling: object) -> tuple[fl
 
 
 def measure(url: str, sizes: Sequence[int], rounds: int, chance: random.Random) -> list[Size]:
-    """Sizes take turns, so that a slow minute of the machine is no one's alone."""
+    """Sizes take turns, so that a slow minute of the machine affects all."""
     results = [Size(tokens, [], [], 0) for tokens in sizes]
     first_token(url, _prompt(chance, 64))  # what is only ever made once
     for _ in range(rounds):

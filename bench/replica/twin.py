@@ -1,10 +1,10 @@
-"""A simulated twin and its original: the same traces, how long the first tokens take.
+"""TTFT of a simulated twin and of its original on the same traces.
 
     python -m bench.replica.twin [--seconds 60] [--loads 0.3,0.6,0.85] [--out bench/reports]
 
 The real replica (SmolLM2, one thread) has a core of its own, the load has the other. On a machine that is shared with others a
 core is a third faster at one moment than at the next, so what was measured once is soon of another machine: rounds of
-`warmroute replica fit` and traces take turns, and each trace comes twice, which shows how true to itself the original is. Then
+`warmroute replica fit` and traces take turns, and each trace comes twice, which shows how repeatable the original is. Then
 twins, one for each trace, are started with the flags that follow from all rounds, and get the same requests. Which traces:
 `twin_traces.py`. The load is what share of the time the fitted engine is busy; the table also has that of the real one.
 """

@@ -1,1 +1,1 @@
-"""What decisions cost, and how good they are."""
+"""Costs and quality of decisions."""

@@ -1,16 +1,16 @@
-"""Who is measured: our router, and three other ways to remember who holds what. All take the same prompts, and decide.
+"""The contestants: our router, and three other indexes. All route the same prompts.
 
-`Warmroute` is the production router. The others are what one would write first, or install:
+`Warmroute` is the production router. The others are simple or existing alternatives:
 
 - `PlainPygtrie`: one node per block in a `pygtrie.Trie`, each with a dictionary replica -> last use.
 - `BlockDicts`: one dictionary entry per block with the set of its holders, and an `OrderedDict` per replica for LRU. What most
   routers of the field do.
-- `Gorgo`: the `gorgo` policy and the token trie of `gorgo-lb` (PyPI), where it is installed. Called as its documentation says:
+- `Gorgo`: the `gorgo` policy and the token trie of `gorgo-lb` (PyPI), where it is installed. Called as documented:
   insert on dispatch, counters at dispatch, first token and end.
 
 The first two of these hash the prompt with our function, match it, pick the replica with the least booked plus uncached
-tokens, and credit it. They have no TTL, no price for copies and evictions, no learned speed, nothing to correct a wrong belief
-or to take back a failed request. Only `BlockDicts` has a capacity; `PlainPygtrie` and `Gorgo` never forget, and none but ours
+tokens, and credit it. They have no TTL, no price for copies and evictions, no learned speed, no correction of predictions
+and no removal of failed requests. Only `BlockDicts` has a capacity; `PlainPygtrie` and `Gorgo` never forget, and none but ours
 has a memory bound.
 """
 
@@ -36,7 +36,7 @@ RTT_S = 0.001
 
 
 class Contestant(Protocol):
-    """Timed: `choose`, `first_token`, `close`. A ticket is whatever `choose` wants to be given back."""
+    """Timed: `choose`, `first_token`, `close`. A ticket is the handle that `choose` returns."""
 
     name: str
 
@@ -58,7 +58,7 @@ class Contestant(Protocol):
 
 
 class Warmroute:
-    """The production router, told the truth by its engines: what it believes to be cached is."""
+    """The production router, with engines that report exactly the predicted cached tokens."""
 
     name = "warmroute"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Okabe and Ito's colours, told apart by colour-blind readers, too; ours first.
+# Okabe and Ito's colours, distinguishable by colour-blind readers; ours first.
 STYLES = (("#0072B2", "o", 2.4), ("#D55E00", "s", 1.4), ("#009E73", "^", 1.4), ("#CC79A7", "D", 1.4))
 
 

@@ -1,4 +1,4 @@
-"""What remembering costs: bytes per block on real traffic, and whether the bound holds against prompts made to break it.
+"""Memory of the index: bytes per block on real traffic, and whether the bound holds against adversarial prompts.
 
     python -m bench.router.memory [--workers 2] [--out bench/reports]
 
@@ -102,14 +102,14 @@ def described(contestant: Any, sent: int, watch: Watch) -> Found:
 
 
 def distinct(contestant: Any) -> int:
-    """Blocks that somebody holds."""
+    """Distinct blocks with a holder."""
     if isinstance(contestant, Warmroute):
         return contestant.router.trie._edge_bytes // KEY_BYTES
     return len(contestant.holders if isinstance(contestant, BlockDicts) else contestant.trie)
 
 
 def against(job: Job) -> Found:
-    """The router under an adversary, who sends one prompt after the other to replicas of unknown size."""
+    """The router under an adversary that sends one prompt after the other to replicas of unknown size."""
     chance, adversary = random.Random(0), ADVERSARIES[job.adversary]
     prompts, names = adversary.prompts(chance), [f"http://replica-{index}:8000" for index in range(REPLICAS)]
     with Watch(job.tool) as watch:

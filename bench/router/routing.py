@@ -1,4 +1,4 @@
-"""What a decision costs: hash the prompt, choose, first token, close; ours, and that of other ways to do it.
+"""Time of a decision: hash the prompt, choose, first token, close; ours, and of alternatives.
 
     python -m bench.router.routing [--quick] [--only warmroute,dictionaries] [--out bench/reports]
 
@@ -7,8 +7,8 @@ Writes routing.md, routing.json and, if matplotlib is there, routing-growth.png.
 which is also its capacity, so that whatever comes later evicts. On the way there the index of 8 replicas stops at smaller sizes
 to be measured, for the growth.
 
-Three sorts of prompts, in turns: `next turn`, a conversation's next (all but its last blocks are held by somebody); `again`, a
-prompt that was just asked; `cold`, one of which nobody holds a block.
+Three sorts of prompts, in turns: `next turn`, a conversation's next (all but its last blocks are held by some replica);
+`again`, a prompt that was just sent; `cold`, one of which no replica holds a block.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ FULL = 0.97  # of its capacity
 
 
 class Prompts:
-    """The same seed gives the same prompts, whoever decides about them."""
+    """The same seed gives the same prompts for every contestant."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)

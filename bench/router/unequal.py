@@ -2,9 +2,9 @@
 
     python -m bench.router.unequal [--out bench/reports]
 
-Every load is simulated twice: with the production router, which learns the speeds from what it sees, and with one that was told
-them and does not learn. The slow replica's share is its prefill tokens over the mean of the others': at light load less than a
-quarter, for a fast replica answers sooner even when there is a short queue; a quarter when all are busy.
+Every load is simulated twice: with the production router, which learns the speeds from what it sees, and with one that is
+given them and does not learn. The slow replica's share is its prefill tokens over the mean of the others': at light load less
+than a quarter, for a fast replica answers sooner even when there is a short queue; a quarter when all are busy.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def run(source: OpenLoop, seed: int, *, known: bool) -> list[Served]:
 def measure(load: float, seed: int) -> Row:
     generator = GENERATORS[GENERATOR]
     arrivals = [(at / load, request) for at, request in generator.source(len(SPEEDS), random.Random(seed)).begin()]
-    learned, told = (run(OpenLoop(arrivals), seed, known=known) for known in (False, True))
+    learned, known_speeds = (run(OpenLoop(arrivals), seed, known=known) for known in (False, True))
     tokens = [0.0] * len(SPEEDS)
     for one in learned:
         tokens[one.replica] += one.request.prompt.units - one.cached_tokens
     capacity = FleetSpec().prefill_rate * sum(SPEEDS) * generator.hours * 3600 / load
     mean = sum(tokens[:-1]) / (len(tokens) - 1)
-    return Row(sum(tokens) / capacity, ttft(learned), ttft(told), tokens[-1] / mean)
+    return Row(sum(tokens) / capacity, ttft(learned), ttft(known_speeds), tokens[-1] / mean)
 
 
 def ttft(served: list[Served]) -> float:

@@ -69,11 +69,11 @@ async def load(running: Fleet, options: argparse.Namespace, watch: Watch, target
     attackers = Attackers(target, options.attackers, options.seed, [name for name in options.only.split(",") if name])
     beside = [asyncio.create_task(each) for each in (watch.health_checks(), watch.resources())]
     over = asyncio.Event()
-    trouble = asyncio.create_task(over.wait() if options.calm else running.trouble(options.every, over))
-    await asyncio.wait([trouble, *beside], timeout=options.minutes * 60, return_when=asyncio.FIRST_EXCEPTION)
+    events = asyncio.create_task(over.wait() if options.calm else running.inject_events(options.every, over))
+    await asyncio.wait([events, *beside], timeout=options.minutes * 60, return_when=asyncio.FIRST_EXCEPTION)
     over.set()
-    await trouble  # raises what went wrong there
-    await running.heal()
+    await events  # raises what went wrong there
+    await running.recover()
     await asyncio.gather(attackers.stop(), *(crowd.stop() for crowd in crowds))
     await watch.next_answer()
     watch.take()  # of the answers since the last sample
@@ -92,7 +92,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[str, list[str
     gateway = Setup(options.program.resolve(), options.workers, options.budget_mb)
     async with fleet(folder, gateway, options.seed) as running:
         stage = running.stage
-        await running.heal()
+        await running.recover()
         target = Target(port_of(stage.url), (MODEL, BYSTANDERS), options.bomb_mb)
         warm = [Crowd(stage.url, model, options.clients, 99 + at) for at, model in enumerate((MODEL, BYSTANDERS))]
         await asyncio.sleep(WARM_S)

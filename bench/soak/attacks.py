@@ -1,4 +1,4 @@
-"""Hostile clients, one coroutine a kind: each opens a connection, does its worst, and returns what became of it.
+"""Hostile clients, one coroutine per kind: each opens a connection, attacks, and returns the outcome.
 
 An outcome is a status code, "closed" (the gateway hung up), "left" (the client did), the name of an error in connecting, or
 "silent": it waited for `PATIENCE_S` and nothing came, which must not happen. `EXPECTED` has those that a kind is to have.
@@ -77,8 +77,8 @@ class Line:
         """The status that comes at once, or "closed"; "left" if the gateway waits for more for `LINGER_S`."""
         return await self._within(LINGER_S, "left")
 
-    async def told(self) -> str:
-        """As `ends`, for a client that has said that nothing more comes: there is nothing that the gateway may wait for."""
+    async def ends_after_eof(self) -> str:
+        """As `ends`, for a client that has closed its sending side: the gateway must not wait for more."""
         with contextlib.suppress(OSError):  # it has hung up, or has reset the connection
             self.writer.write_eof()
         return await self._within(PATIENCE_S, "silent")
@@ -217,7 +217,7 @@ async def slow_body(to: Target, chance: random.Random) -> str:
 
 
 async def half_closed(to: Target, chance: random.Random) -> str:
-    """It has nothing more to send, and reads its answer."""
+    """It closes its sending side, and reads its answer."""
     async with to.line() as line:
         await line.send(post(chat(to.models[0], word(chance, 20, 400))))
         line.writer.write_eof()
@@ -246,7 +246,7 @@ async def aborted_stream(to: Target, chance: random.Random) -> str:
 
 
 async def crowd(to: Target, chance: random.Random) -> str:
-    """Connections that say nothing, or a part of a request."""
+    """Connections that send nothing, or a part of a request."""
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(50):
             line = await stack.enter_async_context(to.line())
@@ -262,7 +262,7 @@ async def bad_framing(to: Target, chance: random.Random) -> str:
     """As the fuzzer invents them; some are well."""
     async with to.line() as line:
         await line.send(make(b"", chance))
-        return await line.told()
+        return await line.ends_after_eof()
 
 
 async def pipelining(to: Target, chance: random.Random) -> str:
@@ -279,7 +279,7 @@ async def poisoned(to: Target, chance: random.Random, how: str) -> str:
     return await to.ask(chat(to.models[1], f"{POISON}{how} {word(chance, 20, 400)}"))
 
 
-# What each kind is to come to. A worker that is killed, or a pool that has nobody for a moment, gives others.
+# Expected outcomes. A killed worker, or a pool that is down for a moment, gives others.
 EXPECTED: Mapping[str, Sequence[str]] = {
     "json bomb": ("413",),
     "gzip bomb": ("413",),
@@ -300,7 +300,7 @@ EXPECTED: Mapping[str, Sequence[str]] = {
     "poisoned prompt: answers_429": ("429",),
     "poisoned prompt: answers_500": ("500",),
     "poisoned prompt: answers_503": ("503",),
-    "poisoned prompt: babbles": ("502",),
+    "poisoned prompt: answers_garbage": ("502",),
     "poisoned prompt: reset_in_body": ("502",),
     "poisoned prompt: reset_in_header": ("502",),
 }

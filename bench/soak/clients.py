@@ -1,4 +1,4 @@
-"""The clients of a soak: well-behaved ones that ask all the time, and hostile ones; and the counts of what became of them."""
+"""The clients of a soak: well-behaved ones under constant load, and hostile ones; and the counts of their outcomes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_ERROR_TEXTS = 30  # different texts that are kept
 
 @dataclass(slots=True)
 class Tally:
-    """What became of one group's requests. seconds: of those that were answered."""
+    """Outcomes of one group's requests. seconds: of those that were answered."""
 
     fates: Counter[str] = field(default_factory=Counter)
-    whys: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
     seconds: array[float] = field(default_factory=lambda: array("d"))
     open: int = 0
 
@@ -32,8 +32,8 @@ class Tally:
 
     def count(self, fate: str, why: str, seconds: float) -> None:
         self.fates[fate] += 1
-        if why and (why in self.whys or len(self.whys) < MAX_ERROR_TEXTS):
-            self.whys[why] += 1
+        if why and (why in self.reasons or len(self.reasons) < MAX_ERROR_TEXTS):
+            self.reasons[why] += 1
         if fate == ANSWERED:
             self.seconds.append(seconds)
 
@@ -73,7 +73,7 @@ class Crowd:
 
 
 class Attackers:
-    """Hostile clients, each with one attack at a time; all take the kinds in turn, in random orders.
+    """Hostile clients, each with one attack at a time; all take the kinds in turn, in random order.
 
     outcomes: counts by kind and outcome.
     """
@@ -96,7 +96,7 @@ class Attackers:
         try:
             return await attack(self._target, chance)
         except OSError as error:
-            await asyncio.sleep(0.05)  # nobody listens for a moment
+            await asyncio.sleep(0.05)  # the port is closed for a moment
             return type(error).__name__
 
     async def stop(self) -> None:

@@ -20,7 +20,7 @@ from bench.measure.cpu import cores, pinned
 from bench.measure.machine import ROOT
 from gateway.commands.demo.processes import listening_url
 from tests.chaos.hostile import FAULTS, MODEL
-from tests.chaos.stage import Child, Replica, Stage, a_replica, until
+from tests.chaos.stage import Child, Replica, Stage, start_replica, until
 from tests.chaos.wire import port_of
 from tests.deploy.processes import stop
 
@@ -98,7 +98,7 @@ class Fleet:
         workers = (self.kill_worker,) if self.setup.workers > 1 else ()
         return (self.kill_replica, self.freeze_replica, self.change_failure, self.change_failure, self.reload, *workers)
 
-    async def trouble(self, every_s: float, over: asyncio.Event) -> None:
+    async def inject_events(self, every_s: float, over: asyncio.Event) -> None:
         """One event after the other, each to its end, until `over`; every kind comes once before any comes again."""
         while True:
             events = list(self.events())
@@ -128,7 +128,7 @@ class Fleet:
         replica.child = (await self._a_replica(port_of(replica.url))).child
 
     async def _a_replica(self, port: int) -> Replica:
-        return await a_replica(self.folder / "simulated.log", self.stage.ends, simulated=True, port=port)
+        return await start_replica(self.folder / "simulated.log", self.stage.ends, simulated=True, port=port)
 
     async def freeze_replica(self) -> None:
         replica = self.chance.choice(self.stage.replicas[:SIMULATED])
@@ -138,8 +138,8 @@ class Fleet:
         self.done["replica stopped and continued"] += 1
 
     async def change_failure(self) -> None:
-        mood = self.chance.choice(FAULTS)
-        await self.failing.is_to(mood)
+        behaviour = self.chance.choice(FAULTS)
+        await self.failing.command(behaviour)
         self.done["failure of a replica changed"] += 1
 
     async def kill_worker(self) -> None:
@@ -155,9 +155,9 @@ class Fleet:
         self.gateway.signal(signal.SIGHUP)
         self.done["configuration reloaded"] += 1
 
-    async def heal(self) -> None:
-        """The end of all trouble: everybody is well, and the gateway knows."""
-        await self.failing.is_to("well")
+    async def recover(self) -> None:
+        """End of all events: all replicas are healthy, and up at the gateway."""
+        await self.failing.command("healthy")
         for replica in self.stage.replicas:
             await until(
                 lambda replica=replica: self.stage.is_up(replica, True), lambda replica=replica: f"{replica.name} is up"
@@ -191,13 +191,13 @@ async def fleet(folder: Path, setup: Setup, seed: int) -> AsyncIterator[Fleet]:
             ends.enter_context(pinned(others))
         replicas = list(
             await asyncio.gather(
-                *(a_replica(folder / f"simulated{number}.log", ends, simulated=True) for number in range(SIMULATED)),
-                a_replica(folder / "failing.log", ends),
-                *(a_replica(folder / f"bystander{number}.log", ends, model=BYSTANDERS) for number in range(2)),
+                *(start_replica(folder / f"simulated{number}.log", ends, simulated=True) for number in range(SIMULATED)),
+                start_replica(folder / "failing.log", ends),
+                *(start_replica(folder / f"bystander{number}.log", ends, model=BYSTANDERS) for number in range(2)),
             )
         )
         config = folder / "config.yaml"
         write(config, replicas, setup)
         gateway = Gateway(folder / "gateway.log", ends, setup.program, config, on)
-        made = Stage(gateway, await gateway.says(listening_url), replicas, config, ends)
+        made = Stage(gateway, await gateway.wait_for_line(listening_url), replicas, config, ends)
         yield Fleet(made, folder, gateway, random.Random(seed), setup)

@@ -1,4 +1,4 @@
-"""Asks a gateway's /health all the time, in a process of its own: the load and the hostile clients do not delay it.
+"""Polls a gateway's /health, in a separate process: the load and the hostile clients do not delay it.
 
     python -m bench.soak.health PORT PID
 
@@ -60,7 +60,7 @@ def ask(port: int) -> str:
 
 
 def schedule(pid: int) -> tuple[float, float]:
-    """Seconds that its main thread ran and was ready without running; zeros where the kernel does not tell."""
+    """Seconds that its main thread ran and was ready without running; zeros where the kernel does not provide it."""
     try:
         ran, ready, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text("ascii").split()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The conservation law of a soak, and what is looked at for it."""
+"""The conservation law of a soak, and the state that it checks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that was seen. workers_killed: each may take the requests with it that it had.
+    """All observations. workers_killed: each may lose its running requests.
 
     clients: of each group. replicas: how many there are. requests_before, requests_after: what the gateway has counted since it
     began, before and after the soak. health_answers: of any status. slowest: the one that took the longest.
@@ -95,7 +95,7 @@ class Outcome:
 
 
 def most_idle(workers: int, replicas: int) -> int:
-    """Connections to replicas at rest: each worker asks each replica how it is, with a second question at times."""
+    """Connections to replicas at rest: each worker probes each replica, sometimes with a second request."""
     return 2 * workers * replicas
 
 
@@ -104,8 +104,8 @@ async def at_rest(stage: Stage, workers: int) -> tuple[Mapping[str, float], Coun
     end, most = time.monotonic() + SETTLE_S, most_idle(workers, len(stage.replicas))
     while True:
         for replica in stage.replicas:
-            if replica.orders:
-                await replica.is_to("hang_up")
+            if replica.control:
+                await replica.command("close_idle")
         bookings = {name: await stage.total(name) for name in BOOKINGS}
         await asyncio.sleep(0.2)  # the connection of the last question is closed meanwhile
         sockets = stage.sockets()
@@ -120,7 +120,7 @@ async def requests_total(stage: Stage) -> float:
 
 
 def violations(seen: Outcome, limits: Limits) -> Iterator[str]:
-    """What breaks the law, in sentences."""
+    """The violations of the law, in sentences."""
     for name, tally in seen.tallies.items():
         yield from of_requests(name, tally, seen)
     for name, tally in seen.tallies.items():
@@ -156,9 +156,9 @@ def of_the_cpu(seen: Outcome) -> str:
 def of_requests(name: str, tally: Tally, seen: Outcome) -> Iterator[str]:
     """Each is answered, cut with an error, or refused, but for those that ran in a worker that was killed."""
     if (lost := tally.fates[LOST]) > (allowed := may_be_lost(seen)):
-        yield f"{lost} requests of {name} were lost, {allowed} may be: {dict(tally.whys)}"
+        yield f"{lost} requests of {name} were lost, {allowed} may be: {dict(tally.reasons)}"
     if tally.fates[WRONG]:
-        yield f"{tally.fates[WRONG]} answers to {name} were wrong: {dict(tally.whys)}"
+        yield f"{tally.fates[WRONG]} answers to {name} were wrong: {dict(tally.reasons)}"
     if tally.fates[UNREACHED]:
         yield f"{tally.fates[UNREACHED]} connections of {name} were refused"
     if tally.open:

@@ -2,8 +2,8 @@
 
     python -m bench.soak.log LINES < log
 
-Request lines are counted; of the others the first `MOST` are written to the file LINES as they come. At the end the counts are
-printed as one JSON object.
+Request lines are counted; of the others the first `MAX_LINES` are written to the file LINES as they come. At the end the counts
+are printed as one JSON object.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-MOST = 5000
+MAX_LINES = 5000
 
 
 def counted(lines: Iterable[bytes], file: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def counted(lines: Iterable[bytes], file: Any) -> dict[str, Any]:
             found["requests"] += 1
             continue
         messages[f"{level}: {message}"] += 1
-        if messages.total() <= MOST:
+        if messages.total() <= MAX_LINES:
             file.write(line)
             file.flush()
     return {**found, "messages": dict(messages)}

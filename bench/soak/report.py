@@ -1,4 +1,4 @@
-"""A soak as a page."""
+"""The report of a soak."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def well_behaved(tallies: Mapping[str, Tally]) -> Iterator[str]:
     for name, tally in tallies.items():
         fates = " | ".join(f"{tally.fates[fate]:,}" for fate in (ANSWERED, CUT, REFUSED, WRONG, LOST))
         yield f"| {name} | {tally.sent:,} | {fates} | {tally.percentile(0.5):.3f} s | {tally.percentile(0.99):.3f} s |"
-    whys = sum((tally.whys for tally in tallies.values()), Counter[str]())
-    if whys:
+    reasons = sum((tally.reasons for tally in tallies.values()), Counter[str]())
+    if reasons:
         yield ""
         yield "| cut, refused, wrong, lost because | times |"
         yield "|---|---|"
-        yield from (f"| {cell(why)} | {count:,} |" for why, count in whys.most_common(20))
+        yield from (f"| {cell(why)} | {count:,} |" for why, count in reasons.most_common(20))
 
 
 def hostile(attacks: Mapping[str, Counter[str]]) -> Iterator[str]:
@@ -79,7 +79,7 @@ def hostile(attacks: Mapping[str, Counter[str]]) -> Iterator[str]:
 def over_time(watch: Watch, workers: int) -> Iterator[str]:
     times = ", ".join(f"{name} {watch.health_percentile(share) * 1000:.1f}" for name, share in (("p50", 0.5), ("p99", 0.99)))
     longest = f"{watch.longest_health_s * 1000:.0f} ms"
-    yield f"`/health` was asked {len(watch.health):,} times: {times} ms; the longest from one answer to the next {longest}."
+    yield f"`/health` was polled {len(watch.health):,} times: {times} ms; the longest from one answer to the next {longest}."
     yield ""
     yield "| slowest answers | meanwhile the gateway's main thread ran | was ready and did not run |"
     yield "|---|---|---|"

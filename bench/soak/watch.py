@@ -1,4 +1,4 @@
-"""What a gateway looks like from outside while it is soaked: its health's latency, memory, files and bookings, over time."""
+"""Observes a gateway from outside during a soak: latency of /health, memory, files and bookings over time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SLOWEST = 5
 class Sample:
     """second: since the start. health_s: the longest since the last sample; of one that still waits, too, after `_SURELY_S`.
 
-    It counts from the answer before, which is `PAUSE_S` more than the answer took: so long nothing was heard of the gateway.
+    It counts from the answer before, which is `PAUSE_S` more than the answer took: the gateway was silent for that time.
     """
 
     second: float

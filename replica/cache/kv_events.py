@@ -3,8 +3,8 @@
 Theory of operation. `KvEventPublisher` is a listener of the block ledger. The thread that changes the cache only queues events
 and wakes the publisher's thread by a socket. That thread takes all queued events, makes one batch of them, gives it the next
 sequence number from 0, keeps it for replay (the last `buffer_steps` batches) and publishes it: topic, sequence number in
-8 bytes, msgpack. A follower that has missed batches requests from the replay socket all from a number on, and gets each batch, then
-an end marker. A restarted publisher starts at 0, by which followers notice the restart.
+8 bytes, msgpack. A follower that has missed batches requests all from a number on from the replay socket, and gets each batch,
+then an end marker. A restarted publisher starts at 0, by which followers notice the restart.
 
 A batch is `[seconds, events, rank]`. An event is a map with its type first (vLLM since 0.24) or an array with its type
 first (before). Block hashes are the last 8 bytes of our keys. vLLM calls the medium "GPU" whatever the memory is.

@@ -1,8 +1,8 @@
-"""JSON bodies by shape and size, and what should become of each: for `shapes.py`.
+"""JSON bodies by shape and size, with the expected outcome of each: for `shapes.py`.
 
 A recipe has: shape, of SHAPES; size: of the JSON, in bytes; pad: bytes of white space in it; coding, of CODINGS; level: of
 the compression; alphabet: letters of random text (1: it shrinks to a thousandth); path; stream, options: whether and how it
-asks for usage; chunked: the transfer coding; seed: of what is random.
+requests usage; chunked: the transfer coding; seed: of what is random.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SERVED, REFUSED, EITHER = "served", "refused", "either"
 
 
 class Body(NamedTuple):
-    """JSON, and what should become of it. signs: brackets and commas outside of strings, where they were counted."""
+    """JSON and its expected outcome. signs: brackets and commas outside of strings, where they were counted."""
 
     raw: bytes
     verdict: str
@@ -181,7 +181,7 @@ _AWKWARD: Final = b', "z" : 12345678901234567890123 ,"a":{"z":1.0e2,"a":-0.0},"\
 
 
 def body_of(recipe: Recipe) -> Body:
-    """The JSON of a recipe, as long as it says where its shape can be of any length."""
+    """The JSON of a recipe, of its size if its shape can have any length."""
     shape, chance = recipe["shape"], random.Random(recipe["seed"])
     size = max(0, recipe["size"] - recipe["pad"])
     if shape in BROKEN:
@@ -207,7 +207,7 @@ def body_of(recipe: Recipe) -> Body:
     return Body(raw, verdict, raw.count(b"{") + raw.count(b"[") + raw.count(b","))
 
 
-# -- what goes over the wire
+# -- requests
 
 
 def _deflated(raw: bytes, level: int, bits: int) -> bytes:

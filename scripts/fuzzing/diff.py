@@ -58,8 +58,8 @@ def ours(data: bytes) -> tuple[Verdict, str]:
     return (None, found.why) if isinstance(found, Refused) else ((found.status, found.body), "")
 
 
-async def aiohttp_says(data: bytes) -> Verdict:
-    """Byte by byte, up to the end of the first final answer: what follows is not asked about."""
+async def aiohttp_verdict(data: bytes) -> Verdict:
+    """Byte by byte, up to the end of the first final answer; the rest is ignored."""
     loop = asyncio.get_running_loop()
     parser: Any = HttpResponseParser(BaseProtocol(loop), loop, 1 << 20, read_until_eof=True, auto_decompress=False)
     final: Any = None
@@ -74,19 +74,19 @@ async def aiohttp_says(data: bytes) -> Verdict:
         if final is None or not final[1].is_eof():
             return None
         return final[0].code, await final[1].read()
-    except Exception:  # noqa: BLE001  (a refusal, in whichever words)
+    except Exception:  # noqa: BLE001  (any refusal)
         return None
 
 
 @dataclass(slots=True)
 class Nginx:
-    """An nginx in front of a server that says what it is told."""
+    """An nginx in front of a server that answers with given bytes."""
 
     folder: Path
     sayings: dict[str, bytes] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
-    async def says(self, data: bytes) -> Verdict:
+    async def verdict(self, data: bytes) -> Verdict:
         path = f"/{next(self._numbers)}"
         self.sayings[path] = data
         reader, writer = await asyncio.open_unix_connection(str(self.folder / "front"))
@@ -134,7 +134,7 @@ async def nginx(program: str) -> AsyncIterator[Nginx]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One input and what the three make of it."""
+    """One input and the three verdicts on it."""
 
     data: bytes
     why: str
@@ -157,7 +157,7 @@ _INTERIM = re.compile(rb"HTTP/1\.[01] 1")
 
 async def compare(data: bytes, front: Nginx) -> Row:
     verdict, why = ours(data)
-    return Row(data, why, verdict, await aiohttp_says(data), await front.says(data), bool(_INTERIM.match(data)))
+    return Row(data, why, verdict, await aiohttp_verdict(data), await front.verdict(data), bool(_INTERIM.match(data)))
 
 
 async def compare_all(inputs: Iterable[bytes], program: str) -> list[Row]:

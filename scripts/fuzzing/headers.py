@@ -1,9 +1,9 @@
-"""Headers at random: what reaches the replica, who counts as an operator, and what the gateway keeps of them.
+"""Random headers: forwarding to the replica, detection of operators, and memory of the gateway.
 
 An input is a request's line and headers, without the framing, which is added. What must hold, by the rules of docs/api.md
-(request and response headers) and docs/security.md, which are written down here once more, as simply as possible: every head
+(request and response headers) and docs/security.md, which are implemented here again, as simply as possible: every head
 is answered; one that is plain HTTP within the bounds is served; the replica gets the headers that are not about one
-connection, byte for byte and in their order, and ours; only a client that is directly connected learns which replica answered;
+connection, byte for byte and in their order, and ours; only a directly connected client gets the name of the replica;
 and what the gateway keeps does not grow beyond a bound, nor do the labels of its metrics.
 """
 
@@ -23,21 +23,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scripts.fuzzing import stage
 from scripts.fuzzing.answers import CONTROL, TOKEN, Outcome
-from scripts.fuzzing.doubter import Doubter, Taken
 from scripts.fuzzing.mutate import mutate
 from scripts.fuzzing.stage import Errors, error_code
+from scripts.fuzzing.strict_replica import Received, StrictReplica
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.request.test_bounded import size_of
 
 CLIENTS = 12
-MOST_TENANTS: Final = 101
-MOST_KEPT: Final = 60_000, 40_000_000  # entries of all containers and bytes, beyond what there was at the beginning
+MAX_TENANTS: Final = 101
+MAX_KEPT: Final = 60_000, 40_000_000  # entries of all containers and bytes, beyond what there was at the beginning
 _BODY: Final = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"prompt":"hi"}'
 
-# The rules, once more.
-_MOST_FIELDS: Final = 120  # of a client's own that are surely taken, and how many surely are not
+# A second implementation of the rules.
+_MAX_FIELDS: Final = 120  # of a client, that must be accepted; _TOO_MANY_FIELDS must be refused
 _TOO_MANY_FIELDS: Final = 130
-_MOST_BYTES: Final = 60_000
+_MAX_BYTES: Final = 60_000
 _TOO_MANY_BYTES: Final = 66_000
 _LINE_BYTES: Final = 8_000
 _HOP_BY_HOP: Final = frozenset(
@@ -127,7 +127,7 @@ def invent(chance: Random) -> bytes:
 
 
 def make(known: bytes, chance: Random) -> bytes:
-    """One input made of a known one, or of nothing; framing is not its business."""
+    """One input made of a known one, or of nothing; without framing."""
     made = mutate(known or invent(chance), chance, TOKENS) if chance.random() < 0.4 else invent(chance)
     first, *lines = made.split(b"\r\n")
     kept = [line for line in lines if not _is_framing(line)]
@@ -145,7 +145,7 @@ def _is_framing(line: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """An input as its sender means it. valid: it is plain HTTP."""
+    """A parsed input. valid: it is plain HTTP."""
 
     path: str
     fields: tuple[tuple[bytes, bytes], ...]
@@ -174,7 +174,7 @@ class Head:
         return "completions" not in self.path or "?" in self.path
 
     def must_be_served(self) -> bool:
-        if not self.valid or len(self.fields) > _MOST_FIELDS or self.size > _MOST_BYTES:
+        if not self.valid or len(self.fields) > _MAX_FIELDS or self.size > _MAX_BYTES:
             return False
         if any(len(name) > _LINE_BYTES or len(value) > 64_000 for name, value in self.fields):
             return False
@@ -194,14 +194,14 @@ class Head:
         return codings in ([b"gzip"], [b"br"], [b"zstd"]) and not (self.opaque and codings != [b"gzip"])
 
     def upstream(self) -> list[tuple[bytes, bytes]]:
-        """What of it a replica gets."""
+        """The headers that a replica must get."""
         named = {token.strip().lower() for value in self.values(b"connection") for token in value.split(b",")}
         named -= {b"close", b"keep-alive"}
         gone = _HOP_BY_HOP | _OURS | named
         return [(name, value) for name, value in self.fields if name.lower() not in gone]
 
     def surely_indirect(self) -> bool:
-        """A proxy or a foreign web page had a part in it."""
+        """Whether it came through a proxy or from a foreign web page."""
         names = {name.lower().replace(b"_", b"-") for name, _ in self.fields}
         hosts = self.values(b"host")
         return not names.isdisjoint(_PROXIES) or len(hosts) != 1 or not _LOOPBACK.fullmatch(hosts[0])
@@ -220,7 +220,7 @@ class Watched:
     """A running gateway, its replica, whatever was logged as an error, and how much it kept at the beginning."""
 
     run: Running
-    replica: Doubter
+    replica: StrictReplica
     errors: Errors
     kept: tuple[int, int]
     number: int = 0
@@ -254,46 +254,46 @@ class Watched:
             await self.check_kept()
         return kinds
 
-    def _kind(self, data: bytes, answer: Outcome, taken: Taken | None) -> str:
-        head, told = Head.of(data), (data[:3000], answer)
+    def _kind(self, data: bytes, answer: Outcome, taken: Received | None) -> str:
+        head, context = Head.of(data), (data[:3000], answer)
         if answer.status != 200:
             code = error_code(answer)
-            assert 400 <= answer.status < 500, told
-            assert not head.must_be_served(), told
-            assert taken is None, told
+            assert 400 <= answer.status < 500, context
+            assert not head.must_be_served(), context
+            assert taken is None, context
             self._tells_nothing(answer, head)
             return f"{answer.status} {code}"
-        assert not head.must_be_refused(), told
+        assert not head.must_be_refused(), context
         hidden = b"x-number" in {token.strip().lower() for value in head.values(b"connection") for token in value.split(b",")}
-        assert taken is not None or hidden, told
+        assert taken is not None or hidden, context
         ids = _values(answer, b"x-request-id")
-        assert len(ids) == 1, told
+        assert len(ids) == 1, context
         if taken:
-            self._arrived(head, taken, ids[0], told)
+            self._arrived(head, taken, ids[0], context)
         shown = {name for name, _ in answer.headers if name.startswith(b"x-warmroute-")}
         if head.surely_indirect():
-            assert not shown & {b"x-warmroute-replica", b"x-warmroute-cached-tokens"}, told
+            assert not shown & {b"x-warmroute-replica", b"x-warmroute-cached-tokens"}, context
         if head.surely_direct():
-            assert b"x-warmroute-replica" in shown, told
+            assert b"x-warmroute-replica" in shown, context
         return f"200, {'operator' if shown else 'client'}, {min(len(head.fields), 6)} headers, of them {_dropped(head)} dropped"
 
-    def _arrived(self, head: Head, taken: Taken, given_id: bytes, told: object) -> None:
-        """What the replica got is what it has to get."""
+    def _arrived(self, head: Head, taken: Received, given_id: bytes, context: object) -> None:
+        """Assert that the replica got the expected request."""
         offered = head.values(b"x-request-id")
         if offered and _SAFE_ID.fullmatch(offered[0]):
-            assert given_id == offered[0], told
+            assert given_id == offered[0], context
         else:
-            assert given_id.startswith(b"wr-"), told
-        assert taken.get(b"x-request-id") == [given_id], told
-        assert taken.get(b"host") == [self.replica.url.removeprefix("http://").encode()], told
-        assert taken.get(b"accept-encoding") == [b"identity"], told
-        assert taken.get(b"x-warmroute-via") == [self.run.gateway.lifecycle.loops.id.encode()], told
-        assert taken.get(b"content-length") == [b"%d" % len(_BODY)], told
-        assert taken.body == _BODY, told
+            assert given_id.startswith(b"wr-"), context
+        assert taken.get(b"x-request-id") == [given_id], context
+        assert taken.get(b"host") == [self.replica.url.removeprefix("http://").encode()], context
+        assert taken.get(b"accept-encoding") == [b"identity"], context
+        assert taken.get(b"x-warmroute-via") == [self.run.gateway.lifecycle.loops.id.encode()], context
+        assert taken.get(b"content-length") == [b"%d" % len(_BODY)], context
+        assert taken.body == _BODY, context
         coding = head.values(b"content-encoding")
-        assert taken.get(b"content-encoding") in ([], coding), told
+        assert taken.get(b"content-encoding") in ([], coding), context
         got = [(name, value.strip(b" \t")) for name, value in taken.fields if name.lower() not in _MADE]
-        assert got == head.upstream(), (got, head.upstream(), told)
+        assert got == head.upstream(), (got, head.upstream(), context)
 
     def _tells_nothing(self, answer: Outcome, head: Head) -> None:
         """An error to a client that is not an operator has no address in it."""
@@ -305,12 +305,12 @@ class Watched:
         gc.collect()
         found = size_of(self.run)
         self.grown = found.entries - self.kept[0], found.size - self.kept[1]
-        assert self.grown[0] < MOST_KEPT[0], (self.grown, found.by_type.most_common(10))
-        assert self.grown[1] < MOST_KEPT[1], (self.grown, found.by_type.most_common(10))
+        assert self.grown[0] < MAX_KEPT[0], (self.grown, found.by_type.most_common(10))
+        assert self.grown[1] < MAX_KEPT[1], (self.grown, found.by_type.most_common(10))
         page = (await self.run.get("/metrics"))[2].decode()
         samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
         tenants = {sample.labels["tenant"] for sample in samples if "tenant" in sample.labels}
-        assert len(tenants) <= MOST_TENANTS, len(tenants)
+        assert len(tenants) <= MAX_TENANTS, len(tenants)
         assert all(len(tenant) <= 64 and tenant.isprintable() for tenant in tenants), tenants
 
 
@@ -329,7 +329,7 @@ def _dropped(head: Head) -> int:
 @contextlib.asynccontextmanager
 async def watched() -> AsyncIterator[Watched]:
     with stage.errors_logged() as errors:
-        async with Doubter(keep=True) as replica:
+        async with StrictReplica(keep=True) as replica:
             prices = {"*": {"input": 1.0, "output": 1.0}}  # so that tenants are metered
             async with running(replica.url, prices=prices, routing={"memory_mb": 1}) as run:
                 await stage.ask(run.url, _framed(_LINES[0] + b"\r\nHost: h", 0))

@@ -1,16 +1,16 @@
-"""Model names at random, listed by replicas and asked for by clients: of a gateway with three pools.
+"""Random model names, listed by replicas and requested by clients, at a gateway with three pools.
 
     pool 0  PREFIXES      two replicas
     pool 1  no prefixes   two replicas
     pool 2  no prefixes   one replica
 
-What must hold: a request reaches a replica only if that one lists the model, or if nobody in its pool does and the pool's
+What must hold: a request reaches a replica only if that one lists the model, or if no replica of its pool does and the pool's
 prefixes fit; what GET /v1/models lists is served; everything else is refused in the API's own shape, shortly; the metrics can
 be read, and have no more than a bound of models' names; where replicas list thousands of models, an answer takes little CPU
 time once the gateway has made its list of them.
 
-An input is a recipe. lists: the names that each of the five replicas lists; asked: what clients ask for (any JSON); path; many:
-how many further names the last replica lists.
+An input is a recipe. lists: the names that each of the five replicas lists; asked: the models in requests (any JSON); path;
+many: how many further names the last replica lists.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from gateway.fleet.directory import MAX_LABELS
 from gateway.fleet.engine_client import MAX_MODELS
 from scripts.fuzzing import stage
 from scripts.fuzzing.answers import Outcome
-from scripts.fuzzing.doubter import Doubter
 from scripts.fuzzing.stage import Errors, Recipe, error_code, read_recipe
+from scripts.fuzzing.strict_replica import StrictReplica
 from tests.gateway.conftest import Running, running
 
 CLIENTS = 1
@@ -41,7 +41,7 @@ PREFIXES: Final = ("llama-", "org/", "org/a/", "\xe9")
 CHAT, COMPLETION, OTHER = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 LONGEST_S: Final = 0.1
 _CHECKED_EVERY: Final = 50  # inputs: reading the metrics of a thousand models takes a second
-_FURTHER_NAMES: Final = 400  # that are asked for, where a replica lists thousands
+_FURTHER_NAMES: Final = 400  # that are requested, where a replica lists thousands
 _FURTHER_LABELS: Final = {"other", "none", "unlisted", "unknown", *PREFIXES}
 
 _STEMS: Final = [
@@ -113,11 +113,11 @@ def make(known: bytes, chance: Random) -> bytes:
     return stage.vary(known, invent, chance)
 
 
-# -- the rules, once more
+# -- a second implementation of the rules
 
 
 def _listed(names: Sequence[object], many: int) -> list[str]:
-    """What of a replica's list counts."""
+    """The valid names of a replica's list."""
     known = [name for name in names if isinstance(name, str) and len(name) <= MAX_MODEL_CHARS]
     return list(dict.fromkeys(known + _many(many)))[:MAX_MODELS]
 
@@ -149,7 +149,7 @@ class Watched:
     """A running gateway, its replicas, and whatever was logged as an error."""
 
     run: Running
-    replicas: Sequence[Doubter]
+    replicas: Sequence[StrictReplica]
     errors: Errors
     labels: set[str] = field(default_factory=set)
     longest_s: float = 0.0
@@ -161,7 +161,7 @@ class Watched:
     def notes(self) -> list[str]:
         return [
             f"Metrics had {len(self.labels)} names of models. Where a replica lists {MAX_MODELS:,} models, an answer took "
-            f"{self.longest_s * 1e3:.0f} ms of CPU time at most. Each is asked for three times, and the shortest time counts."
+            f"{self.longest_s * 1e3:.0f} ms of CPU time at most. Each is requested three times, and the shortest time counts."
         ]
 
     async def _one(self, recipe: Recipe, chance: Random) -> str:
@@ -201,19 +201,19 @@ class Watched:
         sent = _request(recipe, model)
         answer = await stage.ask(self.run.url, sent)
         reached = {at for at, replica in enumerate(self.replicas) if replica.taken}
-        told = dict(recipe), model, answer.status, answer.body[:300], reached
+        context = dict(recipe), model, answer.status, answer.body[:300], reached
         name = model if isinstance(model, str) and 0 < len(model) <= MAX_MODEL_CHARS else ""
         wanted = _servers(lists, name) if name else set()
         if answer.status == 200:
-            assert reached, told
-            assert reached <= wanted, (told, wanted)
+            assert reached, context
+            assert reached <= wanted, (context, wanted)
             (taken,) = [taken for replica in self.replicas for taken in replica.taken]
-            assert sent.endswith(b"\r\n\r\n" + taken.body), told
+            assert sent.endswith(b"\r\n\r\n" + taken.body), context
             return "200"
-        assert not reached, told
-        assert not wanted, (told, wanted)
-        assert not must or not name, told
-        assert answer.status in ((404,) if name else (400,)), told
+        assert not reached, context
+        assert not wanted, (context, wanted)
+        assert not must or not name, context
+        assert answer.status in ((404,) if name else (400,)), context
         return f"{answer.status} {error_code(answer)}"
 
     async def _timed(self, recipe: Recipe, data: bytes) -> Outcome:
@@ -243,7 +243,7 @@ class Watched:
 async def watched() -> AsyncIterator[Watched]:
     with stage.errors_logged() as errors:
         async with contextlib.AsyncExitStack() as stack:
-            replicas = [await stack.enter_async_context(Doubter(keep=True)) for _ in range(5)]
+            replicas = [await stack.enter_async_context(StrictReplica(keep=True)) for _ in range(5)]
             pools: list[dict[str, Any]] = [{"replicas": [replicas[at].url for at in pool]} for pool in POOLS]
             pools[0]["models"] = list(PREFIXES)
             run = await stack.enter_async_context(running(pools=pools, prices={"*": {"input": 1.0, "output": 1.0}}))

@@ -16,11 +16,11 @@ from scripts.fuzzing import diff
 MODES = {
     "answers": "replicas' answers: `http1.Answer` against a simple reader, any cutting",
     "tap": "streams of events: the usage tap, any cutting",
-    "requests": "clients' bytes: a real gateway over real sockets, with a replica behind it that believes nothing",
+    "requests": "clients' bytes: a real gateway over real sockets, in front of a strict replica",
     "shapes": "JSON by shape and size, compressed too: a gateway whose event loop is watched",
-    "headers": "headers: what reaches the replica, who counts as an operator, what is kept",
+    "headers": "headers: forwarding, operators, memory",
     "salts": "cache salts of several tenants, isolated and not",
-    "models": "model names, listed by replicas and asked for by clients",
+    "models": "model names, listed by replicas and requested by clients",
 }
 GUIDED = ("answers", "tap")  # by the lines that they reach, where atheris is installed
 FIRST_LINE = r"^\w+: (?P<tried>\d+) inputs in \d+ s, (?P<outcomes>\d+) outcomes, corpus (?P<corpus>\d+)$"
@@ -57,10 +57,12 @@ def fuzz(mode: str, how: str, seconds: int, seed: int, run: Run = captured) -> F
     done = run([*command, *(["--plain"] if plain else [])])
     said = done.stdout + done.stderr
     match = re.search(FIRST_LINE if plain else LAST_LINE, said, re.MULTILINE)
-    told = match.groupdict() if match else {}
+    fields = match.groupdict() if match else {}
     wrong = "" if done.returncode == 0 and match else said[-1000:]
     notes = tuple(re.findall(NOTE, said, re.MULTILINE))
-    return Fuzzed(mode, how, seed, int(told.get("tried", 0)), told.get("outcomes", ""), told.get("corpus", ""), wrong, notes)
+    return Fuzzed(
+        mode, how, seed, int(fields.get("tried", 0)), fields.get("outcomes", ""), fields.get("corpus", ""), wrong, notes
+    )
 
 
 def page(made_by: str, runs: list[Fuzzed], table: str) -> Iterator[str]:

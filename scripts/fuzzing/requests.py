@@ -1,4 +1,4 @@
-"""Clients' bytes, well made and not, to a real gateway on a socket, in front of a replica that believes nothing.
+"""Clients' bytes, valid and invalid, to a real gateway on a socket, in front of a strict replica.
 
 What must hold, whatever a client sends: it gets whole, well-formed answers, not more of them than it can have sent requests;
 what reaches the replica is one plain request for each that the gateway counted, and nothing that stood in a body; no lease
@@ -20,14 +20,14 @@ from typing import Any
 
 from scripts.fuzzing import stage
 from scripts.fuzzing.answers import Outcome, read
-from scripts.fuzzing.doubter import Doubter
 from scripts.fuzzing.mutate import cut, mutate
 from scripts.fuzzing.stage import Errors
+from scripts.fuzzing.strict_replica import StrictReplica
 from tests.gateway.conftest import OUTPUT, STREAM, Running, eventually, running
 
 try:
     import h11
-except ImportError:  # a second opinion, where it is installed
+except ImportError:  # a second parser, where it is installed
     h11 = None  # type: ignore[assignment,unused-ignore]
 
 SILENCE_S = 0.1  # an answer that has not begun by then is not waited for
@@ -164,11 +164,11 @@ class Watched:
     """A running gateway, its replica, and whatever it logged as an error."""
 
     run: Running
-    replica: Doubter
+    replica: StrictReplica
     errors: Errors
 
     async def batch(self, inputs: list[bytes], chance: Random) -> list[str]:
-        """Send these at once, each on its own connection; returns what kind of thing became of each. AssertionError: a bug."""
+        """Send these at once, each on its own connection; returns the kind of each outcome. AssertionError: a bug."""
         OUTPUT.flush()
         begun = STREAM.tell()
         self.replica.forget()
@@ -229,7 +229,7 @@ class Watched:
 @contextlib.asynccontextmanager
 async def watched() -> AsyncIterator[Watched]:
     with stage.errors_logged() as errors:
-        async with Doubter() as replica, running(replica.url, limits={"body_mb": 1}) as run:
+        async with StrictReplica() as replica, running(replica.url, limits={"body_mb": 1}) as run:
             yield Watched(run, replica, errors)
 
 

@@ -1,9 +1,9 @@
-"""Cache salts at random, from several tenants: to a gateway that isolates them, and to one that does not.
+"""Random cache salts of several tenants, to a gateway that isolates them, and to one that does not.
 
 What must hold with isolation: what one tenant sends is never believed to be cached for another one, whatever salt that one
 sends, the first one's salt at the engine included; no two tenants have the same salt there, nor have two salts of one tenant;
 the same tenant with the same salt has its prompt cached. Without isolation: the body goes on as it came, the same salts share a
-prompt whoever sends them, and different ones do not. All of this for small bodies, large ones (another process parses them)
+prompt between all senders, and different ones do not. All of this for small bodies, large ones (another process parses them)
 and compressed ones alike.
 
 An input is a recipe. a, b: tenants, null: no header; salt, other: what stands for `cache_salt` in the body (JSON, or nearly),
@@ -25,8 +25,8 @@ from typing import Any, Final, NamedTuple
 from gateway.parser.parsing import INLINE_BYTES
 from scripts.fuzzing import stage
 from scripts.fuzzing.answers import Outcome
-from scripts.fuzzing.doubter import Doubter
 from scripts.fuzzing.stage import Errors, Recipe, error_code, read_recipe
+from scripts.fuzzing.strict_replica import StrictReplica
 from tests.gateway.conftest import Running, eventually, running
 
 CLIENTS = 4
@@ -80,11 +80,11 @@ def make(known: bytes, chance: Random) -> bytes:
     return stage.vary(known, invent, chance)
 
 
-# -- what is sent, and what came of it
+# -- requests and outcomes
 
 
 class Seen(NamedTuple):
-    """What came of one request. salt: at the replica, as JSON; cached: tokens that were believed to be."""
+    """The outcome of one request. salt: at the replica, as JSON; cached: predicted cached tokens."""
 
     status: int
     code: str
@@ -126,7 +126,7 @@ def _request(recipe: Recipe, tenant: str | None, body: bytes, number: int) -> by
 
 
 def _tenant(name: str | None) -> str:
-    """As the gateway has to tell them apart: a header's value has no space around it, and none is none."""
+    """The tenant's key: a header's value is stripped; None without one."""
     return (name or "").strip(" \t")
 
 
@@ -152,12 +152,12 @@ def _is_plain(recipe: Recipe) -> bool:
 
 @dataclass(slots=True)
 class Watched:
-    """Two gateways, one of which isolates tenants, and their replicas. owners: who has a salt, by salts at the isolated one."""
+    """Two gateways, one of which isolates tenants, and their replicas. owners: by salt at the isolated one."""
 
     open: Running
     isolated: Running
-    open_replica: Doubter
-    isolated_replica: Doubter
+    open_replica: StrictReplica
+    isolated_replica: StrictReplica
     errors: Errors
     owners: dict[str, tuple[str, object]] = field(default_factory=dict)
     number: int = 0
@@ -187,51 +187,51 @@ class Watched:
         first = await self._ask(recipe, a, salt, prompt, isolated=True)
         again = await self._ask(recipe, a, salt, prompt, isolated=True)
         foreign = await self._ask(recipe, b, salt, prompt, isolated=True)
-        told = dict(recipe), first, again, foreign
-        assert first.status == again.status == foreign.status, told
+        context = dict(recipe), first, again, foreign
+        assert first.status == again.status == foreign.status, context
         if first.status != 200:
             return f"{first.status} {first.code}"
-        assert first.cached == 0, told
+        assert first.cached == 0, context
         if first.salt is _NO_JSON:
             return "200, no JSON"
-        self._owned(a, _own(recipe, salt), first, told)
-        self._owned(b, _own(recipe, salt), foreign, told)
+        self._owned(a, _own(recipe, salt), first, context)
+        self._owned(b, _own(recipe, salt), foreign, context)
         if _tenant(a) == _tenant(b):
-            assert foreign.salt == first.salt, told
+            assert foreign.salt == first.salt, context
             return "200, one tenant"
-        assert foreign.cached == 0, told
-        # The other tenant tries what the first one's engine knows its prompts by.
+        assert foreign.cached == 0, context
+        # The other tenant sends the first one's salt at the engine.
         stolen = await self._ask(recipe, b, json.dumps(first.salt), prompt, isolated=True)
-        assert stolen.salt != first.salt, (told, stolen)
+        assert stolen.salt != first.salt, (context, stolen)
         if _own(recipe, json.dumps(first.salt)) != _own(recipe, salt):
-            assert stolen.cached == 0, (told, stolen)
+            assert stolen.cached == 0, (context, stolen)
         elsewhere = await self._ask(recipe, a, other, prompt, isolated=True)
         if elsewhere.status == 200 and elsewhere.salt is not _NO_JSON:
-            self._owned(a, _own(recipe, other), elsewhere, (told, elsewhere))
-        assert again.salt == first.salt, told
+            self._owned(a, _own(recipe, other), elsewhere, (context, elsewhere))
+        assert again.salt == first.salt, context
         if again.cached:
             return "200, cached"
-        assert not _is_plain(recipe), told
+        assert not _is_plain(recipe), context
         return "200, not read"
 
-    def _owned(self, tenant: str | None, own: object, seen: Seen, told: object) -> None:
-        """The replica got a salt that nobody else has."""
-        assert isinstance(seen.salt, str), told
-        assert len(seen.salt) == 32, told
+    def _owned(self, tenant: str | None, own: object, seen: Seen, context: object) -> None:
+        """Assert that the replica got a salt of this tenant and client salt only."""
+        assert isinstance(seen.salt, str), context
+        assert len(seen.salt) == 32, context
         owner = _tenant(tenant), own
-        assert self.owners.setdefault(seen.salt, owner) == owner, (self.owners[seen.salt], owner, told)
+        assert self.owners.setdefault(seen.salt, owner) == owner, (self.owners[seen.salt], owner, context)
 
     async def _open(self, recipe: Recipe, prompt: str) -> str:
         salt, other = recipe["salt"], recipe["other"]
         first = await self._ask(recipe, recipe["a"], salt, prompt, isolated=False)
         again = await self._ask(recipe, recipe["b"], salt, prompt, isolated=False)
         foreign = await self._ask(recipe, recipe["a"], other, prompt, isolated=False)
-        told = dict(recipe), first, again, foreign
-        assert first.status == again.status, told
+        context = dict(recipe), first, again, foreign
+        assert first.status == again.status, context
         if first.status == 200:
-            assert first.body == _text(recipe, salt, prompt).encode(recipe["encoding"], "replace"), told
+            assert first.body == _text(recipe, salt, prompt).encode(recipe["encoding"], "replace"), context
         if first.status == foreign.status == 200 and _own(recipe, salt) != _own(recipe, other):
-            assert foreign.cached == 0, told
+            assert foreign.cached == 0, context
         return f"{first.status}{', cached' if again.cached else ''}"
 
     async def _ask(self, recipe: Recipe, tenant: str | None, salt: str | None, prompt: str, *, isolated: bool) -> Seen:
@@ -249,7 +249,7 @@ class Watched:
 
 
 def _salt_of(body: bytes) -> object:
-    """As an engine reads it: they decode what Python's `json` takes, UTF-16 included."""
+    """As engines parse it: by Python's `json`, UTF-16 included."""
     try:
         found = json.loads(body)
     except ValueError:
@@ -265,8 +265,8 @@ def _cached(answer: Outcome) -> int:
 async def watched() -> AsyncIterator[Watched]:
     with stage.errors_logged() as errors:
         async with (
-            Doubter(keep=True) as one,
-            Doubter(keep=True) as two,
+            StrictReplica(keep=True) as one,
+            StrictReplica(keep=True) as two,
             running(one.url) as open_,
             running(two.url, routing={"isolation": "tenant"}) as isolated,
         ):

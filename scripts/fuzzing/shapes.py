@@ -2,7 +2,7 @@
 
 What must hold, whatever the body: it is answered, refused in the API's own shape or served; what can be served is, and what is
 beyond a bound is not; the loop never stands still for longer than LONGEST_S; what reaches the replica is the body, byte for
-byte, but for the one place where usage is asked for; and the next client is served.
+byte, except where usage is requested; and the next client is served.
 
 An input is a recipe (`bodies.py`).
 """
@@ -43,8 +43,8 @@ from scripts.fuzzing.bodies import (
     Sent,
     sent_of,
 )
-from scripts.fuzzing.doubter import Doubter, Taken
 from scripts.fuzzing.stage import Errors, Pace, Recipe, error_code, read_recipe
+from scripts.fuzzing.strict_replica import Received, StrictReplica
 from tests.gateway.conftest import Running, eventually
 
 CLIENTS = 2
@@ -85,7 +85,7 @@ class Watched:
 
     run: Running
     pace: Pace
-    replica: Doubter
+    replica: StrictReplica
     errors: Errors
     longest_s: float = 0.0
     slowest: bytes = b""
@@ -126,18 +126,18 @@ class Watched:
         ]
 
 
-def _kind(recipe: Recipe, sent: Sent, answer: Outcome, taken: Taken | None) -> str:
-    """What became of one request. Raises AssertionError if that may not be."""
-    told = dict(recipe), answer.status, answer.body[:300]
+def _kind(recipe: Recipe, sent: Sent, answer: Outcome, taken: Received | None) -> str:
+    """The outcome of one request. Raises AssertionError for a bug."""
+    context = dict(recipe), answer.status, answer.body[:300]
     if answer.status != 200:
         code = error_code(answer)
-        assert sent.verdict != SERVED, told
-        assert 400 <= answer.status < 500, told
-        assert taken is None, told
+        assert sent.verdict != SERVED, context
+        assert 400 <= answer.status < 500, context
+        assert taken is None, context
         return f"{_family(recipe, sent)}: {answer.status} {code}"
-    assert sent.verdict != REFUSED, told
-    assert taken is not None, told
-    _same(recipe, sent, taken, told)
+    assert sent.verdict != REFUSED, context
+    assert taken is not None, context
+    _same(recipe, sent, taken, context)
     return f"{_family(recipe, sent)}: 200{', edited' if len(taken.body) != len(sent.body.raw) else ''}"
 
 
@@ -147,33 +147,33 @@ def _family(recipe: Recipe, sent: Sent) -> str:
     return f"{next(name for name, shapes in families.items() if recipe['shape'] in shapes)}, {size}"
 
 
-def _same(recipe: Recipe, sent: Sent, taken: Taken, told: object) -> None:
-    """The replica has what the client has sent, but for the wish for usage."""
+def _same(recipe: Recipe, sent: Sent, taken: Received, context: object) -> None:
+    """Assert that the replica got the client's body, except for the request for usage."""
     raw = sent.body.raw
-    assert taken.get(b"content-length") == [b"%d" % len(taken.body)], told
+    assert taken.get(b"content-length") == [b"%d" % len(taken.body)], context
     if coding := taken.get(b"content-encoding"):
-        assert recipe["path"] == OTHER, told
-        assert coding == [CODINGS[recipe["coding"]][0]], told
-        assert taken.body == sent.coded, told
+        assert recipe["path"] == OTHER, context
+        assert coding == [CODINGS[recipe["coding"]][0]], context
+        assert taken.body == sent.coded, context
         return
     wanted = recipe["stream"] and recipe["path"] != OTHER and recipe["options"] != "on"
     if not wanted:
-        assert taken.body == raw, told
+        assert taken.body == raw, context
         return
     begin = _alike(lambda size: raw[:size] == taken.body[:size], min(len(raw), len(taken.body)))
     left = min(len(raw), len(taken.body)) - begin
     behind = _alike(lambda size: raw[len(raw) - size :] == taken.body[len(taken.body) - size :], left)
-    assert len(taken.body) - begin - behind <= 60, told
-    assert len(raw) - begin - behind <= 10, told
+    assert len(taken.body) - begin - behind <= 60, context
+    assert len(raw) - begin - behind <= 10, context
     if len(raw) < 50_000:
         asked = json.loads(taken.body)
         options = asked.pop("stream_options")
-        assert options.pop("include_usage") is True, told
+        assert options.pop("include_usage") is True, context
         before = json.loads(raw)
         old = before.pop("stream_options", None) or {}
         old.pop("include_usage", None)
-        assert list(asked.items()) == list(before.items()), told
-        assert options == old, told
+        assert list(asked.items()) == list(before.items()), context
+        assert options == old, context
 
 
 def _alike(same: Callable[[int], bool], most: int) -> int:
@@ -185,7 +185,7 @@ def _alike(same: Callable[[int], bool], most: int) -> int:
 async def watched() -> AsyncIterator[Watched]:
     with stage.errors_logged() as errors:
         limits = {"body_mb": BODY_MB, "inflight_mb": 1024}
-        async with Doubter(keep=True) as replica, stage.paced(replica.url, limits=limits) as (run, pace):
+        async with StrictReplica(keep=True) as replica, stage.paced(replica.url, limits=limits) as (run, pace):
             made, chance = Watched(run, pace, replica, errors), Random(1)
             await made._batch([stage.write_recipe({**invent(chance), "shape": "text", "size": INLINE_BYTES * 2})], chance)
             made.longest_s = 0.0  # the parser process has started, and everything is imported

@@ -1,4 +1,4 @@
-"""What the fuzzers of a whole gateway share: inputs that are recipes, a client, a watch on the log, a gateway in a thread.
+"""Shared by the fuzzers of a whole gateway: recipes as inputs, a client, a watch on the log, a gateway in a thread.
 
 A fuzzer of a gateway is a module with
 
@@ -27,7 +27,7 @@ Recipe = Mapping[str, Any]
 
 ANSWER_S = 120.0  # an answer that takes longer than this, on the slowest machine, does not come
 _ERROR_FIELDS = {"message", "type", "param", "code"}
-_MOST_ERROR = 16 << 10  # bytes of an error: a dozen models' names are in it
+_MAX_ERROR = 16 << 10  # bytes of an error: a dozen models' names are in it
 
 
 class Stage(Protocol):
@@ -50,7 +50,7 @@ async def blame(batch: Callable[[list[bytes], Random], Awaitable[list[str]]], in
         raise error
 
 
-# -- inputs that say how to make what is sent
+# -- recipes
 
 
 def write_recipe(recipe: Recipe) -> bytes:
@@ -95,7 +95,7 @@ async def ask(url: str, data: bytes) -> Outcome:
 
 def error_code(answer: Outcome) -> str:
     """The code of an error, which has to be in the API's shape, and short."""
-    assert len(answer.body) <= _MOST_ERROR, (len(answer.body), answer.body[:2000])
+    assert len(answer.body) <= _MAX_ERROR, (len(answer.body), answer.body[:2000])
     body = json.loads(answer.body)
     assert set(body) == {"error"}, answer
     error = body["error"]
@@ -109,7 +109,7 @@ def error_code(answer: Outcome) -> str:
 
 
 class Errors(logging.Handler):
-    """What was logged as an error, or with a traceback."""
+    """Log records of errors, or with a traceback."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

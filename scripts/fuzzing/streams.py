@@ -1,4 +1,4 @@
-"""Readers of streams: any cutting of a stream gives the same, and nothing but the event that we asked for is missing."""
+"""Stream readers: any chunking of a stream gives the same bytes, and only the event that the gateway requested is removed."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from bench.soak.clients import MAX_ERROR_TEXTS, Tally
 from bench.soak.fleet import Setup, fleet
 from bench.soak.health import OK, Answer, ask, schedule
 from bench.soak.law import BOOKINGS, BYSTANDERS, FAILING, Limits, Outcome, State, violations
-from bench.soak.log import MOST, counted
+from bench.soak.log import MAX_LINES, counted
 from bench.soak.watch import ROWS, Sample, Watch
 from tests.chaos.hostile import FAULTS, POISONS, poison_of
 from tests.support.paths import ROOT
@@ -144,19 +144,19 @@ def test_a_tally_is_bounded_and_knows_its_percentiles() -> None:
     one = Tally()
     for number in range(1000):
         one.count("answered" if number % 2 else "refused", f"why {number}", number / 1000)
-    assert (one.sent, one.fates["answered"], len(one.whys)) == (1000, 500, MAX_ERROR_TEXTS)
+    assert (one.sent, one.fates["answered"], len(one.reasons)) == (1000, 500, MAX_ERROR_TEXTS)
     assert one.percentile(0.5) == pytest.approx(0.5, abs=0.01)
     assert Tally().percentile(0.99) == 0
 
 
 def test_the_log_is_counted_and_only_its_beginning_is_kept() -> None:
     lines = [json.dumps({"level": "info", "message": "request"}).encode() + b"\n"] * 9
-    lines += [json.dumps({"level": "error", "message": "oops", "traceback": "..."}).encode() + b"\n"] * (MOST + 7)
+    lines += [json.dumps({"level": "error", "message": "oops", "traceback": "..."}).encode() + b"\n"] * (MAX_LINES + 7)
     kept = io.BytesIO()
     counts = counted([*lines, b"not json\n", b"[]\n"], kept)
-    assert (counts["requests"], counts["tracebacks"], counts["unreadable"]) == (9, MOST + 7, 2)
-    assert counts["messages"]["error: oops"] == MOST + 7
-    assert kept.getvalue().count(b"\n") == MOST
+    assert (counts["requests"], counts["tracebacks"], counts["unreadable"]) == (9, MAX_LINES + 7, 2)
+    assert counts["messages"]["error: oops"] == MAX_LINES + 7
+    assert kept.getvalue().count(b"\n") == MAX_LINES
 
 
 def test_every_kind_of_attack_has_a_name_of_its_own() -> None:

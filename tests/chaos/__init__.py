@@ -1,1 +1,1 @@
-"""Real processes under load, one failure after the other: nothing is lost, and nothing is left behind."""
+"""Real processes under load and failures: no request is lost, and no resource leaks."""

@@ -1,10 +1,10 @@
-"""A replica that does its worst, as a process of its own; which worst, it is told while it runs.
+"""A hostile replica, as a separate process; its behaviour is set while it runs.
 
-On one port it is an engine that says one word after the other, with the words of the simulated one: a prompt has one right
-answer, whoever gives it, and an answer that was begun elsewhere is finished. Its moods spoil generations and, but for those
-that close the port, nothing else: to probes it looks well, so that requests have to find out. On another port it takes orders:
-`/MOOD`, `/hang_up` (closes what is idle), `/look` (does nothing), each answered by what it has done so far. A prompt with
-`POISON` and a mood's name in it gets that mood's answer, whatever the mood is.
+On one port it is an engine that generates the words of the simulated one: a prompt has one right answer, from any replica, and
+a partial answer is continued. Its behaviours spoil generations and, except those that close the port, nothing else: probes see
+a healthy replica, so that requests have to detect the fault. Another port takes commands: `/BEHAVIOUR`, `/close_idle` (closes
+idle connections), `/status` (no effect), each answered by the counts of what it has done so far. A prompt with `POISON` and a
+behaviour's name in it gets that behaviour's answer in any case.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ ERROR = {"error": {"message": "out of memory", "type": "InternalServerError", "p
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is to be answered: the words from where the prompt ends."""
+    """The answer to a request: the words after its prompt."""
 
     chat: bool
     stream: bool
-    told: bool  # the client wants usage in its stream
+    include_usage: bool  # the client wants usage in its stream
     prompt: int
     words: list[str]
     finish: str
@@ -57,11 +57,11 @@ class Answer:
 
     def events(self) -> list[bytes]:
         out = [self._event({"role": "assistant", "content": ""}, None)] if self.chat else []
-        # Why it ends is in the last word's event: these words alone do not tell that they are the last ones.
+        # The finish reason is in the last word's event: the words alone do not show their end.
         *words, last = self.words
         out += [self._event({"content": word}, None) for word in words]
         out.append(self._event({"content": last}, self.finish))
-        if self.told:
+        if self.include_usage:
             out.append(event({**self._frame(), "usage": self.usage}))
         return [*out, b"data: [DONE]\n\n"]
 
@@ -94,24 +94,26 @@ def answer_to(request: Message) -> Answer:
         prompt = sim_text.encode_chat(body["messages"], None, "open" if body.get("continue_final_message") else "answer")
     tokens, by_itself = sim_text.answer(prompt, body["max_tokens"], endless=bool(body.get("ignore_eos")))
     words = [sim_text.decode([token]) for token in tokens]
-    told = bool((body.get("stream_options") or {}).get("include_usage"))
-    return Answer("messages" in body, bool(body.get("stream")), told, len(prompt), words, "stop" if by_itself else "length")
+    include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+    return Answer(
+        "messages" in body, bool(body.get("stream")), include_usage, len(prompt), words, "stop" if by_itself else "length"
+    )
 
 
-# -- moods: each answers one request, somehow
+# -- behaviours: each answers one request
 
 
-async def well(answer: Answer, writer: asyncio.StreamWriter, gap_s: float = GAP_S) -> None:
+async def healthy(answer: Answer, writer: asyncio.StreamWriter, gap_s: float = GAP_S) -> None:
     if not answer.stream:
         await asyncio.sleep(gap_s * len(answer.words) / 4)
         writer.write(plain(200, answer.whole()))
         return
     await asyncio.sleep(gap_s)
-    await say(answer.events(), writer, gap_s)
+    await send_events(answer.events(), writer, gap_s)
     writer.write(b"0\r\n\r\n")
 
 
-async def say(events: list[bytes], writer: asyncio.StreamWriter, gap_s: float = GAP_S) -> None:
+async def send_events(events: list[bytes], writer: asyncio.StreamWriter, gap_s: float = GAP_S) -> None:
     writer.write(STREAM_HEAD)
     for part in events:
         writer.write(chunk(part))
@@ -121,7 +123,7 @@ async def say(events: list[bytes], writer: asyncio.StreamWriter, gap_s: float = 
 
 async def slow(answer: Answer, writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(GAP_S * SLOWLY * 10)
-    await well(answer, writer, GAP_S * SLOWLY)
+    await healthy(answer, writer, GAP_S * SLOWLY)
 
 
 async def half(answer: Answer, writer: asyncio.StreamWriter) -> None:
@@ -142,7 +144,7 @@ async def some(answer: Answer, writer: asyncio.StreamWriter) -> list[bytes]:
         return []
     events = answer.events()
     count = 1 + answer.prompt % (len(events) - 1)
-    await say(events[:count], writer)
+    await send_events(events[:count], writer)
     return events[count:]
 
 
@@ -190,12 +192,12 @@ async def answers_503(_answer: Answer, writer: asyncio.StreamWriter) -> None:
     writer.write(plain(503, json.dumps(ERROR).encode(), b"Retry-After: 1"))
 
 
-async def babbles(_answer: Answer, writer: asyncio.StreamWriter) -> None:
+async def answers_garbage(_answer: Answer, writer: asyncio.StreamWriter) -> None:
     writer.write(b"\x16\x03\x01 what is this?\r\n\r\n")
 
 
 async def answers_429(_answer: Answer, writer: asyncio.StreamWriter) -> None:
-    """As an engine's limit for each key."""
+    """As an engine's rate limit per key."""
     writer.write(plain(429, json.dumps(ERROR).encode(), b"Retry-After: 60"))
 
 
@@ -206,11 +208,11 @@ def reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-Mood = Callable[[Answer, asyncio.StreamWriter], Awaitable[None]]
-MOODS: Mapping[str, Mood] = {
-    mood.__name__: mood
-    for mood in (
-        well,
+Behaviour = Callable[[Answer, asyncio.StreamWriter], Awaitable[None]]
+BEHAVIOURS: Mapping[str, Behaviour] = {
+    behaviour.__name__: behaviour
+    for behaviour in (
+        healthy,
         slow,
         reset_in_header,
         reset_in_body,
@@ -220,28 +222,29 @@ MOODS: Mapping[str, Mood] = {
         fails_later,
         answers_500,
         answers_503,
-        babbles,
+        answers_garbage,
     )
 }
 POISON = "poison:"
-POISONS: Mapping[str, Mood] = {
-    poison.__name__: poison for poison in (answers_500, answers_503, answers_429, babbles, reset_in_header, reset_in_body)
+POISONS: Mapping[str, Behaviour] = {
+    poison.__name__: poison
+    for poison in (answers_500, answers_503, answers_429, answers_garbage, reset_in_header, reset_in_body)
 }
 REFUSES, FLAPS = "refuses", "flaps"
-FAULTS = (*(name for name in MOODS if name != "well"), REFUSES, FLAPS)
+FAULTS = (*(name for name in BEHAVIOURS if name != "healthy"), REFUSES, FLAPS)
 
 
-def poison_of(body: bytes) -> Mood | None:
-    """The poison that a request's prompt asks for."""
+def poison_of(body: bytes) -> Behaviour | None:
+    """The poison in a request's prompt; None without one."""
     _, found, rest = body.partition(POISON.encode())
     return POISONS.get(rest.partition(b" ")[0].decode("latin-1")) if found else None
 
 
 class Hostile:
-    """The process. done: requests answered, and doors shut, by mood."""
+    """The process. done: requests answered, and times the port was closed, by behaviour."""
 
     def __init__(self) -> None:
-        self.mood, self.model = "well", MODEL
+        self.behaviour, self.model = "healthy", MODEL
         self.done = Counter[str]()
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -256,51 +259,51 @@ class Hostile:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
-                await asyncio.sleep(0.1)  # somebody tries ports, or is about to close this one
+                await asyncio.sleep(0.1)  # another process tries ports, or is about to close this one
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def down(self) -> None:
-        """Nobody listens, and what is open is reset."""
+        """Stop listening, and reset open connections."""
         if self._server:
             server, self._server = self._server, None
             for listener in server.sockets:
                 asyncio.get_running_loop().remove_reader(listener.fileno())
-            for _ in range(5):  # asyncio loses, open, what was accepted and not taken up when a server is closed
+            for _ in range(5):  # asyncio leaks connections that are accepted but not started when a server is closed
                 await asyncio.sleep(0)
             server.close()
         for writer in self._idle:
             if not writer.is_closing():
                 reset(writer)
-        self.done[self.mood] += 1
+        self.done[self.behaviour] += 1
 
-    async def order(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One order a connection."""
+    async def handle_command(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One command per connection."""
         with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             name = (await read_message(reader)).start.split()[1].removeprefix("/")
-            if name == "hang_up":
+            if name == "close_idle":
                 for other in [other for other, idle in self._idle.items() if idle]:
                     other.close()
-            elif name != "look":
-                await self._turn(name)
+            elif name != "status":
+                await self._set_behaviour(name)
             writer.write(plain(200, json.dumps(self.done).encode(), b"Connection: close"))
             await writer.drain()
 
-    async def _turn(self, mood: str) -> None:
-        if self._flapping:  # not cancelled: it may be about to listen, and then nobody else could
+    async def _set_behaviour(self, behaviour: str) -> None:
+        if self._flapping:  # not cancelled: it may be about to listen on the port
             self._steady.set()
             await self._flapping
             self._flapping = None
             self._steady.clear()
-        self.mood = mood
-        if mood == REFUSES:
+        self.behaviour = behaviour
+        if behaviour == REFUSES:
             await self.down()
-        elif mood == FLAPS:
+        elif behaviour == FLAPS:
             self._flapping = asyncio.create_task(self._flap())
         else:
             await self.up()
 
     async def _flap(self) -> None:
-        """Down and up in turns, until it is to be steady."""
+        """Down and up in turns, until `_steady` is set."""
         for step in itertools.cycle((self.down, self.up)):
             await step()
             with contextlib.suppress(TimeoutError):
@@ -324,9 +327,9 @@ class Hostile:
 
     async def _answer(self, request: Message, writer: asyncio.StreamWriter) -> None:
         if request.start.startswith("POST "):
-            mood = self.mood
-            await (poison_of(request.body) or MOODS.get(mood, well))(answer_to(request), writer)
-            self.done[mood] += mood in MOODS
+            behaviour = self.behaviour
+            await (poison_of(request.body) or BEHAVIOURS.get(behaviour, healthy))(answer_to(request), writer)
+            self.done[behaviour] += behaviour in BEHAVIOURS
         elif request.start.startswith("GET /v1/models "):
             entry = {"id": self.model, "object": "model", "created": 1, "owned_by": "vllm"}
             writer.write(plain(200, json.dumps({"object": "list", "data": [entry]}).encode()))
@@ -342,9 +345,9 @@ async def main() -> None:
     hostile = Hostile()
     hostile.port, hostile.model = options.port, options.model
     await hostile.up()
-    orders = await asyncio.start_server(hostile.order, "127.0.0.1", 0)
-    port = orders.sockets[0].getsockname()[1]
-    where = {"url": f"http://127.0.0.1:{hostile.port}", "orders": f"http://127.0.0.1:{port}"}
+    control = await asyncio.start_server(hostile.handle_command, "127.0.0.1", 0)
+    port = control.sockets[0].getsockname()[1]
+    where = {"url": f"http://127.0.0.1:{hostile.port}", "control": f"http://127.0.0.1:{port}"}
     sys.stderr.write(json.dumps(where) + "\n")
     await asyncio.Event().wait()
 

@@ -1,13 +1,13 @@
-"""Clients that ask all the time, and what became of each of their requests.
+"""Clients under constant load, and the fate of each of their requests.
 
-Every request is sent once, on a connection of its own or on one that its client keeps; nothing is retried. Its fate is one of:
+Every request is sent once, on a new connection or on one that its client keeps; there are no retries. Its fate is one of:
 
     answered   the whole of the one right text, and a proper end
     cut        the beginning of that text in a stream, then an error event and [DONE]
     refused    an error in OpenAI's shape
-    unreached  nobody listens any more (not a byte was sent)
-    wrong      another text, or an answer that is none: nothing excuses it
-    lost       anything else: silence, a connection that broke, an end without a word
+    unreached  the port is closed (not a byte was sent)
+    wrong      another text, or an invalid answer
+    lost       anything else: silence, a broken connection, a stream without its end
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.chaos.hostile import MODEL
 ANSWERED, CUT, REFUSED, UNREACHED, WRONG, LOST = "answered", "cut", "refused", "unreached", "wrong", "lost"
 PATIENCE_S = 120.0
 MAX_TOKENS = 1000
-ENDLESS = 5000  # tokens: more than there is time for
+ENDLESS = 5000  # tokens: more than can be generated in a test
 WORDS = (15, 50)  # an answer's least and most
 
 
@@ -108,13 +108,13 @@ def _fate_of_stream(question: Question, body: bytes) -> Fate:
 
 
 class Client:
-    """One who asks one question after the other. hears: a stream has begun. told: called for each piece of one."""
+    """Sends one question after the other. started: set once a stream has begun. on_chunk: called for each chunk of one."""
 
-    def __init__(self, url: str, *, keeps: bool, told: Callable[[], None] = lambda: None) -> None:
-        self.hears = asyncio.Event()
+    def __init__(self, url: str, *, keeps: bool, on_chunk: Callable[[], None] = lambda: None) -> None:
+        self.started = asyncio.Event()
         self._port = wire.port_of(url)
         self._keeps = keeps
-        self._told = told
+        self._on_chunk = on_chunk
         self._open: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def connect(self) -> None:
@@ -132,7 +132,7 @@ class Client:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await self.send(question)
-                return await self.hear(question)
+                return await self.receive(question)
         except (OSError, EOFError, ValueError, LookupError) as error:
             self.close()
             return Fate(LOST, f"{question.path}, stream {question.stream}: {error!r}")
@@ -142,15 +142,15 @@ class Client:
         self._open[1].write(wire.request("POST", question.path, question.body))
         await self._open[1].drain()
 
-    async def hear(self, question: Question) -> Fate:
+    async def receive(self, question: Question) -> Fate:
         """Raises what `wire` raises."""
         assert self._open
         reader, body = self._open[0], b""
         answer = await wire.read_head(reader)
         if answer.headers.get("transfer-encoding") == "chunked":
             async for part in wire.chunks(reader):
-                self.hears.set()
-                self._told()
+                self.started.set()
+                self._on_chunk()
                 body += part
         else:
             body = await reader.readexactly(int(answer.headers["content-length"]))
@@ -166,15 +166,15 @@ class Client:
 
 @contextlib.contextmanager
 def clients(url: str, count: int, *, keep: bool) -> Iterator[list[Client]]:
-    """So many, who leave at the end."""
+    """`count` clients, which disconnect at the end."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(contextlib.closing(Client(url, keeps=keep))) for _ in range(count)]
 
 
 class Load:
-    """Some clients at once, for as long as the block runs; at its end what runs is awaited. Every other keeps its connection.
+    """Concurrent clients within the block; at its end running requests are awaited. Every second one keeps its connection.
 
-    Clients stop by themselves when nobody listens any more.
+    Clients stop by themselves when the port is closed.
     """
 
     def __init__(self, url: str, *, count: int = 30, seed: int = 1) -> None:
@@ -184,14 +184,14 @@ class Load:
         self._tasks: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
         self.fates = Counter[str]()
-        self.whys = Counter[str]()  # of cut and refused ones
+        self.reasons = Counter[str]()  # of cut and refused requests
         self.lost: list[str] = []
         self.sent = 0
         self.tokens = 0  # in all answers
-        self.pieces = 0  # of streams, that came so far
+        self.pieces = 0  # chunks of streams so far
 
     async def __aenter__(self) -> Load:
-        clients = [Client(self._url, keeps=number % 2 == 0, told=self._told) for number in range(self._count)]
+        clients = [Client(self._url, keeps=number % 2 == 0, on_chunk=self._on_chunk) for number in range(self._count)]
         self._tasks = [asyncio.create_task(self._keep_asking(client)) for client in clients]
         return self
 
@@ -202,16 +202,16 @@ class Load:
         await asyncio.gather(*self._tasks, return_exceptions=error is not None)
 
     async def over(self) -> None:
-        """Until all have stopped by themselves."""
+        """Wait until all have stopped by themselves."""
         await asyncio.gather(*self._tasks)
 
     async def more(self, count: int, kind: str = ANSWERED) -> None:
-        """Until so many more have had this fate."""
+        """Wait until `count` more requests have had this fate."""
         end = self.fates[kind] + count
         await self._until(lambda: self.fates[kind] >= end)
 
     async def streams(self) -> None:
-        """Until many streams are under way."""
+        """Wait until many streams are running."""
         end = self.pieces + 10 * self._count
         await self._until(lambda: self.pieces >= end)
 
@@ -234,12 +234,12 @@ class Load:
                 if fate.kind in (LOST, WRONG):
                     self.lost.append(fate.why)
                 elif fate.why:
-                    self.whys[fate.why] += 1
+                    self.reasons[fate.why] += 1
                 self._news.set()
 
-    def _told(self) -> None:
+    def _on_chunk(self) -> None:
         self.pieces += 1
         self._news.set()
 
     def __repr__(self) -> str:
-        return f"<Load {self.sent} sent, {dict(self.fates)}, {dict(self.whys)}>"
+        return f"<Load {self.sent} sent, {dict(self.fates)}, {dict(self.reasons)}>"

@@ -1,4 +1,4 @@
-"""The processes of a scenario, and what has to be true of the gateway when it is over."""
+"""The processes of a scenario, and the invariants of the gateway at its end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SIMULATED = (
 
 
 async def until(condition: Callable[[], Awaitable[T]], what: Callable[[], object]) -> T:
-    """The first true answer; what it waits for is in another process, which has no event for it."""
+    """Poll until the first true answer: another process has no event for it."""
     try:
         async with asyncio.timeout(DEADLINE_S):
             while not (answer := await condition()):  # noqa: ASYNC110
@@ -63,8 +63,8 @@ class Child:
     def lines(self) -> list[str]:
         return self.log.read_text("utf-8").splitlines()
 
-    async def says(self, find: Callable[[str], T]) -> T:
-        """The first true answer for a line of its log."""
+    async def wait_for_line(self, find: Callable[[str], T]) -> T:
+        """The first true result of `find` for a line of its log."""
 
         async def found() -> T | None:
             assert self.process.poll() is None, self.lines[-8:]
@@ -87,24 +87,24 @@ class Child:
 
 @dataclass(slots=True)
 class Replica:
-    """A simulated one, or a hostile one, which takes orders."""
+    """A simulated replica, or a hostile one. control: base URL for its commands."""
 
     child: Child
     url: str
-    orders: str = ""
+    control: str = ""
 
     @property
     def name(self) -> str:
         return self.url.removeprefix("http://")
 
-    async def is_to(self, order: str) -> Counter[str]:
-        """Order it; returns what it has done so far, by mood."""
-        return Counter((await fetch(self.orders, f"/{order}")).json)
+    async def command(self, name: str) -> Counter[str]:
+        """Send a command; returns the counts of what it has done so far, by behaviour."""
+        return Counter((await fetch(self.control, f"/{name}")).json)
 
 
 @dataclass(slots=True)
 class Stage:
-    """A gateway before its replicas. start: its sockets and files when nothing had happened yet."""
+    """A gateway in front of its replicas. start: its sockets and files at the beginning."""
 
     gateway: Child
     url: str
@@ -127,15 +127,15 @@ class Stage:
         )
 
     async def is_up(self, replica: Replica, up: bool) -> bool:
-        """Whether the gateway takes it for up, or for down."""
+        """Whether the gateway considers it up, or down."""
         return await self.total("replica_up", replica.name) == up
 
-    async def has_none(self, replica: Replica) -> bool:
-        """Whether no request is there."""
+    async def is_idle_at(self, replica: Replica) -> bool:
+        """Whether the replica has no request in flight."""
         return not await self.total("replica_inflight", replica.name)
 
-    async def feel(self, replica: Replica, mood: str) -> None:
-        """Let it be in this mood until some requests have felt it, or the gateway spares them that (which it does not yet)."""
+    async def inject(self, replica: Replica, behaviour: str) -> None:
+        """Set a behaviour until some requests were affected, or the gateway's breaker opens (it is closed before)."""
 
         async def spared() -> bool:
             return await self.total("replica_circuit_open", replica.name) == 1
@@ -143,20 +143,20 @@ class Stage:
         async def trusted() -> bool:
             return await self.is_up(replica, True) and not await spared()
 
-        await until(trusted, lambda: f"{replica.name} is taken for well")
-        before = (await replica.is_to(mood))[mood]
+        await until(trusted, lambda: f"{replica.name} is considered healthy")
+        before = (await replica.command(behaviour))[behaviour]
 
         async def enough() -> bool:
-            if mood == REFUSES:
+            if behaviour == REFUSES:
                 return await self.is_up(replica, False)
-            felt = (await replica.is_to("look"))[mood] - before
+            felt = (await replica.command("status"))[behaviour] - before
             return felt >= 5 or (felt > 0 and await spared())
 
-        await until(enough, lambda: f"{replica.name} {mood}")
-        await replica.is_to("well")
+        await until(enough, lambda: f"{replica.name} {behaviour}")
+        await replica.command("healthy")
 
-    async def counts(self, load: Load) -> None:
-        """Assert that what the clients saw, the gateway's numbers, its sockets and its log agree, and that nothing is left."""
+    async def assert_consistent(self, load: Load) -> None:
+        """Assert that the clients' results, the gateway's metrics, sockets and log agree, and that nothing is left."""
         assert load.lost == []
         assert load.sent == load.fates[ANSWERED] + load.fates[CUT] + load.fates[REFUSED]
 
@@ -167,17 +167,17 @@ class Stage:
         assert await self.total("pool_waiting") == 0
         assert await self.total("requests_total") == load.sent
         assert await self.total("requests_total", 'code="200"') == load.fates[ANSWERED] + load.fates[CUT]
-        await self.closes_all()
-        await self.log_is_clean(load.sent)
+        await self.assert_sockets_closed()
+        await self.assert_log_clean(load.sent)
 
-    async def closes_all(self) -> None:
-        """Its sockets and files are those of the start. Engines close what is idle; who does not keeps a probe's connection."""
-        patient = sum(not replica.orders for replica in self.replicas)
+    async def assert_sockets_closed(self) -> None:
+        """Its sockets and files are those of the start. Simulated replicas keep idle connections: one per process."""
+        patient = sum(not replica.control for replica in self.replicas)
 
         async def at_start() -> bool:
             for replica in self.replicas:
-                if replica.orders:
-                    await replica.is_to("hang_up")
+                if replica.control:
+                    await replica.command("close_idle")
             now = self.sockets()
             extra = now["files"] - self.start["files"]  # each process opens one epoll when a client half-closes, and keeps it
             same = {**now, "replicas": 0, "files": 0} == {**self.start, "replicas": 0, "files": 0}
@@ -186,17 +186,17 @@ class Stage:
         await until(at_start, lambda: f"{self.sockets()}, not {self.start}")
 
     def sockets(self) -> Counter[str]:
-        """By what they are for, and other open files, of all its processes: also of the workers' parser processes."""
+        """Sockets by purpose, and other open files, of all its processes, including parser processes."""
         return sum((open_files(pid, port_of(self.url)) for pid in tree(self.gateway.process.pid)), Counter[str]())
 
     @property
     def pids(self) -> list[int]:
-        """Of the gateway, and of its workers if it has some."""
+        """Of the gateway and its workers."""
         pid = self.gateway.process.pid
         return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split())]
 
-    async def log_is_clean(self, sent: int, *but: str) -> None:
-        """Nothing but objects, no traceback, no error but these, one line for each request."""
+    async def assert_log_clean(self, sent: int, *but: str) -> None:
+        """Only JSON objects, no traceback, no error but these, one line per request."""
 
         async def all_are_there() -> bool:
             return sum('"message":"request"' in line for line in self.gateway.lines) >= sent
@@ -210,8 +210,8 @@ class Stage:
 
 
 def open_files(pid: int, port: int) -> Counter[str]:
-    """A gateway's sockets: listening ones, those to clients, to replicas, the loop's own, those that the other end has reset
-    and it has not closed yet; and its other files. By name.
+    """A gateway's sockets by kind: listening, to clients, to replicas, internal, reset by the peer and not closed yet; and its
+    other files.
     """
     kinds = dict[str, str]()
     for row in Path(f"/proc/{pid}/net/tcp").read_text("ascii").splitlines()[1:]:
@@ -228,15 +228,15 @@ def open_files(pid: int, port: int) -> Counter[str]:
     return found
 
 
-async def a_replica(
+async def start_replica(
     log: Path, ends: contextlib.ExitStack, *, simulated: bool = False, port: int = 0, model: str = MODEL
 ) -> Replica:
     port = port or free_port()  # it is taken again after a restart
     if simulated:
         child = Child(log, ends, *SIMULATED, "--decode-rate", "100", "--port", str(port))
-        return Replica(child, await child.says(ready_url))
+        return Replica(child, await child.wait_for_line(ready_url))
     child = Child(log, ends, *HOSTILE, "--port", str(port), "--model", model)
-    return Replica(child, **json.loads(await child.says(lambda line: line if line.startswith("{") else "")))
+    return Replica(child, **json.loads(await child.wait_for_line(lambda line: line if line.startswith("{") else "")))
 
 
 def configured(replicas: Sequence[Replica], *, resume: bool = True, **more: Any) -> str:
@@ -248,11 +248,11 @@ def configured(replicas: Sequence[Replica], *, resume: bool = True, **more: Any)
 async def stage(folder: Path, *, replicas: int = 3, simulated: bool = False, **config: Any) -> AsyncIterator[Stage]:
     """config: as `configured` takes it."""
     with contextlib.ExitStack() as ends:
-        making = [a_replica(folder / f"replica{number}.log", ends, simulated=simulated) for number in range(replicas)]
+        making = [start_replica(folder / f"replica{number}.log", ends, simulated=simulated) for number in range(replicas)]
         fleet = await asyncio.gather(*making)
         file = folder / "config.yaml"
         file.write_text(configured(fleet, **config), "utf-8")
         gateway = Child(folder / "gateway.log", ends, "-m", "gateway", "serve", "--config", str(file))
-        made = Stage(gateway, await gateway.says(listening_url), fleet, file, ends)
+        made = Stage(gateway, await gateway.wait_for_line(listening_url), fleet, file, ends)
         made.start = made.sockets()
         yield made

@@ -1,4 +1,4 @@
-"""The gateway itself is stopped, frozen, given another configuration, while clients ask all the time."""
+"""The gateway itself is stopped, frozen, or reloaded, under load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.chaos.stage import configured, stage, until
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_who_stops_under_load_answers_what_it_has_accepted(tmp_path: Path, workers: int) -> None:
+async def test_a_gateway_stopped_under_load_answers_accepted_requests(tmp_path: Path, workers: int) -> None:
     async with stage(tmp_path, workers=workers) as scene:
         async with Load(scene.url) as load:
             await load.more(60)
@@ -23,10 +23,10 @@ async def test_who_stops_under_load_answers_what_it_has_accepted(tmp_path: Path,
         assert load.lost == []
         assert load.sent == load.fates[ANSWERED]
         assert await scene.gateway.exit_status() == 0
-        await scene.log_is_clean(load.sent)
+        await scene.assert_log_clean(load.sent)
 
 
-async def test_what_waits_in_the_kernel_when_it_stops_is_answered(tmp_path: Path) -> None:
+async def test_requests_in_the_kernel_at_sigterm_are_answered(tmp_path: Path) -> None:
     """Requests on connections that are open, and whole connections."""
     async with stage(tmp_path) as scene:
         asking = questions(1)
@@ -39,27 +39,27 @@ async def test_what_waits_in_the_kernel_when_it_stops_is_answered(tmp_path: Path
                 await client.send(question)
             scene.gateway.signal(signal.SIGTERM)
             scene.gateway.signal(signal.SIGCONT)
-            fates = await asyncio.gather(*(client.hear(question) for client, question in asked), return_exceptions=True)
+            fates = await asyncio.gather(*(client.receive(question) for client, question in asked), return_exceptions=True)
         assert fates == [Fate(ANSWERED)] * 30
         assert await scene.gateway.exit_status() == 0
-        await scene.log_is_clean(40)
+        await scene.assert_log_clean(40)
 
 
-async def test_streams_that_do_not_end_are_told_why_they_must(tmp_path: Path) -> None:
+async def test_streams_beyond_the_drain_timeout_end_with_an_error_event(tmp_path: Path) -> None:
     async with stage(tmp_path, limits={"drain_timeout_s": 1}) as scene:
         with clients(scene.url, 10, keep=True) as crowd:
             asking = questions(1, endless=True)
             asked = [asyncio.create_task(client.ask(next(asking))) for client in crowd]
-            await asyncio.gather(*(client.hears.wait() for client in crowd))
+            await asyncio.gather(*(client.started.wait() for client in crowd))
             scene.gateway.signal(signal.SIGTERM)
             fates = await asyncio.gather(*asked)
         assert fates == [Fate(CUT, "The gateway is shutting down. Retry the request.")] * 10
         assert await scene.gateway.exit_status() == 0
-        await scene.log_is_clean(10)
+        await scene.assert_log_clean(10)
 
 
-async def test_another_configuration_again_and_again(tmp_path: Path) -> None:
-    """Replicas leave and come back, prices and timeouts change: no request notices."""
+async def test_repeated_reloads_under_load(tmp_path: Path) -> None:
+    """Replicas leave and come back, prices and timeouts change: no request is affected."""
     async with stage(tmp_path) as scene:
         a, b, c = scene.replicas
         fleets = [(b, c), (c,), (a,), (a, b, c), (b,), (c, a)]
@@ -85,5 +85,5 @@ async def test_another_configuration_again_and_again(tmp_path: Path) -> None:
                 f'warmroute_replica_up{{replica="{replica.name}"}}' for replica in fleets[-1]
             }
 
-        await until(only_the_last, lambda: "nobody else is left")
-        await scene.counts(load)
+        await until(only_the_last, lambda: "only the last fleet is left")
+        await scene.assert_consistent(load)

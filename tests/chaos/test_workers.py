@@ -1,4 +1,4 @@
-"""A gateway of two workers: what one process does two do together; and one of them is killed."""
+"""A gateway of two workers: they behave like one process; and one of them is killed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tests.chaos.hostile import FAULTS
 from tests.chaos.load import ANSWERED, LOST, Load
-from tests.chaos.stage import Stage, a_replica, configured, stage, until
-from tests.chaos.test_replicas import is_counted
+from tests.chaos.stage import Stage, configured, stage, start_replica, until
+from tests.chaos.test_replicas import assert_counted
 from tests.chaos.wire import port_of
 
 CLIENTS = 30
@@ -22,13 +22,13 @@ async def test_faults_of_replicas_are_hidden_by_both(tmp_path: Path) -> None:
     schedule = random.Random(7).sample(list(FAULTS), 5)
     async with stage(tmp_path, workers=2) as scene:
         async with Load(scene.url) as load:
-            for mood in schedule:
-                await scene.feel(scene.replicas[1], mood)
-        await is_counted(scene, load, resume=True)
+            for behaviour in schedule:
+                await scene.inject(scene.replicas[1], behaviour)
+        await assert_counted(scene, load, resume=True)
         assert await scene.total("workers") == 2
 
 
-async def test_a_killed_replica_is_one_restart_whoever_sees_it(tmp_path: Path) -> None:
+async def test_a_killed_replica_is_one_restart_for_both(tmp_path: Path) -> None:
     async with stage(tmp_path, simulated=True, workers=2) as scene:
         doomed = scene.replicas[1]
         async with Load(scene.url) as load:
@@ -36,10 +36,10 @@ async def test_a_killed_replica_is_one_restart_whoever_sees_it(tmp_path: Path) -
             doomed.child.signal(signal.SIGKILL)
             await until(lambda: scene.is_up(doomed, False), lambda: "it is known to be down")
             await load.more(20)
-            again = await a_replica(tmp_path / "again.log", scene.ends, simulated=True, port=port_of(doomed.url))
+            again = await start_replica(tmp_path / "again.log", scene.ends, simulated=True, port=port_of(doomed.url))
             doomed.child = again.child
             await until(lambda: scene.is_up(doomed, True), lambda: "both know it to be up")
-        await is_counted(scene, load, resume=True)
+        await assert_counted(scene, load, resume=True)
         assert await scene.total("replica_restarts_total", doomed.name) == 1
 
 
@@ -70,10 +70,10 @@ async def test_a_killed_worker_takes_only_its_own_requests_with_it(tmp_path: Pat
             return not (await scene.total("replica_inflight") + await scene.total("pool_inflight"))
 
         await until(idle, lambda: "no lease is open")
-        # What it had counted is there, but for its last moments; of what it was doing nobody knows.
+        # Its counts are there, except for the last moments and its running requests.
         counted = await scene.total("requests_total", 'code="200"')
         assert load.fates[ANSWERED] - CLIENTS <= counted <= load.fates[ANSWERED]
-        await scene.closes_all()
+        await scene.assert_sockets_closed()
 
 
 async def accepts(scene: Stage, count: int) -> bool:
@@ -84,7 +84,7 @@ async def replaced(scene: Stage, doomed: int) -> bool:
     return doomed not in scene.pids and len(scene.pids) == 3
 
 
-async def test_both_take_another_configuration_and_no_request_notices(tmp_path: Path) -> None:
+async def test_both_reload_and_no_request_is_affected(tmp_path: Path) -> None:
     async with stage(tmp_path, workers=2) as scene:
         a, b, c = scene.replicas
         fleets = [(b, c), (a,), (c, b)]
@@ -101,4 +101,4 @@ async def test_both_take_another_configuration_and_no_request_notices(tmp_path: 
                 await asyncio.gather(load.more(10), load.streams())
         assert load.sent == load.fates[ANSWERED]
         assert await scene.total("retries_total") == await scene.total("broken_responses_total") == 0
-        await scene.counts(load)
+        await scene.assert_consistent(load)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as both sides of these tests speak it, strictly: what does not end as it should raises."""
+"""Strict HTTP/1.1 for both sides of these tests: a message that does not end properly raises."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def port_of(url: str) -> int:
 
 
 async def fetch(url: str, path: str, method: str = "GET") -> Message:
-    """One request on a connection of its own."""
+    """One request on a new connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
     try:
         writer.write(request(method, path))

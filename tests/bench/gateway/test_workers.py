@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bench.gateway.crowd import Told, crowd
+from bench.gateway.crowd import CrowdResult, crowd
 from bench.gateway.workers import Apart, Cost, Plan, report, routed
 from tests.support.fakes import FakeReplica, answers, status
 
 
 async def test_a_crowd_counts_what_the_replicas_tell() -> None:
     async with FakeReplica([answers(prompt=100, cached=40), status(503), answers(prompt=100, cached=100)]) as replica:
-        told = await crowd(replica.url, users=2, requests=3, seed=1)
-        assert (told.requests, len(told.errors)) == (5, 1)
-        assert (told.prompt_tokens, told.cached_tokens) == (500, 440)
-        assert told.hit_ratio == 0.88
+        result = await crowd(replica.url, users=2, requests=3, seed=1)
+        assert (result.requests, len(result.errors)) == (5, 1)
+        assert (result.prompt_tokens, result.cached_tokens) == (500, 440)
+        assert result.hit_ratio == 0.88
         texts = [request.json["messages"] for request in replica.requests]
         assert max(map(len, texts)) == 6, "a conversation grows by question and answer"
         assert all(text[0]["role"] == "system" for text in texts)
@@ -25,10 +25,10 @@ async def test_a_crowd_counts_what_the_replicas_tell() -> None:
 
 
 def test_two_workers_route_a_small_crowd_to_where_its_prompts_are() -> None:
-    told = routed(Plan(users=4, asked=3, seeds=1), ["--workers", "2"], seed=1)
-    assert told.errors == []
-    assert told.requests == 12
-    assert told.hit_ratio > 0.5
+    result = routed(Plan(users=4, asked=3, seeds=1), ["--workers", "2"], seed=1)
+    assert result.errors == []
+    assert result.requests == 12
+    assert result.hit_ratio > 0.5
 
 
 def test_a_report_compares_with_one_worker_round_by_round() -> None:
@@ -38,7 +38,7 @@ def test_a_report_compares_with_one_worker_round_by_round() -> None:
         Apart("two gateways", [50.0, 80.0, 40.0], [10.0, 10.0, 10.0]),
         Apart("two workers", [60.0, 88.0, 48.0], [11.0, 10.0, 10.0], Counter({"cut off": 1})),
     ]
-    text = "\n".join(report("Made here.", [one, two], separate, {"1 workers": [Told(10, 1000, 250, [0.5])]}))
+    text = "\n".join(report("Made here.", [one, two], separate, {"1 workers": [CrowdResult(10, 1000, 250, [0.5])]}))
     assert "| two workers | 60.0 | 1.20 (1.10 to 1.20) | 1.67 | 10.0 | 1.00 (1.00 to 1.10) | 2.00 |" in text
     assert text.count("workers made errors, so") == 2
     assert "| 2 | 90.0 | 1.20 | 1.67 | 9.9 | 1.10 | 130 |" in text

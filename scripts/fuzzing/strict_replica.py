@@ -1,4 +1,4 @@
-"""A replica that takes plain requests only, and keeps what reached it."""
+"""A replica that accepts plain requests only, and records them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHOICE = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish
 _ANSWER = http(200, json.dumps({"id": "c", "model": "m", "choices": [_CHOICE], "usage": usage()}).encode())
 
 
-class Taken(NamedTuple):
+class Received(NamedTuple):
     """One request as it reached the replica. fields: names as they were written, in their order."""
 
     method: str
@@ -38,8 +38,8 @@ def entry(name: object) -> dict[str, object]:
 
 
 @dataclass(slots=True)
-class Doubter:
-    """A replica that takes nothing but plain requests. names: of the models that it lists; paths: how often each was asked for;
+class StrictReplica:
+    """A replica that accepts only plain requests. names: of the models that it lists; paths: number of requests for each;
     wrong: heads of what is no plain request; taken: the requests themselves, where `keep` is set.
     """
 
@@ -48,11 +48,11 @@ class Doubter:
     keep: bool = False
     paths: Counter[str] = field(default_factory=Counter)
     wrong: list[bytes] = field(default_factory=list)
-    taken: list[Taken] = field(default_factory=list)
+    taken: list[Received] = field(default_factory=list)
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def __aenter__(self) -> Doubter:
+    async def __aenter__(self) -> StrictReplica:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
@@ -66,7 +66,7 @@ class Doubter:
         await self._server.wait_closed()
 
     def forget(self) -> None:
-        """Drop what was kept so far."""
+        """Drop the recorded requests."""
         self.paths.clear()
         self.wrong.clear()
         self.taken.clear()
@@ -86,14 +86,14 @@ class Doubter:
                     length = next((int(value) for name, value in fields if name.lower() == b"content-length"), 0)
                     body = await reader.readexactly(length)
                     method, path, _ = head.split(b"\r\n")[0].decode().split(" ")
-                    self._note(Taken(method, path, fields, body))
+                    self._note(Received(method, path, fields, body))
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n" if method == "HEAD" else self._answer(path))
                     await writer.drain()
         finally:
             self._tasks.discard(task)
             writer.transport.abort()
 
-    def _note(self, request: Taken) -> None:
+    def _note(self, request: Received) -> None:
         if request.path == "/v1/models" or request.path in FACTS:
             return
         self.paths[request.path] += 1
@@ -107,7 +107,7 @@ class Doubter:
 
 
 def _fields_of(head: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
-    """The headers; None: it is no plain request."""
+    """The headers; None if it is not a plain request."""
     line, *lines = head[:-4].split(b"\r\n")
     found = [_FIELD.fullmatch(item) for item in lines]
     if not _LINE.fullmatch(line) or not all(found):
