@@ -90,7 +90,7 @@ class ReplicaConfig(_Section, frozen=True):
 
     url: Annotated[BaseUrl, _about("Base URL; /v1 at its end may be left out.")]
     name: Annotated[Name, _about("Its name in metrics, headers and logs; empty: host:port.")] = ""
-    capacity_tokens: Annotated[Positive | None, _about("Size of its KV cache; null: what its engine says.")] = None
+    capacity_tokens: Annotated[Positive | None, _about("Size of its KV cache; null: as its engine advertises.")] = None
 
     def __post_init__(self) -> None:
         if not self.name:
