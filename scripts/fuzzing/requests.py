@@ -178,7 +178,7 @@ class Watched:
         assert status == 200
         ledger = self.run.gateway.router.ledger
         await eventually(lambda: ledger.open_leases == 0)
-        await eventually(lambda: not self.run.gateway.running._running)
+        await eventually(lambda: not self.run.gateway.served.running._running)
         OUTPUT.flush()
         STREAM.seek(begun)
         counted = Counter(str(json.loads(line)["path"]) for line in STREAM)
