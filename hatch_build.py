@@ -54,6 +54,7 @@ PLAIN = (
     "gateway/fleet/engine_client.py",
     "gateway/fleet/engines.py",
     "gateway/fleet/prober.py",
+    "gateway/fleet/sources/",
     "gateway/fleet/state.py",
     "gateway/parser/helper.py",
     "gateway/parser/process.py",

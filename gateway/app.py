@@ -30,6 +30,7 @@ from gateway.config.source import Source
 from gateway.dialects.table import Dialects
 from gateway.fleet.directory import FIRST_PROBES_S, Fleet
 from gateway.fleet.sources.source import MemberSource
+from gateway.fleet.sources.table import sources_of
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
 from gateway.request.attempts import Attempts
@@ -65,9 +66,10 @@ class Surroundings:
 
     source: where a changed configuration comes from, if there is any. control_plane: reaches the other workers. resolver: of
     the replicas' host names (default: the system's). loops: knows this gateway's id (default: a new one). dials: makes
-    connections to replicas (default: over the network). dialects: by path. observers: of the end of requests, after our own.
-    members: further sources of replicas. first_probes_s: how long a start waits for the replicas' first answers.
-    seam: whether aiohttp is as the fast path needs it (default: look).
+    connections to replicas (default: over the network). dialects: by path (large bodies are parsed in a process that knows
+    those of `dialects/table.py` only). observers: of the end of requests, after our own. members: the sources of replicas that
+    a configuration asks for. first_probes_s: how long a start waits for the replicas' first answers. seam: whether aiohttp is
+    as the fast path needs it (default: look).
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -78,7 +80,7 @@ class Surroundings:
     dials: Callable[[Address], Connector] | None = None
     dialects: Dialects = field(default_factory=Dialects)
     observers: Sequence[Observer] = ()
-    members: Sequence[MemberSource] = ()
+    members: Callable[[Config], Sequence[MemberSource]] = sources_of
     first_probes_s: float = FIRST_PROBES_S
     seam: Seam | None = None
 
@@ -167,7 +169,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
     membership = Membership(
-        live=live, fleet=fleet, upstream=upstream, sources=around.members, first_probes_s=around.first_probes_s
+        live=live, fleet=fleet, upstream=upstream, sources=around.members(config), first_probes_s=around.first_probes_s
     )
     reload = Reload(live=live, source=around.source, membership=membership, parts=parts, metrics=metrics)
     local = LocalControl(parts=parts, membership=membership, reload=reload, metrics=metrics, requests=requests, clock=clock)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from gateway.cluster.membership import Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig
@@ -56,6 +56,8 @@ class LocalControl:
                 await self.reload.take(command.config)
             case RejectConfig(why):
                 self.reload.refuse(why)
+            case _:
+                assert_never(command)
 
     async def run(self) -> None:
         """Watch the sources of configurations and of members until cancelled."""

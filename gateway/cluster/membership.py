@@ -10,6 +10,10 @@ the sources.
 
 A replica that an operator adds stays until it is removed or the gateway ends. A reload leaves it alone, unless the new
 configuration names that replica itself, or has its pool no more: then the addition is forgotten.
+
+Only URLs of the configuration may lead to link-local addresses and metadata services: all others are guarded before they are
+probed, and again when the change takes effect, for the guard ends with a former replica at the same URL that is forgotten
+meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from typing import Final
 from gateway.config.checks import address_problem
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError
-from gateway.config.schema import Config
+from gateway.config.schema import MAX_REPLICAS, Config
 from gateway.fleet.directory import FIRST_PROBES_S, LOGGED, Fleet
 from gateway.fleet.membership import CONFIGURATION, OPERATORS, Member, Merged, configured, merge, problem_of
 from gateway.fleet.sources.source import MemberSource
@@ -67,25 +71,28 @@ class Membership:
         """Which source names the member; None: there is no such member."""
         return self._merged.sources.get(name)
 
-    async def reconfigure(self, config: Config, in_step: Callable[[], None]) -> None:
-        """This is the configuration from now on. in_step: called in the step that changes the members."""
+    async def reconfigure(self, config: Config, before_apply: Callable[[], None]) -> None:
+        """This is the configuration from now on. before_apply: called in the step that changes the members, before they do."""
         async with self._one_at_a_time:
             members = configured(config)
-            self._upstream.trust([member.url for member in members])
             added = remaining(self._named[OPERATORS], {member.name for member in members}, _pools(config))
-            await self._change(config, {**self._named, CONFIGURATION: members, OPERATORS: added}, in_step)
+            await self._change(config, {**self._named, CONFIGURATION: members, OPERATORS: added}, before_apply)
 
     async def add(self, member: Member) -> None:
         """An operator adds a member. Raises ConfigError if its name is taken, or it cannot be a member."""
         async with self._one_at_a_time:
             config = self._live.config
-            if problem := problem_of(member, _pools(config)) or address_problem(config, member.url):
-                raise ConfigError(problem)
-            named = {**self._named, OPERATORS: (*self._named[OPERATORS], member)}
-            merged = merge(named, _pools(config))
-            if refused := next((each for each in merged.rejected if each.member is member), None):
-                raise ConfigError(f"the replica {member.name!r} cannot be added: {refused.why}")
-            await self._change(config, named)
+            if problem := self._problem_of(config, member):
+                raise ConfigError(f"the replica {member.name!r} cannot be added: {problem}")
+            await self._change(config, {**self._named, OPERATORS: (*self._named[OPERATORS], member)})
+
+    def _problem_of(self, config: Config, member: Member) -> str:
+        """Why an operator may not add it; empty: it may be added."""
+        if source := self.source_of(member.name):
+            return f"its name is that of a replica from {source} already"
+        if len(self._merged.members) >= MAX_REPLICAS:
+            return f"at most {MAX_REPLICAS} replicas are possible"
+        return problem_of(member, _pools(config)) or address_problem(config, member.url)
 
     async def remove(self, name: str) -> None:
         """An operator removes a member that one has added. Raises ConfigError if none has."""
@@ -101,8 +108,12 @@ class Membership:
         They are probed side by side. One that does not answer within `first_probes_s` is down at first, and is probed later.
         """
         async with self._one_at_a_time:
-            if added:
-                await self._change(self._live.config, {**self._named, OPERATORS: tuple(added)}, within_s=self._first_probes_s)
+            problems = {member: self._problem_of(self._live.config, member) for member in added}
+            for member, problem in problems.items():
+                if problem:  # the other processes have refused it, too
+                    log.warning("replica not added", extra={"replica": member.name, "error": problem})
+            if good := tuple([member for member, problem in problems.items() if not problem]):
+                await self._change(self._live.config, {**self._named, OPERATORS: good}, within_s=self._first_probes_s)
 
     async def run(self) -> None:
         """Returns at once if no source is to be watched."""
@@ -128,28 +139,37 @@ class Membership:
                 await self._change(self._live.config, {**self._named, source: ordered}, within_s=self._first_probes_s)
 
     async def _change(
-        self, config: Config, named: Named, in_step: Callable[[], None] | None = None, within_s: float | None = None
+        self, config: Config, named: Named, before_apply: Callable[[], None] | None = None, within_s: float | None = None
     ) -> None:
         """within_s: for probing the replicas that join (default: each has the timeout of a probe)."""
         merged = merge(named, _pools(config))
-        trusted = {member.url for member in named[CONFIGURATION]}
-        guarded = {member.url for member in merged.members.values()} - trusted
-        if not config.allow_link_local:
-            for url in guarded:
-                self._upstream.guard(url)
+        guarded = self._guard(config, named, merged)
         try:
-            met = await self._fleet.probe_joining(merged.members, self._upstream, within_s)
+            probed = await self._fleet.probe_joining(merged.members, self._upstream, within_s)
         except BaseException:  # the operator's connection has ended meanwhile
             for url in guarded:
                 if not self._fleet.uses(url):
                     self._upstream.forget(url)
             raise
         # From here on no await: no request sees half of it.
+        self._guard(config, named, merged)
         self._log_rejected(merged)
         self._named, self._merged = named, merged
-        if in_step:
-            in_step()
-        self._fleet.apply(config, merged.members, met)
+        if before_apply:
+            before_apply()
+        self._fleet.apply(config, merged.members, probed)
+
+    def _guard(self, config: Config, named: Named, merged: Merged) -> Collection[str]:
+        """Guard the URLs that the configuration does not have itself, unless it allows all; trust the others."""
+        trusted = {member.url for member in named[CONFIGURATION]}
+        others = {member.url for member in merged.members.values()} - trusted
+        if config.allow_link_local:
+            trusted |= others
+            others = set()
+        self._upstream.trust(trusted)
+        for url in others:
+            self._upstream.guard(url)
+        return others
 
     def _log_rejected(self, merged: Merged) -> None:
         """The first LOGGED members that were not rejected before."""

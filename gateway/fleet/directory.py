@@ -28,7 +28,7 @@ from gateway.errors import GatewayError, ReplicaFailure, bad_request, no_replica
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.candidates import eligible
 from gateway.fleet.catalog import Catalog, warn_of_misfits
-from gateway.fleet.membership import CONFIGURATION, Departed, Member, Members, configured, merge, reconcile
+from gateway.fleet.membership import CONFIGURATION, SHOWN_S, Departed, Member, Members, configured, merge, reconcile
 from gateway.fleet.pools import Pool, succeed
 from gateway.fleet.prober import Prober, ProbeResult
 from gateway.fleet.refusals import REST_MOST_S
@@ -92,7 +92,8 @@ class Fleet:
         self._by_name: dict[str, ReplicaState] = {}  # those that are leaving too
         self._unused_urls: list[str] = []  # URLs of replicas that were forgotten
         self._metrics = metrics
-        self._departed, self._departed_pools = Departed(), Departed()
+        keep_s = SHOWN_S if config.workers == 1 else 2 * SHOWN_S
+        self._departed, self._departed_pools = Departed(keep_s), Departed(keep_s)
         self._members = merge({CONFIGURATION: configured(config)}, [pool.name for pool in config.pools]).members
         self.pools: tuple[Pool, ...] = ()
         self._prefixes: Any = pygtrie.CharTrie()
@@ -327,7 +328,7 @@ class Fleet:
                 self._forget(state)
         now = self._clock()
         for label, departed in (("replica", self._departed), ("pool", self._departed_pools)):
-            if gone := departed.take_due(now):
+            if gone := departed.pop_expired(now):
                 self._metrics.instruments.drop(label, gone)
         if not self._unused_urls:
             return ()
@@ -362,9 +363,9 @@ class Fleet:
         return state if state and state.url == member.url else None
 
     def _join(self, member: Member, met: Mapping[str, ProbeResult]) -> None:
-        """The replica gets a state, or goes on with the one that it still has."""
+        """The replica gets a state, or goes on with the one that it still has. It is not drained any more."""
         if state := self._same(member):
-            known, state.member, state.leaving = state.member, member, False
+            known, state.member, state.leaving, state.drained = state.member, member, False, False
             if known != member:
                 self._prober.set_bounds(state)
             return
@@ -392,8 +393,8 @@ class Fleet:
     def hide_departed(self, instruments: Instruments) -> None:
         """Drop from a page of all processes what is about replicas and pools that left a while ago."""
         now = self._clock()
-        instruments.keep("replica", self._by_name.keys() | self._departed.recent(now))
-        instruments.keep("pool", {pool.name for pool in self.pools} | self._departed_pools.recent(now))
+        instruments.drop("replica", self._departed.hidden(now))
+        instruments.drop("pool", self._departed_pools.hidden(now))
 
     def set_gauges(self, metrics: Metrics, now: float) -> None:
         """Set the gauges that mirror the fleet's state; called at each scrape."""

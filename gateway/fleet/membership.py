@@ -20,7 +20,7 @@ from gateway.config.schema import MAX_REPLICAS, Config, ReplicaConfig, is_name
 CONFIGURATION: Final = "configuration"
 OPERATORS: Final = "operators"
 SHOWN_S: Final = 900.0  # the counters of a replica that has left
-DEPARTED_MOST: Final = 4 * MAX_REPLICAS
+MAX_DEPARTED: Final = 4 * MAX_REPLICAS
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,14 @@ def problem_of(member: Member, pools: Collection[str]) -> str:
 
 
 class Departed:
-    """Names of replicas, or of pools, that have left: their counters are shown for a while, and then forgotten.
+    """Names of replicas, or of pools, that have left: their counters are shown for SHOWN_S, and forgotten after keep_s.
 
     Several processes forget at slightly different times, and a sum that only some of them still count in looks like a reset. So
-    a page shows them for SHOWN_S, and each process keeps them for twice as long.
+    they keep the counters for longer, and the process that makes the page of all hides them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
         self._since: dict[str, float] = {}  # in the order in which they left
 
     def leave(self, name: str, now: float) -> None:
@@ -121,20 +122,20 @@ class Departed:
     def back(self, name: str) -> None:
         self._since.pop(name, None)
 
-    def recent(self, now: float) -> set[str]:
-        """Names whose counters are shown. O(names)."""
-        return {name for name, since in self._since.items() if now - since < SHOWN_S}
+    def hidden(self, now: float) -> set[str]:
+        """Names whose counters are not shown any more. O(names)."""
+        return {name for name, since in self._since.items() if now - since >= SHOWN_S}
 
-    def take_due(self, now: float) -> set[str]:
-        """Names that are to be forgotten now, the oldest also if there are more than DEPARTED_MOST. O(1) if there are none."""
-        due = set[str]()
+    def pop_expired(self, now: float) -> set[str]:
+        """Names that are to be forgotten now, the oldest also if there are more than MAX_DEPARTED. O(1) if there are none."""
+        expired = set[str]()
         while self._since:
             name, since = next(iter(self._since.items()))
-            if now - since < 2 * SHOWN_S and len(self._since) <= DEPARTED_MOST:
+            if now - since < self._keep_s and len(self._since) <= MAX_DEPARTED:
                 break
             del self._since[name]
-            due.add(name)
-        return due
+            expired.add(name)
+        return expired
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ for a proxy in front of the clients' port can look like one of these (`access.py
 
 A replica that drains gets no new requests, and is probed as before; when its count of requests in flight is 0, it can be taken
 down. It drains until it is undrained, or the gateway restarts. A replica that was added stays until it is removed or the
-gateway restarts, also after a reload: what is to last belongs into the configuration. Its URL must not be link-local or a
+gateway restarts; a reload ends it only if the new configuration names it itself or no longer has its pool. What is to last
+belongs into the configuration. Its URL must not be link-local or a
 cloud's metadata service, unless the configuration allows that: an operator could otherwise read there with the
 gateway's network identity. One that is removed finishes the requests that run there.
 """
@@ -127,10 +128,10 @@ class Operator:
             where = "is in the configuration" if source == CONFIGURATION else f"comes from {source}"
             text = f"The replica {name!r} {where}: remove it there, or drain it here (POST /warmroute/drain)."
             raise GatewayError(409, "replica_not_added", text, param="name")
-        if source:  # else it is leaving already
-            try:
-                await self._control.execute(Leave(name))
-            except ConfigError as error:  # another operator was faster
+        try:  # also if it is leaving: another operator may be adding it again just now
+            await self._control.execute(Leave(name))
+        except ConfigError as error:
+            if not state.leaving:
                 raise GatewayError(404, "replica_not_found", str(error), param="name") from error
         return _json({"name": name, "leaving": True, "inflight": self._router.ledger.of(name).inflight})
 

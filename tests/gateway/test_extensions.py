@@ -207,7 +207,7 @@ async def test_a_member_source_adds_drains_and_removes_replicas(caplog: pytest.L
 
         return MemoryDials(address, answer)
 
-    around = Surroundings(dials=dials, members=[source])
+    around = Surroundings(dials=dials, members=lambda _config: [source])
     async with composed(replica(completion), around) as gateway:
         fleet = gateway.fleet
 

@@ -71,10 +71,12 @@ class Commands:
             pending.waiting_for.discard(worker)
         self._settle()
 
-    def reconfigured(self, config: Config) -> None:
-        """There is another configuration: some additions end (`remaining`), and each drain of a replica that is no more."""
-        configured = {replica.name for pool in config.pools for replica in pool.replicas}
-        pools = {pool.name for pool in config.pools}
+    def reconfigured(self, before: Config, after: Config) -> None:
+        """There is another configuration: some additions end (`remaining`), and the drains of replicas that leave by it.
+
+        A drain of a replica that neither configuration names stays: it may be the member of a source.
+        """
+        configured, pools = _replicas(after), {pool.name for pool in after.pools}
 
         def stays(command: Replayed) -> bool:
             match command:
@@ -83,9 +85,11 @@ class Commands:
                 case Leave(name):
                     return name not in configured
                 case Drain(name):
-                    return name in configured or name in self._added
+                    return name in configured or name not in left
 
-        self._added = {name: joined for name, joined in self._added.items() if stays(joined[0])}
+        added = {name: joined for name, joined in self._added.items() if stays(joined[0])}
+        left = (self._added.keys() - added.keys()) | (_replicas(before) - added.keys() - self._pending_names())
+        self._added = added
         self._drained = {name: payload for name, payload in self._drained.items() if stays(Drain(name, on=True))}
         self._pending = {which: pending for which, pending in self._pending.items() if stays(pending.command)}
 
@@ -94,6 +98,10 @@ class Commands:
         yield from (payload for _, payload in self._added.values())
         yield from self._drained.values()
         yield from (pending.payload for pending in self._pending.values())
+
+    def _pending_names(self) -> set[str]:
+        """Of replicas that are being added."""
+        return {pending.command.replica.name for pending in self._pending.values() if isinstance(pending.command, Join)}
 
     def _settle(self) -> None:
         for which in [which for which, pending in self._pending.items() if not pending.waiting_for]:
@@ -113,3 +121,8 @@ class Commands:
 
     def __repr__(self) -> str:
         return f"<Commands: {len(self._added) + len(self._drained)} in force, {len(self._pending)} pending>"
+
+
+def _replicas(config: Config) -> set[str]:
+    """Their names."""
+    return {replica.name for pool in config.pools for replica in pool.replicas}

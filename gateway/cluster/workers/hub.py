@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gateway.cluster.messages import Command, Reconfigure, encode_config
+from gateway.cluster.messages import Command, Leave, Reconfigure, encode_config
 from gateway.cluster.workers.channel import HUB, Channel
 from gateway.cluster.workers.command_log import Commands, Replayed
 from gateway.cluster.workers.messages import (
@@ -35,12 +35,14 @@ from gateway.cluster.workers.messages import (
     encode,
 )
 from gateway.config.schema import Config
+from gateway.fleet.membership import SHOWN_S
 from gateway.telemetry.exposition import SnapshotError, merge_slices, packed
 from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.workers")
 
 HISTORY_BYTES = 16 << 20
+FORGOTTEN_S = 2 * SHOWN_S + 60  # after that no worker counts for a replica that has left
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +78,7 @@ class Hub:
         self._history: deque[tuple[float, int, bytes]] = deque()  # when, worker, message
         self._history_bytes = 0
         self._commands = Commands()
+        self._departure: float | None = None  # the last time that replicas may have left; None: all of those are forgotten
         self._commanded = 0  # commands of its own
 
     def join(self, channel: Channel) -> int:
@@ -118,7 +121,9 @@ class Hub:
         self._ended_packed = b""
 
     def _forget_departed(self) -> None:
-        """Drop the counters of replicas and pools that no living worker counts for any more."""
+        """Drop the counters of replicas and pools that no living worker counts for any more. O(1) if none has left."""
+        if self._departure is None:
+            return
         counted = Metrics().instruments
         for member in self.members.values():
             if not member.counters:  # it has not reported yet
@@ -128,8 +133,12 @@ class Hub:
                     pass
             except SnapshotError:
                 return
-        for label in ("replica", "pool") if self.members else ():
+        if not self.members:
+            return
+        for label in ("replica", "pool"):
             self.ended.instruments.keep(label, counted.values_of(label))
+        if self._clock() - self._departure > FORGOTTEN_S:
+            self._departure = None
 
     def command(self, command: Command) -> None:
         """From here to all workers."""
@@ -192,9 +201,12 @@ class Hub:
         if asker in self.members:
             self._confirm_forwarding(self.members[asker], execute.number)
         if isinstance(command, Reconfigure):
-            self.config = command.config
-            self._commands.reconfigured(self.config)
+            before, self.config = self.config, command.config
+            self._commands.reconfigured(before, self.config)
+            self._departure = self._clock()
         elif isinstance(command, Replayed):
+            if isinstance(command, Leave):
+                self._departure = self._clock()
             self._commands.send(asker, execute.number, command, payload, self.members)
         self._broadcast(asker, payload)
 

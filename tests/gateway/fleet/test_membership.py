@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gateway.app import Surroundings, compose
 from gateway.config.schema import MAX_REPLICAS
 from gateway.config.source import load
-from gateway.fleet.membership import DEPARTED_MOST, SHOWN_S, Departed, Member, Members, merge, reconcile
+from gateway.fleet.membership import MAX_DEPARTED, SHOWN_S, Departed, Member, Members, merge, reconcile
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import LOGGED
 from tests.support.in_memory import MemoryDials, framed, replica
@@ -107,11 +107,11 @@ class Clock:
 
 @given(st.lists(st.tuples(st.sampled_from("nmo"), st.booleans(), st.floats(0, SHOWN_S)), max_size=30))
 def test_a_name_is_shown_for_a_while_and_then_forgotten_once(steps: list[tuple[str, bool, float]]) -> None:
-    departed, left, now = Departed(), dict[str, float](), 0.0
+    departed, left, now = Departed(2 * SHOWN_S), dict[str, float](), 0.0
     for name, leaves, passed_s in steps:
         now += passed_s
         due = {each for each, since in left.items() if now - since >= 2 * SHOWN_S}
-        assert departed.take_due(now) == due
+        assert departed.pop_expired(now) == due
         for each in due:
             del left[each]
         if leaves:
@@ -120,21 +120,24 @@ def test_a_name_is_shown_for_a_while_and_then_forgotten_once(steps: list[tuple[s
         else:
             departed.back(name)
             left.pop(name, None)
-        assert departed.recent(now) == {each for each, since in left.items() if now - since < SHOWN_S}
+        assert departed.hidden(now) == {each for each, since in left.items() if now - since >= SHOWN_S}
 
 
 def test_names_that_come_and_go_are_bounded() -> None:
-    departed, due = Departed(), 0
-    for number in range(3 * DEPARTED_MOST):
+    departed, due = Departed(2 * SHOWN_S), 0
+    for number in range(3 * MAX_DEPARTED):
         departed.leave(f"pod-{number}", float(number) / 1000)
-        due += len(departed.take_due(float(number) / 1000))
-    assert due == 2 * DEPARTED_MOST
-    assert len(departed.recent(0.0)) == DEPARTED_MOST
+        due += len(departed.pop_expired(float(number) / 1000))
+    assert due == 2 * MAX_DEPARTED
+    assert len(departed.hidden(1e9)) == MAX_DEPARTED
 
 
 async def test_counters_of_a_replica_and_a_pool_that_have_left_are_forgotten_after_a_while() -> None:
     clock = Clock()
-    raw = {"pools": [{"replicas": ["http://a:1"], "models": ["m"]}, {"replicas": ["http://b:1"], "models": ["n"]}]}
+    raw = {
+        "pools": [{"replicas": ["http://a:1"], "models": ["m"]}, {"replicas": ["http://b:1"], "models": ["n"]}],
+        "workers": 2,
+    }
     config = load(None, raw, env={})
     gateway = compose(config, LOGGED, Surroundings(clock=clock, dials=lambda address: MemoryDials(address, replica(framed))))
     metrics, membership, fleet = gateway.metrics, gateway.local.membership, gateway.fleet

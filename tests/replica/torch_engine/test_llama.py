@@ -108,8 +108,9 @@ async def test_other_models_are_computed_by_transformers(tmp_path: Path, why: st
 
 
 async def test_in_bfloat16_it_is_as_near_to_float32_as_transformers_is(tmp_path: Path) -> None:
-    """Mean differences of all scores of some prompts, each beside the plain forward in float32. Which of the two is nearer, by a
-    thousandth, depends on the CPU's instructions.
+    """Mean differences of all scores of some prompts, each beside the plain forward in float32.
+
+    Which of the two is nearer, by a thousandth, depends on the CPU's instructions.
     """
     folder, requests = tiny_model(tmp_path), [Request(prompt(200, seed), 1) for seed in range(20)]
     exact: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -146,8 +146,11 @@ def test_additions_outlive_a_reload_unless_it_names_the_replica_or_has_its_pool_
     done(made, end, Join("default", REPLICA_B), Drain("b:1", on=True), Drain("a:1", on=True), Drain("z", on=True))
     other = config_of(ttl_s=5)
     made.command(Reconfigure.to(other))
-    _, late = joined(made)
-    assert late.commands == [Join("default", REPLICA_B), Drain("b:1", on=True), Drain("a:1", on=True)], "z is gone"
+    who, late = joined(made)
+    made.leave(who)
+    added = [Join("default", REPLICA_B), Drain("b:1", on=True), Drain("a:1", on=True)]
+    assert late.commands == [*added, Drain("z", on=True)], "z may be the member of a source"
+    done(made, end, Drain("z", on=False))
     assert decode_config(late.of(Welcome)[0][1].config) == other
     made.command(Reconfigure.to(config_of("http://a:1", "http://b:1")))
     assert replayed(made) == [Drain("b:1", on=True), Drain("a:1", on=True)], "b:1 is in the configuration now"
@@ -212,6 +215,18 @@ def test_a_worker_that_ends_without_an_answer_is_not_waited_for() -> None:
     asks(two, 1, Join("default", OTHER_B))
     made.leave(second)
     assert replayed(made) == [Join("default", REPLICA_B), Drain("a:1", on=True)], "the first of that name stays"
+
+
+def test_the_drain_of_a_replica_ends_when_a_reload_drops_it_and_not_while_it_is_being_added() -> None:
+    made = Hub(config_of("http://a:1", "http://c:1"), Now(), lambda _: None)
+    _, one = joined(made)
+    done(made, one, Drain("c:1", on=True))
+    asks(one, 1, Join("default", REPLICA_B))
+    asks(one, 2, Drain("b:1", on=True))
+    made.command(Reconfigure.to(config_of()))
+    assert replayed(made) == [Join("default", REPLICA_B), Drain("b:1", on=True)]
+    made.command(Reconfigure.to(config_of("http://a:1", "http://c:1")))
+    assert Drain("c:1", on=True) not in replayed(made)
 
 
 def test_a_pending_addition_is_over_when_a_reload_names_its_replica() -> None:
@@ -281,8 +296,9 @@ def counted(*replicas: str) -> Counters:
 
 
 def test_what_ended_workers_counted_of_a_replica_is_kept_as_long_as_a_living_worker_counts_for_it() -> None:
-    made = Hub(config_of(), Now(), lambda _: None)
+    made = Hub(config_of("http://a:1", "http://gone"), Now(), lambda _: None)
     (first, one), (second, two), (_, three) = joined(made), joined(made), joined(made)
+    made.command(Reconfigure.to(config_of()))
     one.receives(counted("gone", "a:1"))
     two.receives(counted("gone", "a:1"))
     made.leave(first)

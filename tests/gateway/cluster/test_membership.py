@@ -1,0 +1,155 @@
+"""The members of a running gateway: reloads, operators and sources that change them at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.cluster.membership import Membership
+from gateway.cluster.messages import Drain, Join, Leave
+from gateway.config.parse import ConfigError
+from gateway.config.schema import ReplicaConfig
+from gateway.config.source import load
+from gateway.fleet.membership import Member
+from tests.gateway.conftest import Running, eventually, running
+from tests.support.fakes import FakeReplica, FakeRequest, models
+
+
+class Gate:
+    """A model list that answers once it may, and says when it is asked."""
+
+    def __init__(self) -> None:
+        self.asked, self.open = asyncio.Event(), asyncio.Event()
+        self.open.set()
+
+    async def __call__(self, request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        self.asked.set()
+        await self.open.wait()
+        await models("m")(request, writer)
+
+
+def guarded(run: Running, url: str) -> bool:
+    return url in run.gateway.upstream._guarded
+
+
+async def test_a_replica_that_is_added_while_its_forerunner_is_forgotten_is_guarded() -> None:
+    gate = Gate()
+    async with FakeReplica() as one, FakeReplica(listing=gate) as two, running(one) as run:
+        membership = run.gateway.local.membership
+        await membership.add(Member("x", two.url, "default"))
+        await membership.remove("x")
+        gate.asked.clear()
+        gate.open.clear()
+        adding = asyncio.create_task(membership.add(Member("y", two.url, "default")))
+        await gate.asked.wait()
+        for url in run.gateway.fleet.forget_departed():
+            run.gateway.upstream.forget(url)
+        assert not run.gateway.fleet.named("x")
+        gate.open.set()
+        await adding
+        assert guarded(run, two.url)
+
+
+async def test_what_link_local_addresses_are_allowed_for_changes_with_a_reload() -> None:
+    raw: dict[str, Any] = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}}
+    async with FakeReplica() as one, FakeReplica() as two, running(one, **raw) as run:
+        await run.gateway.local.membership.add(Member("x", two.url, "default"))
+        assert guarded(run, two.url)
+        before = run.gateway.config
+        await run.gateway.local.reload.take(replace(before, allow_link_local=True))
+        assert not guarded(run, two.url)
+        await run.gateway.local.reload.take(before)
+        assert guarded(run, two.url)
+        await run.gateway.local.reload.take(load(None, {**raw, "pools": [{"replicas": [one.url, two.url]}]}, env={}))
+        assert not guarded(run, two.url), "it is in the configuration, under another name"
+
+
+async def test_a_removal_waits_for_an_addition_of_the_same_replica() -> None:
+    gate = Gate()
+    async with FakeReplica() as one, FakeReplica(listing=gate) as two, running(one) as run:
+        fleet, control = run.gateway.fleet, run.gateway.control
+        x = ReplicaConfig(two.url, "x")
+        await control.execute(Join("default", x))
+        await control.execute(Leave("x"))
+        gate.asked.clear()
+        gate.open.clear()
+        adding = asyncio.create_task(control.execute(Join("default", x)))
+        await gate.asked.wait()
+        removing = asyncio.create_task(run.session.delete(f"{run.admin_url}/warmroute/replicas/x"))
+        gate.open.set()
+        await adding
+        assert (await removing).status == 200
+        await eventually(lambda: (state := fleet.named("x")) is None or state.leaving)
+        assert run.gateway.local.membership.source_of("x") is None
+
+
+async def test_a_replica_that_comes_back_is_not_drained() -> None:
+    raw: dict[str, Any] = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}}
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two, **raw) as run:
+        both = run.gateway.config
+        await run.gateway.control.execute(Drain(two.name, on=True))
+        await run.gateway.local.reload.take(load(None, {**raw, "pools": [{"replicas": [one.url]}]}, env={}))
+        await run.gateway.local.reload.take(both)
+        state = run.gateway.fleet.named(two.name)
+        assert state
+        assert not state.draining, "whether it was forgotten in between or not"
+
+
+async def test_what_running_processes_refuse_a_new_one_refuses_too(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeReplica() as one, FakeReplica() as two, running(one, listen="127.0.0.1:8999") as run:
+        membership = run.gateway.local.membership
+        itself, taken = Member("self", "http://localhost:8999", "default"), Member(one.name, two.url, "default")
+        for refused, why in ((itself, "is this gateway itself"), (taken, "from configuration already")):
+            with pytest.raises(ConfigError, match=why):
+                await membership.add(refused)
+        await membership.restore([itself, taken, Member("x", two.url, "default")])
+        assert {state.name for state in run.gateway.fleet.replicas} == {one.name, "x"}
+        assert [record.message for record in caplog.records].count("replica not added") == 2
+
+
+class Source:
+    """Names the same members whenever it is watched; then it ends."""
+
+    name = "toy"
+
+    def __init__(self, *members: Member) -> None:
+        self._members = members
+        self.watched = 0
+
+    async def watch(self) -> AsyncIterator[Sequence[Member]]:
+        self.watched += 1
+        yield self._members
+
+
+def with_source(run: Running, source: Source) -> Membership:
+    gateway = run.gateway
+    return Membership(live=gateway.live, fleet=gateway.fleet, upstream=gateway.upstream, sources=[source], retry_s=0.01)
+
+
+async def test_an_operator_does_not_take_the_name_of_a_source_s_replica() -> None:
+    async with FakeReplica() as one, FakeReplica() as two, running(one) as run:
+        source = Source(Member("pod", two.url, "default"))
+        membership = with_source(run, source)
+        watching = asyncio.create_task(membership.run())
+        await eventually(lambda: run.gateway.fleet.named("pod"))
+        with pytest.raises(ConfigError, match="from toy already"):
+            await membership.add(Member("pod", one.url, "default"))
+        with pytest.raises(ConfigError, match="no operator has added"):
+            await membership.remove("pod")
+        watching.cancel()
+
+
+async def test_a_source_that_ends_is_watched_again_and_its_members_stay(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with FakeReplica() as one, FakeReplica() as two, running(one) as run:
+        source = Source(Member("pod", two.url, "default"))
+        watching = asyncio.create_task(with_source(run, source).run())
+        await eventually(lambda: source.watched > 3)
+        assert run.gateway.fleet.named("pod")
+        assert "member source ended" in caplog.text
+        watching.cancel()
