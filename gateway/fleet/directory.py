@@ -106,7 +106,7 @@ class Fleet:
         return (replica for pool in self.pools for replica in pool.replicas)
 
     @property
-    def _models(self) -> Sequence[tuple[str, ...]]:
+    def _prefixes_by_pool(self) -> Sequence[tuple[str, ...]]:
         return [pool.models for pool in self.pools]
 
     @property
@@ -272,7 +272,7 @@ class Fleet:
     # -- other members, or another configuration
 
     async def probe_joining(
-        self, wanted: Members, relay: UpstreamClient, within_s: float | None = None
+        self, wanted: Members, upstream: UpstreamClient, within_s: float | None = None
     ) -> Mapping[str, ProbeResult]:
         """Ask the replicas that would join, side by side, so that they can be up from their first moment. Changes nothing.
 
@@ -280,15 +280,15 @@ class Fleet:
         """
         # One that is leaving may be gone before it is wanted back.
         urls = [each.url for each in wanted.values() if (state := self._same(each)) is None or state.leaving]
-        return await self._prober.request_models_of_all(urls, relay, within_s)
+        return await self._prober.request_models_of_all(urls, upstream, within_s)
 
-    def apply(self, config: Config, wanted: Members, met: Mapping[str, ProbeResult]) -> None:
-        """From now on these are the members, in the pools of this configuration. met: what `probe_joining` returned.
+    def apply(self, config: Config, wanted: Members, probed: Mapping[str, ProbeResult]) -> None:
+        """From now on these are the members, in the pools of this configuration. probed: what `probe_joining` returned.
 
         A replica keeps all that it has if its name and its URL stay.
         """
         known = set(self._by_name.values())
-        served, prefixes = {state: pool.models for pool in self.pools for state in pool.replicas}, self._models
+        served, prefixes = {state: pool.models for pool in self.pools for state in pool.replicas}, self._prefixes_by_pool
         self._prober.retune(config.health)
         changes = reconcile(self._members, wanted)
         left = [self._by_name[member.name] for member in changes.left]
@@ -298,7 +298,7 @@ class Fleet:
             self._by_name[member.name].member = member
             self._prober.set_bounds(self._by_name[member.name])
         for member in changes.joined:
-            self._join(member, met)
+            self._join(member, probed)
         self._members = wanted
         self._build(config)
         _log_each("replica leaves", "more replicas leave", left)
@@ -310,7 +310,7 @@ class Fleet:
                     state.up_since = self._clock()
             joining += joined
         _log_each("replica joins", "more replicas join", joining)
-        others = self._models != prefixes  # then one pool may take what another one served
+        others = self._prefixes_by_pool != prefixes  # then one pool may take what another one served
         changed = {state for pool in self.pools for state in pool.replicas if others or served.get(state) != pool.models}
         warn_of_misfits(changed, self.pools, self._by_prefix)
 
@@ -362,7 +362,7 @@ class Fleet:
         state = self._by_name.get(member.name)
         return state if state and state.url == member.url else None
 
-    def _join(self, member: Member, met: Mapping[str, ProbeResult]) -> None:
+    def _join(self, member: Member, probed: Mapping[str, ProbeResult]) -> None:
         """The replica gets a state, or goes on with the one that it still has. It is not drained any more."""
         if state := self._same(member):
             known, state.member, state.leaving, state.drained = state.member, member, False, False
@@ -375,8 +375,8 @@ class Fleet:
         state = self._by_name[member.name] = ReplicaState(member, Breaker(self._chance))
         self._prober.add(state)
         if self.pools:  # else all begin together, and are probed before anything else happens
-            if member.url in met:
-                self._prober.apply_probe(state, met[member.url])
+            if member.url in probed:
+                self._prober.apply_probe(state, probed[member.url])
             state.probe_now.set()  # its engine was not asked yet
 
     def _forget(self, state: ReplicaState) -> None:
@@ -422,13 +422,13 @@ class Fleet:
 
     # -- probing
 
-    async def run(self, relay: UpstreamClient) -> None:
+    async def run(self, upstream: UpstreamClient) -> None:
         """Probe every replica until cancelled."""
-        await self._prober.run(relay)
+        await self._prober.run(upstream)
 
-    async def probe_all(self, relay: UpstreamClient) -> None:
+    async def probe_all(self, upstream: UpstreamClient) -> None:
         """One round, so that the first requests find their replicas."""
-        await asyncio.gather(*(self._prober.probe(state, relay) for state in self.replicas))
+        await asyncio.gather(*(self._prober.probe(state, upstream) for state in self.replicas))
 
 
 def _log_each(one: str, more: str, states: Collection[ReplicaState]) -> None:

@@ -45,12 +45,12 @@ _MAX_STRUCTURE: Final = 160_000
 _ENTRIES_AT_ONCE: Final = 128  # read without giving the event loop back: 1 ms
 
 
-async def models_of(relay: UpstreamClient, url: str, timeout_s: float) -> Models | None:
+async def models_of(upstream: UpstreamClient, url: str, timeout_s: float) -> Models | None:
     """Its models, the first MAX_MODELS of them; None where they need a key that we do not have. Raises ReplicaFailure.
 
     An id that is longer than requests may name is left out.
     """
-    attempt = await relay.open(url, _call("/v1/models"), timeout_s)
+    attempt = await upstream.open(url, _call("/v1/models"), timeout_s)
     try:
         if attempt.status in (401, 403):
             return None
@@ -109,7 +109,7 @@ def _bounded(body: bytes) -> bytes:
 
 
 async def facts_of(
-    relay: UpstreamClient, url: str, timeout_s: float, models: Models, known: Facts, *, inquire: bool
+    upstream: UpstreamClient, url: str, timeout_s: float, models: Models, known: Facts, *, inquire: bool
 ) -> tuple[Facts, bool]:
     """(its engine's facts, whether it has a page of metrics). Never raises for what the replica does.
 
@@ -120,14 +120,14 @@ async def facts_of(
     facts = Facts(known.engine, known.kv_tokens)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            page = await _page_of(await _get(relay, url, "/metrics"))
+            page = await _page_of(await _get(upstream, url, "/metrics"))
             engine = engines.recognise((entry.owner for entry in models.values()), page)
             facts = engines.read(engine, page)
             if facts.kv_tokens is None:
                 facts = replace(facts, kv_tokens=known.kv_tokens)
             for path in engine.inquiries if inquire else ():
                 if facts.kv_tokens is None:
-                    facts = replace(facts, kv_tokens=engines.kv_of(engine, _json(await _get(relay, url, path))))
+                    facts = replace(facts, kv_tokens=engines.kv_of(engine, _json(await _get(upstream, url, path))))
     return facts, bool(page)
 
 
@@ -144,10 +144,10 @@ def _call(path: str) -> Call:
     return Call("GET", path, b"Accept-Encoding: identity\r\n", b"", probe=True)
 
 
-async def _get(relay: UpstreamClient, url: str, path: str) -> bytes:
+async def _get(upstream: UpstreamClient, url: str, path: str) -> bytes:
     """The body of a good answer of a reasonable size, else b""."""
     try:
-        attempt = await relay.open(url, _call(path))
+        attempt = await upstream.open(url, _call(path))
         try:
             return await attempt.read(engines.MAX_PAGE_BYTES) if attempt.status == 200 else b""
         finally:

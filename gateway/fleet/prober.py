@@ -158,7 +158,7 @@ class Prober:
 
     # -- probing
 
-    async def run(self, relay: UpstreamClient) -> None:
+    async def run(self, upstream: UpstreamClient) -> None:
         """Probe every replica, those that join later too, until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
@@ -168,40 +168,40 @@ class Prober:
                     if number % AT_ONCE == 0:
                         await asyncio.sleep(0)
                     if self._tasks.get(state, self) is None:  # it has not left meanwhile
-                        self._tasks[state] = group.create_task(self._keep_probing(state, relay))
+                        self._tasks[state] = group.create_task(self._keep_probing(state, upstream))
                 await self._news.wait()
 
-    async def _keep_probing(self, state: ReplicaState, relay: UpstreamClient) -> None:
+    async def _keep_probing(self, state: ReplicaState, upstream: UpstreamClient) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._health.interval_s):
                     await state.probe_now.wait()
             state.probe_now.clear()
             try:
-                await self.probe(state, relay)
+                await self.probe(state, upstream)
             except Exception:  # a bug in one probe must not end the probing
                 log.exception("probe failed", extra={"replica": state.name})
 
-    async def probe(self, state: ReplicaState, relay: UpstreamClient) -> None:
+    async def probe(self, state: ReplicaState, upstream: UpstreamClient) -> None:
         closed_after_s, state.closed_after_s = state.closed_after_s, None
-        result = await self.request_models(state.url, relay)
+        result = await self.request_models(state.url, upstream)
         if state not in self._tasks:  # it has left meanwhile
             return
-        if not self.apply_probe(state, result, relay.silence_s(state.url)):
+        if not self.apply_probe(state, result, upstream.silence_s(state.url)):
             return
         if closed_after_s is not None:
             state.idle_limit_s = min(state.idle_limit_s, closed_after_s)
-        await self._ask_engine(state, relay)
+        await self._ask_engine(state, upstream)
 
-    async def request_models(self, url: str, relay: UpstreamClient) -> ProbeResult:
+    async def request_models(self, url: str, upstream: UpstreamClient) -> ProbeResult:
         """The models there. Changes nothing: that is for `apply_probe`."""
         try:
-            return await models_of(relay, url, self._health.timeout_s)
+            return await models_of(upstream, url, self._health.timeout_s)
         except (ReplicaFailure, GatewayError) as error:
             return error
 
     async def request_models_of_all(
-        self, urls: Iterable[str], relay: UpstreamClient, within_s: float | None = None
+        self, urls: Iterable[str], upstream: UpstreamClient, within_s: float | None = None
     ) -> dict[str, ProbeResult]:
         """`request_models` of each, all at the same time. Those that have not answered within within_s are left out."""
         asking: dict[str, asyncio.Future[ProbeResult]] = {}
@@ -209,7 +209,7 @@ class Prober:
             for number, url in enumerate(dict.fromkeys(urls)):
                 if number % AT_ONCE == 0:
                     await asyncio.sleep(0)
-                asking[url] = asyncio.ensure_future(self.request_models(url, relay))
+                asking[url] = asyncio.ensure_future(self.request_models(url, upstream))
             if asking:
                 await asyncio.wait(asking.values(), timeout=within_s)
             return {url: answer.result() for url, answer in asking.items() if answer.done()}
@@ -289,13 +289,13 @@ class Prober:
 
     # -- the engine's facts
 
-    async def _ask_engine(self, state: ReplicaState, relay: UpstreamClient) -> None:
+    async def _ask_engine(self, state: ReplicaState, upstream: UpstreamClient) -> None:
         again = state.probes % RARELY == 0
         state.probes += 1
         if not state.has_metrics and not again:
             return
         timeout_s = self._health.timeout_s
-        facts, state.has_metrics = await facts_of(relay, state.url, timeout_s, state.models, state.facts, inquire=again)
+        facts, state.has_metrics = await facts_of(upstream, state.url, timeout_s, state.models, state.facts, inquire=again)
         if state.up and state in self._tasks:  # a request may have found it down meanwhile, or it has left
             self._apply_facts(state, facts)
 

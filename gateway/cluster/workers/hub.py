@@ -46,16 +46,16 @@ FORGOTTEN_S = 2 * SHOWN_S + 60  # after that no worker counts for a replica that
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class Worker:
     """One worker.
 
-    counters: its last snapshot, empty before the first. heard_at: time of its last frame. well_at: likewise, while it serves;
-    until then the time when it was started.
+    counters: its last snapshot, empty before the first. last_frame_at: time of its last frame. last_healthy_at: likewise, while
+    it serves; until then the time when it was started.
     """
 
     channel: Channel
-    heard_at: float
-    well_at: float
+    last_frame_at: float
+    last_healthy_at: float
     serving: bool = False
     counters: bytes = b""
 
@@ -68,7 +68,7 @@ class Hub:
     ) -> None:
         """on_serving: called for each worker that begins to serve."""
         self.config = config
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, Worker] = {}
         self.ended = Metrics()  # counters of the workers that have ended
         self._ended_packed = b""  # the same for the workers' pages; empty: to be packed again
         self._clock = clock
@@ -85,7 +85,7 @@ class Hub:
         """A new worker. Returns its number, which no other has or had."""
         self._joined += 1
         worker = self._joined
-        member = Member(channel, heard_at=self._clock(), well_at=self._clock())
+        member = Worker(channel, last_frame_at=self._clock(), last_healthy_at=self._clock())
         channel.send(Welcome(encode_config(self.config)), worker)
         for payload in self._commands.replay():
             channel.forward(payload, HUB)
@@ -150,9 +150,9 @@ class Hub:
         member = self.members.get(worker)
         if member is None:  # it has left already; this was still on its way
             return
-        member.heard_at = self._clock()
+        member.last_frame_at = self._clock()
         if member.serving:
-            member.well_at = member.heard_at
+            member.last_healthy_at = member.last_frame_at
         match message:
             case Publish() | Replace():
                 self._remember(worker, payload)
@@ -185,7 +185,7 @@ class Hub:
         self._ended_packed = self._ended_packed or packed(self.ended.instruments)
         return self._ended_packed
 
-    def _confirm_forwarding(self, asker: Member, number: int) -> None:
+    def _confirm_forwarding(self, asker: Worker, number: int) -> None:
         snapshots = {worker: member.counters for worker, member in self.members.items()}
         asker.channel.send(Forwarded(number, snapshots), HUB)
 
@@ -230,24 +230,24 @@ class Hub:
     def silent(self, for_s: float) -> Iterator[int]:
         """The workers from which nothing came for `for_s`."""
         since = self._clock() - for_s
-        return (worker for worker, member in self.members.items() if member.heard_at < since)
+        return (worker for worker, member in self.members.items() if member.last_frame_at < since)
 
-    def unwell(self, for_s: float) -> Iterator[int]:
+    def unhealthy(self, for_s: float) -> Iterator[int]:
         """The workers that have not served for `for_s`, as far as heartbeats show."""
         since = self._clock() - for_s
-        return (worker for worker, member in self.members.items() if member.well_at < since)
+        return (worker for worker, member in self.members.items() if member.last_healthy_at < since)
 
-    def well(self, within_s: float) -> Iterator[int]:
+    def healthy(self, within_s: float) -> Iterator[int]:
         """The workers that serve, with a heartbeat within that time."""
         since = self._clock() - within_s
-        return (worker for worker, member in self.members.items() if member.serving and member.well_at >= since)
+        return (worker for worker, member in self.members.items() if member.serving and member.last_healthy_at >= since)
 
-    def excuse(self, for_s: float) -> None:
+    def credit_pause(self, for_s: float) -> None:
         """The supervisor itself did not run for `for_s`, so that no heartbeat could arrive."""
         now = self._clock()
         for member in self.members.values():
-            member.heard_at = min(now, member.heard_at + for_s)
-            member.well_at = min(now, member.well_at + for_s)
+            member.last_frame_at = min(now, member.last_frame_at + for_s)
+            member.last_healthy_at = min(now, member.last_healthy_at + for_s)
 
     def __repr__(self) -> str:
         return f"<Hub of {', '.join(map(str, self.members)) or 'no workers'}, {self._history_bytes} bytes of history>"

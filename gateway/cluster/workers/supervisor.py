@@ -248,7 +248,7 @@ class Supervisor:
             await asyncio.sleep(LOOK_S)
             late_s = time.monotonic() - due
             if late_s > LOOK_S:  # it was stopped, or has no CPU: it may not have read what they sent
-                self.hub.excuse(late_s)
+                self.hub.credit_pause(late_s)
             due = time.monotonic() + LOOK_S
             self._kill_hung()
             self._relieve()
@@ -263,7 +263,7 @@ class Supervisor:
 
     def _relieve(self) -> None:
         """Have the connections of workers that do not accept accepted by others, if there are any that do."""
-        well, unwell = set(self.hub.well(WELL_S)), set(self.hub.unwell(self._patience.silent_s))
+        well, unwell = set(self.hub.healthy(WELL_S)), set(self.hub.unhealthy(self._patience.silent_s))
         for slot in self.slots:
             if slot.worker in well:
                 slot.keep()
@@ -280,7 +280,7 @@ class Supervisor:
         slot.handover = Handover(slot.listeners, self._receivers)
 
     def _receivers(self) -> Sequence[socket.socket]:
-        well = set(self.hub.well(WELL_S))
+        well = set(self.hub.healthy(WELL_S))
         return [slot.handing for slot in self.slots if slot.handing and slot.worker in well]
 
     # -- all of them

@@ -271,14 +271,14 @@ def test_who_says_nothing_for_long_is_silent() -> None:
     assert list(made.silent(30.0)) == [second]
     end.receives(Serving())
     end.receives(Alive())
-    assert (list(made.well(1.0)), list(made.unwell(2.0))) == ([first], [second])
+    assert (list(made.healthy(1.0)), list(made.unhealthy(2.0))) == ([first], [second])
     now.time = 45.0
-    assert (list(made.well(1.0)), list(made.unwell(2.0))) == ([], [first, second])
-    made.excuse(5.0)  # the supervisor was stopped
-    assert (list(made.well(1.0)), list(made.unwell(2.0)), list(made.silent(30.0))) == ([first], [second], [second])
+    assert (list(made.healthy(1.0)), list(made.unhealthy(2.0))) == ([], [first, second])
+    made.credit_pause(5.0)  # the supervisor was stopped
+    assert (list(made.healthy(1.0)), list(made.unhealthy(2.0)), list(made.silent(30.0))) == ([first], [second], [second])
     assert repr(made) == f"<Hub of {first}, {second}, 0 bytes of history>"
     end.receives(Alive())  # what has waited is read before the supervisor sees how long it was stopped
-    made.excuse(3600.0)
+    made.credit_pause(3600.0)
     now.time += 31.0
     assert first in made.silent(30.0), "nobody is heard in the future"
 

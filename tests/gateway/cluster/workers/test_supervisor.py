@@ -195,7 +195,7 @@ async def test_while_all_workers_are_silent_their_connections_wait_for_the_first
             os.kill(pid, signal.SIGSTOP)
         asked = [asyncio.create_task(run.post()) for _ in range(20)]
         try:
-            await eventually(lambda: len(list(run.made.hub.unwell(patience.silent_s + 1.0))) == 2)
+            await eventually(lambda: len(list(run.made.hub.unhealthy(patience.silent_s + 1.0))) == 2)
             assert not any(slot.handover for slot in run.made.slots)
             assert queued(run.url) == 20
             os.kill(next(iter(pids.values())), signal.SIGCONT)
@@ -343,7 +343,7 @@ async def all_die_again(run: Run, short_lives: list[int]) -> list[asyncio.Task[t
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     asked = [asyncio.create_task(run.post()) for _ in range(20)]
-    await eventually(lambda: queued(run.url) == 20 and not any(run.made.hub.well(WELL_S)))
+    await eventually(lambda: queued(run.url) == 20 and not any(run.made.hub.healthy(WELL_S)))
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     return asked
