@@ -77,12 +77,7 @@ class Parsing:
         """
         arguments = wire.PARSE, dialect.name, self._block_bytes, self._block_tokens, scope
         parsed = wire.Parsed(*await self.process.run(arguments, raw, client))
-        body = await _edited(raw, parsed.edits)
-        api = ApiRequest(parsed.model, None, parsed.salt, stream=parsed.stream, metered=parsed.metered, body=body)
-        api.strip_usage, api.stores, api.countable = parsed.strip_usage, parsed.stores, parsed.countable
-        if parsed.prompt:
-            api.made = Prompt(*parsed.prompt)
-        return api
+        return request_of(parsed, await _edited(raw, parsed.edits))
 
     async def continuation(self, dialect: Dialect, body: bytes, so_far: PartialAnswer, client: str = "") -> bytes | None:
         """The request for the rest of an answer; b"": the answer is complete; None: it cannot be continued.
@@ -96,6 +91,15 @@ class Parsing:
         if verdict == IMPOSSIBLE:
             return None
         return b"" if verdict == COMPLETE else await _edited(body, edits)
+
+
+def request_of(parsed: wire.Parsed, body: bytes) -> ApiRequest:
+    """The request that another process has parsed. body: with the edits."""
+    api = ApiRequest(parsed.model, None, parsed.salt, stream=parsed.stream, metered=parsed.metered, body=body)
+    api.strip_usage, api.stores, api.countable = parsed.strip_usage, parsed.stores, parsed.countable
+    if parsed.prompt:
+        api.made = Prompt(*parsed.prompt)
+    return api
 
 
 def continued(continuation: Continuation | None, body: bytes, so_far: PartialAnswer) -> bytes | None:

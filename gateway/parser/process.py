@@ -33,7 +33,7 @@ JOB_S: Final = 20.0
 WAIT_S: Final = 30.0
 MEMORY_MB: Final = 1024  # of address space, plus a share of the body's size (helper.py)
 MAX_WAITING: Final = 1024
-_FAILED: Final = "failed"  # a job's status beside those of `wire`, with its GatewayError
+_NO_RESULT: Final = "no result"  # a job's status beside those of `wire`, with the GatewayError that says why
 _NOT_STARTED: Final = OUT_OF_RESOURCES | {errno.EAGAIN}  # EAGAIN: the limit of processes is reached
 
 # The child uses the parent's module path, whatever its working directory is.
@@ -135,7 +135,7 @@ class ParserProcess:
         finally:
             self._waiting.drop(client, job)
             job.body = b""
-        if status == _FAILED:
+        if status == _NO_RESULT:
             raise values[0].again()
         if status == wire.REFUSED:
             code, name, message, param = values
@@ -251,4 +251,4 @@ async def _read(sock: socket.socket, length: int) -> bytearray:
 
 def _fail(job: _Job, error: GatewayError) -> None:
     if not job.done.done():
-        job.done.set_result((_FAILED, error))
+        job.done.set_result((_NO_RESULT, error))

@@ -28,7 +28,10 @@ FAILED: Final = "failed"  # a bug, with its traceback
 
 
 class Parsed(NamedTuple):
-    """An ApiRequest without its body. edits: to be applied to the body. prompt: the fields of a router.Prompt."""
+    """An ApiRequest without its body. edits: to be applied to the body. prompt: the fields of a router.Prompt.
+
+    Written by `helper._parse`, read by `parsing.request_of`.
+    """
 
     model: str
     salt: str

@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.dialects.api_request import router_prompt
+from gateway.dialects.api_request import ApiRequest, router_prompt
 from gateway.dialects.dialect import ASK
 from gateway.dialects.json_edits import apply
 from gateway.dialects.json_structure import MAX_STRUCTURE
@@ -20,8 +20,10 @@ from gateway.dialects.openai.request import CHAT, COMPLETION
 from gateway.dialects.table import OTHER, Dialects
 from gateway.errors import GatewayError
 from gateway.parser import helper, wire
+from gateway.parser.parsing import request_of
 
 BLOCKS = (16, 4)
+ATTRIBUTES: tuple[str, ...] = getattr(ApiRequest, "__mypyc_attrs__", ()) or ApiRequest.__slots__  # if compiled, or not
 
 
 def result(job: tuple[Any, ...], body: bytes) -> tuple[Any, ...]:
@@ -47,6 +49,7 @@ bodies = st.fixed_dictionaries(
         "stream": st.booleans() | st.none(),
         "stream_options": st.none() | st.just(5) | st.dictionaries(st.just("include_usage"), st.booleans()),
         "cache_salt": values,
+        "store": st.booleans(),
         "tools": values,
         "echo": st.booleans(),
         "n": st.none() | st.integers(0, 3),
@@ -55,7 +58,10 @@ bodies = st.fixed_dictionaries(
 )
 
 
+# The examples: every attribute has a value that is not its default.
 @given(bodies, st.sampled_from([CHAT, COMPLETION, OTHER.name]), st.sampled_from(["", "  \n"]))
+@example({"model": "m", "prompt": ["one", "two"], "stream": True, "cache_salt": "s"}, COMPLETION, "")
+@example({"model": "m", "input": "x" * 100, "store": True}, OTHER.name, "")
 def test_it_is_the_same_as_parsing_at_once(body: dict[str, Any], kind: str, tail: str) -> None:
     raw = json.dumps(body).encode() + tail.encode()
     status, *fields = parsed(kind, raw)
@@ -67,13 +73,21 @@ def test_it_is_the_same_as_parsing_at_once(body: dict[str, Any], kind: str, tail
         return
     assert status == wire.DONE
     api = Dialects().named(kind).parse(raw)
+    api.body, api.edits = apply(raw, api.edits), ()
+    if api.has_prompt:
+        router_prompt(api, BLOCKS)  # in the place of the canonical prompt, as in the other process
     there = wire.Parsed(*fields)
-    body_here, body_there = apply(raw, api.edits), apply(raw, there.edits)
-    here = (api.metered, api.model, api.salt, api.stream, api.stores, api.strip_usage, api.countable, body_here)
-    read = (there.metered, there.model, there.salt, there.stream, there.stores, there.strip_usage, there.countable, body_there)
-    assert read == here
-    known, prompt = api.has_prompt, router_prompt(api, BLOCKS)
-    assert there.prompt == ((prompt.keys, prompt.units, prompt.block_units, prompt.scale) if known else None)
+    assert of_request(request_of(there, apply(raw, there.edits))) == of_request(api)
+
+
+def of_request(api: ApiRequest) -> dict[str, Any]:
+    """All of its attributes."""
+    return {name: getattr(api, name) for name in ATTRIBUTES}
+
+
+def test_no_attribute_of_a_request_is_left_behind() -> None:
+    """The body stays here; the keys are made of the prompt's fields."""
+    assert set(wire.Parsed._fields) == set(ATTRIBUTES) - {"body", "made"}
 
 
 def test_a_scope_keeps_keys_apart() -> None:

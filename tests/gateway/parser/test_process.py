@@ -227,6 +227,17 @@ async def test_a_process_that_does_not_start_is_a_500() -> None:
         assert caught.value.status == 500
 
 
+async def test_a_bug_in_the_process_is_a_500_and_its_traceback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with parser() as (parsing, process):
+        with pytest.raises(GatewayError) as caught:
+            await process.run(("no such operation",), b"{}")
+        assert (caught.value.status, caught.value.code) == (500, "internal_error")
+        (record,) = caplog.records
+        assert "KeyError: 'no such operation'" in vars(record)["traceback"]
+        assert (await parsing.parse(CHAT, body())).model == "m"
+        assert process.started == 1, "it goes on"
+
+
 async def test_a_body_that_needs_too_much_memory_is_refused() -> None:
     """The address space is bounded; a bound that is hit is an answer, not the end of the process."""
     tokens = b'{"model":"m","messages":[{"role":"u","content":[' + b",".join([b"{}"] * 200_000) + b"]}]}"
