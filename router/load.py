@@ -250,10 +250,6 @@ class Ledger:
             load.count_return(now, self.turn_gap.value, idle_s)
         self.turn_gap.learn(idle_s, weight)
 
-    def set_rate(self, replica: str, rate: Ratio) -> None:
-        """Set a replica's prefill rate."""
-        self.loads.setdefault(replica, ReplicaLoad(rate)).rate = rate
-
     def _default_rate(self) -> Ratio:
         known = [load.rate.value for load in self.loads.values()]
         rate = sum(known) / len(known) if known else DEFAULT_PREFILL_RATE

@@ -20,6 +20,7 @@ from bench.measure.machine import REPORTS, commit
 from gateway.config.schema import RoutingConfig
 from router import Router
 from router.learning.learned import Ratio
+from router.load import ReplicaLoad
 from router.simulation.fleet import FleetSpec, RouterPlacement, Served, Simulation
 from router.simulation.generators import GENERATORS
 from router.simulation.workloads import OpenLoop
@@ -49,7 +50,7 @@ def run(source: OpenLoop, seed: int, *, known: bool) -> list[Served]:
     placement = RouterPlacement(router, spec)
     if known:
         for name, speed in zip(spec.names, SPEEDS, strict=True):
-            router.ledger.set_rate(name, Ratio(spec.prefill_rate * speed, 1.0, float("inf")))
+            router.ledger.loads[name] = ReplicaLoad(Ratio(spec.prefill_rate * speed, 1.0, float("inf")))
     return list(Simulation(spec, source, placement).run())
 
 

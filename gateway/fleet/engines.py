@@ -45,9 +45,10 @@ class Engine:
 
     owner: `owned_by` in its model list. running, waiting: its gauges, "" where it has none. rank: the label that distinguishes
     its ranks. page_kv, answer_kv: the size of its KV cache in tokens, read from its page, or from the JSON answer to one of
-    `inquiries` (paths, tried in turn). bounded: what leaves the KV cache is lost; else its size bounds nothing. salts: it keeps
-    prefixes with different `cache_salt` apart. silent, zero: what to do when it does not report cached tokens, or reports none
-    though a prefix was sent before.
+    `inquiries` (paths, tried in turn). kv_metrics: the names of all metrics that page_kv reads; a `Page` has only the metrics
+    that the table names. bounded: what leaves the KV cache is lost; else its size bounds nothing. salts: it keeps prefixes with
+    different `cache_salt` apart. silent, zero: what to do when it does not report cached tokens, or reports none though a
+    prefix was sent before.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Engine:
     silent: str
     zero: str
     page_kv: Callable[[Page, str], int | None] = lambda _page, _rank: None
+    kv_metrics: tuple[str, ...] = ()
     answer_kv: Callable[[Any], int | None] = lambda _answer: None
     inquiries: tuple[str, ...] = ()
     bounded: bool = True
@@ -146,14 +148,6 @@ def slices(text: bytes) -> Iterator[bytes]:
             cut = text.find(b"\n", at + SLICE_BYTES, end) + 1 or end
         at = cut
     yield text[at:end]
-
-
-def parse_page(text: bytes) -> Page:
-    """All of a page at once."""
-    reader = PageReader()
-    for lines in slices(text):
-        reader.feed(lines)
-    return reader.page
 
 
 # -- numbers, with doubt
@@ -256,6 +250,7 @@ VLLM = Engine(
     silent="Start vLLM with --enable-prompt-tokens-details.",
     zero="Is it started with --no-enable-prefix-caching? Start it with --enable-prefix-caching.",
     page_kv=_vllm_kv,
+    kv_metrics=("vllm:cache_config_info",),
     salts=True,
 )
 
@@ -277,6 +272,7 @@ SGLANG = Engine(
     silent="Start SGLang with --enable-cache-report.",
     zero="Is it started with --disable-radix-cache?",
     page_kv=_sglang_kv,
+    kv_metrics=("sglang:max_total_num_tokens", "sglang:cache_config_info"),
     answer_kv=_sglang_answer_kv,
     inquiries=("/v1/loads", "/server_info", "/get_server_info"),
 )
@@ -318,15 +314,7 @@ UNKNOWN: Engine = Engine(
 
 ENGINES = (VLLM, OURS, SGLANG, LLAMACPP, TGI)
 
-_NAMES = frozenset(
-    [
-        _START,
-        "vllm:cache_config_info",
-        "sglang:cache_config_info",
-        "sglang:max_total_num_tokens",
-        *(name for engine in ENGINES for name in (engine.running, engine.waiting)),
-    ]
-)
+_NAMES = frozenset([_START, *(name for each in ENGINES for name in (each.running, each.waiting, *each.kv_metrics) if name)])
 # Some builds of SGLang write sglang_ for sglang:, as every exporter does that cannot have colons.
 _CANONICAL: Mapping[bytes, str] = {name.replace(":", "_").encode(): name for name in sorted(_NAMES)}
 _SAMPLE = re.compile(

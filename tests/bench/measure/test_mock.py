@@ -8,7 +8,8 @@ import json
 import pytest
 
 from bench.measure.mock import WORDS, MockReplica, parameter
-from gateway.fleet.engines import parse_page, read, recognise
+from gateway.fleet.engines import read, recognise
+from tests.support.pages import parse_page
 
 
 async def posted(target: str, body: bytes) -> bytes:

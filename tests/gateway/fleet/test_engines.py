@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from gateway.fleet.engines import (
     Engine,
     Facts,
     PageReader,
+    Sample,
     kv_of,
-    parse_page,
     read,
     recognise,
     slices,
@@ -32,6 +33,7 @@ from gateway.fleet.engines import (
 from replica.api.metrics import Metrics as ReplicaMetrics
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine
+from tests.support.pages import parse_page
 from tests.support.paths import CAPTURES
 
 VLLM_PAGE = b"""\
@@ -136,10 +138,31 @@ def test_the_model_list_says_more_than_the_page() -> None:
 
 
 def test_every_engine_says_what_to_do() -> None:
-    assert len({engine.name for engine in (*ENGINES, UNKNOWN)}) == 6
+    assert len({engine.name for engine in (*ENGINES, UNKNOWN)}) == len(ENGINES) + 1
     for engine in (*ENGINES, UNKNOWN):
         assert engine.silent
         assert engine.zero
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+def test_an_engines_page_has_what_is_read_of_it(engine: Engine) -> None:
+    asked = AskedPage()
+    assert engine.page_kv(asked, engine.rank) is None
+    assert asked.names == set(engine.kv_metrics)
+    read(engine, asked)
+    assert asked.names == set(parse_page(b"".join(b"%b 1\n" % name.encode() for name in asked.names)))
+
+
+class AskedPage(dict[str, Sequence[Sample]]):
+    """A page without samples that notes the names it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return default
 
 
 at_hand = pytest.mark.skipif(not CAPTURES.is_dir(), reason="the recorded answers are not at hand")
