@@ -4,11 +4,9 @@
     the file differs, and is quiet ──┴─► read it ──► valid? ──► probe new replicas ──► all changes in one step
                                                        └─ no: say why, change nothing
 
-The file is checked by its path, so that a symbolic link that is pointed elsewhere (as Kubernetes updates a ConfigMap) counts
-as a change; it is read when two checks in a row see the same, for it may be half written. Flags and environment win over it as
-they did at the start. Reading is done in a thread, and the only other thing that takes time, asking the replicas that join,
-comes before any change; the change itself is a row of synchronous steps, which cannot fail: what is invalid was refused before.
-So every request sees either the old configuration or the new one.
+How the file is watched and read: `config/source.py`. What takes time, asking the replicas that join, comes before any change;
+the change itself is a row of synchronous steps, which cannot fail: what is invalid was refused before. So every request sees
+either the old configuration or the new one.
 
 What cannot change while the process runs stays as it was, and the log names it.
 """

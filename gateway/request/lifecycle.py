@@ -1,15 +1,16 @@
 """One request's life, in phases.
 
     identify ─► parse ─► admit ─► choose ─► attempt ─► deliver ─► settle
-       │508       │400      │429     │404,      │502       │ event     always, once: the observers of settle.py
-       │405       │408 413  │        │503       │          │ or cut
+       │405       │400      │400     │400       │502       │ event     always, once: the observers of settle.py
+       │508       │408 413  │404     │          │503       │ or cut
+       │          │415 503  │429 503 │          │          │
        └──────────┴─────────┴────────┴──────────┴──► the error's answer, in the dialect's shape
                                      ▲          │ fails before its first byte: another replica (attempts.py)
                                      └── move ──┘
 
 - identify: who sends it, under which id, in which dialect; whether it has passed this gateway before.
 - parse: its body, read and understood.
-- admit: a place at the pool's replicas, at once or after a wait in the pool's queue.
+- admit: the replicas that serve its model, and a place there, at once or after a wait in the pool's queue.
 - choose: one synchronous decision of the router, with its booking.
 - attempt: until the first byte of an answer. Nothing has gone to the client yet, so what fails is invisible to it.
 - deliver: the answer to the client. From here on an error can only be an event of the stream.

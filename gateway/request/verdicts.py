@@ -12,7 +12,7 @@ A connection that could not be opened is no request's fault, and counts at once.
 several clients get it (`fleet/refusals.py`); 503 with Retry-After is overload, and no failure; 501 means that its engine does
 not have such an endpoint: an answer like 404, the same everywhere. 508 to a request that has passed another gateway is about
 its way, or a client has forged that header, and is no failure either. What breaks off after it has begun is judged by
-`Failover.judge_broken`.
+`Attempts.judge_broken`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """All metric names.
 
-Labels are bounded: `model` is a name that a replica lists or a configured prefix, `replica` a configured name, `tenant` one
-of the first TENANTS distinct values of the tenant header, `code` a known HTTP status, else its class ("5xx"). The number of
-their combinations is bounded by `counters.MAX_LABEL_SETS`. Units are in the names. `merge_rule`: how the values of several
-workers are merged (`counters.py`).
+Labels are bounded: `model` is a name that a replica lists or a configured prefix, `replica` its name, from the configuration,
+an operator or another source, `tenant` one of the first TENANTS distinct values of the tenant header, `code` a known HTTP
+status, else its class ("5xx"). The number of their combinations is bounded by `counters.MAX_LABEL_SETS`. Units are in the
+names. `merge_rule`: how the values of several workers are merged (`counters.py`).
 """
 
 from __future__ import annotations
