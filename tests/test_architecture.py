@@ -16,6 +16,7 @@ from gateway.config.hints import SECRET, bare, extra_of
 from gateway.config.schema import Config
 from gateway.telemetry.metrics import Metrics
 from hatch_build import modules
+from router import POLICIES
 from tests.support.paths import ROOT
 
 PACKAGES = ("router", "gateway", "replica")
@@ -212,7 +213,7 @@ def test_the_metrics_page_lists_every_metric() -> None:
 
 
 def markdown() -> list[Path]:
-    return [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "helm").glob("*.md"), *(ROOT / "bench").glob("*.md")]
+    return [path for folder in ("", "docs", "helm", "bench", "bench/reports") for path in (ROOT / folder).glob("*.md")]
 
 
 def anchors(path: Path) -> set[str]:
@@ -244,6 +245,7 @@ WRITTEN = [
     *(ROOT / "scripts").rglob("*.py"),
     *ROOT.glob("*.md"),
     *ROOT.glob("*/*.md"),
+    *(ROOT / "bench" / "reports").glob("*.md"),
 ]
 
 
@@ -254,3 +256,20 @@ def test_files_that_are_named_exist(path: Path) -> None:
     known = [f"/{name_of(file)}" for folder in folders for file in (ROOT / folder).rglob("*.py")] + ["/hatch_build.py"]
     for name in set(re.findall(r"(?<![\w/.])(?:\.\./)*([\w/]+\.py)\b", path.read_text("utf-8"))):
         assert any(file.endswith(f"/{name}") for file in known), f"{name_of(path)} names {name}, which does not exist"
+
+
+@pytest.mark.parametrize("path", sorted(WRITTEN), ids=name_of)
+def test_programs_that_are_named_exist(path: Path) -> None:
+    """`python -m` of a module of ours, or of a package that can be run."""
+    for name in set(re.findall(r"python -m ((?:bench|scripts|gateway|replica)(?:\.\w+)*)", path.read_text("utf-8"))):
+        place = ROOT.joinpath(*name.split("."))
+        assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), f"{name_of(path)} names {name}"
+
+
+def test_the_pages_name_every_policy() -> None:
+    rows = (ROOT / "docs" / "configuration.md").read_text("utf-8").splitlines()
+    (row,) = [row for row in rows if row.startswith("| `routing.policy` |")]
+    for policy in POLICIES:
+        assert re.search(rf"\b{policy}\b", row.split("|")[3]), f"docs/configuration.md does not name {policy}"
+        for page, text in ({"routing.md": f"\n| {policy} |", "simulate.md": f"`{policy}`"}).items():
+            assert text in (ROOT / "docs" / page).read_text("utf-8"), f"docs/{page} does not name {policy}"

@@ -7,6 +7,7 @@ it, and a folder has a dozen modules at most.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -115,6 +116,13 @@ def test_a_room_imports_lower_layers_only(package: str) -> None:
     arrows = {(room(module), room(other)) for module in inside for other in ours(module)}
     folders = {(one, other) for one, other in arrows if one != other and {one, other} <= rooms(package)}
     assert len(folders) < ARROWS[package], sorted(folders)
+
+
+def test_the_architecture_has_the_same_layers() -> None:
+    """Rows of rooms, the lower ones first; "then" is one layer above the other within a row."""
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("| layer |")[1].replace("`", "")
+    rows: list[str] = re.findall(r"^\| \d+ \| ([^|]+) \|", text, re.MULTILINE)
+    assert tuple(tuple(part.split(", ")) for row in rows for part in row.split("; then ")) == LAYERS["gateway"]
 
 
 def rooms(package: str) -> set[str]:

@@ -7,8 +7,14 @@
 A dialect reads and writes bytes and does nothing else: no I/O, no clock, no event loop. One object per dialect serves all
 requests; a request's own state is in its ApiRequest and its StreamReader. A new dialect is a class and one line in `table.py`.
 
-These are base classes, and no Protocols, because compiled code calls them directly; a dialect is compiled with the rest. Most
-methods have a sensible default.
+A dialect must have a `name`, `parse`, `reader` and `error_body`; all else has a default, which does without: no usage is read,
+no stream resumed, and one that fails is cut. Of a StreamReader `feed` and `finish` are needed; of the other classes everything
+that raises NotImplementedError, where the dialect returns one at all.
+
+Errors outside of a request's life (an unknown path, a malformed or an unwanted connection: `server/errors.py`) have OpenAI's
+shape, whatever the path's dialect.
+
+These are base classes, and no Protocols, because compiled code calls them directly; a dialect is compiled with the rest.
 """
 
 from __future__ import annotations
