@@ -20,5 +20,7 @@ class MemberSource(Protocol):
     def watch(self) -> AsyncIterator[Iterable[Member]]:
         """All members, each time that they have changed; the first time as soon as they are known.
 
-        It may end or raise: its members then stay as they are, and it is watched again after a pause.
+        A member's URL has no /v1 at its end (`member_of` makes one of a checked `ReplicaConfig`). What cannot be a member is
+        logged and left out. The source may end or raise: its members then stay as they are, and it is watched again after a
+        pause. With `workers`, each of them watches.
         """
