@@ -93,7 +93,12 @@ def _runner(
     if not served.seam.holds:
         app.middlewares.insert(0, held_by(served.memory))
         return PublicRunner(
-            app, live=served.live, connection_limit=connection_limit, refusal=refusal, shutdown_timeout=SHUTDOWN_S
+            app,
+            live=served.live,
+            budget=served.memory,
+            connection_limit=connection_limit,
+            refusal=refusal,
+            shutdown_timeout=SHUTDOWN_S,
         )
 
     def make_server() -> ClientServer:

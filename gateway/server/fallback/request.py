@@ -9,9 +9,8 @@ from multidict import CIMultiDictProxy
 
 from gateway.admission.memory import Budget, Lease, client_of
 from gateway.config.addresses import is_local
+from gateway.server.bounds import HEAD_COPIES
 from gateway.server.fallback.reply import QueuedReply
-
-HEAD_COPIES: Final = 3  # the raw headers, the decoded ones, and what is around them
 
 
 class Held:
