@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import collections.abc
 import re
 import typing
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from gateway.config.hints import SECRET, bare, extra_of
 from gateway.config.schema import Config
+from gateway.server import aiohttp_seam
 from gateway.telemetry.metrics import Metrics
 from hatch_build import modules
 from router import POLICIES
@@ -147,6 +150,19 @@ def test_only_the_seam_knows_the_insides_of_aiohttp(path: Path) -> None:
             case ast.Attribute(attr=name) if private(name):
                 used.add(name)
     assert used <= defined, sorted(used - defined)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "gateway" / "server").rglob("*.py")), ids=name_of)
+def test_the_seam_names_what_is_used_of_a_connection(path: Path) -> None:
+    """Without an underscore too: aiohttp's connections are none of its public API."""
+    if path.name == "aiohttp_seam.py":
+        return
+    insides = set(dir(web.RequestHandler)) - set(dir(asyncio.Protocol)) - set(dir(asyncio.Transport))
+    named = {name for _, name in aiohttp_seam.METHODS} | set(vars(aiohttp_seam.Connection))
+    used = {node.attr for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Attribute)}
+    named |= {"keep_alive"}  # of requests and replies
+    unnamed = {name for name in used & insides - named if not name.startswith("_")}
+    assert not unnamed, sorted(unnamed)
 
 
 # -- documents against code

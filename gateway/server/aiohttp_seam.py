@@ -2,9 +2,10 @@
 
 The connection of a client (`http/connection.py`) is aiohttp's, with bounds and a fast path past its requests. Such a connection
 has to know what aiohttp is at: what it waits for, what it has yet to answer, why it does not read. aiohttp does not say, so it
-is read from attributes that a release may rename or give another meaning. All of these names are in this file; `moved` compares
-them with the release that is installed, and drives one request through aiohttp's reader. Where anything differs, `Seam` says so
-once in the log, and clients are served by `fallback/`, which uses nothing but the public API: slower, and with fewer bounds.
+is read from attributes that a release may rename or give another meaning. All names of a connection and of its parser that are
+not public are in this file; `moved` compares them with the release that is installed, and drives requests through aiohttp's
+reader, for what `http/bounded_parser.py` relies on. Where anything differs, `Seam` says so once in the log, and clients are
+served by `fallback/`, which uses nothing but the public API: slower, and with fewer bounds.
 
 What a name means cannot be checked at a start: `tests/gateway/server/http/` does that for each release that CI installs.
 """
@@ -39,7 +40,10 @@ METHODS: Final[Methods] = {
     (web.RequestHandler, "log_exception"): ("args", "kw"),
     (web.RequestHandler, "close"): (),
     (web.RequestHandler, "force_close"): (),
+    (web.RequestHandler, "pause_reading"): (),
     (web.RequestHandler, "resume_reading"): ("resume_parser",),
+    (web.RequestHandler, "pause_writing"): (),
+    (web.RequestHandler, "resume_writing"): (),
     (web.RequestHandler, "_pause_transport_reading"): (),
     (web.RequestHandler, "_resume_transport_reading"): (),
     (web.RequestHandler, "_process_keepalive"): (),
@@ -50,7 +54,10 @@ METHODS: Final[Methods] = {
     (web.Server, "shutdown"): ("timeout",),
     (StreamWriter, "drain"): (),
 }
+PARSER: Final = frozenset(["feed_data", "feed_eof", "message_consumed", "pause_reading", "set_upgraded"])  # its methods
 _REQUEST: Final = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nab"
+_PARTIAL: Final = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab"
+_UPGRADE: Final = b"GET /a HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
 
 
 T = TypeVar("T")
@@ -79,6 +86,7 @@ def attribute(name: str) -> Any:
 class Connection(web.RequestHandler):
     """aiohttp's connection, whose insides have public names.
 
+    transport: None before and after the connection. writing_paused: the client does not keep up.
     messages: what is read and not begun. max_messages: so many, then it reads no more. waiter: what it waits for a request
     with. closes: after what is here; closes_at_once: it is over. reading_paused: a body is not read; buffer_paused: too many
     messages wait. upgraded: what is behind an Upgrade waits. idle_until: closed then, by the loop's clock, if it is idle.
@@ -86,6 +94,8 @@ class Connection(web.RequestHandler):
 
     __slots__ = ()
 
+    transport: Slot[asyncio.Transport | None] = attribute("transport")
+    writing_paused: Slot[bool] = attribute("writing_paused")
     loop: Slot[asyncio.AbstractEventLoop] = attribute("_loop")
     parser: Slot[Any] = attribute("_parser")
     messages: Slot[deque[tuple[Any, Any]]] = attribute("_messages")
@@ -193,11 +203,16 @@ def moved(connection: type[Connection] = Connection, methods: Methods = METHODS)
 
 
 class _Recorder:
-    """Between a connection and its parser."""
+    """Between a connection and its parser. asked: what the connection asks of it."""
 
     def __init__(self, parser: Any) -> None:
         self._parser = parser
         self.fed = b""
+        self.asked = set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.add(name)
+        return getattr(self._parser, name)
 
     def feed_data(self, data: bytes) -> Any:
         self.fed += data
@@ -224,11 +239,25 @@ async def _nothing(_request: Any) -> Any:
 
 
 def _probe(kind: type[Connection]) -> Iterator[str]:
-    """Read one request, without a transport, and name what is not as `http/bounded_parser.py` needs it."""
+    """Read requests, without a transport, and name what is not as `http/` needs it."""
+    yield from _probe_request(*_recorded(kind))
+    yield from _probe_pauses(*_recorded(kind))
+    yield from _probe_upgrade(*_recorded(kind))
+    if LineTooLong(b"", "7").args[1] != "7":
+        yield "LineTooLong: its second argument is the bound"
+
+
+def _recorded(kind: type[Connection]) -> tuple[Connection, _Recorder]:
     server = web.Server(_nothing, request_factory=None, handler_cancellation=True)
     options: dict[str, Any] = {"auto_decompress": False, "access_log": None}
     connection = kind(server, loop=asyncio.get_running_loop(), **options)
-    connection.parser = recorder = _Recorder(connection.parser)
+    recorder = _Recorder(connection.parser)
+    connection.parser = recorder
+    return connection, recorder
+
+
+def _probe_request(connection: Connection, recorder: _Recorder) -> Iterator[str]:
+    """One request, and its answer."""
     connection.data_received(_REQUEST)
     if recorder.fed != _REQUEST:
         yield "RequestHandler.data_received: the parser gets all bytes"
@@ -242,16 +271,63 @@ def _probe(kind: type[Connection]) -> Iterator[str]:
         yield "a message's flags"
     if (payload.total_bytes, payload.is_eof(), payload.read_nowait()) != (2, True, b"ab"):
         yield "a payload's bytes"
-    writer = StreamWriter(cast(Any, connection), connection.loop)
-    request = factory_of(web.Application())(message, payload, connection, writer, None)
+    request = _request_of(connection, message, payload)
     if request.version != HttpVersion11 or "_version" not in vars(request):
         yield "BaseRequest._version"
     answer = _Answer()
+    if (_finished(connection, request, answer), answer.asked) != ((answer, False), ["prepare", "write_eof"]):
+        yield "RequestHandler.finish_response"
+    recorder.message_consumed()
+    if recorder.asked - PARSER:
+        yield f"the parser's methods: {sorted(recorder.asked - PARSER)}"
+
+
+def _probe_pauses(connection: Connection, recorder: _Recorder) -> Iterator[str]:
+    """A body of which a part has come, and is not read: the parser keeps what follows, until it is fed b""."""
+    connection.pause_writing()
+    paused = connection.writing_paused
+    connection.resume_writing()
+    if (paused, connection.writing_paused) != (True, False):
+        yield "RequestHandler.writing_paused"
+    connection.data_received(_PARTIAL)
+    payload = connection.messages[0][1]
+    if (payload.total_bytes, payload.is_eof()) != (2, False):
+        yield "a partial payload"
+    connection.pause_reading()
+    if (recorder.asked, connection.reading_paused) != ({"pause_reading"}, True):
+        yield "RequestHandler.pause_reading: it pauses its parser"
+    recorder.fed = b""
+    connection.resume_reading()
+    connection.data_received(b"c")
+    if (recorder.fed, payload.total_bytes, connection.reading_paused) != (b"c", 3, False):
+        yield "RequestHandler.resume_reading: it feeds its parser b''"
+    payload.feed_eof()
+    if (payload.is_eof(), payload.read_nowait()) != (True, b"abc"):
+        yield "a payload that is ended early"
+
+
+def _probe_upgrade(connection: Connection, recorder: _Recorder) -> Iterator[str]:
+    """A request for an upgrade, which is declined: what is behind it waits until then."""
+    connection.data_received(_UPGRADE)
+    message, payload = connection.messages.popleft()
+    if (message.upgrade, connection.upgraded) != (True, True):
+        yield "a request for an upgrade"
+    _finished(connection, _request_of(connection, message, payload), _Answer())
+    if ("set_upgraded" in recorder.asked, connection.upgraded) != (True, False):
+        yield "RequestHandler.finish_response: it ends the wait behind an upgrade"
+    if recorder.feed_eof() is not None or recorder.asked - PARSER:
+        yield f"the parser's methods: {sorted(recorder.asked)}"
+
+
+def _request_of(connection: Connection, message: Any, payload: Any) -> web.Request:
+    writer = StreamWriter(cast(Any, connection), connection.loop)
+    return factory_of(web.Application())(message, payload, connection, writer, None)
+
+
+def _finished(connection: Connection, request: web.Request, answer: _Answer) -> Any:
+    """What `finish_response` returns for an answer that waits for nothing; None: it waits."""
     try:
         connection.finish_response(request, cast(Any, answer), None).send(None)
     except StopIteration as end:
-        finished = end.value
-    if (answer.asked, finished) != (["prepare", "write_eof"], (answer, False)):
-        yield "RequestHandler.finish_response"
-    if LineTooLong(b"", "7").args[1] != "7":
-        yield "LineTooLong: its second argument is the bound"
+        return end.value
+    return None

@@ -21,8 +21,8 @@ from gateway.request.running import Running
 from gateway.server.access import ON_ADMIN_LISTENER
 from gateway.server.aiohttp_seam import Runner, Seam
 from gateway.server.errors import error_response
+from gateway.server.fallback.request import adapt
 from gateway.server.fallback.server import PublicRunner, held_by
-from gateway.server.http.aiohttp_request import AiohttpRequest
 from gateway.server.http.connections import ClientServer
 from gateway.server.operator import Operator
 from gateway.server.status import Status
@@ -93,7 +93,12 @@ def _runner(
     if not served.seam.holds:
         app.middlewares.insert(0, held_by(served.memory))
         return PublicRunner(
-            app, live=served.live, connection_limit=connection_limit, refusal=refusal, shutdown_timeout=SHUTDOWN_S
+            app,
+            live=served.live,
+            budget=served.memory,
+            connection_limit=connection_limit,
+            refusal=refusal,
+            shutdown_timeout=SHUTDOWN_S,
         )
 
     def make_server() -> ClientServer:
@@ -143,7 +148,7 @@ async def _finish_headers(request: web.Request, response: web.StreamResponse) ->
 
 async def _forward(request: web.Request) -> Any:
     """Returns a `ClientReply`, which stands in for a `web.StreamResponse` (see `http/response.py`)."""
-    return await request.app[_SERVED].lifecycle.serve(AiohttpRequest(request))
+    return await request.app[_SERVED].lifecycle.serve(adapt(request))
 
 
 async def _models(request: web.Request) -> web.Response:

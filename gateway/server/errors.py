@@ -17,6 +17,13 @@ def error_response(error: GatewayError) -> web.Response:
     return web.Response(status=error.status, body=error_body(error), content_type="application/json", headers=headers)
 
 
+def last_response(error: GatewayError) -> web.Response:
+    """An error after which the connection ends: the rest of the request may or may not come."""
+    answer = error_response(error)
+    answer.force_close()
+    return answer
+
+
 def raw_response(error: GatewayError) -> bytes:
     """A whole response as bytes, with `Connection: close`."""
     body = error_body(error)

@@ -31,9 +31,10 @@ from gateway.errors import GatewayError, bad_request
 from gateway.fleet.membership import CONFIGURATION, OPERATORS
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
+from gateway.request.client import ClientRequest
 from gateway.request.lifecycle import prompt_of, scope_of
 from gateway.server.access import ON_ADMIN_LISTENER, Access
-from gateway.server.http.aiohttp_request import AiohttpRequest
+from gateway.server.fallback.request import adapt
 from router import Candidate
 
 NAMED_POOLS: Final = 20  # in the error about one that there is not
@@ -161,21 +162,21 @@ class Operator:
         """The JSON object that an allowed request brings."""
         self._allow(request)
         try:
-            body = orjson.loads(await self._raw_body(AiohttpRequest(request)))
+            body = orjson.loads(await self._raw_body(adapt(request)))
         except orjson.JSONDecodeError as error:
             raise bad_request(f"The body is not valid JSON: {error}", code="invalid_json") from error
         if not isinstance(body, dict):
             raise bad_request("The body must be a JSON object.")
         return body
 
-    async def _raw_body(self, request: AiohttpRequest) -> bytes:
+    async def _raw_body(self, request: ClientRequest) -> bytes:
         limits = self._live.config.limits
         return await request.read(max_bytes=limits.body_mb << 20, within_s=limits.body_s, opaque=False)
 
     async def route(self, request: web.Request) -> web.Response:
         """A dry run: the decision for a chat or completion body, with every candidate's match, load and cost."""
         self._allow(request)
-        client_request = AiohttpRequest(request)
+        client_request = adapt(request)
         raw, caller = await self._raw_body(client_request), client_request.caller()
         api = await self._parsing.in_turn(DRY_RUN, raw)
         if api is None:
@@ -209,7 +210,7 @@ class Operator:
                 "Operator endpoints are not on this port but on the admin listener (admin_listen), or need WARMROUTE_ADMIN_KEY."
             )
             raise GatewayError(403, "forbidden", text)
-        self._access.require_operator(AiohttpRequest(request))
+        self._access.require_operator(adapt(request))
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gateway.errors import GatewayError
 from gateway.fleet.directory import Fleet
 from gateway.request.running import Running
 from gateway.server.access import ON_ADMIN_LISTENER, Access
-from gateway.server.http.aiohttp_request import AiohttpRequest
+from gateway.server.fallback.request import adapt
 
 
 class Status:
@@ -41,7 +41,7 @@ class Status:
         missing = [pool.name for pool in self._fleet.pools if not pool.ready]
         good = not missing and not self._running.draining
         state: dict[str, Any] = {"ready": good, "draining": self._running.draining}
-        if self._access.is_operator(AiohttpRequest(request)):
+        if self._access.is_operator(adapt(request)):
             state["pools_without_replica"] = missing
         return web.json_response(state, status=200 if good else 503)
 
@@ -51,8 +51,8 @@ class Status:
 
     async def metrics_for_operators(self, request: web.Request) -> web.Response:
         if self._access.guarded or request.app.get(ON_ADMIN_LISTENER, False):
-            self._access.require_operator(AiohttpRequest(request))
-        elif not self._access.is_operator(AiohttpRequest(request)):
+            self._access.require_operator(adapt(request))
+        elif not self._access.is_operator(adapt(request)):
             where = "on the admin listener (admin_listen), or for everyone on a separate listener (metrics_listen)"
             raise GatewayError(403, "forbidden", f"Metrics on this port are for operators. They are also {where}.")
         return await self.metrics(request)

@@ -41,5 +41,5 @@ def drop_new(listener: socket.socket) -> None:
     if sys.platform != "linux":
         return
     program = struct.pack("HL", len(_STEPS) // struct.calcsize(_STEP), ctypes.addressof(_BUFFER))  # struct sock_fprog
-    with contextlib.suppress(OSError), socket.fromfd(listener.fileno(), listener.family, listener.type) as same:
-        same.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+    with contextlib.suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

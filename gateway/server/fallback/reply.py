@@ -14,6 +14,7 @@ from typing import Final
 from aiohttp import HttpVersion11, web
 
 from gateway.request.client import ClientReply
+from gateway.server.http.response import cut_connection
 from gateway.upstream.client import ReplicaAnswer
 
 MAX_QUEUED: Final = 8 << 10
@@ -35,6 +36,7 @@ class QueuedReply(ClientReply):
         self._queued = 0  # bytes
         self._more = asyncio.Event()
         self._bodiless = request.method == "HEAD"
+        self._until_end = False  # how the body is framed: by the end of the connection
         self._ended = False
         self._gone = False  # the client has left, or the connection was cut
         self._source: ReplicaAnswer | None = None
@@ -55,6 +57,7 @@ class QueuedReply(ClientReply):
             response.enable_chunked_encoding()
         else:
             self.keep_alive = False
+            self._until_end = True
         if not self.keep_alive:
             response.force_close()
         self.begun = True
@@ -80,7 +83,7 @@ class QueuedReply(ClientReply):
         self._gone = True
         self._more.set()
         if self._request.transport:
-            self._request.transport.abort()
+            cut_connection(self._request.transport, until_end=self._until_end)
 
     def feed_from(self, answer: ReplicaAnswer | None) -> None:
         self._go_on()

@@ -9,9 +9,10 @@ from multidict import CIMultiDictProxy
 
 from gateway.admission.memory import Budget, Lease, client_of
 from gateway.config.addresses import is_local
+from gateway.server.bounds import HEAD_COPIES
 from gateway.server.fallback.reply import QueuedReply
-
-HEAD_COPIES: Final = 3  # the raw headers, the decoded ones, and what is around them
+from gateway.server.http.aiohttp_request import AiohttpRequest
+from gateway.server.http.body import read_body
 
 
 class Held:
@@ -45,11 +46,6 @@ class Held:
 HELD: Final = web.RequestKey("held", Held)
 
 
-def held_of(request: web.Request) -> Held | None:
-    """None: it came on a connection of ours."""
-    return request.get(HELD)
-
-
 class Body:
     """A request's body, of which each piece is charged when it is taken. What `http/body.py` needs of a request."""
 
@@ -68,3 +64,28 @@ class Body:
         """b"" at the end, and when the budget refuses the piece: the lease says so (`refused`)."""
         data: bytes = await self._content.readany()
         return data if self._lease.grow(len(data)) else b""
+
+
+class PublicRequest(AiohttpRequest):
+    """A request that came through aiohttp alone."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__(held.request, held.lease)
+        self._held = held
+
+    async def read(self, *, max_bytes: int, within_s: float, opaque: bool) -> bytes:
+        source: Any = Body(self._held)
+        return await read_body(source, self.lease, max_bytes=max_bytes, within_s=within_s, opaque=opaque)
+
+    def reply(self, *, keep_alive: bool, patience_s: float) -> QueuedReply:
+        return self._held.reply(keep_alive=keep_alive and self.inner.keep_alive, patience_s=patience_s)
+
+    @property
+    def local(self) -> bool:
+        return self._held.local
+
+
+def adapt(request: web.Request) -> AiohttpRequest:
+    """One of aiohttp's requests as the lifecycle takes it, whichever server it came through."""
+    held = request.get(HELD)
+    return PublicRequest(held) if held else AiohttpRequest(request)

@@ -8,21 +8,20 @@ from aiohttp import HttpVersion11, web
 
 from gateway.admission.memory import Lease
 from gateway.request.client import Caller, ClientReply, ClientRequest, caller_of
-from gateway.server.fallback.request import Body, held_of
 from gateway.server.http.body import UNKNOWN, coding_of, read_body
 from gateway.server.http.response import HttpReply
 from gateway.upstream.headers import upstream_headers
 
 
 class AiohttpRequest(ClientRequest):
-    """inner: aiohttp's."""
+    """inner: aiohttp's. lease: what the connection's current request holds of the memory budget."""
 
-    def __init__(self, inner: web.Request) -> None:
+    def __init__(self, inner: web.Request, lease: Lease | None = None) -> None:
+        """lease: default: that of its connection, a `connection.ClientConnection`."""
         raw = inner.raw_path
         path = inner.path if "%" in raw or "?" in raw or not raw.startswith("/") else raw
-        super().__init__(inner.method, path, _target(inner), inner.headers, lease_of(inner))
+        super().__init__(inner.method, path, _target(inner), inner.headers, lease_of(inner) if lease is None else lease)
         self.inner = inner
-        self._held = held_of(inner)
 
     def caller(self) -> Caller:
         return caller_of(self.headers)
@@ -35,13 +34,10 @@ class AiohttpRequest(ClientRequest):
         return self.inner.content.is_eof() and not self.lease.refused
 
     async def read(self, *, max_bytes: int, within_s: float, opaque: bool) -> bytes:
-        source: Any = Body(self._held) if self._held else self.inner
-        return await read_body(source, self.lease, max_bytes=max_bytes, within_s=within_s, opaque=opaque)
+        return await read_body(self.inner, self.lease, max_bytes=max_bytes, within_s=within_s, opaque=opaque)
 
     def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
         inner = self.inner
-        if self._held:
-            return self._held.reply(keep_alive=keep_alive and inner.keep_alive, patience_s=patience_s)
         return HttpReply(
             inner.protocol,
             cast(Any, inner.transport),
@@ -54,16 +50,12 @@ class AiohttpRequest(ClientRequest):
     @property
     def local(self) -> bool:
         """Whether the client is on this machine."""
-        if self._held:
-            return self._held.local
         protocol: Any = self.inner.protocol  # a connection.ClientConnection
         return protocol is not None and bool(protocol.local)
 
 
 def lease_of(request: web.Request) -> Lease:
     """The memory lease of the connection's current request."""
-    if held := held_of(request):
-        return held.lease
     lease = request.protocol.lease  # type: ignore[attr-defined]  # a connection.ClientConnection
     assert isinstance(lease, Lease)
     return lease

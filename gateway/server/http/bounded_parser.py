@@ -23,12 +23,12 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.admission.memory import Lease
 from gateway.errors import GatewayError, head_too_large, internal_error, line_too_long, over_budget
+from gateway.server.bounds import HEAD_COPIES
 from gateway.server.http.ambiguity import invalid_http
 
 log = logging.getLogger("warmroute.gateway")
 
 MAX_HEAD_BYTES: Final = 64 << 10  # request line and headers
-HEAD_COPIES: Final = 3  # of a head in aiohttp: raw headers, decoded headers, object overhead
 NOTHING: Final = ((), False, b"")
 NO_HEADERS: Final = CIMultiDictProxy[str](CIMultiDict())
 

@@ -24,9 +24,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget, Lease, client_of
 from gateway.config.addresses import is_local
-from gateway.errors import GatewayError
 from gateway.server import aiohttp_seam
 from gateway.server.aiohttp_seam import as_1_1
+from gateway.server.bounds import MAX_UNCHARGED
+from gateway.server.errors import last_response
 from gateway.server.http.bounded_parser import BoundedParser, error_of, forget_frames
 from gateway.server.http.fast_path import FastPath
 from gateway.server.http.half_closed import HalfClosed, speaks_1_1, until_gone
@@ -38,7 +39,6 @@ from gateway.upstream.client import ReplicaAnswer
 log = logging.getLogger("warmroute.gateway")
 
 FAST_PATHS: Final = frozenset(["/v1/chat/completions", "/v1/completions"])
-MAX_UNCHARGED: Final = 8 << 10  # write buffer of answers that is not charged
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -59,7 +59,6 @@ class ConnectionServer(Protocol):
     @property
     def busy(self) -> bytes: ...
     def admit(self, client: str) -> bool: ...
-    def refuse(self, error: GatewayError) -> web.Response: ...
 
 
 class ClientConnection(aiohttp_seam.Connection):
@@ -420,4 +419,4 @@ class ClientConnection(aiohttp_seam.Connection):
         if isinstance(exc, HttpProcessingError):
             as_1_1(request)
             exc.__traceback__ = None  # its frames hold the input, and the connection may linger
-        return self._server.refuse(error_of(status, exc, message))
+        return last_response(error_of(status, exc, message))

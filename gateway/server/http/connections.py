@@ -20,7 +20,8 @@ from gateway.config.live import Live
 from gateway.errors import GatewayError
 from gateway.request.client import ClientReply, ClientRequest
 from gateway.server.aiohttp_seam import factory_of, handler_of
-from gateway.server.errors import error_response, raw_response
+from gateway.server.bounds import MAX_HEADER_BYTES
+from gateway.server.errors import last_response, raw_response
 from gateway.server.http.aiohttp_request import AiohttpRequest
 from gateway.server.http.ambiguity import SPOKEN, refusal_of
 from gateway.server.http.bounded_parser import refusal_of as over_bounds
@@ -30,7 +31,6 @@ from gateway.server.http.response import HttpReply
 
 Handler = Callable[[ClientRequest], Awaitable[ClientReply]]
 
-MAX_HEADER_BYTES: Final = 64 << 10  # one header line: tokens and cookies can be long
 _NO_PATHS: Final[frozenset[str]] = frozenset()
 
 
@@ -109,12 +109,6 @@ class ClientServer(web.Server):
             auto_decompress=False,  # `body.py` does, with bounds
         )
 
-    def refuse(self, error: GatewayError) -> web.Response:
-        """An error after which the connection ends: the rest of the request may or may not come."""
-        answer = error_response(error)
-        answer.force_close()
-        return answer
-
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  (aiohttp's)
         await super().shutdown(timeout)
         self.half_closed.close()
@@ -125,7 +119,7 @@ class ClientServer(web.Server):
         if request.version not in SPOKEN:
             return self._not_supported(request)
         if error := over_bounds(lease) or refusal_of(request):
-            return self.refuse(error)
+            return last_response(error)
         if request.raw_path in self.fast_paths and request.method == "POST" and "Expect" not in request.headers:
             return await self.handler(AiohttpRequest(request))
         return await self._through_app(request)

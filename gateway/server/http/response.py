@@ -51,6 +51,17 @@ class Dates:
 _dates = Dates()
 
 
+def cut_connection(transport: asyncio.Transport, *, until_end: bool) -> None:
+    """Drop a connection within an answer. until_end: the answer lasts as long as the connection: reset it, because a plain end
+    would look like that of a complete answer.
+    """
+    if until_end:
+        sock: socket.socket = transport.get_extra_info("socket")
+        with contextlib.suppress(OSError, ValueError):  # it is closed already
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    transport.abort()
+
+
 class Connection(Protocol):
     """What a reply needs of the client's connection. source: the replica's answer to pause; reply: the one that has begun."""
 
@@ -131,11 +142,7 @@ class HttpReply(ClientReply):
     def cut(self) -> None:
         self.keep_alive = False
         if self._transport:
-            if self._until_end:  # the end must not look like that of a complete answer
-                sock: socket.socket = self._transport.get_extra_info("socket")
-                with contextlib.suppress(OSError, ValueError):  # it is closed already
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            self._transport.abort()
+            cut_connection(self._transport, until_end=self._until_end)
 
     def probe(self) -> None:
         """Write bytes without meaning, so that a client that has left resets the connection.

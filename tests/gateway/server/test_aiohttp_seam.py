@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.server.aiohttp_seam import METHODS, Connection, Seam, attribute, moved
+from gateway.server.aiohttp_seam import METHODS, PARSER, Connection, Seam, attribute, moved
+from gateway.server.http.bounded_parser import BoundedParser
 
 
 class Renamed(Connection):
     waiter = attribute("_waiter_of_tomorrow")
+
+
+class RenamedInPublic(Connection):
+    writing_paused = attribute("writing_paused_of_tomorrow")
+
+
+class Unpaused(Connection):
+    def pause_writing(self) -> None:
+        """Another release's, which notes it elsewhere."""
+
+
+class Greedy(Connection):
+    def pause_reading(self) -> None:
+        """Another release's, which leaves its parser going."""
+
+
+class Patient(Connection):
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Another release's, which feeds its parser later."""
+
+
+class Upgrading(Connection):
+    async def finish_response(self, request: web.BaseRequest, resp: Any, start_time: float | None) -> tuple[Any, bool]:
+        """Another release's, which knows no upgrade that is declined."""
+        await resp.prepare(request)
+        await resp.write_eof()
+        return resp, False
+
+
+class Curious(Connection):
+    def data_received(self, data: bytes) -> None:
+        """Another release's, which wants more of its parser than `BoundedParser` has."""
+        if not hasattr(self.parser, "tail"):
+            super().data_received(data)
 
 
 class Deaf(Connection):
@@ -27,8 +64,17 @@ async def test_what_a_release_has_renamed_is_named() -> None:
     assert moved(Renamed, methods) == ["RequestHandler._waiter_of_tomorrow", "Application._handle", "Server.stop"]
 
 
-async def test_what_has_its_names_and_works_otherwise_is_found() -> None:
-    assert moved(Deaf)
+async def test_a_name_without_an_underscore_is_looked_for_as_well() -> None:
+    assert moved(RenamedInPublic) == ["RequestHandler.writing_paused_of_tomorrow"]
+
+
+@pytest.mark.parametrize("kind", [Deaf, Unpaused, Greedy, Patient, Upgrading, Curious])
+async def test_what_has_its_names_and_works_otherwise_is_found(kind: type[Connection]) -> None:
+    assert moved(kind)
+
+
+def test_the_parser_that_is_put_between_has_all_that_is_asked_of_it() -> None:
+    assert {name for name in vars(BoundedParser) if name in PARSER} == PARSER
 
 
 async def test_it_is_looked_at_once_and_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +20,12 @@ from gateway.app import Gateway, Surroundings, compose, serve
 from gateway.cluster.side_sockets import side_sockets
 from gateway.config.source import load
 from gateway.server.aiohttp_seam import Seam
+from gateway.server.fallback.server import WRITTEN_AHEAD
 from tests.gateway.conftest import BODY, LOGGED, eventually
-from tests.support.fakes import FakeReplica, FakeRequest, answers, chunk, event, hangs, streams
+from tests.support.fakes import FakeReplica, FakeRequest, answers, chunk, dies_now, event, hangs, http, says, streams
 
 CHAT = "/v1/chat/completions"
+MIB = 1 << 20
 STREAM = {**BODY, "stream": True}
 
 
@@ -187,6 +190,69 @@ async def test_a_stream_that_breaks_off_ends_with_an_error() -> None:
             text = await answer.text()
         assert '"a"' in text
         assert '"error"' in text
+
+
+AHEAD = 10  # requests on one connection, each with an answer of LONG bytes: more than the kernel's buffers hold of them
+LONG = 900_000  # bytes; read whole from the replica
+
+
+@contextlib.asynccontextmanager
+async def unread(run: Run) -> AsyncIterator[socket.socket]:
+    """A client that sends requests ahead and reads nothing by itself."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.setblocking(False)
+        await loop.sock_connect(client, ("127.0.0.1", run.port))
+        await loop.sock_sendall(client, raw(json.dumps(BODY).encode()) * AHEAD)
+        yield client
+
+
+def long_answers() -> FakeReplica:
+    return FakeReplica([says(http(200, json.dumps({"x": "~" * LONG}).encode()))])
+
+
+def unread_bytes(run: Run) -> int:
+    """What is charged while no replica is asked: beside heads only what clients have not read."""
+    return 0 if run.gateway.router.ledger.open_leases else run.gateway.served.memory.held
+
+
+async def test_answers_that_clients_do_not_read_are_charged_and_what_is_too_much_is_refused() -> None:
+    limits = {"inflight_mb": 4, "drain_timeout_s": 1}
+    async with long_answers() as replica, moved(replica, limits=limits) as run, contextlib.AsyncExitStack() as stack:
+        memory = run.gateway.served.memory
+        for _ in range(20):
+            await stack.enter_async_context(unread(run))
+        await eventually(lambda: memory.refused > 0 and unread_bytes(run) > memory.largest // 2)
+        assert memory.held <= memory.limit
+        memory.check()
+
+
+async def test_answers_that_are_read_late_are_charged_until_then_and_come_whole() -> None:
+    loop, got = asyncio.get_running_loop(), 0
+    async with long_answers() as replica, moved(replica) as run, unread(run) as client:
+        memory = run.gateway.served.memory
+        await eventually(lambda: unread_bytes(run) >= WRITTEN_AHEAD)
+        while got < AHEAD * LONG:
+            got += (await loop.sock_recv(client, MIB)).count(b"~")
+        assert got == AHEAD * LONG
+        await eventually(lambda: memory.held == 0)
+
+
+async def test_a_plain_answer_that_breaks_off_resets_an_http_1_0_client() -> None:
+    """A plain end would look like that of a complete answer."""
+
+    async def breaks_off(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(chunk(b"x" * 100_000))
+        await writer.drain()
+        dies_now(writer)
+
+    async with FakeReplica([breaks_off]) as replica, moved(replica) as run:
+        reader, writer = await asyncio.open_connection("127.0.0.1", run.port)
+        writer.write(raw(b"{}", target=b"/v1/files").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
 
 
 async def test_http_1_0_has_its_answer_up_to_the_end_of_the_connection() -> None:

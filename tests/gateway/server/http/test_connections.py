@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.request.client import ClientRequest
+from gateway.server.bounds import MAX_UNCHARGED
 from gateway.server.http.aiohttp_request import AiohttpRequest
-from gateway.server.http.connection import MAX_UNCHARGED, ClientConnection
+from gateway.server.http.connection import ClientConnection
 from gateway.server.http.connections import ClientServer
 from gateway.server.http.fast_path import MAX_BEHIND
 from gateway.server.http.plain_request import MAX_FIELDS, MAX_HEAD_BYTES, PlainRequest, read_head

@@ -19,8 +19,8 @@ import pytest
 from gateway.admission.memory import Budget
 from gateway.cluster.process import budget_bytes, memory_bytes
 from gateway.config.source import load
-from gateway.server.http.bounded_parser import HEAD_COPIES, MAX_HEAD_BYTES, BoundedParser
-from gateway.server.http.connection import MAX_UNCHARGED
+from gateway.server.bounds import HEAD_COPIES, MAX_UNCHARGED
+from gateway.server.http.bounded_parser import MAX_HEAD_BYTES, BoundedParser
 from gateway.server.http.inflate import INFLATER_BYTES
 from gateway.turns import turns_of
 from tests.gateway.conftest import Running, eventually, running
