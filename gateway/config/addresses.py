@@ -12,6 +12,7 @@ import socket
 from typing import Final
 from urllib.parse import urlsplit
 
+MAX_URL: Final = 4096  # characters; a longer one takes long to check
 _HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 _BRACKETED = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")  # an IPv6 address, optionally with a zone
 _NUMBERS = re.compile(r"[0-9][0-9A-Fa-fxX]*(\.[0-9][0-9A-Fa-fxX]*){0,3}\.?")  # possibly an IPv4 address by C's rules
@@ -57,6 +58,8 @@ class AddressError(ValueError):
 
 def parse_base_url(url: str) -> tuple[str, str]:
     """(URL without a trailing /v1, its host:port). Raises AddressError, which does not show credentials."""
+    if len(url) > MAX_URL:
+        raise AddressError(f"{shown(url)} has more than {MAX_URL:,} characters")
     netloc = url.partition("://")[2].partition("/")[0]
     if "@" in netloc:
         raise AddressError("credentials do not belong in a URL; clients' Authorization headers are passed on")

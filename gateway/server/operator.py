@@ -109,15 +109,25 @@ class Operator:
             )
         try:
             replica = convert(ReplicaConfig, body, ("pool",))
-            self._allow_url(replica)
-            if (known := self._fleet.named(replica.name)) and not known.leaving:
-                raise GatewayError(409, "replica_exists", f"There is a replica {replica.name!r} already.", param="name")
+        except ConfigError as error:
+            raise bad_request(str(error)) from error
+        self._allow_url(replica)
+        if any(segment in (".", "..") for segment in replica.name.split("/")):
+            raise bad_request("'name' must not have '.' or '..' between slashes: no DELETE could name it.", "name")
+        self._require_free(replica.name)
+        try:
             await self._control.execute(Join(pool, replica))
         except ConfigError as error:
+            self._require_free(replica.name)  # another operator was faster
             raise bad_request(str(error)) from error
         row = self._row(self._named(replica.name), pool, self._router.trie.held())
         until = "it is removed, or the gateway restarts; write it into the configuration to keep it"
         return _json({"replica": row, "until": until}, status=201)
+
+    def _require_free(self, name: str) -> None:
+        """Raises GatewayError 409 if a replica has this name."""
+        if (known := self._fleet.named(name)) and not known.leaving:
+            raise GatewayError(409, "replica_exists", f"There is a replica {name!r} already.", param="name")
 
     async def remove(self, request: web.Request) -> web.Response:
         """A replica that was added leaves: no new requests; those that run there finish."""

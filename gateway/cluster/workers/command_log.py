@@ -72,11 +72,12 @@ class Commands:
         self._settle()
 
     def reconfigured(self, before: Config, after: Config) -> None:
-        """There is another configuration: some additions end (`remaining`), and the drains of replicas that leave by it.
+        """There is another configuration: some additions end (`remaining`), and so does a drain whose replica leaves, or comes.
 
-        A drain of a replica that neither configuration names stays: it may be the member of a source.
+        As in the workers, a replica with another URL is another one. A drain of a name that neither knows stays: it may be that
+        of a source's member.
         """
-        configured, pools = _replicas(after), {pool.name for pool in after.pools}
+        configured, pools = _urls(after), {pool.name for pool in after.pools}
 
         def stays(command: Replayed) -> bool:
             match command:
@@ -85,11 +86,13 @@ class Commands:
                 case Leave(name):
                     return name not in configured
                 case Drain(name):
-                    return name in configured or name not in left
+                    return known.get(name) == now.get(name)
 
-        added = {name: joined for name, joined in self._added.items() if stays(joined[0])}
-        left = (self._added.keys() - added.keys()) | (_replicas(before) - added.keys() - self._pending_names())
-        self._added = added
+        joins = [joined for joined, _ in self._added.values()]
+        joins += [pending.command for pending in self._pending.values() if isinstance(pending.command, Join)]
+        known = {join.replica.name: join.replica.url for join in reversed(joins)} | _urls(before)
+        now = {join.replica.name: join.replica.url for join in reversed(joins) if stays(join)} | configured
+        self._added = {name: joined for name, joined in self._added.items() if stays(joined[0])}
         self._drained = {name: payload for name, payload in self._drained.items() if stays(Drain(name, on=True))}
         self._pending = {which: pending for which, pending in self._pending.items() if stays(pending.command)}
 
@@ -99,16 +102,14 @@ class Commands:
         yield from self._drained.values()
         yield from (pending.payload for pending in self._pending.values())
 
-    def _pending_names(self) -> set[str]:
-        """Of replicas that are being added."""
-        return {pending.command.replica.name for pending in self._pending.values() if isinstance(pending.command, Join)}
-
     def _settle(self) -> None:
         for which in [which for which, pending in self._pending.items() if not pending.waiting_for]:
             pending = self._pending.pop(which)
             match pending.command:
                 case Join(_, replica):  # of two replicas with one name the first one stays
-                    self._added.setdefault(replica.name, (pending.command, pending.payload))
+                    if replica.name not in self._added:
+                        self._added[replica.name] = (pending.command, pending.payload)
+                        self._drained.pop(replica.name, None)  # that of a replica that has left
                 case Leave(name):
                     self._added.pop(name, None)
                     self._drained.pop(name, None)
@@ -123,6 +124,6 @@ class Commands:
         return f"<Commands: {len(self._added) + len(self._drained)} in force, {len(self._pending)} pending>"
 
 
-def _replicas(config: Config) -> set[str]:
-    """Their names."""
-    return {replica.name for pool in config.pools for replica in pool.replicas}
+def _urls(config: Config) -> dict[str, str]:
+    """Of its replicas, by name."""
+    return {replica.name: replica.url for pool in config.pools for replica in pool.replicas}

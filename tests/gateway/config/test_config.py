@@ -194,7 +194,7 @@ def test_a_url_that_cannot_be_connected_to_is_refused(url: str) -> None:
     assert message.endswith(" is not a base URL such as http://127.0.0.1:9001")
 
 
-@pytest.mark.parametrize("port", ["", "0", "65536", "1x", "-1", "\uff11", "9" * 5000])
+@pytest.mark.parametrize("port", ["", "0", "65536", "1x", "-1", "\uff11", "9" * 4000])
 def test_a_port_is_between_1_and_65535(port: str) -> None:
     assert "has no valid port" in refused(pools=[{"replicas": [f"http://a:{port}"]}])
 

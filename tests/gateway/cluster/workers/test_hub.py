@@ -229,6 +229,20 @@ def test_the_drain_of_a_replica_ends_when_a_reload_drops_it_and_not_while_it_is_
     assert Drain("c:1", on=True) not in replayed(made)
 
 
+def test_a_drain_ends_with_its_replica_whichever_way_that_leaves_and_comes_back() -> None:
+    made = Hub(config_of("http://a:1", "http://c:1"), Now(), lambda _: None)
+    _, one = joined(made)
+    done(made, one, Join("default", REPLICA_B), Leave("b:1"), Drain("b:1", on=True), Join("default", REPLICA_B))
+    assert replayed(made) == [Join("default", REPLICA_B)], "it was drained while it was leaving"
+    made.command(Reconfigure.to(config_of("http://a:1")))
+    done(made, one, Drain("c:1", on=True), Drain("a:1", on=True))
+    made.command(Reconfigure.to(config_of("http://a:1", "http://c:1")))
+    assert replayed(made) == [Join("default", REPLICA_B), Drain("a:1", on=True)], "so was this"
+    other = load(None, {"pools": [{"replicas": [{"url": "http://z:1", "name": "a:1"}]}], "workers": 2}, env={})
+    made.command(Reconfigure.to(other))
+    assert replayed(made) == [Join("default", REPLICA_B)], "another URL is another replica"
+
+
 def test_a_pending_addition_is_over_when_a_reload_names_its_replica() -> None:
     made = Hub(config_of(), Now(), lambda _: None)
     first, one = joined(made)
