@@ -36,9 +36,9 @@ from tests.support.tools import tool
 # May be zero in a test that does nothing wrong: the engines report their usage and their hits, none restarts, and none has to
 # let anybody wait.
 QUIET = {
-    "Unmetered answers/A",
+    "Unmetered responses/A",
     "Cache hits missing/A",
-    "Lost caches/A",
+    "Cache losses/A",
     "Running and waiting in the engines/B",
 }
 CLIENTS = 12
@@ -217,6 +217,7 @@ def flaws_of(stack: Stack, queries: list[Query], selection: Mapping[str, str]) -
 @pytest.mark.parametrize("selection", [{}, {"model": "sim", "replica": "one"}], ids=["all", "one model and replica"])
 def test_every_query_shows_the_traffic(stack: Stack, board: dict[str, Any], selection: dict[str, str]) -> None:
     queries = list(dashboard.queries(board))
+    assert QUIET <= {str(query) for query in queries}, "the titles of panels"
     # A selection of one model leaves the models out that nobody could answer for.
     if selection:
         queries = [query for query in queries if query.panel not in {"Server errors", "Error ratio"}]
