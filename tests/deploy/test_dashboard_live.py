@@ -217,7 +217,7 @@ def flaws_of(stack: Stack, queries: list[Query], selection: Mapping[str, str]) -
 @pytest.mark.parametrize("selection", [{}, {"model": "sim", "replica": "one"}], ids=["all", "one model and replica"])
 def test_every_query_shows_the_traffic(stack: Stack, board: dict[str, Any], selection: dict[str, str]) -> None:
     queries = list(dashboard.queries(board))
-    assert QUIET <= {str(query) for query in queries}, "the titles of panels"
+    assert {str(query) for query in queries} >= QUIET, "the titles of panels"
     # A selection of one model leaves the models out that nobody could answer for.
     if selection:
         queries = [query for query in queries if query.panel not in {"Server errors", "Error ratio"}]
