@@ -143,11 +143,11 @@ class Membership:
     ) -> None:
         """within_s: for probing the replicas that join (default: each has the timeout of a probe)."""
         merged = merge(named, _pools(config))
-        guarded = self._guard(config, named, merged)
+        others = self._guard(config, named, merged)
         try:
             probed = await self._fleet.probe_joining(merged.members, self._upstream, within_s)
         except BaseException:  # the operator's connection has ended meanwhile
-            for url in guarded:
+            for url in others:
                 if not self._fleet.uses(url):
                     self._upstream.forget(url)
             raise
@@ -160,14 +160,11 @@ class Membership:
         self._fleet.apply(config, merged.members, probed)
 
     def _guard(self, config: Config, named: Named, merged: Merged) -> Collection[str]:
-        """Guard the URLs that the configuration does not have itself, unless it allows all; trust the others."""
+        """Guard the URLs that the configuration does not have itself, unless it allows all. Returns these URLs."""
         trusted = {member.url for member in named[CONFIGURATION]}
         others = {member.url for member in merged.members.values()} - trusted
-        if config.allow_link_local:
-            trusted |= others
-            others = set()
-        self._upstream.trust(trusted)
-        for url in others:
+        self._upstream.trust(trusted | others if config.allow_link_local else trusted)
+        for url in () if config.allow_link_local else others:
             self._upstream.guard(url)
         return others
 

@@ -89,14 +89,15 @@ async def test_with_a_key_everybody_is_asked_for_it_on_both_listeners(method: st
                 assert answered in (200, 201, 404, 409)
 
 
-async def test_a_replica_whose_operator_leaves_while_it_is_asked_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_a_replica_whose_operator_leaves_while_it_is_asked_leaves_nothing_behind(allowed: bool) -> None:
     asked, never = asyncio.Event(), asyncio.Event()
 
     async def silent(_request: FakeRequest, _writer: asyncio.StreamWriter) -> None:
         asked.set()
         await never.wait()
 
-    async with FakeReplica() as one, FakeReplica(listing=silent) as other, running(one) as run:
+    async with FakeReplica() as one, FakeReplica(listing=silent) as other, running(one, allow_link_local=allowed) as run:
         adding = asyncio.create_task(run.post({"url": other.url}, path="/warmroute/replicas"))
         await asked.wait()
         adding.cancel()
