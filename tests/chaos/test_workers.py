@@ -45,6 +45,10 @@ async def test_a_killed_replica_is_one_restart_for_both(tmp_path: Path) -> None:
 
 async def test_a_killed_worker_takes_only_its_own_requests_with_it(tmp_path: Path) -> None:
     async with stage(tmp_path, workers=2) as scene:
+
+        async def counted() -> float:
+            return await scene.total("requests_total", 'code="200"')
+
         async with Load(scene.url, count=CLIENTS) as load:
             for number in (1, 2):
                 # Only once both accept: else one has all connections, and its end is the end of all.
@@ -52,10 +56,11 @@ async def test_a_killed_worker_takes_only_its_own_requests_with_it(tmp_path: Pat
                 await load.more(2 * CLIENTS)
                 await load.streams()
                 doomed, survivor = scene.pids[1:]
-                before = load.fates[LOST]
+                before, shown = load.fates[LOST], await counted()
                 os.kill(doomed, signal.SIGKILL)
                 await until(partial(replaced, scene, doomed), lambda: "there are two again")
                 assert survivor in scene.pids
+                assert await counted() >= shown, "a counter never goes back"
                 await load.more(2 * CLIENTS)  # each client has asked since, and again
                 gone = load.fates[LOST]
                 await load.more(2 * CLIENTS)
@@ -70,9 +75,12 @@ async def test_a_killed_worker_takes_only_its_own_requests_with_it(tmp_path: Pat
             return not (await scene.total("replica_inflight") + await scene.total("pool_inflight"))
 
         await until(idle, lambda: "no lease is open")
-        # Its counts are there, except for the last moments and its running requests.
-        counted = await scene.total("requests_total", 'code="200"')
-        assert load.fates[ANSWERED] - CLIENTS <= counted <= load.fates[ANSWERED]
+        shown = await counted()
+        assert 0 < shown <= load.fates[ANSWERED], "without what a killed worker had counted since its last report"
+        os.kill(doomed := scene.pids[1], signal.SIGKILL)
+        await until(partial(replaced, scene, doomed), lambda: "there are two again")
+        await until(partial(accepts, scene, 2), lambda: "both accept connections")
+        assert await counted() == shown, "all that was shown"
         await scene.assert_sockets_closed()
 
 

@@ -162,7 +162,8 @@ class Hub:
             case Serving():
                 member.serving = True
                 self._on_serving(worker)
-            case Scraped():
+            case Scraped(_, page):
+                member.counters = page  # what was shown once stays in the sum, also if this worker is killed now
                 self._answer(worker, to, payload)
             case Executed(number, error, internal):
                 if self._commands.is_pending(to, number):

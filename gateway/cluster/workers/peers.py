@@ -128,6 +128,7 @@ class Peers:
         self._commands: asyncio.Queue[tuple[int, Execute | Current]] = asyncio.Queue()
         self._scrapes: set[tuple[int, int]] = set()  # (asker, its number) of those that want this worker's counters
         self._scraped = asyncio.Event()  # there are some
+        self._snapshots = asyncio.Lock()  # one at a time: the last that is sent is the newest
         self._pages = SingleFlight(self._page)
         self._asked = 0
         self._questions: dict[int, _Question] = {}
@@ -248,7 +249,8 @@ class Peers:
             begun = self._local.clock()
             if not self._channel.unsent:
                 self._busy.clear()
-                self._channel.send(Counters(await pack(self._local.page())))
+                async with self._snapshots:
+                    self._channel.send(Counters(await pack(self._local.page())))
             took_s = self._local.clock() - begun  # with the requests that had their turns meanwhile
             await asyncio.sleep(max(busy_s, min(REPORT_MOST_S, took_s / REPORT_SHARE) - took_s))
             with contextlib.suppress(TimeoutError):
@@ -261,9 +263,10 @@ class Peers:
             await self._scraped.wait()
             self._scraped.clear()
             scrapes, self._scrapes = self._scrapes, set()
-            page = await pack(self._local.page())
-            for asker, number in scrapes:
-                self._channel.send(Scraped(number, page), asker)
+            async with self._snapshots:
+                page = await pack(self._local.page())
+                for asker, number in scrapes:
+                    self._channel.send(Scraped(number, page), asker)
 
     async def _execute_commands(self) -> None:
         """In the order that is the same for all workers."""

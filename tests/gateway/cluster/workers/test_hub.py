@@ -22,6 +22,8 @@ from gateway.cluster.workers.messages import (
     Gone,
     Message,
     Publish,
+    Scrape,
+    Scraped,
     Serving,
     Welcome,
     encode,
@@ -320,6 +322,17 @@ def test_what_ended_workers_counted_of_a_replica_is_kept_as_long_as_a_living_wor
     three.receives(counted("a:1"))
     made.leave(second)
     assert made.ended.completion_tokens.values == {("m", "a:1"): 2}
+
+
+def test_what_a_scrape_showed_stays_in_the_sum_when_its_worker_ends() -> None:
+    made = Hub(config_of("http://a:1"), Now(), lambda _: None)
+    (first, one), (second, two) = joined(made), joined(made)
+    two.receives(Scrape(7))
+    one.receives(counted())
+    one.receives(Scraped(7, counted("a:1").page), second)
+    made.leave(first)
+    assert made.ended.completion_tokens.values == {("m", "a:1"): 1}
+    assert two.of(Scraped)[-1] == (first, Scraped(7, counted("a:1").page))
 
 
 # -- what does not decode
