@@ -55,7 +55,7 @@ class Membership:
     ) -> None:
         """fleet: has the members of the configuration. sources: to be watched.
 
-        first_probes_s: how long replicas that join are waited for at most, where no operator waits for the result.
+        first_probes_s: how long replicas that join are waited for at most, other than by a reload.
         """
         self._live = live
         self._fleet = fleet
@@ -79,12 +79,16 @@ class Membership:
             await self._change(config, {**self._named, CONFIGURATION: members, OPERATORS: added}, before_apply)
 
     async def add(self, member: Member) -> None:
-        """An operator adds a member. Raises ConfigError if its name is taken, or it cannot be a member."""
+        """An operator adds a member. Raises ConfigError if its name is taken, or it cannot be a member.
+
+        It is probed for `first_probes_s` at most, because further commands and reloads wait for that; then it is down at first.
+        """
         async with self._one_at_a_time:
             config = self._live.config
             if problem := self._problem_of(config, member):
                 raise ConfigError(f"the replica {member.name!r} cannot be added: {problem}")
-            await self._change(config, {**self._named, OPERATORS: (*self._named[OPERATORS], member)})
+            added = (*self._named[OPERATORS], member)
+            await self._change(config, {**self._named, OPERATORS: added}, within_s=self._first_probes_s)
 
     def _problem_of(self, config: Config, member: Member) -> str:
         """Why an operator may not add it; empty: it may be added."""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -40,6 +41,8 @@ log = logging.getLogger("warmroute.reload")
 
 GOOD, INVALID, UNCHANGED = "good", "invalid", "unchanged"
 RESULTS = (GOOD, INVALID, UNCHANGED)
+FIXED: Final = ("listen", "admin_listen", "metrics_listen", "workers", "log_level", "log_format", "admin_key")
+FIXED_ROUTING: Final = ("block_bytes", "block_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,28 +125,11 @@ class Reload:
 
 def possible(old: Config, new: Config) -> Config:
     """The new configuration with what cannot change left as it is; the log names it."""
-    pairs: list[tuple[str, object, object]] = [
-        ("listen", old.listen, new.listen),
-        ("admin_listen", old.admin_listen, new.admin_listen),
-        ("metrics_listen", old.metrics_listen, new.metrics_listen),
-        ("workers", old.workers, new.workers),
-        ("log_level", old.log_level, new.log_level),
-        ("log_format", old.log_format, new.log_format),
-        ("routing.block_bytes", old.routing.block_bytes, new.routing.block_bytes),
-        ("routing.block_tokens", old.routing.block_tokens, new.routing.block_tokens),
-        ("WARMROUTE_ADMIN_KEY", old.admin_key, new.admin_key),
-    ]
-    if fixed := [key for key, before, after in pairs if before != after]:
-        log.warning("configuration: what differs here needs a restart", extra={"keys": fixed})
-    routing = replace(new.routing, block_bytes=old.routing.block_bytes, block_tokens=old.routing.block_tokens)
-    return replace(
-        new,
-        listen=old.listen,
-        admin_listen=old.admin_listen,
-        metrics_listen=old.metrics_listen,
-        workers=old.workers,
-        log_level=old.log_level,
-        log_format=old.log_format,
-        routing=routing,
-        admin_key=old.admin_key,
-    )
+    fixed = {key: getattr(old, key) for key in FIXED}
+    fixed_routing = {key: getattr(old.routing, key) for key in FIXED_ROUTING}
+    differ = [key for key, before in fixed.items() if getattr(new, key) != before]
+    differ += [f"routing.{key}" for key, before in fixed_routing.items() if getattr(new.routing, key) != before]
+    if differ:
+        keys = ["WARMROUTE_ADMIN_KEY" if key == "admin_key" else key for key in differ]
+        log.warning("configuration: what differs here needs a restart", extra={"keys": keys})
+    return replace(new, routing=replace(new.routing, **fixed_routing), **fixed)

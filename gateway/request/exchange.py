@@ -11,7 +11,7 @@ from typing import Final
 from gateway.admission.memory import LARGE_BODY
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerTail, Dialect, StreamReader
-from gateway.dialects.openai.salts import is_object, salted
+from gateway.dialects.salts import is_object, salted
 from gateway.dialects.usage import Usage
 from gateway.errors import over_budget
 from gateway.fleet.breaker import Trial

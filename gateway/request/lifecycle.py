@@ -34,7 +34,7 @@ from gateway.admission.pool_queue import Permit
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest, router_prompt
 from gateway.dialects.dialect import Dialect
-from gateway.dialects.openai.salts import require_saltable, tenant_salt
+from gateway.dialects.salts import require_saltable, tenant_salt
 from gateway.dialects.table import Dialects
 from gateway.errors import GatewayError, internal_error, shutting_down
 from gateway.fleet.directory import Fleet, Target

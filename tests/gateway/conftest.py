@@ -21,6 +21,7 @@ from yarl import URL
 
 from gateway.app import Gateway, Surroundings, compose
 from gateway.config.source import load
+from gateway.fleet.directory import FIRST_PROBES_S
 from gateway.server.endpoints import ADMIN, clients_runner, side_runner
 from gateway.telemetry.log_output import Output
 from gateway.telemetry.request_log import RequestLog
@@ -93,11 +94,14 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(*replicas: FakeReplica | str, resolver: Resolver | None = None, **config: Any) -> AsyncIterator[Running]:
+async def running(
+    *replicas: FakeReplica | str, resolver: Resolver | None = None, first_probes_s: float = FIRST_PROBES_S, **config: Any
+) -> AsyncIterator[Running]:
     """A gateway over these replicas. At the end nothing may be left open: no lease, no broken invariant."""
     urls = [replica if isinstance(replica, str) else replica.url for replica in replicas]
     raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "limits": {"drain_timeout_s": 1}, **config}
-    gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}), LOGGED, Surroundings(resolver=resolver))
+    around = Surroundings(resolver=resolver, first_probes_s=first_probes_s)
+    gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}), LOGGED, around)
     async with serving_runner(gateway, clients_runner(gateway.served)) as run:
         yield run
 

@@ -366,7 +366,9 @@ class ClientConnection(aiohttp_seam.Connection):
 
     def _abort(self) -> None:
         """Drop the connection of a client that does not read."""
-        if self.transport:
+        if self.reply:
+            self.reply.cut()
+        elif self.transport:
             self.transport.abort()
 
     async def linger(self) -> None:

@@ -88,6 +88,21 @@ async def test_a_removal_waits_for_an_addition_of_the_same_replica() -> None:
         assert run.gateway.local.membership.source_of("x") is None
 
 
+async def test_an_addition_that_does_not_answer_is_down_at_first_and_holds_up_no_further_command() -> None:
+    gate = Gate()
+    gate.open.clear()
+    health = {"interval_s": 60, "timeout_s": 60}
+    async with FakeReplica() as one, FakeReplica(listing=gate) as two, running(one, first_probes_s=0.2, health=health) as run:
+        async with asyncio.timeout(30):  # not the timeout of a probe
+            await run.gateway.control.execute(Join("default", ReplicaConfig(two.url, "x")))
+            await run.gateway.local.membership.remove("x")
+            await run.gateway.control.execute(Join("default", ReplicaConfig(two.url, "x")))
+        state = run.gateway.fleet.named("x")
+        assert state
+        assert not state.up
+        gate.open.set()
+
+
 async def test_a_replica_that_comes_back_is_not_drained() -> None:
     raw: dict[str, Any] = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}}
     async with FakeReplica() as one, FakeReplica() as two, running(one, two, **raw) as run:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.openai.answer import MAX_PARSED_ANSWER
-from gateway.dialects.openai.salts import require_saltable, salted
+from gateway.dialects.salts import require_saltable, salted
 from gateway.dialects.sse import MAX_PARSED_EVENT, object_of
 from gateway.errors import GatewayError
 from tests.gateway.conftest import running

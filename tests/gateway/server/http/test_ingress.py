@@ -539,6 +539,31 @@ async def test_an_answer_that_is_not_read_is_counted(size: int) -> None:
         await released(run)
 
 
+async def test_an_http_1_0_client_whose_unread_stream_has_no_room_is_reset() -> None:
+    """Its answer lasts until the connection ends: a plain end would look like that of a complete answer."""
+    full = asyncio.Event()
+
+    async def endless(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(event("a")))
+        await full.wait()
+        while True:
+            writer.write(chunk(event("b" * (1 << 16))))
+            await writer.drain()
+
+    async with FakeReplica([endless]) as replica, running(replica, limits={"drain_timeout_s": 1}) as run:
+        async with dial(run) as (reader, writer):
+            writer.write(post(STREAM, version=b"1.0"))
+            await reader.readuntil(event("a"))
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            run.gateway.served.memory.limit = 0
+            full.set()
+            await eventually(lambda: not run.gateway.served.connections.open)
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+        await released(run)
+
+
 async def test_a_body_that_a_replica_answers_before_it_has_read_it_is_counted_until_it_is_sent() -> None:
     size, read, end = 30 * MIB, asyncio.Event(), asyncio.Event()
 
