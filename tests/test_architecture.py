@@ -158,7 +158,7 @@ def test_the_seam_names_what_is_used_of_a_connection(path: Path) -> None:
     if path.name == "aiohttp_seam.py":
         return
     insides = set(dir(web.RequestHandler)) - set(dir(asyncio.Protocol)) - set(dir(asyncio.Transport))
-    named = {name for _, name in aiohttp_seam.METHODS} | set(vars(aiohttp_seam.Connection))
+    named = {name for _, name in aiohttp_seam.METHODS} | set(vars(aiohttp_seam.AiohttpConnection))
     used = {node.attr for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Attribute)}
     named |= {"keep_alive"}  # of requests and replies
     unnamed = {name for name in used & insides - named if not name.startswith("_")}

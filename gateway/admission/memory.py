@@ -8,8 +8,8 @@ and Hahne, 1998), so
 - n greedy clients hold SHARE / (1 + n * SHARE) of it each, and 1 / (1 + n * SHARE) stays free for the next one;
 - no client has to be configured, and no bytes of one client are dropped in favour of another.
 
-    Budget ─┬─ Account (one client) ─┬─ Lease (one request, one connection): grow, shrink, close
-            └─ Account               └─ Lease
+    Budget ─┬─ Account (one client) ─┬─ MemoryLease (one request, one connection): grow, shrink, close
+            └─ Account               └─ MemoryLease
 
 Invariants: a lease holds what was granted and not released; an account, the sum of its leases; the budget, the sum of its
 accounts, at most its limit; exactly the clients with an open lease have an account. All operations O(1).
@@ -42,7 +42,7 @@ class Budget:
         self.refused = 0
         self._accounts: dict[str, Account] = {}
 
-    def lease(self, client: str) -> Lease:
+    def lease(self, client: str) -> MemoryLease:
         """A new, empty lease. client: the unit of fairness."""
         account = self._accounts.get(client)
         if account is None:
@@ -88,12 +88,12 @@ class Account:
         self.held = 0
         self.open_leases = 0
 
-    def lease(self) -> Lease:
+    def lease(self) -> MemoryLease:
         """A new, empty lease."""
         if not self.open_leases:
             self._budget._keep(self)
         self.open_leases += 1
-        return Lease(self)
+        return MemoryLease(self)
 
     def grants(self, size: int) -> bool:
         """Whether the client may hold `size` bytes more now. This and the methods below are for leases only."""
@@ -124,7 +124,7 @@ class Account:
         return f"<Account {self.client}, {self.held} bytes in {self.open_leases} leases>"
 
 
-class Lease:
+class MemoryLease:
     """Bytes held by one request or connection of a client. After `close`, all methods do nothing.
 
     head: the bytes of the request's head, which stay when its body is dropped. refused: its size including the first bytes that
@@ -185,7 +185,7 @@ class Lease:
             self.held = 0
 
     def __repr__(self) -> str:
-        return f"<Lease {self.held} bytes, {'open' if self.open else 'closed'}>"
+        return f"<MemoryLease {self.held} bytes, {'open' if self.open else 'closed'}>"
 
 
 def largest_of(limit: int) -> int:
@@ -219,7 +219,7 @@ def client_of(peer: object) -> str:
 
 
 @contextlib.contextmanager
-def holding(lease: Lease, size: int, body: int = 0) -> Iterator[None]:
+def holding(lease: MemoryLease, size: int, body: int = 0) -> Iterator[None]:
     """Charge `size` bytes within the context. Raises GatewayError 503 or 413 if there is no room.
 
     body: size of the body that they are needed for, if known.
@@ -232,6 +232,6 @@ def holding(lease: Lease, size: int, body: int = 0) -> Iterator[None]:
         lease.shrink(size)
 
 
-def parsing(lease: Lease, size: int) -> contextlib.AbstractContextManager[None]:
+def parsing(lease: MemoryLease, size: int) -> contextlib.AbstractContextManager[None]:
     """Charge the copies of a large body within the context. Raises GatewayError 503 or 413 if there is no room."""
     return holding(lease, PARSE_COPIES * size, size)

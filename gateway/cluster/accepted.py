@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 
-class Opening:
+class AcceptedConnections:
     """Gives accepted connections their transport and protocol."""
 
     def __init__(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
@@ -40,4 +40,4 @@ class Opening:
         return len(self._tasks)
 
     def __repr__(self) -> str:
-        return f"<Opening of {len(self)} connections>"
+        return f"<AcceptedConnections of {len(self)} connections>"

@@ -76,7 +76,7 @@ class Parsing:
         Raises GatewayError: 400 or 413 for the body, 500 or 503 if it could not be parsed.
         """
         arguments = wire.PARSE, dialect.name, self._block_bytes, self._block_tokens, scope
-        parsed = wire.Parsed(*await self.process.run(arguments, raw, client))
+        parsed = wire.ParsedBody(*await self.process.run(arguments, raw, client))
         return request_of(parsed, await _edited(raw, parsed.edits))
 
     async def continuation(self, dialect: Dialect, body: bytes, so_far: PartialAnswer, client: str = "") -> bytes | None:
@@ -93,7 +93,7 @@ class Parsing:
         return b"" if verdict == COMPLETE else await _edited(body, edits)
 
 
-def request_of(parsed: wire.Parsed, body: bytes) -> ApiRequest:
+def request_of(parsed: wire.ParsedBody, body: bytes) -> ApiRequest:
     """The request that another process has parsed. body: with the edits."""
     api = ApiRequest(parsed.model, None, parsed.salt, stream=parsed.stream, metered=parsed.metered, body=body)
     api.strip_usage, api.stores, api.countable = parsed.strip_usage, parsed.stores, parsed.countable

@@ -19,7 +19,7 @@ from gateway.errors import GatewayError
 JOB: Final = struct.Struct("<IQ")
 RESULT: Final = struct.Struct("<I")
 
-PARSE: Final = "parse"  # dialect, block_bytes, block_tokens, scope -> the fields of `Parsed`
+PARSE: Final = "parse"  # dialect, block_bytes, block_tokens, scope -> the fields of `ParsedBody`
 CONTINUE: Final = "continue"  # dialect, text, tokens -> verdict, edits (Continuation.request)
 
 DONE: Final = "done"
@@ -27,7 +27,7 @@ REFUSED: Final = "refused"  # with a GatewayError for the client
 FAILED: Final = "failed"  # a bug, with its traceback
 
 
-class Parsed(NamedTuple):
+class ParsedBody(NamedTuple):
     """An ApiRequest without its body. edits: to be applied to the body. prompt: the fields of a router.Prompt.
 
     Written by `helper._parse`, read by `parsing.request_of`.

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.admission.memory import Lease
+from gateway.admission.memory import MemoryLease
 from gateway.upstream.client import ReplicaAnswer
 
 TENANT_HEADER: Final = "X-Tenant-Id"
@@ -97,7 +97,7 @@ class ClientRequest:
     lease: what of the memory budget the request holds; its account's `client` is the client's address (of IPv6 the network).
     """
 
-    def __init__(self, method: str, path: str, target: str, headers: Headers, lease: Lease) -> None:
+    def __init__(self, method: str, path: str, target: str, headers: Headers, lease: MemoryLease) -> None:
         self.method = method
         self.path = path
         self.target = target

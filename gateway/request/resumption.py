@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from gateway.admission.memory import LARGE_BODY, Lease
+from gateway.admission.memory import LARGE_BODY, MemoryLease
 from gateway.config.live import Live
 from gateway.dialects.dialect import Continuation, PartialAnswer, StreamReader, ended_without_done
 from gateway.errors import GatewayError, ReplicaFailure
@@ -41,7 +41,7 @@ class Kept:
 
     __slots__ = ("_charged", "_data", "_lease", "_most", "_too_many")
 
-    def __init__(self, lease: Lease | None = None, most: int = MAX_KEPT_BYTES) -> None:
+    def __init__(self, lease: MemoryLease | None = None, most: int = MAX_KEPT_BYTES) -> None:
         """lease: the request's; they are charged to it, in steps of KEPT_STEP. most: bytes."""
         self._most = most
         self._data = bytearray()  # in one piece: they may come byte by byte
@@ -158,7 +158,7 @@ class Copy:
 
     __slots__ = ("_lease", "_size")
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: MemoryLease) -> None:
         self._lease = lease
         self._size = 0
 

@@ -6,7 +6,7 @@ a header that proxies add, has a Host other than this machine (a proxy that keep
 page's name to 127.0.0.1), uses HTTP/1.0 (nginx before 1.29.7 to its upstreams), or comes from a web page of another origin. A
 proxy that hides all of this looks like a local client: such a setup needs the key.
 
-Heads are judged once per distinct head (`plain_request.Head` is cached), addresses once per connection
+Heads are judged once per distinct head (`plain_request.RequestHead` is cached), addresses once per connection
 (`connection.ClientConnection.local`).
 """
 

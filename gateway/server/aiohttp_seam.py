@@ -63,7 +63,7 @@ _UPGRADE: Final = b"GET /a HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade
 T = TypeVar("T")
 
 
-class Slot(Protocol[T]):
+class Attribute(Protocol[T]):
     """An attribute of a connection."""
 
     def __get__(self, connection: object, kind: type, /) -> T: ...
@@ -83,7 +83,7 @@ def attribute(name: str) -> Any:
     return slot if inspect.isdatadescriptor(slot) else _Gone(name)
 
 
-class Connection(web.RequestHandler):
+class AiohttpConnection(web.RequestHandler):
     """aiohttp's connection, whose insides have public names.
 
     transport: None before and after the connection. writing_paused: the client does not keep up.
@@ -94,21 +94,21 @@ class Connection(web.RequestHandler):
 
     __slots__ = ()
 
-    transport: Slot[asyncio.Transport | None] = attribute("transport")
-    writing_paused: Slot[bool] = attribute("writing_paused")
-    loop: Slot[asyncio.AbstractEventLoop] = attribute("_loop")
-    parser: Slot[Any] = attribute("_parser")
-    messages: Slot[deque[tuple[Any, Any]]] = attribute("_messages")
-    max_messages: Slot[int] = attribute("_max_msg_queue_size")
-    waiter: Slot[asyncio.Future[None] | None] = attribute("_waiter")
-    current_request: Slot[web.BaseRequest | None] = attribute("_current_request")
-    closes: Slot[bool] = attribute("_close")
-    closes_at_once: Slot[bool] = attribute("_force_close")
-    reading_paused: Slot[bool] = attribute("_reading_paused")
-    buffer_paused: Slot[bool] = attribute("_buffer_paused")
-    upgraded: Slot[bool] = attribute("_upgraded")
-    idle_s: Slot[float] = attribute("_keepalive_timeout")
-    idle_until: Slot[float] = attribute("_next_keepalive_close_time")
+    transport: Attribute[asyncio.Transport | None] = attribute("transport")
+    writing_paused: Attribute[bool] = attribute("writing_paused")
+    loop: Attribute[asyncio.AbstractEventLoop] = attribute("_loop")
+    parser: Attribute[Any] = attribute("_parser")
+    messages: Attribute[deque[tuple[Any, Any]]] = attribute("_messages")
+    max_messages: Attribute[int] = attribute("_max_msg_queue_size")
+    waiter: Attribute[asyncio.Future[None] | None] = attribute("_waiter")
+    current_request: Attribute[web.BaseRequest | None] = attribute("_current_request")
+    closes: Attribute[bool] = attribute("_close")
+    closes_at_once: Attribute[bool] = attribute("_force_close")
+    reading_paused: Attribute[bool] = attribute("_reading_paused")
+    buffer_paused: Attribute[bool] = attribute("_buffer_paused")
+    upgraded: Attribute[bool] = attribute("_upgraded")
+    idle_s: Attribute[float] = attribute("_keepalive_timeout")
+    idle_until: Attribute[float] = attribute("_next_keepalive_close_time")
 
     def pause_transport(self) -> None:
         self._pause_transport_reading()
@@ -186,7 +186,7 @@ class Seam:
         return self._holds
 
 
-def moved(connection: type[Connection] = Connection, methods: Methods = METHODS) -> list[str]:
+def moved(connection: type[AiohttpConnection] = AiohttpConnection, methods: Methods = METHODS) -> list[str]:
     """What this release of aiohttp does not have, or has otherwise."""
     found = [f"RequestHandler.{each.name}" for _, each in inspect.getmembers_static(connection) if isinstance(each, _Gone)]
     for (kind, name), wanted in methods.items():
@@ -238,7 +238,7 @@ async def _nothing(_request: Any) -> Any:
     return None
 
 
-def _probe(kind: type[Connection]) -> Iterator[str]:
+def _probe(kind: type[AiohttpConnection]) -> Iterator[str]:
     """Read requests, without a transport, and name what is not as `http/` needs it."""
     yield from _probe_request(*_recorded(kind))
     yield from _probe_pauses(*_recorded(kind))
@@ -247,7 +247,7 @@ def _probe(kind: type[Connection]) -> Iterator[str]:
         yield "LineTooLong: its second argument is the bound"
 
 
-def _recorded(kind: type[Connection]) -> tuple[Connection, _Recorder]:
+def _recorded(kind: type[AiohttpConnection]) -> tuple[AiohttpConnection, _Recorder]:
     server = web.Server(_nothing, request_factory=None, handler_cancellation=True)
     options: dict[str, Any] = {"auto_decompress": False, "access_log": None}
     connection = kind(server, loop=asyncio.get_running_loop(), **options)
@@ -256,7 +256,7 @@ def _recorded(kind: type[Connection]) -> tuple[Connection, _Recorder]:
     return connection, recorder
 
 
-def _probe_request(connection: Connection, recorder: _Recorder) -> Iterator[str]:
+def _probe_request(connection: AiohttpConnection, recorder: _Recorder) -> Iterator[str]:
     """One request, and its answer."""
     connection.data_received(_REQUEST)
     if recorder.fed != _REQUEST:
@@ -282,7 +282,7 @@ def _probe_request(connection: Connection, recorder: _Recorder) -> Iterator[str]
         yield f"the parser's methods: {sorted(recorder.asked - PARSER)}"
 
 
-def _probe_pauses(connection: Connection, recorder: _Recorder) -> Iterator[str]:
+def _probe_pauses(connection: AiohttpConnection, recorder: _Recorder) -> Iterator[str]:
     """A body of which a part has come, and is not read: the parser keeps what follows, until it is fed b""."""
     connection.pause_writing()
     paused = connection.writing_paused
@@ -306,7 +306,7 @@ def _probe_pauses(connection: Connection, recorder: _Recorder) -> Iterator[str]:
         yield "a payload that is ended early"
 
 
-def _probe_upgrade(connection: Connection, recorder: _Recorder) -> Iterator[str]:
+def _probe_upgrade(connection: AiohttpConnection, recorder: _Recorder) -> Iterator[str]:
     """A request for an upgrade, which is declined: what is behind it waits until then."""
     connection.data_received(_UPGRADE)
     message, payload = connection.messages.popleft()
@@ -319,12 +319,12 @@ def _probe_upgrade(connection: Connection, recorder: _Recorder) -> Iterator[str]
         yield f"the parser's methods: {sorted(recorder.asked)}"
 
 
-def _request_of(connection: Connection, message: Any, payload: Any) -> web.Request:
+def _request_of(connection: AiohttpConnection, message: Any, payload: Any) -> web.Request:
     writer = StreamWriter(cast(Any, connection), connection.loop)
     return factory_of(web.Application())(message, payload, connection, writer, None)
 
 
-def _finished(connection: Connection, request: web.Request, answer: _Answer) -> Any:
+def _finished(connection: AiohttpConnection, request: web.Request, answer: _Answer) -> Any:
     """What `finish_response` returns for an answer that waits for nothing; None: it waits."""
     try:
         connection.finish_response(request, cast(Any, answer), None).send(None)

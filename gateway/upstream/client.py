@@ -21,7 +21,7 @@ from gateway.errors import ReplicaFailure
 from gateway.upstream.connection import Connection, Sink
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.headers import Address, parse_address
-from gateway.upstream.http1 import Head
+from gateway.upstream.http1 import AnswerHead
 from gateway.upstream.loop_guard import LoopGuard
 from gateway.upstream.pool import ConnectionPool, Connector
 from gateway.upstream.resolver import Resolver
@@ -76,7 +76,7 @@ class ReplicaAnswer:
 
     __slots__ = ("_connection", "_pool", "address", "content_type", "head", "sends")
 
-    def __init__(self, connection: Connection, upstream: Upstream, head: Head) -> None:
+    def __init__(self, connection: Connection, upstream: Upstream, head: AnswerHead) -> None:
         self._connection: Connection | None = connection
         self._pool = upstream.pool
         self.address = upstream.address

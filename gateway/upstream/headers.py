@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from gateway.upstream.http1 import Head, lines
+from gateway.upstream.http1 import AnswerHead, lines
 from gateway.upstream.locations import relative
 
 Headers = list[tuple[bytes, bytes]]
@@ -51,7 +51,7 @@ def upstream_headers(headers: Iterable[tuple[bytes, bytes]], *, encoded: bool = 
     return lines(_without(headers, _ENCODED_OWN if encoded else _REQUEST_OWN)) + b"Accept-Encoding: identity\r\n"
 
 
-def downstream_headers(head: Head, address: Address) -> bytes:
+def downstream_headers(head: AnswerHead, address: Address) -> bytes:
     """A replica's headers as lines for the client, without the body's framing and the gateway's own headers.
 
     address: of the replica. Heads are cached and shared between replicas: only lines that do not depend on it are kept in them.

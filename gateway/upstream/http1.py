@@ -49,7 +49,7 @@ class FramingError(Exception):
     """The bytes are not one unambiguous HTTP/1.1 answer."""
 
 
-class Fields:
+class AnswerFields:
     """A parsed head, before its framing is checked. headers: in order, names in lower case, values stripped of spaces.
     http11: HTTP/1.1, else 1.0. persistent: the connection can be reused if the body has an end. downstream_lines: cached lines
     for the client (`headers.py`); locations: headers not among them, because they depend on the replica.
@@ -83,7 +83,7 @@ class Fields:
         self.locations: list[tuple[bytes, bytes]] = []
 
 
-class Head:
+class AnswerHead:
     """A final answer's head. length: of the body, in bytes; None: chunked if `chunked`, else until the connection ends.
 
     `headers` may lack the Content-Length that frames the body.
@@ -91,7 +91,7 @@ class Head:
 
     __slots__ = ("chunked", "fields", "keep_alive", "length", "status")
 
-    def __init__(self, fields: Fields, length: int | None, *, chunked: bool) -> None:
+    def __init__(self, fields: AnswerFields, length: int | None, *, chunked: bool) -> None:
         self.fields = fields
         self.status = fields.status
         self.length = length
@@ -126,7 +126,7 @@ class Answer:
         self._left = 0  # remaining bytes of the body or chunk
         self._skipped = 0  # bytes of interim heads
         self._step = _HEAD_NEXT
-        self.head: Head | None = None
+        self.head: AnswerHead | None = None
         self.complete = False
         self.rest = b""
 
@@ -179,7 +179,7 @@ class Answer:
             self._skipped += end + 4 - at
             at = end + 4
 
-    def _begin_body(self, head: Head, rest: bytes) -> bytes:
+    def _begin_body(self, head: AnswerHead, rest: bytes) -> bytes:
         self.head, self._buffer = head, b""
         if head.chunked:
             self._step = _CHUNK_LINE_NEXT
@@ -269,28 +269,28 @@ class Answer:
         return f"<Answer {self.head.status if self.head else 'without head'}, {state}, {self._left} bytes left>"
 
 
-def parse_head(data: bytes, *, bodiless: bool = False) -> Head:
+def parse_head(data: bytes, *, bodiless: bool = False) -> AnswerHead:
     """data: a head including its empty line. bodiless: it answers a HEAD. Raises FramingError."""
     if not bodiless and len(data) <= _MAX_CACHED_BYTES and (found := _LENGTH_LINE.search(data)):
         fields = _parse_cached(data[: found.start()] + data[found.end() :])
         if not fields.lengths and not fields.codings and fields.status >= 200 and fields.status not in _BODILESS:
-            return Head(fields, int(found[1]), chunked=False)
+            return AnswerHead(fields, int(found[1]), chunked=False)
     fields = _parse_cached(data) if len(data) <= _MAX_CACHED_BYTES else _parse(data)
     length, chunked = _body_of(fields.lengths, fields.codings, fields.http11)
     if fields.status == 101:
         raise FramingError("the answer switches protocols")
     if bodiless or fields.status in _BODILESS or fields.status < 200:
         length, chunked = 0, False
-    return Head(fields, length, chunked=chunked)
+    return AnswerHead(fields, length, chunked=chunked)
 
 
-def _parse(data: bytes) -> Fields:
+def _parse(data: bytes) -> AnswerFields:
     """Raises FramingError."""
     found = _HEAD.fullmatch(data)
     if not found:
         raise FramingError("the head is not HTTP/1.1")
     headers = [(name.lower(), value.strip(b" ")) for name, value in _HEADER.findall(found[4])]
-    return Fields(int(found[2]), found[3] or b"", found[1] == b"1", headers)
+    return AnswerFields(int(found[2]), found[3] or b"", found[1] == b"1", headers)
 
 
 _parse_cached: Final = lru_cache(maxsize=256)(_parse)

@@ -21,7 +21,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gateway.cluster.accepted import Opening
+from gateway.cluster.accepted import AcceptedConnections
 from gateway.errors import OUT_OF_RESOURCES
 
 log = logging.getLogger("warmroute.workers")
@@ -118,7 +118,7 @@ class Receiver:
 
     def __init__(self, sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         self._sock = sock
-        self._opening = Opening(make_protocol)
+        self._accepted = AcceptedConnections(make_protocol)
         self._loop = asyncio.get_running_loop()
         self._open = True
         self.lost = 0
@@ -146,7 +146,7 @@ class Receiver:
             self._note(lost=bool(flags & socket.MSG_CTRUNC))
             for number in numbers:
                 os.set_inheritable(number, False)
-                self._opening.add(socket.socket(fileno=number))
+                self._accepted.add(socket.socket(fileno=number))
 
     def _note(self, *, lost: bool) -> None:
         """Log the first of the connections in a row that are lost, and their number when that is over."""

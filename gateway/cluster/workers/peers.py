@@ -48,7 +48,7 @@ ALIVE_S = 0.5  # between two heartbeats
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class PeerLimits:
     """With the other workers and the hub.
 
     forwarded_s: the hub forwards a question within this time, or not at all. scrape_s: of a worker that does not answer by
@@ -62,7 +62,7 @@ class Patience:
     unsent_bytes: int = UNSENT_BYTES
 
 
-PATIENCE = Patience()
+PEER_LIMITS = PeerLimits()
 
 
 def part_of(config: Config) -> Config:
@@ -116,13 +116,13 @@ class Peers:
     """See the top of this file; the `ControlPlane` of a worker. Made within the event loop."""
 
     def __init__(
-        self, local: LocalControl, channel: Channel, transport: ReplicationTransport, patience: Patience = PATIENCE
+        self, local: LocalControl, channel: Channel, transport: ReplicationTransport, limits: PeerLimits = PEER_LIMITS
     ) -> None:
         """The reader of the channel calls `receive` with each message."""
         loop = asyncio.get_running_loop()
         self._local = local
         self._channel = channel
-        self._patience = patience
+        self._limits = limits
         self._busy = asyncio.Event()  # something was booked since the counters were sent
         self._current = asyncio.Event()
         self._commands: asyncio.Queue[tuple[int, Execute | Current]] = asyncio.Queue()
@@ -139,7 +139,7 @@ class Peers:
             call_later=loop.call_later,
             published=self._busy.set,
             followed=self._followed,
-            unsent_bytes=patience.unsent_bytes,
+            unsent_bytes=limits.unsent_bytes,
         )
 
     def receive(self, worker: int, message: Message) -> None:
@@ -170,8 +170,8 @@ class Peers:
 
     async def execute(self, command: Command) -> None:
         """Also raises GatewayError 503: the hub did not forward it, or not all workers have answered."""
-        until = self._local.clock() + self._patience.forwarded_s
-        question = await self._ask(lambda number: Execute(number, command, until), self._patience.command_s)
+        until = self._local.clock() + self._limits.forwarded_s
+        question = await self._ask(lambda number: Execute(number, command, until), self._limits.command_s)
         for answer in question.answers.values():
             if isinstance(answer, Executed) and answer.internal:
                 raise internal_error()
@@ -185,7 +185,7 @@ class Peers:
         return await self._pages.get()
 
     async def _page(self) -> bytes:
-        question = await self._ask(Scrape, self._patience.scrape_s)
+        question = await self._ask(Scrape, self._limits.scrape_s)
         pages = dict(question.snapshots or {})
         pages.update((worker, answer.page) for worker, answer in question.answers.items() if isinstance(answer, Scraped))
         whole = Metrics().instruments
@@ -211,7 +211,7 @@ class Peers:
         self._questions[number] = question
         self._channel.send(make(number), HUB)
         try:
-            async with asyncio.timeout(self._patience.forwarded_s + 1.0):  # it may be forwarded in the last moment
+            async with asyncio.timeout(self._limits.forwarded_s + 1.0):  # it may be forwarded in the last moment
                 await question.forwarded.wait()
             async with asyncio.timeout(timeout_s):
                 await question.all_answered.wait()
@@ -306,10 +306,10 @@ class Peers:
         return f"<Peers, {self.replicator!r}>"
 
 
-def connect(local: LocalControl, channel: Channel, orphaned: Callable[[], None], patience: Patience = PATIENCE) -> Peers:
+def connect(local: LocalControl, channel: Channel, orphaned: Callable[[], None], limits: PeerLimits = PEER_LIMITS) -> Peers:
     """The control plane of a worker on the hub's channel. orphaned: called when the supervisor is gone."""
     transport = HubTransport(channel)
-    peers = Peers(local, channel, transport, patience)
+    peers = Peers(local, channel, transport, limits)
 
     def receive(worker: int, message: Message, _payload: bytes) -> None:
         transport.receive(worker, message)

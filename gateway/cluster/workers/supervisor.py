@@ -169,14 +169,14 @@ class Supervisor:
     async def _keep(self, slot: Slot) -> None:
         """Have a worker in this slot until all go down."""
         while not self._stopping.is_set():
-            born = time.monotonic()
+            started = time.monotonic()
             try:
                 status: int | str = await self._live(slot)
             except OSError as error:  # no process, no socket: maybe later
                 status = str(error)
             if self._stopping.is_set():
                 return
-            slot.short_lives = slot.short_lives + 1 if time.monotonic() - born < self._patience.short_life_s else 0
+            slot.short_lives = slot.short_lives + 1 if time.monotonic() - started < self._patience.short_life_s else 0
             log.error("worker ended", extra={"worker": slot.worker, "status": status, "short_lives": slot.short_lives})
             self.hub.restarted()
             await self._stops_within(TOGETHER_S)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from gateway.admission.memory import Budget, Lease, client_of
+from gateway.admission.memory import Budget, MemoryLease, client_of
 from gateway.config.addresses import is_local
 from gateway.server.bounds import HEAD_COPIES
 from gateway.server.fallback.reply import QueuedReply
@@ -26,7 +26,7 @@ class Held:
         peer = request.transport.get_extra_info("peername") if request.transport else None
         self.request = request
         self.local = request.transport is not None and is_local(peer)
-        self.lease: Lease = budget.lease(client_of(peer))
+        self.lease: MemoryLease = budget.lease(client_of(peer))
         self.lease.head = HEAD_COPIES * sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
         self.lease.grow(self.lease.head)
         self._replies: list[QueuedReply] = []

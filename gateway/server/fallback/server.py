@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from gateway.admission.connection_limit import ConnectionLimit
-from gateway.admission.memory import Budget, Lease, client_of
+from gateway.admission.memory import Budget, MemoryLease, client_of
 from gateway.config.live import Live
 from gateway.errors import GatewayError
 from gateway.server.bounds import MAX_HEADER_BYTES, MAX_UNCHARGED
@@ -47,7 +47,7 @@ class Door(asyncio.Protocol):
         self._inner: asyncio.Protocol | None = None
         self._client = ""
         self._transport: asyncio.Transport | None = None
-        self._unread: Lease | None = None  # of answers in the transport's buffer, while the client does not keep up
+        self._unread: MemoryLease | None = None  # of answers in the transport's buffer, while the client does not keep up
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         made = cast(asyncio.Transport, transport)  # uvloop's is no subclass

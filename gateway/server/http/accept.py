@@ -21,7 +21,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from gateway.cluster.accepted import Opening
+from gateway.cluster.accepted import AcceptedConnections
 from gateway.errors import OUT_OF_RESOURCES
 
 log = logging.getLogger("warmroute.gateway")
@@ -40,7 +40,7 @@ class Acceptor:
         self._listener = listener
         self._retry_s = retry_s
         self._loop = loop = asyncio.get_running_loop()
-        self._opening = Opening(make_protocol)
+        self._accepted = AcceptedConnections(make_protocol)
         self._retry: asyncio.TimerHandle | None = None
         self._open = True
         listener.setblocking(False)
@@ -63,7 +63,7 @@ class Acceptor:
 
     async def wait_closed(self) -> None:
         """Wait until all accepted connections have their transport."""
-        await self._opening.wait()
+        await self._accepted.wait()
 
     def _accept(self) -> None:
         for _ in range(BATCH):
@@ -76,7 +76,7 @@ class Acceptor:
                     self._pause(error)
                     return
                 continue  # this client has left already: ECONNABORTED and the network's errors
-            self._opening.add(client)
+            self._accepted.add(client)
 
     def _pause(self, error: OSError) -> None:
         log.error("cannot accept connections", extra={"error": str(error), "retry_s": self._retry_s})
@@ -89,4 +89,4 @@ class Acceptor:
 
     def __repr__(self) -> str:
         state = "closed" if not self._open else "paused" if self._retry else "accepting"
-        return f"<Acceptor {state}, {len(self._opening)} opening>"
+        return f"<Acceptor {state}, {len(self._accepted)} opening>"

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from aiohttp import HttpVersion11, web
 
-from gateway.admission.memory import Lease
+from gateway.admission.memory import MemoryLease
 from gateway.request.client import Caller, ClientReply, ClientRequest, caller_of
 from gateway.server.http.body import UNKNOWN, coding_of, read_body
 from gateway.server.http.response import HttpReply
@@ -16,7 +16,7 @@ from gateway.upstream.headers import upstream_headers
 class AiohttpRequest(ClientRequest):
     """inner: aiohttp's. lease: what the connection's current request holds of the memory budget."""
 
-    def __init__(self, inner: web.Request, lease: Lease | None = None) -> None:
+    def __init__(self, inner: web.Request, lease: MemoryLease | None = None) -> None:
         """lease: default: that of its connection, a `connection.ClientConnection`."""
         raw = inner.raw_path
         path = inner.path if "%" in raw or "?" in raw or not raw.startswith("/") else raw
@@ -54,10 +54,10 @@ class AiohttpRequest(ClientRequest):
         return protocol is not None and bool(protocol.local)
 
 
-def lease_of(request: web.Request) -> Lease:
+def lease_of(request: web.Request) -> MemoryLease:
     """The memory lease of the connection's current request."""
     lease = request.protocol.lease  # type: ignore[attr-defined]  # a connection.ClientConnection
-    assert isinstance(lease, Lease)
+    assert isinstance(lease, MemoryLease)
     return lease
 
 

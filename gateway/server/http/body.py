@@ -15,7 +15,7 @@ from aiohttp import ClientPayloadError, web
 from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDictProxy
 
-from gateway.admission.memory import Lease, holding, peak_of
+from gateway.admission.memory import MemoryLease, holding, peak_of
 from gateway.errors import GatewayError, bad_request, over_budget
 from gateway.server.http.inflate import CODINGS, INFLATER_BYTES, Inflater
 from gateway.turns import turns_of
@@ -31,7 +31,9 @@ def coding_of(headers: CIMultiDictProxy[str]) -> str:
     return CODINGS.get(text, UNKNOWN)
 
 
-async def read_body(request: web.Request, lease: Lease, *, max_bytes: int, within_s: float, opaque: bool = False) -> bytes:
+async def read_body(
+    request: web.Request, lease: MemoryLease, *, max_bytes: int, within_s: float, opaque: bool = False
+) -> bytes:
     """The body, decompressed. opaque: a body in an unknown coding is returned unchanged.
 
     Raises GatewayError: 400 (broken coding), 408, 413, 415, 503 (no memory for it at present).
@@ -45,7 +47,7 @@ async def read_body(request: web.Request, lease: Lease, *, max_bytes: int, withi
         raise bad_request("The body cannot be read: its encoding is broken.", code="invalid_body") from broken
 
 
-async def _read(request: web.Request, lease: Lease, limit: int, *, opaque: bool) -> bytes:
+async def _read(request: web.Request, lease: MemoryLease, limit: int, *, opaque: bool) -> bytes:
     coding = coding_of(request.headers)
     if coding == UNKNOWN and not opaque:
         raise GatewayError(415, "unsupported_encoding", "The body's Content-Encoding is not gzip, deflate or identity.")
@@ -61,7 +63,7 @@ async def _read(request: web.Request, lease: Lease, limit: int, *, opaque: bool)
         return await _inflate(request, lease, Inflater(coding, limit))
 
 
-async def _collect(request: web.Request, lease: Lease, limit: int) -> bytes:
+async def _collect(request: web.Request, lease: MemoryLease, limit: int) -> bytes:
     pieces = BytesIO()
     while chunk := await _next(request, lease):
         if pieces.write(chunk) and pieces.tell() > limit:
@@ -69,7 +71,7 @@ async def _collect(request: web.Request, lease: Lease, limit: int) -> bytes:
     return pieces.getvalue()  # not a copy: BytesIO hands its buffer over
 
 
-async def _inflate(request: web.Request, lease: Lease, inflater: Inflater) -> bytes:
+async def _inflate(request: web.Request, lease: MemoryLease, inflater: Inflater) -> bytes:
     """Decompress slice by slice, in turns with other requests."""
     pieces, turns = BytesIO(), turns_of(asyncio.get_running_loop())
     while chunk := await _next(request, lease):
@@ -83,7 +85,7 @@ async def _inflate(request: web.Request, lease: Lease, inflater: Inflater) -> by
     return pieces.getvalue()
 
 
-async def _next(request: web.Request, lease: Lease) -> bytes:
+async def _next(request: web.Request, lease: MemoryLease) -> bytes:
     """The received bytes of the body, b"" at its end."""
     chunk = b"" if lease.refused else await request.content.readany()
     if lease.refused:  # what came was not granted, and what would still come is dropped

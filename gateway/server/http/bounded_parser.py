@@ -21,7 +21,7 @@ from typing import Any, Final
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.admission.memory import Lease
+from gateway.admission.memory import MemoryLease
 from gateway.errors import GatewayError, head_too_large, internal_error, line_too_long, over_budget
 from gateway.server.bounds import HEAD_COPIES
 from gateway.server.http.ambiguity import invalid_http
@@ -49,14 +49,14 @@ class BoundedParser:
     second argument of a LineTooLong is the bound.
     """
 
-    def __init__(self, parser: Any, lease: Lease) -> None:
+    def __init__(self, parser: Any, lease: MemoryLease) -> None:
         """lease: the connection's."""
         self._parser = parser
         self._lease = lease
         self._head = 0  # bytes of a partial head
         self._payload: Any = None  # of the last request, while its body is incomplete
-        self._leases: deque[Lease] = deque()  # of requests not yet given to `next_request`
-        self._last: Lease | None = None  # of the last request
+        self._leases: deque[MemoryLease] = deque()  # of requests not yet given to `next_request`
+        self._last: MemoryLease | None = None  # of the last request
         self._excess: GatewayError | None = None  # what the next `feed_data` raises
         self.closed = False
         self.paused = False  # until it is fed b"", it may buffer its input
@@ -128,7 +128,7 @@ class BoundedParser:
         self.close()
         return True
 
-    def next_request(self) -> Lease:
+    def next_request(self) -> MemoryLease:
         """The lease of the request whose turn it is; the caller closes it."""
         return self._leases.popleft()
 
@@ -192,7 +192,7 @@ def _is_whole(data: bytes, message: Any) -> bool:
     return bool(begins and not message.chunked and length.isdecimal() and head + int(length) == len(data))
 
 
-def refusal_of(lease: Lease) -> GatewayError | None:
+def refusal_of(lease: MemoryLease) -> GatewayError | None:
     """The error for a request whose bytes were refused; None if they were not."""
     if not lease.refused:
         return None

@@ -22,7 +22,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.admission.connection_limit import ConnectionLimit
-from gateway.admission.memory import Budget, Lease, client_of
+from gateway.admission.memory import Budget, MemoryLease, client_of
 from gateway.config.addresses import is_local
 from gateway.server import aiohttp_seam
 from gateway.server.aiohttp_seam import as_1_1
@@ -61,7 +61,7 @@ class ConnectionServer(Protocol):
     def admit(self, client: str) -> bool: ...
 
 
-class ClientConnection(aiohttp_seam.Connection):
+class ClientConnection(aiohttp_seam.AiohttpConnection):
     """One client's connection.
 
     source: the replica's answer that is streamed to it, paused while the client does not read. reply: the answer to the current
@@ -103,8 +103,8 @@ class ClientConnection(aiohttp_seam.Connection):
         self._client = ""  # unit of fairness; "" before it is admitted and after its end
         self._fd = -1
         self._flush: asyncio.TimerHandle | None = None  # aborts a closed connection whose client does not read
-        self._unread: Lease | None = None  # of answers in the transport's buffer, while the client does not keep up
-        self.lease: Lease | None = None
+        self._unread: MemoryLease | None = None  # of answers in the transport's buffer, while the client does not keep up
+        self.lease: MemoryLease | None = None
         self.local = False
         self.reply: HttpReply | None = None
         self.source: ReplicaAnswer | None = None
@@ -168,7 +168,7 @@ class ClientConnection(aiohttp_seam.Connection):
             self._fast.feed(data)
             return
         if not data:  # aiohttp itself, which resumes its parser
-            self._lend(data)
+            self._feed_aiohttp(data)
             return
         begun = None if self._lost_track else read_head(data)
         if begun and self._ours(begun) and not self._at_work():
@@ -179,12 +179,12 @@ class ClientConnection(aiohttp_seam.Connection):
         if self._late.waits():
             self._late.add(data)
             return
-        self._lend(self._late.first(data))
+        self._feed_aiohttp(self._late.first(data))
         if self._late.waits():
             self.pause_transport()
             self.resume_transport()
 
-    def _lend(self, data: bytes) -> None:
+    def _feed_aiohttp(self, data: bytes) -> None:
         """Feed bytes to aiohttp."""
         super().data_received(data)
         if self._bounded:
@@ -216,7 +216,7 @@ class ClientConnection(aiohttp_seam.Connection):
         self._late.due()
         if not self._full():
             for part in self._late.turn():
-                self._lend(part)
+                self._feed_aiohttp(part)
                 if self._full():
                     return
             self.resume_transport()
@@ -255,7 +255,7 @@ class ClientConnection(aiohttp_seam.Connection):
 
     # -- requests that aiohttp reads
 
-    def begin_request(self) -> Lease:
+    def begin_request(self) -> MemoryLease:
         """The next request's turn: returns its lease."""
         assert self._bounded is not None
         self.lease = lease = self._bounded.next_request()

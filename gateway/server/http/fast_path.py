@@ -13,19 +13,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
-from gateway.admission.memory import Account, Lease
-from gateway.server.http.plain_request import PlainRequest, RequestStart
+from gateway.admission.memory import Account, MemoryLease
+from gateway.server.http.plain_request import PlainConnection, PlainRequest, RequestStart
 
 MAX_BEHIND: Final = 1 << 16  # pipelined bytes; one read more may come before the connection is paused
 
 
-class Connection(Protocol):
+class FastConnection(PlainConnection, Protocol):
     """What the fast path needs of its connection."""
 
-    local: bool
-
-    @property
-    def transport(self) -> asyncio.Transport | None: ...
     def served(self, pipelined: bytes, *, keep: bool) -> None: ...
     def hold(self, *, on: bool) -> None: ...
     async def linger(self) -> None: ...
@@ -38,9 +34,9 @@ class FastPath:
         "_behind",
         "_behind_lease",
         "_connection",
-        "_deaf",
         "_handler",
         "_held",
+        "_input_dropped",
         "_loop",
         "_task",
         "account",
@@ -48,17 +44,17 @@ class FastPath:
     )
 
     def __init__(
-        self, connection: Connection, handler: Callable[[Any], Awaitable[Any]], loop: asyncio.AbstractEventLoop
+        self, connection: FastConnection, handler: Callable[[Any], Awaitable[Any]], loop: asyncio.AbstractEventLoop
     ) -> None:
         """handler: answers a request; its result has `keep_alive` and `write_eof`, as aiohttp's responses."""
-        self._connection: Connection | None = connection  # None once it is lost: breaks a cycle
+        self._connection: FastConnection | None = connection  # None once it is lost: breaks a cycle
         self._handler = handler
         self._loop = loop
         self._task: asyncio.Task[None] | None = None
         self._behind = bytearray()  # pipelined bytes; in one piece, because they may arrive byte by byte
-        self._behind_lease: Lease | None = None
+        self._behind_lease: MemoryLease | None = None
         self._held = False  # reading is paused
-        self._deaf = False  # the connection ends with this request: further input is dropped
+        self._input_dropped = False  # the connection ends with this request: further input is dropped
         self.account: Account | None = None
         self.request: PlainRequest | None = None
 
@@ -79,7 +75,7 @@ class FastPath:
     def feed(self, data: bytes) -> None:
         """Input during a request: its body, or pipelined bytes."""
         assert self.request is not None
-        if self._deaf:
+        if self._input_dropped:
             return
         if not self.request.complete:
             data = self.request.feed(data)
@@ -98,27 +94,27 @@ class FastPath:
         if self._behind_lease is None:
             self._behind_lease = self.account.lease()
         if not self._behind_lease.grow(len(data)):
-            self._go_deaf()  # the requests in it are not answered: the connection ends, and the client may repeat them
+            self._drop_input()  # the requests in it are not answered: the connection ends, and the client may repeat them
             return
         self._behind += data
         if not self._held and len(self._behind) > MAX_BEHIND:
             self._held = True
             self._hold(on=True)
 
-    def _go_deaf(self) -> None:
-        self._deaf = True
+    def _drop_input(self) -> None:
+        self._input_dropped = True
         self._behind = bytearray()
         if self._behind_lease is not None:
             self._behind_lease.close()
 
-    async def _serve(self, request: PlainRequest, connection: Connection) -> None:
+    async def _serve(self, request: PlainRequest, connection: FastConnection) -> None:
         keep = False
         try:
             reply = await self._handler(request)
             await reply.write_eof()
-            keep = reply.keep_alive and request.complete and not self._deaf and self._connection is not None
+            keep = reply.keep_alive and request.complete and not self._input_dropped and self._connection is not None
             if not request.complete:
-                self._go_deaf()
+                self._drop_input()
                 self._unhold()
                 if request.lingers:
                     await connection.linger()

@@ -14,7 +14,7 @@ from functools import lru_cache
 from io import BytesIO
 from typing import Final, Protocol
 
-from gateway.admission.memory import Lease, peak_of
+from gateway.admission.memory import MemoryLease, peak_of
 from gateway.errors import GatewayError, over_budget
 from gateway.request.client import Caller, ClientRequest, caller_of
 from gateway.server.http.body import too_slow
@@ -39,7 +39,7 @@ _UNUSUAL: Final = frozenset(
 )
 
 
-class Head:
+class RequestHead:
     """A plain head without its Content-Length. Cached, with the values derived from it:
 
     upstream_lines: its header lines for a replica. direct: whether it came without a proxy (`access.py`). caller: named in it.
@@ -51,13 +51,13 @@ class Head:
         self.method = method
         self.target = target
         self.headers = headers
-        self.fields = Fields(fields)
+        self.fields = HeaderFields(fields)
         self.upstream_lines: bytes | None = None
         self.direct: bool | None = None
         self.caller: Caller | None = None
 
     def __repr__(self) -> str:
-        return f"<Head {self.method} {self.target}, {self.fields!r}>"
+        return f"<RequestHead {self.method} {self.target}, {self.fields!r}>"
 
 
 class RequestStart:
@@ -65,7 +65,7 @@ class RequestStart:
 
     __slots__ = ("end", "head", "length")
 
-    def __init__(self, head: Head, length: int, end: int) -> None:
+    def __init__(self, head: RequestHead, length: int, end: int) -> None:
         self.head = head
         self.length = length
         self.end = end
@@ -83,7 +83,7 @@ def read_head(data: bytes) -> RequestStart | None:
     return RequestStart(head, length, end) if head else None
 
 
-def _parse(data: bytes) -> Head | None:
+def _parse(data: bytes) -> RequestHead | None:
     """data: a whole head, its Content-Length removed; a remaining one is a duplicate or invalid."""
     found = _HEAD.fullmatch(data)
     if found is None:
@@ -94,13 +94,13 @@ def _parse(data: bytes) -> Head | None:
         return None
     if fields.get(b"connection", b"keep-alive").lower() != b"keep-alive":
         return None
-    return Head(found[1].decode("ascii"), found[2].decode("ascii"), headers, fields)
+    return RequestHead(found[1].decode("ascii"), found[2].decode("ascii"), headers, fields)
 
 
 _known: Final = lru_cache(maxsize=_KNOWN)(_parse)
 
 
-class Fields:
+class HeaderFields:
     """A plain head's headers, by names in any case. raw: by names in lower case.
 
     Looked-up values are cached as text: only the gateway's code looks them up, so there is a handful of names.
@@ -122,10 +122,10 @@ class Fields:
         return found
 
     def __repr__(self) -> str:
-        return f"<Fields {list(self.raw)}>"
+        return f"<HeaderFields {list(self.raw)}>"
 
 
-class Connection(Protocol):
+class PlainConnection(Protocol):
     """What a plain request needs of its connection. local: the client is on this machine."""
 
     local: bool
@@ -141,7 +141,7 @@ class PlainRequest(ClientRequest):
     further input, and `read` raises.
     """
 
-    def __init__(self, data: bytes, begun: RequestStart, connection: Connection, lease: Lease) -> None:
+    def __init__(self, data: bytes, begun: RequestStart, connection: PlainConnection, lease: MemoryLease) -> None:
         """data: its first bytes, none after its end."""
         head = begun.head
         super().__init__(head.method, head.target, head.target, head.fields, lease)

@@ -62,7 +62,7 @@ def cut_connection(transport: asyncio.Transport, *, until_end: bool) -> None:
     transport.abort()
 
 
-class Connection(Protocol):
+class ReplyConnection(Protocol):
     """What a reply needs of the client's connection. source: the replica's answer to pause; reply: the one that has begun."""
 
     source: ReplicaAnswer | None
@@ -85,8 +85,8 @@ class HttpReply(ClientReply):
         keep_alive: bool,
         patience_s: float,
     ) -> None:
-        """connection: a `Connection`, and aiohttp's BaseProtocol. http11: the client speaks HTTP/1.1, else 1.0. to_head: the
-        request was a HEAD. keep_alive: the connection may be reused. patience_s: limit on waiting for the client to read.
+        """connection: a `ReplyConnection`, and aiohttp's BaseProtocol. http11: the client speaks HTTP/1.1, else 1.0. to_head:
+        the request was a HEAD. keep_alive: the connection may be reused. patience_s: limit on waiting for the client to read.
         """
         super().__init__()
         self._connection = connection

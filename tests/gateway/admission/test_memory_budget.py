@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from gateway.admission.memory import SHARE, Budget, Lease, client_of
+from gateway.admission.memory import SHARE, Budget, MemoryLease, client_of
 from tests.support.machines import STEPS, CountedMachine, steps_of
 
 clients = st.sampled_from(["a", "b", "c"])
@@ -20,7 +20,7 @@ class Machine(CountedMachine):
     def __init__(self) -> None:
         super().__init__()
         self.budget = Budget(1000)
-        self.leases: list[tuple[str, Lease, list[int]]] = []
+        self.leases: list[tuple[str, MemoryLease, list[int]]] = []
 
     def held_by(self, client: str | None = None) -> int:
         return sum(held[0] for name, _, held in self.leases if client in (None, name))

@@ -76,7 +76,7 @@ def test_it_is_the_same_as_parsing_at_once(body: dict[str, Any], kind: str, tail
     api.body, api.edits = apply(raw, api.edits), ()
     if api.has_prompt:
         router_prompt(api, BLOCKS)  # in the place of the canonical prompt, as in the other process
-    there = wire.Parsed(*fields)
+    there = wire.ParsedBody(*fields)
     assert of_request(request_of(there, apply(raw, there.edits))) == of_request(api)
 
 
@@ -87,12 +87,12 @@ def of_request(api: ApiRequest) -> dict[str, Any]:
 
 def test_no_attribute_of_a_request_is_left_behind() -> None:
     """The body stays here; the keys are made of the prompt's fields."""
-    assert set(wire.Parsed._fields) == set(ATTRIBUTES) - {"body", "made"}
+    assert set(wire.ParsedBody._fields) == set(ATTRIBUTES) - {"body", "made"}
 
 
 def test_a_scope_keeps_keys_apart() -> None:
     raw = orjson.dumps({"model": "m", "prompt": "x" * 100})
-    keys = [wire.Parsed(*parsed(COMPLETION, raw, scope)[1:]).prompt for scope in ((), ("a",), ("b",))]
+    keys = [wire.ParsedBody(*parsed(COMPLETION, raw, scope)[1:]).prompt for scope in ((), ("a",), ("b",))]
     assert len(set(keys)) == 3
     api = Dialects().named(COMPLETION).parse(raw)
     prompt = router_prompt(api, BLOCKS, scope=("a",))

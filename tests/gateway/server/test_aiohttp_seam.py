@@ -8,34 +8,34 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.server.aiohttp_seam import METHODS, PARSER, Connection, Seam, attribute, moved
+from gateway.server.aiohttp_seam import METHODS, PARSER, AiohttpConnection, Seam, attribute, moved
 from gateway.server.http.bounded_parser import BoundedParser
 
 
-class Renamed(Connection):
+class Renamed(AiohttpConnection):
     waiter = attribute("_waiter_of_tomorrow")
 
 
-class RenamedInPublic(Connection):
+class RenamedInPublic(AiohttpConnection):
     writing_paused = attribute("writing_paused_of_tomorrow")
 
 
-class Unpaused(Connection):
+class Unpaused(AiohttpConnection):
     def pause_writing(self) -> None:
         """Another release's, which notes it elsewhere."""
 
 
-class Greedy(Connection):
+class Greedy(AiohttpConnection):
     def pause_reading(self) -> None:
         """Another release's, which leaves its parser going."""
 
 
-class Patient(Connection):
+class Patient(AiohttpConnection):
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Another release's, which feeds its parser later."""
 
 
-class Upgrading(Connection):
+class Upgrading(AiohttpConnection):
     async def finish_response(self, request: web.BaseRequest, resp: Any, start_time: float | None) -> tuple[Any, bool]:
         """Another release's, which knows no upgrade that is declined."""
         await resp.prepare(request)
@@ -43,14 +43,14 @@ class Upgrading(Connection):
         return resp, False
 
 
-class Curious(Connection):
+class Curious(AiohttpConnection):
     def data_received(self, data: bytes) -> None:
         """Another release's, which wants more of its parser than `BoundedParser` has."""
         if not hasattr(self.parser, "tail"):
             super().data_received(data)
 
 
-class Deaf(Connection):
+class Deaf(AiohttpConnection):
     def data_received(self, data: bytes) -> None:
         """Another release's, which works otherwise."""
 
@@ -69,7 +69,7 @@ async def test_a_name_without_an_underscore_is_looked_for_as_well() -> None:
 
 
 @pytest.mark.parametrize("kind", [Deaf, Unpaused, Greedy, Patient, Upgrading, Curious])
-async def test_what_has_its_names_and_works_otherwise_is_found(kind: type[Connection]) -> None:
+async def test_what_has_its_names_and_works_otherwise_is_found(kind: type[AiohttpConnection]) -> None:
     assert moved(kind)
 
 

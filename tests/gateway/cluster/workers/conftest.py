@@ -16,7 +16,7 @@ from gateway.cluster.messages import decode_config
 from gateway.cluster.workers.channel import Channel
 from gateway.cluster.workers.hub import Hub
 from gateway.cluster.workers.messages import Message, Serving, Welcome, from_hub, from_worker
-from gateway.cluster.workers.peers import PATIENCE, Patience, Peers, connect, part_of
+from gateway.cluster.workers.peers import PEER_LIMITS, PeerLimits, Peers, connect, part_of
 from gateway.config.schema import Config
 from gateway.config.source import load
 from gateway.fleet.directory import FIRST_PROBES_S
@@ -57,10 +57,10 @@ class Worker:
 
 
 class Star:
-    """A hub and its workers. patience, first_probes_s: of every worker."""
+    """A hub and its workers. peer_limits, first_probes_s: of every worker."""
 
-    def __init__(self, config: Config, patience: Patience = PATIENCE, first_probes_s: float = FIRST_PROBES_S) -> None:
-        self.patience = patience
+    def __init__(self, config: Config, peer_limits: PeerLimits = PEER_LIMITS, first_probes_s: float = FIRST_PROBES_S) -> None:
+        self.peer_limits = peer_limits
         self.first_probes_s = first_probes_s
         self.served: list[int] = []
         self.hub = Hub(config, time.monotonic, self.served.append)
@@ -76,7 +76,7 @@ class Star:
         made: list[Peers] = []
 
         def control_plane(local: LocalControl) -> Peers:
-            made.append(connect(local, its, lambda: None, self.patience))
+            made.append(connect(local, its, lambda: None, self.peer_limits))
             return made[0]
 
         around = Surroundings(control_plane=control_plane, first_probes_s=self.first_probes_s)
@@ -99,13 +99,13 @@ class Star:
 async def star(
     *replicas: FakeReplica,
     workers: int = 2,
-    patience: Patience = PATIENCE,
+    peer_limits: PeerLimits = PEER_LIMITS,
     first_probes_s: float = FIRST_PROBES_S,
     **config: Any,
 ) -> AsyncIterator[tuple[Star, list[Worker]]]:
     """A gateway of several workers. At the end nothing may be left open anywhere."""
     raw = {"health": {"interval_s": 60}, "workers": workers, **config}
     pools = [{"replicas": [replica.url for replica in replicas], **raw.pop("pool", {})}]
-    made = Star(load(None, {"pools": pools, **raw}, env={}), patience, first_probes_s)
+    made = Star(load(None, {"pools": pools, **raw}, env={}), peer_limits, first_probes_s)
     async with made.stack:
         yield made, [await made.join() for _ in range(workers)]

@@ -13,7 +13,7 @@ import pytest
 from gateway.cluster.messages import Reconfigure, RejectConfig
 from gateway.cluster.workers.channel import HUB
 from gateway.cluster.workers.messages import Executed, Message, Publish, Scrape, Scraped, from_hub
-from gateway.cluster.workers.peers import Patience, part_of
+from gateway.cluster.workers.peers import PeerLimits, part_of
 from gateway.config.schema import Config
 from gateway.config.source import load
 from gateway.telemetry.exposition import unpacked_slices
@@ -135,7 +135,7 @@ def counted(counters: bytes) -> float:
 
 
 async def test_who_does_not_answer_is_counted_as_it_last_told(caplog: pytest.LogCaptureFixture) -> None:
-    async with FakeReplica() as one, star(one, patience=Patience(scrape_s=0.05)) as (made, (first, second)):
+    async with FakeReplica() as one, star(one, peer_limits=PeerLimits(scrape_s=0.05)) as (made, (first, second)):
         await first.run.post()
         await eventually(lambda: counted(made.hub.members[first.who].counters) == 1)
         first.channel.receive(lambda *_: None, lambda: None)  # it hears nothing any more
@@ -294,7 +294,7 @@ def pause_hub(made: Star, worker: Worker) -> Callable[[], None]:
 
 
 async def test_without_a_supervisor_operators_are_told_that_nothing_was_changed() -> None:
-    async with FakeReplica() as one, star(one, patience=Patience(forwarded_s=0.1)) as (made, (first, second)):
+    async with FakeReplica() as one, star(one, peer_limits=PeerLimits(forwarded_s=0.1)) as (made, (first, second)):
         go_on = pause_hub(made, first)
         draining = first.run.post({"name": one.name}, path="/warmroute/drain")
         (drained, _, error), (status, _, body) = await asyncio.gather(draining, first.run.get("/metrics"))
@@ -306,7 +306,7 @@ async def test_without_a_supervisor_operators_are_told_that_nothing_was_changed(
 
 
 async def test_a_command_that_not_all_workers_confirm_is_no_success() -> None:
-    async with FakeReplica() as one, star(one, patience=Patience(command_s=0.5)) as (_, (first, second)):
+    async with FakeReplica() as one, star(one, peer_limits=PeerLimits(command_s=0.5)) as (_, (first, second)):
         second.channel.receive(lambda *_: None, lambda: None)  # it hears nothing any more
         status, _, error = await first.run.post({"name": one.name}, path="/warmroute/drain")
         assert (status, error["error"]["code"]) == (503, "workers_silent")
@@ -324,7 +324,7 @@ def answers_after(event: asyncio.Event) -> Behaviour:
 async def test_events_that_the_supervisor_does_not_read_are_bounded_and_made_up_for() -> None:
     before, after = asyncio.Event(), asyncio.Event()
     script = [answers_after(before), *[answers()] * 100, answers_after(after)]
-    async with FakeReplica(script) as one, star(one, patience=Patience(unsent_bytes=100_000)) as (made, (first, second)):
+    async with FakeReplica(script) as one, star(one, peer_limits=PeerLimits(unsent_bytes=100_000)) as (made, (first, second)):
         opened_before = asyncio.create_task(first.run.post())
         await eventually(lambda: inflight(second, one) == 1)
         go_on = pause_hub(made, first)
