@@ -76,10 +76,9 @@ def answer(job: tuple[Any, ...], body: bytes) -> bytes:
 
 def _parse(body: bytes, name: str, block_bytes: int, block_tokens: int, scope: tuple[str, ...]) -> wire.ParsedBody:
     api = _read(_DIALECTS.named(name), body)
-    made = None if api.prompt is None else router_prompt(api, (block_bytes, block_tokens), scope=scope)
-    prompt = (made.keys, made.units, made.block_units, made.scale) if made else None
-    read = api.model, api.salt, api.stream, api.metered, api.stores, api.strip_usage, api.countable
-    return wire.ParsedBody(*read, list(api.edits), prompt)
+    if api.prompt is not None:
+        router_prompt(api, (block_bytes, block_tokens), scope=scope)
+    return wire.parsed_body(api)
 
 
 def _read(dialect: Dialect, body: bytes) -> ApiRequest:

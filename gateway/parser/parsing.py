@@ -27,7 +27,6 @@ from gateway.dialects.json_structure import signs
 from gateway.parser import wire
 from gateway.parser.process import ParserProcess
 from gateway.turns import Turns, turns_of
-from router import Prompt
 
 UNCOUNTED_BYTES: Final = 256 << 10
 INLINE_BYTES: Final = 2 << 20
@@ -77,7 +76,7 @@ class Parsing:
         """
         arguments = wire.PARSE, dialect.name, self._block_bytes, self._block_tokens, scope
         parsed = wire.ParsedBody(*await self.process.run(arguments, raw, client))
-        return request_of(parsed, await _edited(raw, parsed.edits))
+        return wire.request_of(parsed, await _edited(raw, parsed.edits))
 
     async def continuation(self, dialect: Dialect, body: bytes, so_far: PartialAnswer, client: str = "") -> bytes | None:
         """The request for the rest of an answer; b"": the answer is complete; None: it cannot be continued.
@@ -91,15 +90,6 @@ class Parsing:
         if verdict == IMPOSSIBLE:
             return None
         return b"" if verdict == COMPLETE else await _edited(body, edits)
-
-
-def request_of(parsed: wire.ParsedBody, body: bytes) -> ApiRequest:
-    """The request that another process has parsed. body: with the edits."""
-    api = ApiRequest(parsed.model, None, parsed.salt, stream=parsed.stream, metered=parsed.metered, body=body)
-    api.strip_usage, api.stores, api.countable = parsed.strip_usage, parsed.stores, parsed.countable
-    if parsed.prompt:
-        api.made = Prompt(*parsed.prompt)
-    return api
 
 
 def continued(continuation: Continuation | None, body: bytes, so_far: PartialAnswer) -> bytes | None:

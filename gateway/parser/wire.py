@@ -13,8 +13,10 @@ import marshal
 import struct
 from typing import Any, Final, NamedTuple
 
+from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.json_edits import Edit
 from gateway.errors import GatewayError
+from router import Prompt
 
 JOB: Final = struct.Struct("<IQ")
 RESULT: Final = struct.Struct("<I")
@@ -28,10 +30,7 @@ FAILED: Final = "failed"  # a bug, with its traceback
 
 
 class ParsedBody(NamedTuple):
-    """An ApiRequest without its body. edits: to be applied to the body. prompt: the fields of a router.Prompt.
-
-    Written by `helper._parse`, read by `parsing.request_of`.
-    """
+    """An ApiRequest without its body. edits: to be applied to the body. prompt: the fields of a router.Prompt."""
 
     model: str
     salt: str
@@ -42,6 +41,34 @@ class ParsedBody(NamedTuple):
     countable: bool
     edits: list[Edit]
     prompt: tuple[bytes, int, int, str] | None
+
+
+def parsed_body(api: ApiRequest) -> ParsedBody:
+    """What the parser process returns. api: with its block keys."""
+    made = api.made
+    prompt = (made.keys, made.units, made.block_units, made.scale) if made else None
+    return ParsedBody(
+        api.model,
+        api.salt,
+        api.stream,
+        api.metered,
+        api.stores,
+        api.strip_usage,
+        api.countable,
+        list(api.edits),
+        prompt,
+    )
+
+
+def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
+    """The request that the parser process has parsed. body: with the edits."""
+    api = ApiRequest(parsed.model, None, parsed.salt, stream=parsed.stream, metered=parsed.metered, body=body)
+    api.stores = parsed.stores
+    api.strip_usage = parsed.strip_usage
+    api.countable = parsed.countable
+    if parsed.prompt:
+        api.made = Prompt(*parsed.prompt)
+    return api
 
 
 def job(arguments: tuple[Any, ...], length: int) -> bytes:

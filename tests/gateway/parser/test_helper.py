@@ -20,7 +20,6 @@ from gateway.dialects.openai.request import CHAT, COMPLETION
 from gateway.dialects.table import OTHER, Dialects
 from gateway.errors import GatewayError
 from gateway.parser import helper, wire
-from gateway.parser.parsing import request_of
 
 BLOCKS = (16, 4)
 ATTRIBUTES: tuple[str, ...] = getattr(ApiRequest, "__mypyc_attrs__", ()) or ApiRequest.__slots__  # if compiled, or not
@@ -77,7 +76,7 @@ def test_it_is_the_same_as_parsing_at_once(body: dict[str, Any], kind: str, tail
     if api.has_prompt:
         router_prompt(api, BLOCKS)  # in the place of the canonical prompt, as in the other process
     there = wire.ParsedBody(*fields)
-    assert of_request(request_of(there, apply(raw, there.edits))) == of_request(api)
+    assert of_request(wire.request_of(there, apply(raw, there.edits))) == of_request(api)
 
 
 def of_request(api: ApiRequest) -> dict[str, Any]:
