@@ -24,6 +24,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget, MemoryLease, client_of
 from gateway.config.addresses import is_local
+from gateway.dialects.table import DIALECTS
 from gateway.server import aiohttp_seam
 from gateway.server.aiohttp_seam import as_1_1
 from gateway.server.bounds import MAX_UNCHARGED
@@ -38,7 +39,7 @@ from gateway.upstream.client import ReplicaAnswer
 
 log = logging.getLogger("warmroute.gateway")
 
-FAST_PATHS: Final = frozenset(["/v1/chat/completions", "/v1/completions"])
+FAST_PATHS: Final = frozenset([path for path, dialect in DIALECTS.items() if dialect.strict])
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
