@@ -290,6 +290,16 @@ class Fleet:
         known = set(self._by_name.values())
         served, prefixes = {state: pool.models for pool in self.pools for state in pool.replicas}, self._prefixes_by_pool
         self._prober.retune(config.health)
+        left = self._change_members(wanted, probed)
+        self._build(config)
+        _log_each("replica leaves", "more replicas leave", left)
+        _log_each("replica joins", "more replicas join", self._joined_since(known))
+        others = self._prefixes_by_pool != prefixes  # then one pool may take what another one served
+        changed = {state for pool in self.pools for state in pool.replicas if others or served.get(state) != pool.models}
+        warn_of_misfits(changed, self.pools, self._by_prefix)
+
+    def _change_members(self, wanted: Members, probed: Mapping[str, ProbeResult]) -> Sequence[ReplicaState]:
+        """Returns the replicas that leave."""
         changes = reconcile(self._members, wanted)
         left = [self._by_name[member.name] for member in changes.left]
         for state in left:
@@ -300,8 +310,10 @@ class Fleet:
         for member in changes.joined:
             self._join(member, probed)
         self._members = wanted
-        self._build(config)
-        _log_each("replica leaves", "more replicas leave", left)
+        return left
+
+    def _joined_since(self, known: Collection[ReplicaState]) -> Sequence[ReplicaState]:
+        """The replicas in the pools that were not `known`. They begin with part of the load, where others can take the rest."""
         joining: list[ReplicaState] = []
         for pool in self.pools:
             joined = [state for state in pool.replicas if state not in known]
@@ -309,10 +321,7 @@ class Fleet:
                 if len(joined) < len(pool.replicas):  # else no other replica can take what it does not get at first
                     state.up_since = self._clock()
             joining += joined
-        _log_each("replica joins", "more replicas join", joining)
-        others = self._prefixes_by_pool != prefixes  # then one pool may take what another one served
-        changed = {state for pool in self.pools for state in pool.replicas if others or served.get(state) != pool.models}
-        warn_of_misfits(changed, self.pools, self._by_prefix)
+        return joining
 
     def uses(self, url: str) -> bool:
         """Whether a replica has this URL, one that is leaving included. O(replicas)."""
