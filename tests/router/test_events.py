@@ -48,7 +48,24 @@ def test_what_is_encoded_comes_back(some: list[Event]) -> None:
     assert decode(encode(some)) == some
 
 
+LARGE = Opened(
+    number=1,
+    keys=b"",
+    units=0,
+    block_units=1,
+    scale="",
+    client=0,
+    replica="r1",
+    matched_blocks=0,
+    prompt_tokens=0,
+    uncached_tokens=2**40,
+    since=-1.0,
+    silent=False,
+)
+
+
 @given(st.lists(events, max_size=12))
+@example([LARGE, FirstToken(1, 0.0)])
 def test_whatever_decodes_can_be_applied_and_undone(some: list[Event]) -> None:
     """Events that no router would send, in an order that makes no sense."""
     router = Router(policy="cost", ttl_s=10, memory_bytes=1 << 16, chance=random.Random(1))

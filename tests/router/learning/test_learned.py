@@ -22,7 +22,7 @@ def test_a_belief_counts_as_much_as_its_weight() -> None:
 
 def test_what_a_value_would_be_after_an_observation_is_what_it_is_then() -> None:
     ratio = Ratio(10.0, 5.0, half_life=20.0)
-    for observation in ((200.0, 5.0, 5.0), (1.0, 3.0, 20.0)):
+    for observation in ((200.0, 5.0, 5.0), (1.0, 3.0, 20.0), (3e12, 1.0, 2.0**40)):
         foreseen = ratio.after(*observation)
         assert foreseen != pytest.approx(ratio.value)
         ratio.learn(*observation)
