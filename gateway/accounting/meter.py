@@ -14,6 +14,7 @@ import pygtrie
 from gateway.config.live import Live
 from gateway.config.schema import MATCH_ALL, PriceConfig
 from gateway.dialects.usage import Usage
+from gateway.telemetry.counters import FirstValues
 from gateway.telemetry.metrics import TENANTS, Metrics
 
 MAX_KNOWN: Final = 1024
@@ -41,7 +42,7 @@ class Meter:
         self._trie: Any = None
         self._known: dict[str, PriceConfig | None] = {}  # by model, as far as they were looked up
         self._metrics = metrics
-        self._tenants: set[str] = set()
+        self._tenants = FirstValues(TENANTS)
         self._take_prices(live.prices)
 
     def bill(self, model: str, usage: Usage) -> Bill | None:
@@ -73,14 +74,6 @@ class Meter:
         self._known[model] = price
         return price
 
-    def _label(self, tenant: str) -> str:
-        """A bounded label: the first TENANTS distinct tenants by name, any further as "other"."""
-        if tenant not in self._tenants:
-            if len(self._tenants) >= TENANTS:
-                return "other"
-            self._tenants.add(tenant)
-        return tenant
-
     def count(self, usage: Usage, bill: Bill | None, *, model: str, replica: str, tenant: str) -> None:
         """Add one answer to the token and money counters. model: its label."""
         metrics = self._metrics
@@ -89,7 +82,7 @@ class Meter:
         metrics.prompt_tokens.add((model, replica, "hit"), cached)
         metrics.completion_tokens.add((model, replica), usage.completion)
         if bill:
-            tenant = self._label(tenant)
+            tenant = self._tenants.label(tenant)
             metrics.cost_usd.add((model, tenant, "input"), bill.input)
             metrics.cost_usd.add((model, tenant, "cached_input"), bill.cached_input)
             metrics.cost_usd.add((model, tenant, "output"), bill.output)

@@ -33,7 +33,7 @@ from gateway.fleet.pools import Pool, succeed
 from gateway.fleet.prober import Prober, ProbeResult
 from gateway.fleet.refusals import REST_MOST_S
 from gateway.fleet.state import ReplicaState
-from gateway.telemetry.counters import Instruments
+from gateway.telemetry.counters import FirstValues, Instruments
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import UpstreamClient
 from router import Router
@@ -87,7 +87,7 @@ class Fleet:
         self._clock = clock
         self._prober = Prober(config.health, router, metrics, self._models_changed, clock)
         self._chance = chance
-        self._labels: set[str] = set()
+        self._labels = FirstValues(MAX_LABELS)  # replicas may list other models at every probe
         self._suspects: set[ReplicaState] = set()  # the only ones that may be restricted: few, mostly none
         self._by_name: dict[str, ReplicaState] = {}  # those that are leaving too
         self._unused_urls: list[str] = []  # URLs of replicas that were forgotten
@@ -144,7 +144,7 @@ class Fleet:
 
     def _target(self, model: str) -> Target:
         name, pool = self._pool_of(model)
-        label = self._label(name)
+        label = self._labels.label(name)
         # Engines answer 404 for what they do not serve; those that list the model know best.
         members = [state for state in pool.replicas if model in state.models] or pool.replicas
         serving = [state for state in members if state.live] or [state for state in members if state.doubtful]
@@ -168,14 +168,6 @@ class Fleet:
             return target.replicas
         self._suspects = {state for state in self._suspects if state.restricted(now)}
         return eligible(target.replicas, self._suspects, now, self._chance, tried, resting=resting)
-
-    def _label(self, name: str) -> str:
-        """A model's name for metrics: of the first MAX_LABELS its own, for replicas may list other models at every probe."""
-        if name not in self._labels:
-            if len(self._labels) >= MAX_LABELS:
-                return "other"
-            self._labels.add(name)
-        return name
 
     def _pool_of(self, model: str) -> tuple[str, Pool]:
         if not model:

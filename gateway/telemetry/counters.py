@@ -50,6 +50,28 @@ def _folded(names: Labels, values: Labels) -> Labels:
     return tuple([OTHER if name in UNBOUNDED_LABELS else value for name, value in zip(names, values, strict=True)])
 
 
+class FirstValues:
+    """Bounds a label whose values clients or replicas choose: the first `most` keep theirs, any further one is OTHER."""
+
+    __slots__ = ("_most", "_values")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: set[str] = set()
+
+    def label(self, value: str) -> str:
+        """O(1)."""
+        if value in self._values:
+            return value
+        if len(self._values) >= self._most:
+            return OTHER
+        self._values.add(value)
+        return value
+
+    def __repr__(self) -> str:
+        return f"<FirstValues {len(self._values)} of {self._most}>"
+
+
 class Cell:
     """A counter's value for one label set. Compiled, an increment neither boxes a float nor writes to a dictionary."""
 

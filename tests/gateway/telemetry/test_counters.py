@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.telemetry.counters import Counter, Gauge, Histogram, Instruments, merge_max, merge_min, merge_sum
+from gateway.telemetry.counters import Counter, FirstValues, Gauge, Histogram, Instruments, merge_max, merge_min, merge_sum
 
 BOUNDS = (0.5, 1.0, 2.5)
 labels = st.sampled_from(["a", "b", 'quote"d', "back\\slash", "new\nline"])
@@ -152,3 +152,11 @@ def test_what_is_taken_in_is_folded_too() -> None:
     for _ in range(2):
         instruments.merge(other.snapshot())
     assert made.values == {("a",): 2, ("b",): 2, ("other",): 4}
+
+
+@given(st.lists(st.text(max_size=2), max_size=30), st.integers(0, 5))
+def test_the_first_values_keep_their_names_and_any_further_one_is_other(values: list[str], most: int) -> None:
+    first = list(dict.fromkeys(values))[:most]
+    bounded = FirstValues(most)
+    for value in values:
+        assert bounded.label(value) == (value if value in first else "other")
