@@ -48,8 +48,9 @@ test-nightly: $(VENV)/.dev
 COMPILED := build/compiled
 SOURCES := $(shell find router gateway replica -name '*.py')
 $(COMPILED)/.made: $(VENV)/.dev hatch_build.py $(SOURCES)
+	mkdir -p build && touch build/.compiling
 	$(BIN)/python hatch_build.py $(COMPILED)
-	touch $@
+	mv build/.compiling $@  # as old as the sources that were read: what changed meanwhile is compiled next time
 
 compiled: $(COMPILED)/.made
 
