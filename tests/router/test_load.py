@@ -87,7 +87,7 @@ def test_what_is_left_of_the_queue_shrinks_while_the_first_prompt_is_prefilled()
     first, second, third = (ledger.open("r", tokens, tokens, 100.0) for tokens in (80_000, 1000, 16_000))
     load = ledger.of("r")
     assert [load.remaining_tokens(now) for now in (50.0, 100.0, 105.0)] == [97_000, 97_000, 57_000]
-    assert load.remaining_tokens(200.0) == 17_000, "at most all of the first: the next has not begun, or we would have heard"
+    assert load.remaining_tokens(200.0) == 17_000, "at most all of the first: the next has not begun, or we had its first token"
     first.first_token(120.0)
     second.close(121.0)  # its client left while it was its turn
     assert [load.remaining_tokens(now) for now in (121.0, 122.0)] == [16_000, 8000]

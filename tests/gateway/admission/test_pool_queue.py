@@ -109,7 +109,7 @@ class QueueMachine(CountedMachine):
         assert self.queue.first() is turn
 
 
-def test_a_queue_is_what_a_plain_list_says() -> None:
+def test_a_queue_behaves_as_a_plain_list() -> None:
     assert steps_of(QueueMachine, examples=40, steps=100) >= STEPS // 4
 
 
@@ -393,7 +393,7 @@ def test_one_tenant_cannot_fill_the_queue_for_all(world: World) -> None:
     assert world.served == ["a", "a", "b"]
 
 
-def test_who_waits_too_long_is_told_so(world: World) -> None:
+def test_a_request_that_waits_too_long_is_refused(world: World) -> None:
     world.come("a", "b")
     world.settle(9.5)
     assert not world.refused
@@ -439,7 +439,7 @@ def test_the_place_of_one_who_leaves_as_it_is_handed_over_goes_to_the_next(world
     leaver = world.arrive("b")
     world.come("c")
     world.release()  # b gets its result
-    leaver.task.cancel()  # and does not live to hear it
+    leaver.task.cancel()  # before it reads it
     world.settle()
     assert world.served == ["a", "c"]
 
@@ -463,13 +463,13 @@ def test_a_request_whose_client_leaves_is_out_of_the_queue_at_once(world: World)
     assert not world.refused
 
 
-def test_a_refusal_that_nobody_hears_any_more_makes_no_noise(world: World) -> None:
+def test_a_refusal_that_nobody_receives_any_more_makes_no_noise(world: World) -> None:
     world.come(*"abcd")
     world.waiting[-1].task.cancel()
     world.admission.resize(max_inflight=1, max_queue=0, queue_s=10.0)
     world.settle()
     assert len(world.refused) == 2
-    assert world.admission.refused == dict(zip(REASONS, (0, 2, 0), strict=True)), "who has left is not refused"
+    assert world.admission.refused == dict(zip(REASONS, (0, 2, 0), strict=True)), "a waiter that has left is not refused"
 
 
 def test_new_bounds_hold_at_once(world: World) -> None:

@@ -19,7 +19,7 @@ from gateway.config.source import Source, load
 from gateway.fleet.membership import Member, configured
 from tests.gateway.conftest import BODY, Running, eventually, longest_pause, running
 from tests.support.configmap import ConfigMap
-from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, dies_now, http, models, says, streams
+from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, dies_now, http, models, streams, writes
 from tests.support.limits import open_files
 
 
@@ -64,7 +64,7 @@ async def test_a_probe_that_ends_after_its_replica_has_left_changes_nothing(outc
 
     def page(tokens: int) -> Behaviour:
         text = f'vllm:cache_config_info{{engine="0",kv_cache_size_tokens="{tokens}"}} 1.0\n'
-        return says(http(200, text.encode(), "text/plain; version=0.0.4"))
+        return writes(http(200, text.encode(), "text/plain; version=0.0.4"))
 
     old = FakeReplica(listing=models("m", owner="vllm"), pages={"/metrics": page(1000)})
     health = {"interval_s": 60, "failures": 1}
@@ -239,11 +239,11 @@ async def test_who_joins_and_does_not_answer_is_down_and_probed() -> None:
 async def test_a_request_that_fails_over_after_a_reload_goes_to_who_is_there_now() -> None:
     die = asyncio.Event()
 
-    async def dies_when_told(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    async def dies_on_demand(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         await die.wait()
         dies_now(writer)
 
-    async with FakeReplica([dies_when_told]) as old, FakeReplica() as new, running(old) as run:
+    async with FakeReplica([dies_on_demand]) as old, FakeReplica() as new, running(old) as run:
         asking = asyncio.create_task(run.post())
         await eventually(lambda: old.requests)
         await reload(run, new)
@@ -333,7 +333,7 @@ async def test_what_clients_may_take_their_time_for_changes() -> None:
         await reload(run, one, limits={"body_s": 0.1, "client_idle_s": 0.1})
         async with asyncio.timeout(40):
             reader, writer = await asyncio.open_connection("127.0.0.1", URL(run.url).port)
-            assert await reader.read() == b"", "it said nothing"
+            assert await reader.read() == b"", "nothing was sent"
             writer.close()
             for base, path in ((run.url, "/v1/chat/completions"), (run.admin_url, "/warmroute/drain")):
                 reader, writer = await asyncio.open_connection("127.0.0.1", URL(base).port)
@@ -367,7 +367,7 @@ async def test_what_needs_a_restart_stays_and_is_named(caplog: pytest.LogCapture
         keys = ["listen", "log_level", "routing.block_bytes", "routing.block_tokens"]
         assert (record.levelno, vars(record)["keys"]) == (logging.WARNING, keys)
         assert run.gateway.config.routing.block_bytes == run.gateway.live.config.routing.block_bytes == 256
-        assert run.gateway.router.trie.ttl_s == 7, "all else is as the file says"
+        assert run.gateway.router.trie.ttl_s == 7, "all else is as in the file"
         assert (await run.post())[1]["X-Warmroute-Replica"] == two.name
         await reload(run, two, listen="127.0.0.1:1", log_level="debug", routing=routing)
         assert (await run.metrics())['warmroute_config_reloads_total{result="unchanged"}'] == 1
@@ -451,9 +451,9 @@ async def test_a_reading_that_fails_does_not_end_the_watching(caplog: pytest.Log
         assert run.gateway.metrics.reloads.values == {("good",): 1, ("invalid",): 1, ("unchanged",): 0}
         assert run.gateway.metrics.config_loaded.values[()] == 7.0
         assert list(run.gateway.fleet.target("m").replicas) == [two.name]
-        told = {record.message: vars(record).get("error") for record in caplog.records}
-        assert told["configuration not reloaded: it is invalid"] == "pools: no"
-        assert "reload failed" in told
+        logged = {record.message: vars(record).get("error") for record in caplog.records}
+        assert logged["configuration not reloaded: it is invalid"] == "pools: no"
+        assert "reload failed" in logged
         watching.cancel()
 
 

@@ -120,7 +120,7 @@ async def test_a_cached_answer_is_the_uncached_one(model: Path, block_size: int,
 
 
 async def test_in_bfloat16_it_is_within_the_stated_tolerance(tmp_path: Path) -> None:
-    """Scores of a few units, in steps of 1/128 to 1/32 and summed in another order: docs/replica.md says 0.25."""
+    """Scores of a few units, in steps of 1/128 to 1/32 and summed in another order: docs/replica.md states 0.25."""
     folder, worst = tiny_model(tmp_path, seed=5), 0.0
     async with running(folder, dtype="bfloat16") as engine:
         scores = recorded_scores(engine)

@@ -114,7 +114,7 @@ COUNTABLE: Any = Quotes if pricing.__file__.endswith(".py") else object
 
 
 class Counted(COUNTABLE):  # type: ignore[misc]
-    """priced: how often it had to say a price."""
+    """priced: how many prices it had to compute."""
 
     __slots__ = ("priced",)
 
@@ -164,7 +164,7 @@ def test_a_faster_replica_is_not_overlooked_for_what_it_lacks() -> None:
 
 
 def test_who_has_answered_plainly_is_idle_once_its_prefill_must_be_over() -> None:
-    """Nobody says so: its silent requests have to be settled first, or a look at its queue misleads."""
+    """Nothing reports it: its silent requests have to be settled first, or a look at its queue misleads."""
     router, fleet = router_with(3)
     router.trie.insert("r1", prompt(b"abcdef").keys, 0.0)
     for name in fleet:

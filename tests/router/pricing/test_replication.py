@@ -18,7 +18,7 @@ def test_rent_adds_up_by_prefix_until_a_copy_is_bought() -> None:
     assert (rents.paid(b"hot"), rents.paid(b"other")) == (1.5, 9.0)
     rents.bought(b"hot")
     assert (rents.paid(b"hot"), rents.paid(b"other")) == (0.0, 9.0)
-    rents.bought(b"never heard of")
+    rents.bought(b"unknown")
     assert repr(rents) == "<Rents for 1 prefixes, 9 s>"
 
 

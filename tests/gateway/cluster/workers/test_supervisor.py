@@ -179,7 +179,7 @@ async def test_new_connections_of_a_worker_that_hangs_go_to_the_others(caplog: p
             assert "worker is silent" in caplog.text
             assert run.pids[hung] == pid, "it may only be slow: it is not killed, and keeps its listener"
         finally:
-            with contextlib.suppress(ProcessLookupError):  # it was replaced, which the assertions tell better
+            with contextlib.suppress(ProcessLookupError):  # it was replaced, which the assertions show better
                 os.kill(pid, signal.SIGCONT)
         slot = next(slot for slot in run.made.slots if slot.worker == hung)
         await eventually(lambda: slot.handover is None)
@@ -203,7 +203,7 @@ async def test_while_all_workers_are_silent_their_connections_wait_for_the_first
                 assert [(await task)[0] for task in asked] == [200] * 20
         finally:
             for pid in pids.values():
-                with contextlib.suppress(ProcessLookupError):  # it was replaced, which the assertions tell better
+                with contextlib.suppress(ProcessLookupError):  # it was replaced, which the assertions show better
                     os.kill(pid, signal.SIGCONT)
         assert run.pids == pids
 
@@ -265,7 +265,7 @@ async def test_a_successor_begins_with_the_configuration_that_the_others_have(ca
             assert page['warmroute_config_reloads_total{result="invalid"}'] == 1
 
 
-async def test_the_last_counts_of_workers_that_go_down_are_heard() -> None:
+async def test_the_last_counts_of_workers_that_go_down_are_received() -> None:
     async with FakeReplica([answers()]) as one, supervised(one) as run:
         for _ in range(20):
             await run.post()
