@@ -21,7 +21,7 @@ from bench.soak.health import OK, PATIENCE_S, PAUSE_S, Answer
 from tests.chaos.stage import Stage
 from tests.chaos.wire import port_of
 
-_SURELY_S = 5.0  # of silence: the watcher waits for an answer, and is not only unread by this process, which makes all the load
+_SURELY_S = 5.0  # without a line of the watcher: it waits for the gateway; less may be this process, which makes all the load
 ROWS = 20
 SLOWEST = 5
 

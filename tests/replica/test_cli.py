@@ -96,7 +96,7 @@ async def _crowd(url: str, count: int) -> list[bytes]:
     return [bytes(client.got) for _, client in clients]
 
 
-def test_thousands_who_come_at_once_are_all_answered(start: Start) -> None:
+def test_thousands_of_connections_at_once_are_all_answered(start: Start) -> None:
     """10,000 were too; this many take two seconds."""
     count = 3000
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

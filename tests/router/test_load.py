@@ -116,7 +116,7 @@ def test_one_that_leaves_the_middle_of_the_queue_ends_nobodys_turn() -> None:
     assert ledger.of("r").remaining_tokens(5.0) == 40_000
 
 
-def test_who_was_answered_is_expected_back_about_a_turns_gap_later() -> None:
+def test_an_answered_client_is_expected_back_about_a_turns_gap_later() -> None:
     load, gap = Ledger().of("r"), 20.0
     assert load.return_rate(5.0, gap) == 0
     for second in range(600):
@@ -140,7 +140,7 @@ def test_returns_are_a_sum_over_all_answers_in_constant_memory(gaps: list[float]
     assert load.return_rate(now, gap) == pytest.approx(sum(math.exp((at - now) / gap) for at in answers) / gap)
 
 
-def test_who_is_back_is_no_longer_expected() -> None:
+def test_a_client_that_is_back_is_no_longer_expected() -> None:
     load, gap = Ledger().of("r"), 20.0
     for now in (0.0, 5.0, 10.0):
         load.count_answer(now, gap)

@@ -341,7 +341,7 @@ def test_a_long_cold_prompt_goes_where_the_fewest_have_just_been_answered() -> N
     assert all(one.cost.others_s < 1e-3 for one in router.rank(short, BOTH, 4.0)[1]), "a short one takes nothing from anybody"
 
 
-def test_who_shares_no_more_than_a_head_is_not_taken_for_one_who_came_back() -> None:
+def test_a_prompt_that_shares_only_a_head_is_not_a_returning_session() -> None:
     router = router_with("r1")
     served(router, prompt_of(b"h" * 20 + b"a" * 80), 0.0)
     expected = router.ledger.of("r1").answered

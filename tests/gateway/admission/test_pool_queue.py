@@ -114,7 +114,7 @@ def test_a_queue_behaves_as_a_plain_list() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["enter", "serve", "leave"]), TENANTS, PRIORITIES, st.booleans())))
-def test_between_two_who_wait_all_the_time_turns_differ_by_at_most_one(story: list[tuple[str, str, int, bool]]) -> None:
+def test_between_two_constant_waiters_turns_differ_by_at_most_one(story: list[tuple[str, str, int, bool]]) -> None:
     queue, served = FairQueue[None](), Counter[str]()
     waiting = {tenant: [Waiter(tenant, 0, None) for _ in range(1 + 1000 * (tenant == "b"))] for tenant in "ab"}
     for waiter in (*waiting["b"], *waiting["a"]):
@@ -340,7 +340,7 @@ def world() -> Iterator[World]:
     world.close()
 
 
-def test_who_finds_a_place_does_not_wait(world: World) -> None:
+def test_a_request_that_finds_a_free_slot_does_not_wait(world: World) -> None:
     permit = world.admission.try_admit()
     assert permit is not None
     assert world.admission.try_admit() is None
@@ -434,7 +434,7 @@ def test_idle_times_do_not_count_as_slow(world: World) -> None:
     assert world.refused.pop().retry_after_s == 1, "it is full only now"
 
 
-def test_the_place_of_one_who_leaves_as_it_is_handed_over_goes_to_the_next(world: World) -> None:
+def test_the_slot_of_a_waiter_that_leaves_as_it_is_handed_over_goes_to_the_next(world: World) -> None:
     world.come("a")
     leaver = world.arrive("b")
     world.come("c")
@@ -444,7 +444,7 @@ def test_the_place_of_one_who_leaves_as_it_is_handed_over_goes_to_the_next(world
     assert world.served == ["a", "c"]
 
 
-def test_who_left_in_this_very_tick_takes_no_turn(world: World) -> None:
+def test_a_waiter_that_left_in_this_very_tick_takes_no_turn(world: World) -> None:
     world.come("a")
     leaver = world.arrive("b")
     world.come("c", "b")

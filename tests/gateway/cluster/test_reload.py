@@ -83,7 +83,7 @@ async def test_a_probe_that_ends_after_its_replica_has_left_changes_nothing(outc
         assert not [name for name in await run.metrics() if old.name in name and "_total" not in name]
 
 
-async def test_who_joins_answers_at_once_and_who_leaves_finishes_what_runs() -> None:
+async def test_a_replica_that_joins_answers_at_once_and_one_that_leaves_finishes_its_requests() -> None:
     go_on = asyncio.Event()
     async with FakeReplica([streams("a", "b", hold=go_on)]) as old, FakeReplica() as new, running(old) as run:
         parts = await opened(run)
@@ -141,7 +141,7 @@ class Counted:
         await models("m")(request, writer)
 
 
-async def test_nobody_looks_any_more_at_who_has_left() -> None:
+async def test_a_replica_that_has_left_is_no_longer_probed() -> None:
     left, joined, health = Counted(), Counted(), {"interval_s": 0.01}
     async with FakeReplica(listing=left) as old, FakeReplica(listing=joined) as new, running(old, health=health) as run:
         await eventually(lambda: left.looks > 3)
@@ -152,7 +152,7 @@ async def test_nobody_looks_any_more_at_who_has_left() -> None:
         assert left.looks <= seen + 1, "one may have been on its way"
 
 
-async def test_who_stays_keeps_all_that_it_has() -> None:
+async def test_a_replica_that_stays_keeps_all_that_it_has() -> None:
     go_on = asyncio.Event()
     async with (
         FakeReplica([answers(), streams("a", "b", hold=go_on), answers()]) as stays,
@@ -182,7 +182,7 @@ async def test_who_stays_keeps_all_that_it_has() -> None:
         assert [part.choices[0].delta.content async for part in parts] == ["b"]
 
 
-async def test_who_is_back_before_it_was_gone_has_lost_nothing() -> None:
+async def test_a_replica_that_is_back_before_it_was_gone_has_lost_nothing() -> None:
     go_on = asyncio.Event()
     script = [streams("a", "b", hold=go_on), answers()]
     async with FakeReplica(script) as one, FakeReplica() as two, running(one) as run:
@@ -224,7 +224,7 @@ async def test_a_name_may_go_to_another_url_while_requests_run() -> None:
         run.gateway.router.check()
 
 
-async def test_who_joins_and_does_not_answer_is_down_and_probed() -> None:
+async def test_a_replica_that_joins_and_does_not_answer_is_down_and_probed() -> None:
     async with FakeReplica() as one, FakeReplica() as late, running(one) as run:
         await late.stop()
         await reload(run, one, late, health={"interval_s": 0.01})
@@ -236,7 +236,7 @@ async def test_who_joins_and_does_not_answer_is_down_and_probed() -> None:
             await eventually(lambda: state.up)
 
 
-async def test_a_request_that_fails_over_after_a_reload_goes_to_who_is_there_now() -> None:
+async def test_a_request_that_fails_over_after_a_reload_goes_to_a_current_replica() -> None:
     die = asyncio.Event()
 
     async def dies_on_demand(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
@@ -255,7 +255,7 @@ async def test_a_request_that_fails_over_after_a_reload_goes_to_who_is_there_now
 # -- pools
 
 
-async def test_a_pool_with_more_places_lets_those_in_who_wait() -> None:
+async def test_a_pool_with_more_slots_admits_its_waiters() -> None:
     go_on = asyncio.Event()
     async with FakeReplica([streams("a", "b", hold=go_on), answers()]) as one:
         pool = {"replicas": [one.url], "max_inflight": 1, "max_queue": 4}

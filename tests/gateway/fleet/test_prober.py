@@ -173,7 +173,7 @@ async def test_an_inquiry_is_made_once_and_repeated_rarely_where_it_failed() -> 
         assert replica.asked.count("/props") == 2
 
 
-async def test_who_comes_back_is_asked_anew() -> None:
+async def test_a_replica_that_comes_back_is_asked_anew() -> None:
     def loads(tokens: int) -> Behaviour:
         return writes(http(200, b'{"loads": [{"max_total_num_tokens": %d}]}' % tokens))
 
@@ -291,7 +291,7 @@ async def test_a_later_start_of_the_process_is_a_restart(caplog: pytest.LogCaptu
         assert (line["replica"], line["reason"]) == (replica.name, "start_time")
 
 
-async def test_who_was_down_and_comes_back_with_a_later_start_has_restarted() -> None:
+async def test_a_replica_that_was_down_and_comes_back_with_a_later_start_has_restarted() -> None:
     async with engine(metrics=vllm(started=STARTED)) as replica, running(replica) as run:
         await run.post()
         listing, replica.listing = replica.listing, status(503)
@@ -322,7 +322,7 @@ async def test_a_restart_that_was_seen_as_a_refusal_counts_once() -> None:
             assert await restarts(run, replica) == {"refused": 1, "start_time": 1, "zero_hits": 0}
 
 
-async def test_who_never_answered_has_lost_nothing() -> None:
+async def test_a_replica_that_never_answered_has_lost_nothing() -> None:
     replica = FakeReplica()
     async with replica:
         pass

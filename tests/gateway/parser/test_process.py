@@ -114,7 +114,7 @@ async def test_many_at_once_get_their_own_results() -> None:
         assert [request.body for request in requests] == [asked_for_usage(body(size, stream=True)) for size in sizes]
 
 
-async def test_who_leaves_does_not_put_the_others_out_of_step() -> None:
+async def test_a_request_that_leaves_does_not_put_the_others_out_of_step() -> None:
     async with parser() as (parsing, process):
         tasks = [asyncio.create_task(parsing.parse(CHAT, body(1_000_000 + number))) for number in range(12)]
         await eventually(lambda: process.started)

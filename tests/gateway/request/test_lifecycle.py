@@ -166,7 +166,7 @@ def without_idle_connections(**options: Any) -> FakeReplica:
     return FakeReplica(listing=listing, pages={"/metrics": status(404, "no", "Connection: close")}, **options)
 
 
-async def test_with_all_replicas_down_the_error_is_a_503_of_its_own() -> None:
+async def test_with_all_replicas_down_a_client_gets_a_502_and_then_a_503() -> None:
     async with without_idle_connections() as one, without_idle_connections() as two, running(one, two) as run:
         await one.stop()
         await two.stop()

@@ -382,7 +382,7 @@ async def test_streams_of_little_text_that_break_off_together_have_a_turn_each()
     assert len(set(ended)) == 5
 
 
-async def test_who_leaves_while_another_stream_is_read_holds_nobody_up() -> None:
+async def test_a_client_that_leaves_while_another_stream_is_read_delays_no_other() -> None:
     sent, kept = SentEvents(Ticks()), Kept()
     kept.add(40 * event("a"))
     reads = [asyncio.create_task(sent.read(CONTINUATION, kept)) for _ in range(3)]

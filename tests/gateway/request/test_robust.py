@@ -497,7 +497,7 @@ async def test_three_requests_at_once_are_answered_in_order() -> None:
         (post(STREAM, b"Connection: keep-alive", version=b"1.0"), False),
     ],
 )
-async def test_who_keeps_the_connection(request_bytes: bytes, kept: bool) -> None:
+async def test_which_requests_keep_the_connection(request_bytes: bytes, kept: bool) -> None:
     streaming = STREAM in request_bytes
     async with FakeReplica([streams("a") if streaming else answers(), answers()]) as replica, running(replica) as run:
         async with dial(run) as (reader, writer):

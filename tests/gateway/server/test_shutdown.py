@@ -179,7 +179,7 @@ async def test_a_connection_that_is_never_made_does_not_keep_it() -> None:
 
 
 @needs_diagnosis
-async def test_who_is_in_a_hurry_does_not_wait_for_a_connection_that_is_never_made() -> None:
+async def test_a_hurried_shutdown_does_not_wait_for_a_connection_that_is_never_made() -> None:
     hurry = asyncio.Event()
     hurry.set()
     with socket.create_server(("127.0.0.1", 0)) as listener, half_connected(listener.getsockname()):

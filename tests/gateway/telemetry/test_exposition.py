@@ -133,7 +133,7 @@ async def test_label_sets_may_come_and_go_while_a_page_is_rendered() -> None:
     assert (await rendering).endswith(b"\n")
 
 
-async def test_those_who_ask_at_the_same_time_share_one_page() -> None:
+async def test_scrapes_at_the_same_time_share_one_page() -> None:
     made, go_on = 0, asyncio.Event()
 
     async def make() -> bytes:

@@ -128,7 +128,7 @@ async def test_an_unknown_name_is_an_error_and_is_not_looked_up_again_at_once() 
         assert await resolver.addresses("b.test") == ("10.0.0.1",)
 
 
-async def test_many_who_wait_for_one_name_wait_for_one_look_up() -> None:
+async def test_many_waiters_for_one_name_share_one_look_up() -> None:
     async with asking() as (server, resolver):
         server.hang("a.test")
         server.answers["a.test"] = ["10.0.0.1"]

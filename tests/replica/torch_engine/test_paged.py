@@ -193,7 +193,7 @@ async def test_a_cancelled_request_that_never_arrived_leaves_nothing(model: Path
         assert not engine._blocks._claims
 
 
-async def test_a_reset_waits_for_who_has_just_left(model: Path) -> None:
+async def test_a_reset_waits_for_a_sequence_that_has_just_left(model: Path) -> None:
     async with running(model) as engine:
         for seed in range(10):
             doomed = engine.submit(Request(prompt(40, seed), 500, ignore_eos=True))

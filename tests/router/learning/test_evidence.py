@@ -75,7 +75,7 @@ def test_what_was_sent_before_the_purge_is_no_evidence_of_the_new_cache() -> Non
     assert [gone(evidence, sent=5.1) for _ in ROW] == ROW
 
 
-def test_who_never_reports_a_hit_never_restarts() -> None:
+def test_a_replica_that_never_reports_a_hit_never_restarts() -> None:
     """It does not count, or does not cache: there is nothing to lose."""
     evidence = unknown(hits=False)
     assert not any(gone(evidence) for _ in range(50))

@@ -120,7 +120,7 @@ def counted(counters: bytes) -> float:
     return float(sum(sum(part.get("warmroute_requests_total", {}).values()) for part in parts))
 
 
-async def test_who_waits_to_be_accepted_by_a_dead_worker_waits_for_its_successor() -> None:
+async def test_a_connection_that_a_dead_worker_has_not_accepted_waits_for_its_successor() -> None:
     async with FakeReplica([answers()]) as one, supervised(one) as run:
         first = run.pids
         for pid in first.values():
@@ -133,7 +133,7 @@ async def test_who_waits_to_be_accepted_by_a_dead_worker_waits_for_its_successor
         assert not first.keys() & run.pids.keys()
 
 
-async def test_who_waits_to_be_accepted_by_a_dead_worker_goes_to_another_at_once() -> None:
+async def test_a_connection_that_a_dead_worker_has_not_accepted_goes_to_another_at_once() -> None:
     patience = Patience(silent_s=1000.0)  # only because it has ended
     async with FakeReplica([answers()]) as one, supervised(one, patience=patience) as run:
         run.boot.program = "import time; time.sleep(1000)"  # a successor that does not serve
@@ -296,7 +296,7 @@ async def test_a_worker_that_dies_again_and_again_does_not_keep_connections_wait
         assert slot.listeners
 
 
-async def test_who_waits_for_a_worker_that_dies_again_is_passed_on_before_its_listener_closes() -> None:
+async def test_a_connection_to_a_worker_that_dies_again_is_passed_on_before_its_listener_closes() -> None:
     async with FakeReplica([answers()]) as one, supervised(one, patience=Patience(silent_s=1000.0, short_life_s=1000.0)) as run:
         run.boot.program = FAILS
         first, second = run.pids
@@ -323,7 +323,7 @@ async def test_while_all_workers_die_again_connections_wait_for_their_successors
             assert [(await task)[0] for task in asked] == [200] * 40
 
 
-async def test_who_waits_for_workers_that_die_again_goes_to_the_first_that_is_well() -> None:
+async def test_a_connection_to_workers_that_die_again_goes_to_the_first_that_is_well() -> None:
     patience = Patience(silent_s=1000.0, short_life_s=1000.0, pause_s=(0.5, 1000.0))
     async with FakeReplica([answers()]) as one, supervised(one, patience=patience) as run:
         soon, late = run.made.slots
