@@ -47,7 +47,7 @@ def test_functions_stay_small(source: tuple[str, ast.Module]) -> None:
             assert count <= 7, f"{name}: {node.name} takes {count} parameters"
 
 
-def test_names_say_what_is_inside() -> None:
+def test_module_names_describe_their_content() -> None:
     for path in SOURCES:
         assert path.stem not in {"utils", "util", "common", "helpers", "manager", "base", "misc"}, name_of(path)
 
@@ -81,7 +81,7 @@ def test_modules_hold_no_mutable_state(source: tuple[str, ast.Module]) -> None:
             assert frozen or all(part.isupper() or part.strip("_").isupper() for part in names), f"{name}:{node.lineno}"
 
 
-def test_every_module_says_what_it_is_for(source: tuple[str, ast.Module]) -> None:
+def test_every_module_has_a_docstring(source: tuple[str, ast.Module]) -> None:
     name, tree = source
     assert ast.get_docstring(tree), name
 

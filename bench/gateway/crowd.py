@@ -22,7 +22,7 @@ ANSWER_TOKENS = 8
 
 @dataclass(slots=True)
 class CrowdResult:
-    """What the replicas said of all answers. first: seconds to the whole (short) answer."""
+    """The replicas' usage of all answers. first: seconds to the whole (short) answer."""
 
     requests: int = 0
     prompt_tokens: int = 0

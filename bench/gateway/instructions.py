@@ -113,7 +113,7 @@ def _window(
     folder: Path,
     number: int,
 ) -> int:
-    """Instructions of so many requests."""
+    """Instructions of `requests` requests."""
     _control(process, "--zero")
     _send(connection, bodies, requests)
     _control(process, f"--dump=window-{number}")

@@ -62,7 +62,7 @@ class Cell:
 
 
 def cell(system: str, job: Closed, found: Sequence[dict[str, Any]]) -> Cell:
-    """found: what the load generator says of each round."""
+    """found: the load generator's report of each round."""
 
     def median(name: str) -> float:
         return statistics.median(one.get(name, 0.0) for one in found)

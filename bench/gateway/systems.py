@@ -1,6 +1,6 @@
 """The systems that are measured: how each is started, and how each is had.
 
-Every one is configured as its documentation says for this work, on 127.0.0.1, in front of the same replicas; routers that
+Every one is configured as its documentation advises for this work, on 127.0.0.1, in front of the same replicas; routers that
 know prompts use `cache_aware`. Logs go to /dev/null, but are written.
 """
 

@@ -40,7 +40,7 @@ class Closed:
     """port: of the system. pid: whose tree's CPU is read. chunks: of each stream; 0: not streamed. warm: requests before.
     at_once: all connect and send before the system has accepted any (`herd.py`); else each connects after the one before.
 
-    No request is sent when so many were sent, or so many seconds have passed; what has not come `patience` later is lost.
+    No request is sent when `requests` were sent or `seconds` have passed; what has not come `patience` later is lost.
     """
 
     port: int
@@ -334,7 +334,7 @@ async def open_loop(job: Open) -> dict[str, object]:
             lane.tally.sent += 1
             lane.tally.errors[f"cannot connect: {type(error).__name__}"] += 1
     patient = time.monotonic() + job.patience
-    while any(lane.tally.open for lane in lanes) and time.monotonic() < patient:  # noqa: ASYNC110  (for many, who do not tell)
+    while any(lane.tally.open for lane in lanes) and time.monotonic() < patient:  # noqa: ASYNC110  (many lanes, without an event)
         await asyncio.sleep(0.05)
     seconds = time.monotonic() - begun
     for lane in lanes:

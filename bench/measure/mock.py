@@ -1,4 +1,4 @@
-"""Mock replicas that cost next to nothing: a vLLM server as far as a gateway can tell, on raw protocols.
+"""Mock replicas that cost next to nothing: a vLLM server as far as a gateway can see, on raw protocols.
 
     python -m bench.measure.mock [--replicas 2] [--interval 0.01]
 
@@ -127,15 +127,15 @@ class MockReplica(asyncio.Protocol):
         usage = parameter(body, b"include_usage").startswith(b"true")
         self.transport.write(_STREAM_HEAD)
         first = self._loop.time() + FIRST_S
-        self._loop.call_at(first, self._say, first, 1, chunks, usage)
+        self._loop.call_at(first, self._send_word, first, 1, chunks, usage)
 
-    def _say(self, first: float, number: int, chunks: int, usage: bool) -> None:
+    def _send_word(self, first: float, number: int, chunks: int, usage: bool) -> None:
         """Chunks come at their times: one that was late does not delay the others."""
         if self.transport.is_closing():
             return
         self.transport.write(_CHUNK)
         if number < chunks:
-            self._loop.call_at(first + number * self._interval, self._say, first, number + 1, chunks, usage)
+            self._loop.call_at(first + number * self._interval, self._send_word, first, number + 1, chunks, usage)
             return
         last = [_LAST_EVENT, b'data: {"id":"c","choices":[],%s}\n\n' % (_USAGE % (chunks, 500 + chunks)) if usage else b""]
         end = b"".join(_chunk(event) for event in (*last, DONE + b"\n\n") if event)

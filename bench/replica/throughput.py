@@ -10,7 +10,7 @@ threads, all of them on one core if it is one thread:
                            (pip install 'transformers[serving]'; without that it is left out)
     model.generate         one batch of prompts of equal length, no server
 
-All are measured in the same way, from outside: the seconds that so many requests at once take with FEW tokens of answer each
+All are measured in the same way, from outside: the seconds that requests at once take with FEW tokens of answer each
 and with --tokens; the difference is decoding alone. A prompt's prefill is the time of a request with one token of answer, its
 server and all. Contestants take turns, round after round; ratios are of a round, and the report has their median. Answers are
 greedy and go on with what the prompt repeats, so that none ends before its length. No prompt comes twice.

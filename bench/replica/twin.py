@@ -67,7 +67,7 @@ class Run:
 
 @contextmanager
 def replicas(arguments: Sequence[str], name: str, on: set[int], count: int = 1) -> Iterator[tuple[list[str], Process]]:
-    """The URLs of so many replicas, and the process in which they are."""
+    """The URLs of `count` replicas, and the process in which they are."""
     urls = list[str]()
 
     def ready(line: str) -> bool:

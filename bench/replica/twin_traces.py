@@ -37,7 +37,7 @@ CHAT = Chat(
     pause_s=20.0,
 )
 TOKEN_S = 0.04  # of an answer, when the generator's users wait for theirs
-SMALLER, MOST, EVERY = 32, 1200, 16  # Mooncake: lengths are divided, longer prompts left out, one conversation in so many stays
+SMALLER, MOST, EVERY = 32, 1200, 16  # Mooncake: lengths are divided, longer prompts left out, one conversation in EVERY stays
 
 
 class Arrival(NamedTuple):
@@ -74,7 +74,7 @@ def mooncake(file: Path, seed: int) -> list[Arrival]:
         for number, row in enumerate(map(json.loads, lines)):
             ids, length = row["hash_ids"], row["input_length"] // SMALLER
             at = row["timestamp"] / 1000 + chance.random() * MOONCAKE_BATCH_S
-            # All prompts have the first block; the second tells conversations apart.
+            # All prompts have the first block; the second distinguishes conversations.
             if len(ids) > 1 and ids[1] % EVERY == 0 and length <= MOST:
                 tokens = _text(map(str, ids), MOONCAKE_BLOCK // SMALLER, length, number)
                 found.append(Arrival(at, tokens, max(1, row["output_length"] // SMALLER)))
@@ -164,7 +164,7 @@ def first_tokens(config: SimConfig, arrivals: list[Arrival]) -> list[float]:
 
 
 def at_load(config: SimConfig, arrivals: list[Arrival], load: float, seconds: float) -> list[Arrival]:
-    """The arrivals of so many seconds, as much faster or slower as makes the simulated engine busy for `load` of the time."""
+    """The arrivals of `seconds`, as much faster or slower as makes the simulated engine busy for `load` of the time."""
     slow, fast = 0.01, 1000.0
     for _ in range(24):
         speed = math.sqrt(slow * fast)

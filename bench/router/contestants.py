@@ -41,7 +41,7 @@ class Contestant(Protocol):
     name: str
 
     def grow(self, blocks: int) -> None:
-        """Let all replicas together have room for so many blocks, where there is a capacity."""
+        """Let all replicas together have room for `blocks`, where there is a capacity."""
 
     @property
     def blocks(self) -> int:

@@ -14,7 +14,7 @@ STYLES = (("#0072B2", "o", 2.4), ("#D55E00", "s", 1.4), ("#009E73", "^", 1.4), (
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One contestant's p50 (us) for prompts of a size (bytes) over an index of so many blocks."""
+    """One contestant's p50 (us) for prompts of a size (bytes) over an index of `blocks`."""
 
     contestant: str
     size: int

@@ -2,7 +2,7 @@
 
     python -m bench.router.memory [--workers 2] [--out bench/reports]
 
-Writes memory.md and memory.json. The traffic is the conversation trace (bench/measure/machine.py says where it is looked for),
+Writes memory.md and memory.json. The traffic is the conversation trace (bench/measure/machine.py has its places),
 twice as fast, on 8 replicas of 1,000,000 KV tokens; the generator `chat` where there is no trace. The trace names blocks of 512
 tokens; for the gateway's 64 each of them is taken for 8, and the rest of a prompt that fills no block of 512 is left out.
 

@@ -43,7 +43,7 @@ MAX_INPUT = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A workload of the report. `load` makes it for (replicas, seed); `seeds`: over so many is averaged; file: the trace."""
+    """A workload of the report. `load` makes it for (replicas, seed); `seeds`: runs in the average; file: the trace."""
 
     title: str
     load: Callable[[int, int], Workload]

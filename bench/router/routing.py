@@ -123,7 +123,7 @@ def fixed_loop() -> float:
 
 
 def run(name: str, replicas: int, plan: Plan) -> Iterator[Row]:
-    """All of a contestant's rows with so many replicas; with GROWTH_FLEET of them, at all sizes of the index."""
+    """All of a contestant's rows with this number of replicas; with GROWTH_FLEET of them, at all sizes of the index."""
     prompts = Prompts(plan.seed)
     names = [f"http://replica-{index}:8000" for index in range(replicas)]
     fleet = Fleet(KINDS[name](names, random.Random(plan.seed)), replicas, plan.seed)

@@ -123,7 +123,7 @@ class Fleet:
 
 
 def fill(fleet: Fleet, prompts: Prompts, blocks: int) -> None:
-    """Decide about conversations until about so many blocks are credited."""
+    """Decide about conversations until about `blocks` are credited."""
     fleet.contestant.grow(blocks)
     filling = prompts.filling()
     while fleet.contestant.blocks < blocks * FULL:

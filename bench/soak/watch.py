@@ -21,7 +21,7 @@ from bench.soak.health import OK, PATIENCE_S, PAUSE_S, Answer
 from tests.chaos.stage import Stage
 from tests.chaos.wire import port_of
 
-_SURELY_S = 5.0  # so long after its last line the watcher waits for an answer, and not this process, which makes all the load
+_SURELY_S = 5.0  # without a line of the watcher: it waits for the gateway; less may be this process, which makes all the load
 ROWS = 20
 SLOWEST = 5
 
@@ -55,7 +55,7 @@ class Watch:
     peak_mb: float = 0.0
     _begun: float = field(default_factory=time.monotonic)
     _longest: float = 0.0
-    _heard: float | None = None  # when the last answer came
+    _last_answer: float | None = None  # when the last answer came
     _news: asyncio.Event = field(default_factory=asyncio.Event)  # an answer came
 
     async def health_checks(self) -> None:
@@ -65,15 +65,15 @@ class Watch:
         assert watcher.stdout
         try:
             async for line in watcher.stdout:
-                self._hear(Answer.of(line.decode()))
+                self._take_answer(Answer.of(line.decode()))
             raise EOFError("bench.soak.health ended")
         finally:
             if watcher.returncode is None:
                 watcher.kill()
                 await watcher.wait()
 
-    def _hear(self, answer: Answer) -> None:
-        self._heard = time.monotonic()
+    def _take_answer(self, answer: Answer) -> None:
+        self._last_answer = time.monotonic()
         self._news.set()
         self.health.append(answer.took_s)
         self.slowest = heapq.nlargest(SLOWEST, [*self.slowest, answer], key=attrgetter("took_s"))
@@ -97,7 +97,7 @@ class Watch:
     def take(self) -> Sample:
         now, pid = time.monotonic(), self.stage.gateway.process.pid
         self.peak_mb = max(self.peak_mb, peak_bytes(pid) / 2**20)
-        waiting = now - self._heard if self._heard is not None else 0.0
+        waiting = now - self._last_answer if self._last_answer is not None else 0.0
         sample = Sample(
             now - self._begun,
             rss_bytes(pid) / 2**20,

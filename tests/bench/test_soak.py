@@ -75,7 +75,7 @@ def test_a_good_soak_breaks_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "pattern"),
     [
         (
             {"tallies": {**GOOD.tallies, FAILING: tally(answered=99, lost=1)}},
@@ -135,9 +135,9 @@ def test_a_good_soak_breaks_nothing() -> None:
         ({"log": {"requests": 360, "messages": {"error: worker ended": 1}}}, "1 workers ended, 0 were killed"),
     ],
 )
-def test_whatever_is_wrong_breaks_the_law(change: dict[str, object], says: str) -> None:
+def test_whatever_is_wrong_breaks_the_law(change: dict[str, object], pattern: str) -> None:
     (sentence,) = violations(replace(GOOD, **change), LIMITS)  # type: ignore[arg-type]
-    assert re.search(says, sentence), sentence
+    assert re.search(pattern, sentence), sentence
 
 
 def test_a_tally_is_bounded_and_knows_its_percentiles() -> None:
@@ -234,7 +234,7 @@ async def test_a_gateway_of_one_worker_has_a_core_of_its_own(tmp_path: Path) -> 
     assert os.sched_getaffinity(0) == own | others
 
 
-def test_the_page_says_what_is_broken() -> None:
+def test_the_page_states_what_is_broken() -> None:
     watch = Watch(stage=None)  # type: ignore[arg-type]
     good = report.page(["made"], GOOD, watch, LIMITS, Counter(kills=3), Counter(sent=5_000_000), [])
     assert "**The law holds:**" in good
@@ -255,8 +255,8 @@ def test_the_page_says_what_is_broken() -> None:
 )
 def test_a_short_run_does_not_overwrite_the_report(minutes: str, workers: int, report: str) -> None:
     command = ["make", "--dry-run", "soak", f"MINUTES={minutes}", f"WORKERS={workers}"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert told.split("--out ")[1].split()[0] == report
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert printed.split("--out ")[1].split()[0] == report
 
 
 def test_where_the_report_goes_is_seen_to_before_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,12 +269,12 @@ def test_where_the_report_goes_is_seen_to_before_the_start(tmp_path: Path, capsy
     assert "--out: no report can be written there" in capsys.readouterr().err
 
 
-def test_without_what_tests_need_it_says_what_to_do() -> None:
+def test_without_pytest_the_error_has_a_remedy() -> None:
     """As `python -m bench.soak`, where pytest is not installed."""
     without = "import sys, runpy; sys.modules['pytest'] = None; runpy.run_module('bench.soak', run_name='__main__')"
-    told = subprocess.run([sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (told.returncode, told.stdout) == (1, "")
-    assert told.stderr == "bench.soak needs pytest. Run `make install` first, then .venv/bin/python.\n"
+    ended = subprocess.run([sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "bench.soak needs pytest. Run `make install` first, then .venv/bin/python.\n"
 
 
 def test_a_short_soak_holds_the_law(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Iterator[subprocess.Popen[bytes]]:
-    """The program while the block runs, from the moment that `ready` says so. Its output goes to `log`."""
+    """The program while the block runs, from the moment that `ready` returns true. Its output goes to `log`."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)

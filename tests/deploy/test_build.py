@@ -32,7 +32,7 @@ def test_a_compilation_needs_no_cache_that_a_mypy_beside_it_may_lock(tmp_path: P
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
-    told = subprocess.run(
+    imported = subprocess.run(
         [sys.executable, "-c", "from router import twice; print(twice.__file__, twice.twice(21))"],
         cwd=tmp_path / "made",
         capture_output=True,
@@ -40,6 +40,6 @@ def test_a_compilation_needs_no_cache_that_a_mypy_beside_it_may_lock(tmp_path: P
         timeout=60,
         check=True,
     )
-    file, number = told.stdout.split()
+    file, number = imported.stdout.split()
     assert file.endswith(".so")
     assert number == "42"

@@ -176,7 +176,7 @@ def changed(values: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     return copy
 
 
-def test_helm_is_the_version_that_the_fixture_says(helm: Helm) -> None:
+def test_helm_is_the_version_that_the_fixture_names(helm: Helm) -> None:
     done = helm.run("version", "--template", "{{.Version}}")
     assert done.stdout.startswith("v3." if helm.binary.name == "helm3" else "v4.")
 
@@ -445,7 +445,7 @@ def notes_of(values: Mapping[str, Any], scratch: Path) -> str:
     return done.stdout.partition("NOTES:")[2]
 
 
-def test_notes_say_how_to_reach_the_gateway(tmp_path: Path) -> None:
+def test_notes_explain_how_to_reach_the_gateway(tmp_path: Path) -> None:
     notes = notes_of(EVERYTHING, tmp_path)
     assert "4 replica(s) in 2 pool(s)" in notes
     assert "kubectl --namespace llm port-forward service/demo-gw 8000:80" in notes

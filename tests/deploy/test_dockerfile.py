@@ -1,4 +1,4 @@
-"""The Dockerfile without a Docker engine: what it says, and its build steps run in scratch folders."""
+"""The Dockerfile without a Docker engine: its instructions, and its build steps run in scratch folders."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_build_steps_give_a_working_command(instructions: list[tuple[str, st
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
     for word, arguments in instructions:
-        if word == "RUN" and not arguments.startswith("apt-get"):  # a C compiler; here it is there, or the build says so
+        if word == "RUN" and not arguments.startswith("apt-get"):  # a C compiler; here it is there, or the build fails
             build_step(re.sub("|".join(IMAGE_FOLDERS), rf"{tmp_path}\g<0>", arguments), source)
     warmroute = tmp_path / "opt" / "warmroute" / "bin" / "warmroute"
     assert run(warmroute, "--version") == "warmroute 0.1.0\n"

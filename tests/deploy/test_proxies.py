@@ -120,7 +120,7 @@ def test_nothing_inside_is_shown_to_the_clients_of_a_proxy(site: Site) -> None:
 
 
 def test_a_proxy_that_hides_itself_makes_operators_of_its_clients_unless_there_is_a_key(site: Site) -> None:
-    """As docs/proxies.md says. The operator endpoints are out of its reach all the same."""
+    """As docs/proxies.md states. The operator endpoints are out of its reach all the same."""
     keyed = ask(site.shortest, "/warmroute/replicas", "localhost")[0] == 401
     assert ask(site.hides, "/metrics", "api.example.com")[0] == (401 if keyed else 200)
     for what in ({"path": "/warmroute/replicas"}, DRAIN):
@@ -233,10 +233,10 @@ def test_what_goes_through_the_proxies_of_the_page(proxied: tuple[int, int]) -> 
 
 
 @pytest.mark.parametrize("proxied", ["haproxy"], indirect=True)
-def test_haproxy_takes_a_gateway_out_when_it_is_told_so(proxied: tuple[int, int], tmp_path: Path) -> None:
+def test_haproxy_takes_a_gateway_out_at_an_operators_command(proxied: tuple[int, int], tmp_path: Path) -> None:
     assert ask(proxied[0], "/ready", "localhost")[0] == 200
     with socket.socket(socket.AF_UNIX) as control:
         control.connect(str(tmp_path / "admin.sock"))
         control.sendall(b"set server warmroute/a state drain\n")
-        assert control.recv(1000).strip() == b"", "haproxy says nothing if it has done it"
+        assert control.recv(1000).strip() == b"", "haproxy answers nothing on success"
     assert ask(proxied[0], "/ready", "localhost")[0] == 503

@@ -54,7 +54,7 @@ def test_the_simulated_replica_has_these_flags() -> None:
     options = parser().parse_args(command[2:])
     (model,) = VALUES[0]["config"]["prices"]
     assert (options.engine, options.port, options.served_model_name) == ("sim", port_of(), model)
-    assert {"image", "command", "resources"} <= set(container())  # what the page says to replace
+    assert {"image", "command", "resources"} <= set(container())  # the parts to replace, by the page
 
 
 def port_of() -> int:

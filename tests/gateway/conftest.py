@@ -34,7 +34,7 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "hello " * 200}]}
 
 
 async def eventually(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds that no event tells of; fail loudly if it never does."""
+    """Wait until a condition holds that no event announces; fail loudly if it never does."""
     async with asyncio.timeout(40):
         while not condition():  # noqa: ASYNC110  (what it waits for is in another process or deep in a library)
             await asyncio.sleep(0.002)

@@ -19,7 +19,7 @@ from gateway.server.http.connections import ClientServer
 
 
 def live_of(**config: Any) -> Live:
-    """A configuration in force, with one pool unless it says otherwise."""
+    """A configuration in force, with one pool by default."""
     return Live(load(None, {"pools": [{"replicas": ["http://127.0.0.1:1"]}], **config}, env={}))
 
 

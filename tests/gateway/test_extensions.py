@@ -114,16 +114,16 @@ class EchoReader(StreamReader):
 
 
 class Echo(Dialect):
-    """`{"say": TEXT}`; the answer tells in `tokens` what it has cost."""
+    """`{"say": TEXT}`; the answer's `tokens` are its cost."""
 
     name: ClassVar[str] = "echo"
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         try:
-            said = json.loads(raw)["say"]
+            text = json.loads(raw)["say"]
         except (ValueError, KeyError, TypeError) as error:
             raise bad_request("'say' is needed.", "say") from error
-        return ApiRequest("m", said.encode(), "", stream=False, metered=True, body=raw)
+        return ApiRequest("m", text.encode(), "", stream=False, metered=True, body=raw)
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
         return EchoReader()
@@ -179,8 +179,8 @@ async def test_an_observer_gets_each_settled_request_and_its_bug_costs_nobody_el
 # -- a member source
 
 
-class Told:
-    """A source that names what a test puts into its queue; an exception is raised."""
+class QueueSource:
+    """A source that yields what a test puts into its queue; an exception is raised."""
 
     name = "toy"
 
@@ -196,7 +196,7 @@ class Told:
 
 
 async def test_a_member_source_adds_drains_and_removes_replicas(caplog: pytest.LogCaptureFixture) -> None:
-    source, found = Told(), Member("pod-0", "http://pod.memory:1", "default")
+    source, found = QueueSource(), Member("pod-0", "http://pod.memory:1", "default")
     asked: list[str] = []
 
     def dials(address: Address) -> MemoryDials:

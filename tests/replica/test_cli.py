@@ -85,7 +85,7 @@ class _Client(asyncio.Protocol):
 
 
 async def _crowd(url: str, count: int) -> list[bytes]:
-    """What so many connections that are open at once get, each for a request of its own."""
+    """What `count` connections that are open at once get, each for a request of its own."""
     body = b'{"prompt": "Hi", "max_tokens": 9}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     loop, port = asyncio.get_running_loop(), int(url.rpartition(":")[2])
@@ -96,7 +96,7 @@ async def _crowd(url: str, count: int) -> list[bytes]:
     return [bytes(client.got) for _, client in clients]
 
 
-def test_thousands_who_come_at_once_are_all_answered(start: Start) -> None:
+def test_thousands_of_connections_at_once_are_all_answered(start: Start) -> None:
     """10,000 were too; this many take two seconds."""
     count = 3000
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -162,12 +162,12 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         port = taken.getsockname()[1]
         assert main(["--engine", "sim", "--port", str(port)]) == 1
     advice = "choose another --port, or 0 for any"
-    said = f"warmroute replica: cannot listen on 127.0.0.1:{port}: Address already in use; {advice}\n"
-    assert capsys.readouterr().err == said
+    expected = f"warmroute replica: cannot listen on 127.0.0.1:{port}: Address already in use; {advice}\n"
+    assert capsys.readouterr().err == expected
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         (["--engine", "sim", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
         (["--engine", "sim", "--prepare-only"], "has no model to prepare"),
@@ -179,18 +179,18 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         (["--engine", "sim", "--port", "0", "--kv-events-replay", "tcp://*:1"], "give both"),
     ],
 )
-def test_mistakes_are_one_line(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(args) == 1
     error = capsys.readouterr().err
-    assert says in error
+    assert message in error
     assert error.count("\n") == 1
 
 
 def test_models_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    for model, says in ((tmp_path / "none", "there is no model folder"), (tmp_path, "has no config.json")):
+    for model, message in ((tmp_path / "none", "there is no model folder"), (tmp_path, "has no config.json")):
         assert main(["--port", "0", "--model", str(model)]) == 1
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

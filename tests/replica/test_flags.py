@@ -1,4 +1,4 @@
-"""Flags that are wrong by themselves, and what --help says of all."""
+"""Flags that are wrong by themselves, and the help text of all."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from replica.flags import parser
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         (["--port", "70000"], "a port is a number from 0 to 65535, not '70000'"),
         (["--kv-tokens", "0"], "a whole number above 0, not '0'"),
@@ -18,14 +18,14 @@ from replica.flags import parser
         (["--engine", "tpu"], "invalid choice: 'tpu'"),
     ],
 )
-def test_wrong_flags(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parser().parse_args(args)
     assert caught.value.code == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_every_flag_says_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_every_flag_has_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(["--help"])
     options = capsys.readouterr().out.split("\n  --")[1:]

@@ -28,7 +28,7 @@ PROMPT = {"prompt": [7] * 100, "max_tokens": 4, "ignore_eos": True}
 
 @contextlib.contextmanager
 def running(count: int, *args: str) -> "Iterator[tuple[subprocess.Popen[str], list[str]]]":
-    """A process with so many replicas, and their URLs."""
+    """A process with `count` replicas, and their URLs."""
     command = [*COMMAND, "--port", "0", "--count", str(count), *args]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
@@ -77,7 +77,7 @@ def test_sixty_four_serve_in_less_than_300_megabytes() -> None:
 
 
 def free_run(count: int) -> int:
-    """The first of so many ports that are free at this moment."""
+    """The first of `count` ports in a row that are free at this moment."""
     for start in range(20_000, 30_000, count):
         with contextlib.ExitStack() as stack, contextlib.suppress(SetupError):
             for port in range(start, start + count):
@@ -93,7 +93,7 @@ def test_ports_follow_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         (["--count", "2"], "add --engine sim"),
         (["--speed", "2"], "add --engine sim"),
@@ -101,10 +101,10 @@ def test_ports_follow_each_other() -> None:
         (["--engine", "sim", "--port", "65535", "--count", "2"], "there is no port 65536: choose a smaller --port or --count"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_line(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_flags_are_an_error_of_one_line(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(args) == 1
     error = capsys.readouterr().err
-    assert says in error
+    assert message in error
     assert error.count("\n") == 1
 
 
@@ -138,8 +138,8 @@ def test_a_process_ends_with_its_last_replica() -> None:
     with running(2, "--fault-death", "40", "--speed", "400") as (process, urls):
         assert process.wait(60) == 1
         assert process.stderr is not None
-        told = process.stderr.read().splitlines()
-        assert sorted(told) == sorted(f"replica sim (sim) died on {url} (--fault-death)" for url in urls)
+        lines = process.stderr.read().splitlines()
+        assert sorted(lines) == sorted(f"replica sim (sim) died on {url} (--fault-death)" for url in urls)
 
 
 async def test_a_death_cuts_connections_and_leaves_the_others() -> None:
@@ -160,12 +160,12 @@ async def test_a_death_cuts_connections_and_leaves_the_others() -> None:
     addresses = {spec.model: spec.listener.getsockname() for spec in specs}
     lines: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
 
-    def say(line: str) -> None:
-        """What is said, and whether that replica can be reached at this moment."""
+    def report(line: str) -> None:
+        """The line, and whether that replica can be reached at this moment."""
         with socket.socket() as client:
             lines.put_nowait((line, client.connect_ex(addresses[line.split()[1]]) == 0))
 
-    serving = asyncio.create_task(serve(specs, say, sleep))
+    serving = asyncio.create_task(serve(specs, report, sleep))
     ready = sorted([await lines.get(), await lines.get()])
     mortal, other = (line.split()[-1] for line, reachable in ready if reachable)
     asked = PROMPT | {"max_tokens": 90, "stream": True}  # less than what a replica that goes down lets its clients wait

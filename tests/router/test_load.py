@@ -87,7 +87,7 @@ def test_what_is_left_of_the_queue_shrinks_while_the_first_prompt_is_prefilled()
     first, second, third = (ledger.open("r", tokens, tokens, 100.0) for tokens in (80_000, 1000, 16_000))
     load = ledger.of("r")
     assert [load.remaining_tokens(now) for now in (50.0, 100.0, 105.0)] == [97_000, 97_000, 57_000]
-    assert load.remaining_tokens(200.0) == 17_000, "at most all of the first: the next has not begun, or we would have heard"
+    assert load.remaining_tokens(200.0) == 17_000, "at most all of the first: the next has not begun, or we had its first token"
     first.first_token(120.0)
     second.close(121.0)  # its client left while it was its turn
     assert [load.remaining_tokens(now) for now in (121.0, 122.0)] == [16_000, 8000]
@@ -116,7 +116,7 @@ def test_one_that_leaves_the_middle_of_the_queue_ends_nobodys_turn() -> None:
     assert ledger.of("r").remaining_tokens(5.0) == 40_000
 
 
-def test_who_was_answered_is_expected_back_about_a_turns_gap_later() -> None:
+def test_an_answered_client_is_expected_back_about_a_turns_gap_later() -> None:
     load, gap = Ledger().of("r"), 20.0
     assert load.return_rate(5.0, gap) == 0
     for second in range(600):
@@ -140,7 +140,7 @@ def test_returns_are_a_sum_over_all_answers_in_constant_memory(gaps: list[float]
     assert load.return_rate(now, gap) == pytest.approx(sum(math.exp((at - now) / gap) for at in answers) / gap)
 
 
-def test_who_is_back_is_no_longer_expected() -> None:
+def test_a_client_that_is_back_is_no_longer_expected() -> None:
     load, gap = Ledger().of("r"), 20.0
     for now in (0.0, 5.0, 10.0):
         load.count_answer(now, gap)

@@ -112,7 +112,7 @@ class TwoRouters(CountedMachine):
         self.bookings: list[Booking] = []
         self.now = 0.0
 
-    def tell(self) -> None:
+    def send_all(self) -> None:
         for journal, way in self.journals:
             way.extend(sent(journal))
 
@@ -134,8 +134,8 @@ class TwoRouters(CountedMachine):
             booking.close(Outcome(ok, 12, data.draw(st.sampled_from([0, 5, 12]))), self.now)
 
     @rule(who=st.integers(0, 1), events=st.integers(1, 5))
-    def hear(self, who: int, events: int) -> None:
-        self.tell()
+    def receive(self, who: int, events: int) -> None:
+        self.send_all()
         way = self.ways[who]
         self.followers[who].apply(2 - who, [way.popleft() for _ in range(min(events, len(way)))])
 
@@ -153,14 +153,14 @@ class TwoRouters(CountedMachine):
         if not hasattr(self, "routers"):
             return
         for who in (0, 1):
-            self.hear(who, 10**6)
+            self.receive(who, 10**6)
         inflight = [{name: router.ledger.of(name).inflight for name in NAMES} for router in self.routers]
         assert inflight[0] == inflight[1]
         assert sum(inflight[0].values()) == len(self.bookings)
         for booking in self.bookings:
             booking.close(Outcome(True), self.now)
         for who in (0, 1):
-            self.hear(who, 10**6)
+            self.receive(who, 10**6)
             assert self.routers[who].ledger.open_leases == 0
 
 
@@ -219,7 +219,7 @@ def test_a_router_that_has_ended_has_nothing_open_and_what_was_prefilled_is_held
     follower.check()
 
 
-def test_what_is_open_is_told_again_to_those_who_came_late_and_counted_once() -> None:
+def test_what_is_open_is_sent_again_to_late_followers_and_counted_once() -> None:
     (router, journal), early, late = recording(), router_of(), router_of()
     followers = [Follower(early), Follower(late)]
     router.choose(prompt_of(b"over"), ["r1"], 0.0).close(Outcome(True), 0.5)
@@ -242,7 +242,7 @@ def test_what_is_open_is_told_again_to_those_who_came_late_and_counted_once() ->
         follower.apply(1, events)
     assert [router.ledger.open_leases for router in (early, late)] == [0, 0]
     assert early.trie.held() == {"r1": 4, "r2": 3, "r3": 0}
-    assert late.trie.held() == {"r1": 0, "r2": 3, "r3": 0}, "it never heard of what was over"
+    assert late.trie.held() == {"r1": 0, "r2": 3, "r3": 0}, "it never received what was over"
 
 
 def test_rents_are_paid_and_copies_bought_together() -> None:

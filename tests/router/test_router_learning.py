@@ -213,7 +213,7 @@ def test_a_replica_of_unknown_size_shows_how_much_it_holds_and_later_that_it_hol
     router.check()
 
 
-def test_an_engine_that_says_how_much_it_holds_is_believed() -> None:
+def test_an_engine_that_reports_its_capacity_is_believed() -> None:
     router, engine = router_with("r1", capacity=3000), Cache(1000)
     of_an_engine(router, engine, prompts=60, rounds=1000, start=0.0)
     assert router.learned_capacity("r1") is None
@@ -244,12 +244,12 @@ def with_a_learned_capacity() -> Router:
 def test_a_capacity_learned_is_forgotten_with_the_replica() -> None:
     router = with_a_learned_capacity()
     router.add(Replica("r1"))
-    assert router.learned_capacity("r1") == 20, "nothing new is said of it"
+    assert router.learned_capacity("r1") == 20, "no new size is given"
     router.remove("r1")
     assert router.learned_capacity("r1") is None
 
 
-def test_a_capacity_that_is_told_later_replaces_the_learned_one() -> None:
+def test_a_capacity_that_is_reported_later_replaces_the_learned_one() -> None:
     router = with_a_learned_capacity()
     router.add(Replica("r1", 40))
     assert router.learned_capacity("r1") is None
@@ -341,7 +341,7 @@ def test_a_long_cold_prompt_goes_where_the_fewest_have_just_been_answered() -> N
     assert all(one.cost.others_s < 1e-3 for one in router.rank(short, BOTH, 4.0)[1]), "a short one takes nothing from anybody"
 
 
-def test_who_shares_no_more_than_a_head_is_not_taken_for_one_who_came_back() -> None:
+def test_a_prompt_that_shares_only_a_head_is_not_a_returning_session() -> None:
     router = router_with("r1")
     served(router, prompt_of(b"h" * 20 + b"a" * 80), 0.0)
     expected = router.ledger.of("r1").answered

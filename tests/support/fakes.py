@@ -1,7 +1,7 @@
-"""A replica on loopback that does as it is told: answers, streams, refuses, dies before or after its first byte, hangs, lies.
+"""A replica on loopback that follows a script: it answers, streams, refuses, dies before or after its first byte, hangs, lies.
 
 A behaviour is an async function of (request, writer). Each generation request takes the next behaviour of `script`, the
-last one for ever. `/v1/models` is answered by `listing` and what engines tell of themselves by `pages` (404 without), so that
+last one for ever. `/v1/models` is answered by `listing`, an engine's status pages by `pages` (404 without), so that
 probes do not disturb the script.
 """
 
@@ -42,10 +42,10 @@ def http(status: int, body: bytes, content_type: str = "application/json", *head
 
 def models(*names: str, owner: str = "fake") -> Behaviour:
     entries = [{"id": name, "object": "model", "created": 1, "owned_by": owner} for name in names]
-    return says(http(200, json.dumps({"object": "list", "data": entries}).encode()))
+    return writes(http(200, json.dumps({"object": "list", "data": entries}).encode()))
 
 
-def says(data: bytes) -> Behaviour:
+def writes(data: bytes) -> Behaviour:
     """Write these bytes as they are."""
 
     async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
@@ -65,12 +65,12 @@ def answers(text: str = "hello", **counts: Any) -> Behaviour:
     """A plain chat completion with usage."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
     body = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage(**counts)}
-    return says(http(200, json.dumps(body).encode()))
+    return writes(http(200, json.dumps(body).encode()))
 
 
 def status(code: int, message: str = "no", *headers: str) -> Behaviour:
     body = json.dumps({"error": {"message": message, "type": "t", "param": None, "code": code}}).encode()
-    return says(http(code, body, "application/json", *headers))
+    return writes(http(code, body, "application/json", *headers))
 
 
 def event(text: str | None = None, **extra: Any) -> bytes:
@@ -131,7 +131,7 @@ async def dies_in_plain_body(_request: FakeRequest, writer: asyncio.StreamWriter
 
 
 def hangs(until: asyncio.Event) -> Behaviour:
-    """Say nothing until told, then die."""
+    """Write nothing until the event is set, then die."""
 
     async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         await until.wait()

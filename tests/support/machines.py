@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
 
 FULL_STEPS = 10_000
-SHARES = {"nightly": 1, "compiled": 50}  # one step in so many; the other profiles: one in DEFAULT_SHARE
+SHARES = {"nightly": 1, "compiled": 50}  # one step in this number; the other profiles: one in DEFAULT_SHARE
 DEFAULT_SHARE = 5
 SHARE = SHARES.get(settings.get_current_profile_name(), DEFAULT_SHARE)
 STEPS = FULL_STEPS // SHARE

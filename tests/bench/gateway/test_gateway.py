@@ -30,7 +30,7 @@ REFERENCE = Score(
 OURS = replace(REFERENCE, name="warmroute", version="0.1", short_us=45.0, long_us=80.0, chunk_us=15.0, busy=0.5)
 
 
-def test_a_report_compares_with_the_reference_and_says_what_was_kept() -> None:
+def test_a_report_compares_with_the_reference_and_states_what_was_kept() -> None:
     reference = replace(REFERENCE, rounds=[(60.0, 100.0, 20.0)] * 3)
     ours = replace(OURS, rounds=[(45.0, 80.0, 15.0), (90.0, 90.0, 30.0), (60.0, 200.0, 10.0)])
     text = "\n".join(report([reference, ours], ["nginx is not installed."], "Made here.", drawn=True))
@@ -93,7 +93,7 @@ def test_an_unknown_system_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert "'apache' is not one of warmroute, warmroute-plain, sglang-router" in capsys.readouterr().err
 
 
-def test_every_system_says_how_it_is_had() -> None:
+def test_every_system_has_its_installation() -> None:
     assert [system.install for system in SYSTEMS if system.name in ("smg", "nginx")] == [
         "`pip install smg`",
         "`apt-get install nginx`",

@@ -39,7 +39,7 @@ def test_no_stream_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert min(size for _, size in found["memory"]) > 10_000_000
 
 
-def test_a_report_says_what_was_lost_and_whether_memory_grew() -> None:
+def test_a_report_states_what_was_lost_and_whether_memory_grew() -> None:
     memory = [(float(second), 50_000_000 + 1_000_000 * second) for second in range(8)]
     through = {**TALLY, "good": 8, "errors": {"cut off": 2}}
     text = "\n".join(report(Result(OPTIONS, through, TALLY, 50_000_000, memory, 0.01, 16.7), "Made here."))

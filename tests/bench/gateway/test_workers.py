@@ -1,4 +1,4 @@
-"""The benchmark of workers: what its crowd counts, and what its report says of it."""
+"""The benchmark of workers: the counts of its crowd, and its report of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.gateway.workers import Apart, Cost, Plan, report, routed
 from tests.support.fakes import FakeReplica, answers, status
 
 
-async def test_a_crowd_counts_what_the_replicas_tell() -> None:
+async def test_a_crowd_counts_what_the_replicas_report() -> None:
     async with FakeReplica([answers(prompt=100, cached=40), status(503), answers(prompt=100, cached=100)]) as replica:
         result = await crowd(replica.url, users=2, requests=3, seed=1)
         assert (result.requests, len(result.errors)) == (5, 1)

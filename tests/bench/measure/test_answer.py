@@ -63,6 +63,6 @@ def test_a_chunk_may_have_an_extension_and_trailers_may_follow() -> None:
         CHUNKED + b"1\r\nx\r\n0\r\n\r\nmore",
     ],
 )
-def test_what_is_no_answer_is_said(wire: bytes) -> None:
+def test_what_is_no_answer_is_an_error(wire: bytes) -> None:
     with pytest.raises(BadAnswer):
         fed([wire])

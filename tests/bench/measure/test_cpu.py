@@ -27,7 +27,7 @@ def child(code: str) -> Iterator[tuple[int, str]]:
         process.communicate()
 
 
-def test_cpu_is_what_the_process_says_of_itself() -> None:
+def test_cpu_is_what_the_process_reports_of_itself() -> None:
     with child(BURN.format(seconds=0.3) + REPORT) as (pid, line):
         assert 0.3 <= float(line) <= cpu_seconds(pid) < float(line) + 0.05
 

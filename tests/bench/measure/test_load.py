@@ -27,7 +27,7 @@ def mock() -> MockReplica:
 
 
 class Liar(asyncio.Protocol):
-    """Answers whole requests with what it is given, in turns; b"" closes the connection, None says nothing."""
+    """Answers whole requests with what it is given, in turns; b"" closes the connection, None: no answer."""
 
     def __init__(self, answers: list[bytes | None]) -> None:
         self._answers = answers

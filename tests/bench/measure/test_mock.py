@@ -18,31 +18,31 @@ async def posted(target: str, body: bytes) -> bytes:
 
 
 async def asked(wire: bytes) -> bytes:
-    """What it says until the answer is complete or it closes."""
+    """What it sends until the answer is complete or it closes."""
     server = await asyncio.get_running_loop().create_server(lambda: MockReplica(0.001), "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     writer.write(wire)
-    said = b""
-    while not said.endswith((b"0\r\n\r\n", b"}", b"1.0\n")):
+    received = b""
+    while not received.endswith((b"0\r\n\r\n", b"}", b"1.0\n")):
         piece = await reader.read(65536)
         if not piece:
             break
-        said += piece
+        received += piece
     writer.close()
     await writer.wait_closed()
     server.close()
-    return said
+    return received
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
 async def test_an_answer_has_its_words_and_usage(framing: str) -> None:
     body = b'{"model":"m","messages":[]}'
     if framing == "length":
-        said = await posted("/v1/chat/completions", body)
+        received = await posted("/v1/chat/completions", body)
     else:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-        said = await asked(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
-    answer = json.loads(said.partition(b"\r\n\r\n")[2])
+        received = await asked(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+    answer = json.loads(received.partition(b"\r\n\r\n")[2])
     assert answer["choices"][0]["message"]["content"].split() == ["word"] * WORDS
     assert answer["usage"]["completion_tokens"] == WORDS
 
@@ -50,10 +50,10 @@ async def test_an_answer_has_its_words_and_usage(framing: str) -> None:
 @pytest.mark.parametrize("usage", [False, True])
 async def test_a_stream_has_as_many_words_as_asked(usage: bool) -> None:
     options = {"stream_options": {"include_usage": True}} if usage else {}
-    said = await posted("/v1/chat/completions", json.dumps({"stream": True, "max_tokens": 7, **options}).encode())
-    assert said.count(b" word") == 7
-    assert said.count(b'"usage"') == usage
-    assert said.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    received = await posted("/v1/chat/completions", json.dumps({"stream": True, "max_tokens": 7, **options}).encode())
+    assert received.count(b" word") == 7
+    assert received.count(b'"usage"') == usage
+    assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
 async def test_parameters_of_a_long_prompt_are_found_at_either_end() -> None:

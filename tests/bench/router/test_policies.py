@@ -55,7 +55,7 @@ def test_all_generators_are_in_it() -> None:
     assert {name.removeprefix("gen:") for name in cases() if name.startswith("gen:")} == set(GENERATORS)
 
 
-def test_unknown_names_are_told_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_an_unknown_name_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     for flag in ("--policy", "--workload"):
         with pytest.raises(SystemExit):
             main([flag, "nonsense"])

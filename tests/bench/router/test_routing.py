@@ -61,7 +61,7 @@ def test_a_picture_of_one_point_can_be_drawn(tmp_path: Path) -> None:
     assert not draw(tmp_path / "none.png", [])
 
 
-def test_unknown_contestants_are_told_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_an_unknown_contestant_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--only", "nonsense"])
     assert "'nonsense' is not one of warmroute" in capsys.readouterr().err

@@ -91,7 +91,7 @@ def test_one_client_alone_gets_nearly_all_of_any_limit(limit: int) -> None:
 
 
 async def greedy(run: Running, address: str) -> AsyncIterator[asyncio.StreamWriter]:
-    """Open connections from this address, which say nothing, until one is refused."""
+    """Open connections from this address, one request on each, until one is refused."""
     while True:
         reader, writer = await asyncio.open_connection("127.0.0.1", URL(run.url).port, local_addr=(address, 0))
         writer.write(HEALTH)

@@ -109,12 +109,12 @@ class QueueMachine(CountedMachine):
         assert self.queue.first() is turn
 
 
-def test_a_queue_is_what_a_plain_list_says() -> None:
+def test_a_queue_behaves_as_a_plain_list() -> None:
     assert steps_of(QueueMachine, examples=40, steps=100) >= STEPS // 4
 
 
 @given(st.lists(st.tuples(st.sampled_from(["enter", "serve", "leave"]), TENANTS, PRIORITIES, st.booleans())))
-def test_between_two_who_wait_all_the_time_turns_differ_by_at_most_one(story: list[tuple[str, str, int, bool]]) -> None:
+def test_between_two_constant_waiters_turns_differ_by_at_most_one(story: list[tuple[str, str, int, bool]]) -> None:
     queue, served = FairQueue[None](), Counter[str]()
     waiting = {tenant: [Waiter(tenant, 0, None) for _ in range(1 + 1000 * (tenant == "b"))] for tenant in "ab"}
     for waiter in (*waiting["b"], *waiting["a"]):
@@ -340,7 +340,7 @@ def world() -> Iterator[World]:
     world.close()
 
 
-def test_who_finds_a_place_does_not_wait(world: World) -> None:
+def test_a_request_that_finds_a_free_slot_does_not_wait(world: World) -> None:
     permit = world.admission.try_admit()
     assert permit is not None
     assert world.admission.try_admit() is None
@@ -393,7 +393,7 @@ def test_one_tenant_cannot_fill_the_queue_for_all(world: World) -> None:
     assert world.served == ["a", "a", "b"]
 
 
-def test_who_waits_too_long_is_told_so(world: World) -> None:
+def test_a_request_that_waits_too_long_is_refused(world: World) -> None:
     world.come("a", "b")
     world.settle(9.5)
     assert not world.refused
@@ -434,17 +434,17 @@ def test_idle_times_do_not_count_as_slow(world: World) -> None:
     assert world.refused.pop().retry_after_s == 1, "it is full only now"
 
 
-def test_the_place_of_one_who_leaves_as_it_is_handed_over_goes_to_the_next(world: World) -> None:
+def test_the_slot_of_a_waiter_that_leaves_as_it_is_handed_over_goes_to_the_next(world: World) -> None:
     world.come("a")
     leaver = world.arrive("b")
     world.come("c")
     world.release()  # b gets its result
-    leaver.task.cancel()  # and does not live to hear it
+    leaver.task.cancel()  # before it reads it
     world.settle()
     assert world.served == ["a", "c"]
 
 
-def test_who_left_in_this_very_tick_takes_no_turn(world: World) -> None:
+def test_a_waiter_that_left_in_this_very_tick_takes_no_turn(world: World) -> None:
     world.come("a")
     leaver = world.arrive("b")
     world.come("c", "b")
@@ -463,13 +463,13 @@ def test_a_request_whose_client_leaves_is_out_of_the_queue_at_once(world: World)
     assert not world.refused
 
 
-def test_a_refusal_that_nobody_hears_any_more_makes_no_noise(world: World) -> None:
+def test_a_refusal_that_nobody_receives_any_more_makes_no_noise(world: World) -> None:
     world.come(*"abcd")
     world.waiting[-1].task.cancel()
     world.admission.resize(max_inflight=1, max_queue=0, queue_s=10.0)
     world.settle()
     assert len(world.refused) == 2
-    assert world.admission.refused == dict(zip(REASONS, (0, 2, 0), strict=True)), "who has left is not refused"
+    assert world.admission.refused == dict(zip(REASONS, (0, 2, 0), strict=True)), "a waiter that has left is not refused"
 
 
 def test_new_bounds_hold_at_once(world: World) -> None:

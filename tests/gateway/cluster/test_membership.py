@@ -21,7 +21,7 @@ from tests.support.fakes import FakeReplica, FakeRequest, models
 
 
 class Gate:
-    """A model list that answers once it may, and says when it is asked."""
+    """A model list that answers while `open` is set, and sets `asked` at each request."""
 
     def __init__(self) -> None:
         self.asked, self.open = asyncio.Event(), asyncio.Event()

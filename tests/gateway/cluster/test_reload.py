@@ -19,7 +19,7 @@ from gateway.config.source import Source, load
 from gateway.fleet.membership import Member, configured
 from tests.gateway.conftest import BODY, Running, eventually, longest_pause, running
 from tests.support.configmap import ConfigMap
-from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, dies_now, http, models, says, streams
+from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, dies_now, http, models, streams, writes
 from tests.support.limits import open_files
 
 
@@ -64,7 +64,7 @@ async def test_a_probe_that_ends_after_its_replica_has_left_changes_nothing(outc
 
     def page(tokens: int) -> Behaviour:
         text = f'vllm:cache_config_info{{engine="0",kv_cache_size_tokens="{tokens}"}} 1.0\n'
-        return says(http(200, text.encode(), "text/plain; version=0.0.4"))
+        return writes(http(200, text.encode(), "text/plain; version=0.0.4"))
 
     old = FakeReplica(listing=models("m", owner="vllm"), pages={"/metrics": page(1000)})
     health = {"interval_s": 60, "failures": 1}
@@ -83,7 +83,7 @@ async def test_a_probe_that_ends_after_its_replica_has_left_changes_nothing(outc
         assert not [name for name in await run.metrics() if old.name in name and "_total" not in name]
 
 
-async def test_who_joins_answers_at_once_and_who_leaves_finishes_what_runs() -> None:
+async def test_a_replica_that_joins_answers_at_once_and_one_that_leaves_finishes_its_requests() -> None:
     go_on = asyncio.Event()
     async with FakeReplica([streams("a", "b", hold=go_on)]) as old, FakeReplica() as new, running(old) as run:
         parts = await opened(run)
@@ -141,7 +141,7 @@ class Counted:
         await models("m")(request, writer)
 
 
-async def test_nobody_looks_any_more_at_who_has_left() -> None:
+async def test_a_replica_that_has_left_is_no_longer_probed() -> None:
     left, joined, health = Counted(), Counted(), {"interval_s": 0.01}
     async with FakeReplica(listing=left) as old, FakeReplica(listing=joined) as new, running(old, health=health) as run:
         await eventually(lambda: left.looks > 3)
@@ -152,7 +152,7 @@ async def test_nobody_looks_any_more_at_who_has_left() -> None:
         assert left.looks <= seen + 1, "one may have been on its way"
 
 
-async def test_who_stays_keeps_all_that_it_has() -> None:
+async def test_a_replica_that_stays_keeps_all_that_it_has() -> None:
     go_on = asyncio.Event()
     async with (
         FakeReplica([answers(), streams("a", "b", hold=go_on), answers()]) as stays,
@@ -182,7 +182,7 @@ async def test_who_stays_keeps_all_that_it_has() -> None:
         assert [part.choices[0].delta.content async for part in parts] == ["b"]
 
 
-async def test_who_is_back_before_it_was_gone_has_lost_nothing() -> None:
+async def test_a_replica_that_is_back_before_it_was_gone_has_lost_nothing() -> None:
     go_on = asyncio.Event()
     script = [streams("a", "b", hold=go_on), answers()]
     async with FakeReplica(script) as one, FakeReplica() as two, running(one) as run:
@@ -224,7 +224,7 @@ async def test_a_name_may_go_to_another_url_while_requests_run() -> None:
         run.gateway.router.check()
 
 
-async def test_who_joins_and_does_not_answer_is_down_and_probed() -> None:
+async def test_a_replica_that_joins_and_does_not_answer_is_down_and_probed() -> None:
     async with FakeReplica() as one, FakeReplica() as late, running(one) as run:
         await late.stop()
         await reload(run, one, late, health={"interval_s": 0.01})
@@ -236,14 +236,14 @@ async def test_who_joins_and_does_not_answer_is_down_and_probed() -> None:
             await eventually(lambda: state.up)
 
 
-async def test_a_request_that_fails_over_after_a_reload_goes_to_who_is_there_now() -> None:
+async def test_a_request_that_fails_over_after_a_reload_goes_to_a_current_replica() -> None:
     die = asyncio.Event()
 
-    async def dies_when_told(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    async def dies_on_demand(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         await die.wait()
         dies_now(writer)
 
-    async with FakeReplica([dies_when_told]) as old, FakeReplica() as new, running(old) as run:
+    async with FakeReplica([dies_on_demand]) as old, FakeReplica() as new, running(old) as run:
         asking = asyncio.create_task(run.post())
         await eventually(lambda: old.requests)
         await reload(run, new)
@@ -255,7 +255,7 @@ async def test_a_request_that_fails_over_after_a_reload_goes_to_who_is_there_now
 # -- pools
 
 
-async def test_a_pool_with_more_places_lets_those_in_who_wait() -> None:
+async def test_a_pool_with_more_slots_admits_its_waiters() -> None:
     go_on = asyncio.Event()
     async with FakeReplica([streams("a", "b", hold=go_on), answers()]) as one:
         pool = {"replicas": [one.url], "max_inflight": 1, "max_queue": 4}
@@ -333,7 +333,7 @@ async def test_what_clients_may_take_their_time_for_changes() -> None:
         await reload(run, one, limits={"body_s": 0.1, "client_idle_s": 0.1})
         async with asyncio.timeout(40):
             reader, writer = await asyncio.open_connection("127.0.0.1", URL(run.url).port)
-            assert await reader.read() == b"", "it said nothing"
+            assert await reader.read() == b"", "nothing was sent"
             writer.close()
             for base, path in ((run.url, "/v1/chat/completions"), (run.admin_url, "/warmroute/drain")):
                 reader, writer = await asyncio.open_connection("127.0.0.1", URL(base).port)
@@ -367,7 +367,7 @@ async def test_what_needs_a_restart_stays_and_is_named(caplog: pytest.LogCapture
         keys = ["listen", "log_level", "routing.block_bytes", "routing.block_tokens"]
         assert (record.levelno, vars(record)["keys"]) == (logging.WARNING, keys)
         assert run.gateway.config.routing.block_bytes == run.gateway.live.config.routing.block_bytes == 256
-        assert run.gateway.router.trie.ttl_s == 7, "all else is as the file says"
+        assert run.gateway.router.trie.ttl_s == 7, "all else is as in the file"
         assert (await run.post())[1]["X-Warmroute-Replica"] == two.name
         await reload(run, two, listen="127.0.0.1:1", log_level="debug", routing=routing)
         assert (await run.metrics())['warmroute_config_reloads_total{result="unchanged"}'] == 1
@@ -451,9 +451,9 @@ async def test_a_reading_that_fails_does_not_end_the_watching(caplog: pytest.Log
         assert run.gateway.metrics.reloads.values == {("good",): 1, ("invalid",): 1, ("unchanged",): 0}
         assert run.gateway.metrics.config_loaded.values[()] == 7.0
         assert list(run.gateway.fleet.target("m").replicas) == [two.name]
-        told = {record.message: vars(record).get("error") for record in caplog.records}
-        assert told["configuration not reloaded: it is invalid"] == "pools: no"
-        assert "reload failed" in told
+        logged = {record.message: vars(record).get("error") for record in caplog.records}
+        assert logged["configuration not reloaded: it is invalid"] == "pools: no"
+        assert "reload failed" in logged
         watching.cancel()
 
 

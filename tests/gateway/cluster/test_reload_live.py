@@ -44,8 +44,8 @@ class Live:
     def hang_up(self) -> None:
         os.kill(self.process.pid, signal.SIGHUP)
 
-    async def says(self, find: Callable[[dict[str, Any]], Any]) -> Any:
-        """The first log line of which this is true."""
+    async def logged(self, find: Callable[[dict[str, Any]], Any]) -> Any:
+        """The first log line for which `find` returns something, as what it returns."""
         return await asyncio.to_thread(self.process.wait_for, lambda line: find(log_line(line)), 30)
 
     async def metric(self, name: str) -> float:
@@ -54,7 +54,7 @@ class Live:
         return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + " ")), 0.0)
 
     async def reloads(self, result: str, count: int) -> None:
-        """Wait until so many reloads have ended so."""
+        """Wait until `count` reloads have ended with this result."""
 
         async def done() -> bool:
             return await self.metric(f'warmroute_config_reloads_total{{result="{result}"}}') >= count
@@ -110,7 +110,7 @@ async def test_a_stream_goes_on_while_its_replica_leaves(config: ConfigMap, by: 
             config.swap(text_of(new))
             if by == "SIGHUP":
                 gateway.hang_up()
-            await gateway.says(lambda line: line.get("message") == "configuration reloaded")
+            await gateway.logged(lambda line: line.get("message") == "configuration reloaded")
             assert await gateway.post() == (200, new.name)
             row = (await gateway.replicas())[old.name]
             assert (row["leaving"], row["inflight"]) == (True, 1)
@@ -120,12 +120,12 @@ async def test_a_stream_goes_on_while_its_replica_leaves(config: ConfigMap, by: 
             assert len(old.requests) == 1
 
 
-async def test_an_invalid_file_changes_nothing_and_says_why(config: ConfigMap) -> None:
+async def test_an_invalid_file_changes_nothing_and_the_log_has_the_reason(config: ConfigMap) -> None:
     async with FakeReplica() as one:
         config.swap(text_of(one))
         async with live("--config", str(config.path)) as gateway:
             config.swap(text_of(one, routing={"polcy": "cost"}))
-            error = await gateway.says(lambda line: line.get("error") if "not reloaded" in line.get("message", "") else None)
+            error = await gateway.logged(lambda line: line.get("error") if "not reloaded" in line.get("message", "") else None)
             assert error == f"{config.path}:1: routing.polcy: unknown key; did you mean 'policy'?"
             assert await gateway.metric('warmroute_config_reloads_total{result="invalid"}') == 1
             assert await gateway.post() == (200, one.name)

@@ -53,7 +53,7 @@ def test_the_figure_has_both_axes_and_names_all_policies() -> None:
     [legend] = picture.legends
     assert [text.get_text() for text in legend.get_texts()] == [one.name for one in curves]
     policies = waits.get_lines()[:18]
-    assert len({(line.get_color(), line.get_linestyle()) for line in policies}) == 18, "each can be told from the others"
+    assert len({(line.get_color(), line.get_linestyle()) for line in policies}) == 18, "each is distinct from the others"
 
 
 def test_what_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def coding(tmp_path: Path) -> str:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that it says."""
+    """The one line that it prints."""
     assert main(["simulate", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -154,16 +154,16 @@ def test_a_larger_fleet_gets_more_of_it(capsys: pytest.CaptureFixture[str]) -> N
     assert requests("hot_prefix", "--hours", "0.005") == pytest.approx(0.5 * requests("hot_prefix"), rel=0.1)
 
 
-def test_an_unknown_generator_is_told_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_an_unknown_generator_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gen:poetry: not one of gen:shared_prompt, gen:no_reuse, " in refused(capsys, "gen:poetry")
     assert "gen:: not one of" in refused(capsys, "gen:")
 
 
-def test_two_processes_say_the_same() -> None:
+def test_two_processes_print_the_same() -> None:
     command = [sys.executable, "-m", "gateway", "simulate", "gen:chat", "--hours", "0.02", "--replicas", "2"]
     command += ["--policy", "cost,sticky,power_of_two,sglang,llm_d,session", "--json", "--seed", "7"]
-    said = {subprocess.run(command, capture_output=True, timeout=300, check=True).stdout for _ in range(2)}
-    assert len(said) == 1
+    printed = {subprocess.run(command, capture_output=True, timeout=300, check=True).stdout for _ in range(2)}
+    assert len(printed) == 1
 
 
 # -- the picture
@@ -185,7 +185,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(
     assert "directory" in refused(capsys, chat, "--plot", str(tmp_path / "taken.png"))
 
 
-def test_without_matplotlib_it_says_what_to_install(chat: str, tmp_path: Path) -> None:
+def test_without_matplotlib_the_error_names_what_to_install(chat: str, tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['matplotlib'] = None; from gateway.commands.cli import main; sys.exit(main(sys.argv[1:]))"
     )
@@ -242,7 +242,7 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
         yield started
 
 
-def test_a_bar_tells_how_far_it_is_and_is_gone_at_the_end(terminal: Callable[..., Terminal]) -> None:
+def test_a_bar_shows_how_far_it_is_and_is_gone_at_the_end(terminal: Callable[..., Terminal]) -> None:
     for workload in ("gen:hot_prefix", "gen:chat"):
         command = terminal(workload, "--hours", "0.05", "--replicas", "4", "--policy", "pooled")
         while command.read():
@@ -356,7 +356,7 @@ def test_it_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["simulate", "--help"])
     assert caught.value.code == 0
-    said = capsys.readouterr().out
-    assert "--kv-tokens" in said
-    assert all(f"gen:{name}" in said for name in GENERATORS)
-    assert all(name in said for name in NAMES)
+    printed = capsys.readouterr().out
+    assert "--kv-tokens" in printed
+    assert all(f"gen:{name}" in printed for name in GENERATORS)
+    assert all(name in printed for name in NAMES)

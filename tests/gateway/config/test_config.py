@@ -379,17 +379,17 @@ def test_a_file_that_stands_for_too_much_is_refused_soon(text: str, message: str
     ],
     ids=["sequence", "mapping", "tab", "aliases", "no such alias", "date", "character"],
 )
-def test_what_is_not_yaml_is_told_with_its_line(text: str, line: int, what: str, tmp_path: Path) -> None:
+def test_what_is_not_yaml_is_reported_with_its_line(text: str, line: int, what: str, tmp_path: Path) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load(path, {}, env={})
-    told = str(caught.value)
-    assert told.startswith(f"{path}:{line}: not valid YAML: "), told
-    assert what in told
-    assert "<unicode string>" not in told
+    message = str(caught.value)
+    assert message.startswith(f"{path}:{line}: not valid YAML: "), message
+    assert what in message
+    assert "<unicode string>" not in message
 
 
-def test_bytes_that_are_not_utf_8_are_told_with_their_line(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf_8_are_reported_with_their_line(tmp_path: Path) -> None:
     path = tmp_path / "warmroute.yaml"
     path.write_bytes(b"x: 1\ny: \xff\n")
     with pytest.raises(ConfigError, match=r"warmroute\.yaml:2: not valid YAML: the byte 0xff is not UTF-8"):
@@ -401,16 +401,16 @@ def test_aliases_within_bounds_are_no_error(tmp_path: Path) -> None:
     assert len(load(written(tmp_path, text), {}, env={}).prices) == 3
 
 
-def test_of_many_problems_the_first_are_told(tmp_path: Path) -> None:
+def test_of_many_problems_the_first_are_reported(tmp_path: Path) -> None:
     text = f"pools: [{{replicas: [{URL}]}}]\n" + "\n".join(f"key{number}: 1" for number in range(300))
     with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, text), {}, env={})
-    told = caught.value.problems
-    assert (len(told), str(told[-1])) == (101, "and 200 more problems")
-    assert str(told[99]).endswith("written.yaml:101: key99: unknown key" + str(told[99]).partition("unknown key")[2])
+    problems = caught.value.problems
+    assert (len(problems), str(problems[-1])) == (101, "and 200 more problems")
+    assert str(problems[99]).endswith("written.yaml:101: key99: unknown key" + str(problems[99]).partition("unknown key")[2])
 
 
-def test_of_many_problems_in_the_yaml_the_first_are_told(tmp_path: Path) -> None:
+def test_of_many_problems_in_the_yaml_the_first_are_reported(tmp_path: Path) -> None:
     text = f"pools: [{{replicas: [{URL}]}}]\n" + "price_of_mistakes: 1\n" * 300
     with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, text), {}, env={})
@@ -514,13 +514,13 @@ def test_a_broken_file_is_an_error_not_a_traceback(tmp_path: Path, text: str, ca
     assert str(path) in capsys.readouterr().err
 
 
-def test_check_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "w.yaml"
     path.write_text(yaml.safe_dump(GOOD))
     assert main(["check", str(path)]) == 0
-    said = capsys.readouterr()
-    assert "1 pools, 1 replicas, policy cost" in said.out
-    assert said.err == ""
+    printed = capsys.readouterr()
+    assert "1 pools, 1 replicas, policy cost" in printed.out
+    assert printed.err == ""
     assert main(["check", str(tmp_path / "none.yaml")]) == 2
     assert "No such file" in capsys.readouterr().err
 
@@ -551,11 +551,11 @@ log_level: info
 """
 
 
-def test_check_tells_all_errors_at_once_with_their_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_all_errors_at_once_with_their_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, BAD)
     assert main(["check", str(path)]) == 2
-    said = capsys.readouterr().err.replace(f"warmroute: {path}:", "")
-    assert [line.partition(" is not one of")[0] for line in said.splitlines()] == [
+    printed = capsys.readouterr().err.replace(f"warmroute: {path}:", "")
+    assert [line.partition(" is not one of")[0] for line in printed.splitlines()] == [
         "1: listen: '127.0.0.1' is not host:port, for example 0.0.0.0:8000",
         "2: workers: 1 to 64 are possible, got 0",
         "5: pools[0].queue_s: must be greater than 0, got -1",
@@ -653,7 +653,7 @@ def test_a_listener_is_off_whether_or_not_off_is_quoted(word: str, tmp_path: Pat
 
 
 @given(st.dictionaries(keys, anything))
-def test_each_problem_has_its_place_and_none_is_told_twice(raw: dict[str, Any]) -> None:
+def test_each_problem_has_its_place_and_none_is_reported_twice(raw: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         load(None, {**GOOD, **raw, "log_level": 7}, env={})
     error = caught.value
@@ -708,9 +708,9 @@ prices:
 def test_what_cannot_be_meant_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, DOUBTFUL)
     assert main(["check", str(path)]) == 0
-    said = capsys.readouterr()
-    assert "good" in said.out
-    assert said.err.replace(f"warmroute: warning: {path}:", "").splitlines() == [
+    printed = capsys.readouterr()
+    assert "good" in printed.out
+    assert printed.err.replace(f"warmroute: warning: {path}:", "").splitlines() == [
         "2: pools[0].models[0]: 'llama-*' is a prefix, not a pattern: it fits no model; for all models that begin with 'llama-'"
         " write 'llama-'",
         "3: pools[0].replicas[1].url: http://a:1 is the URL of the replica 'a:1', too: its load is counted per entry",

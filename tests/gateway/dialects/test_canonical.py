@@ -38,7 +38,7 @@ def test_a_conversation_that_goes_on_extends_its_prompt(before: list[Any], after
 
 @given(messages, messages)
 def test_different_conversations_have_different_prompts(one: list[Any], two: list[Any]) -> None:
-    """Up to what templates do not tell apart: no content, empty content, and a text or a single text part."""
+    """Up to differences that templates ignore: no content, empty content, and a text or a single text part."""
 
     def plain(message: dict[str, Any]) -> tuple[Any, ...]:
         content = message["content"] or ""

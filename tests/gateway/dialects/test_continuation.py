@@ -1,4 +1,4 @@
-"""Broken streams, pure: wherever a stream is cut, what is told, asked for and spliced gives the undisturbed answer."""
+"""Broken streams, pure: wherever a stream is cut, text so far, continuation and splice give the undisturbed answer."""
 
 from __future__ import annotations
 
@@ -21,8 +21,19 @@ from gateway.request.resumption import Kept
 from tests.gateway.dialects.test_continuation_request import continuation, kind_of
 from tests.gateway.dialects.test_json_edits import json_text, names
 from tests.gateway.dialects.test_openai_stream import cut
+from tests.support.continuing_engine import (
+    CACHED_TOKENS,
+    ENGINE_ERROR,
+    PROMPT_TOKENS,
+    STORY,
+    TEXT,
+    Style,
+    chat,
+    completion,
+    events,
+    line,
+)
 from tests.support.fakes import DONE
-from tests.support.teller import CACHED_TOKENS, ENGINE_ERROR, PROMPT_TOKENS, STORY, TEXT, Style, chat, completion, events, line
 
 USAGE = {"stream_options": {"include_usage": True}}
 EACH = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -30,8 +41,8 @@ styles = st.builds(Style, st.booleans(), st.booleans())
 places = st.lists(st.integers(0, 5000), max_size=8)
 
 
-def told(kind: str, data: bytes) -> TextSoFar | None:
-    """What these events tell; None if it is more than one text."""
+def text_so_far(kind: str, data: bytes) -> TextSoFar | None:
+    """The text of these events; None if it is more than one."""
     reading = EventsSoFar(kind, data)
     while not reading.over:
         if not reading.step():
@@ -58,12 +69,12 @@ def read(data: bytes) -> tuple[str, list[str], list[Any], list[Any], int]:
 
 
 def resumed(body: dict[str, Any], cuts: list[int], style: Style, where: list[int]) -> tuple[bytes, Usage | None]:
-    """What the client gets, and the usage, where one replica after the other dies after so many events."""
+    """What the client gets, and the usage, where one replica after the other dies after its `cuts` events."""
     kind, sent, usage, parts = kind_of(body), b"", None, 0
     strip = "stream_options" not in body
     asked = {**USAGE, **body}
     for stop in [*cuts, None]:
-        so_far = told(kind, sent)
+        so_far = text_so_far(kind, sent)
         assert so_far is not None
         rest = b"" if so_far.finished or so_far.done else continuation(kind, orjson.dumps(asked), so_far.text, so_far.tokens)
         assert rest is not None
@@ -116,9 +127,9 @@ def test_wherever_it_is_cut_the_client_reads_the_undisturbed_answer(
 
 
 @given(st.integers(0, 25), styles)
-def test_what_is_told_is_exact(count: int, style: Style) -> None:
+def test_the_text_so_far_is_exact(count: int, style: Style) -> None:
     sent = b"".join(events(chat(), style=style)[:count])
-    so_far = told(CHAT, sent)
+    so_far = text_so_far(CHAT, sent)
     assert so_far is not None
     assert so_far.text == "".join(STORY[: so_far.pieces])
     assert so_far.text == read(sent)[0]
@@ -151,13 +162,13 @@ def chunk_of(**choice: Any) -> bytes:
 def test_what_is_more_than_a_text_is_not_resumed(odd: bytes) -> None:
     before = events(chat())[0]
     if odd.endswith(b"\n\n"):
-        assert told(CHAT, before + odd) is None
-    assert told(CHAT, before + odd[:40]) is None
+        assert text_so_far(CHAT, before + odd) is None
+    assert text_so_far(CHAT, before + odd[:40]) is None
 
 
 def test_comments_and_empty_fields_do_no_harm() -> None:
     data = b": ping\n\n" + chunk_of(delta={"role": "assistant", "content": None, "tool_calls": [], "refusal": None})
-    so_far = told(CHAT, data + chunk_of(delta={"content": "a"}) + chunk_of(delta={}, finish_reason="stop"))
+    so_far = text_so_far(CHAT, data + chunk_of(delta={"content": "a"}) + chunk_of(delta={}, finish_reason="stop"))
     assert so_far is not None
     assert (so_far.text, so_far.pieces, so_far.finished, so_far.done) == ("a", 1, True, False)
 
@@ -200,8 +211,8 @@ def test_what_comes_in_small_pieces_takes_no_more_memory() -> None:
 def test_small_events_without_data_are_not_held_together(small: bytes) -> None:
     first, second = chunk_of(delta={"content": "a"}), chunk_of(delta={"content": "b"})
     data = first + small * 40_000 + second
-    assert memory_of(lambda: told(CHAT, data)) < 100_000
-    so_far = told(CHAT, data)
+    assert memory_of(lambda: text_so_far(CHAT, data)) < 100_000
+    so_far = text_so_far(CHAT, data)
     assert so_far is not None
     assert (so_far.text, so_far.pieces) == ("ab", 2)
 
@@ -211,7 +222,7 @@ def test_small_events_without_data_are_not_held_together(small: bytes) -> None:
 )
 def test_lines_without_data_change_nothing_wherever_they_are(lines: list[bytes]) -> None:
     data = b"".join(lines) + b"\n\n"
-    so_far = told(CHAT, chunk_of(delta={"content": "a"}) + data + chunk_of(delta={"content": "b"}))
+    so_far = text_so_far(CHAT, chunk_of(delta={"content": "a"}) + data + chunk_of(delta={"content": "b"}))
     assert so_far is not None
     assert (so_far.text, so_far.done) == ("ab", b"[DONE]" in data)
 
@@ -221,7 +232,7 @@ def test_lines_without_data_change_nothing_wherever_they_are(lines: list[bytes])
 )
 def test_an_event_that_is_not_read_whole_is_no_text(long: bytes) -> None:
     """One without an end passes if it is very long: what follows would be part of it."""
-    assert told(CHAT, chunk_of(delta={"content": "a"}) + long) is None
+    assert text_so_far(CHAT, chunk_of(delta={"content": "a"}) + long) is None
 
 
 def test_each_event_of_a_continuation_passes_at_once() -> None:
@@ -311,7 +322,7 @@ def test_an_event_of_another_kind_gets_no_head() -> None:
 
 def test_a_head_is_kept_as_it_was_written() -> None:
     event = b'event: x\ndata: {"created": 12345678901234567890123, "id":\ndata:{"a":\ndata: 1.50}, "choices":[]}\n\n'
-    so_far = told(CHAT, event)
+    so_far = text_so_far(CHAT, event)
     assert so_far is not None
     assert so_far.head == {"id": b'{"a":  1.50}', "created": b"12345678901234567890123"}
     assert b'"created":12345678901234567890123' in ending(CHAT, so_far, None)

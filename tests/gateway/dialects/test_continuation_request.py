@@ -14,7 +14,7 @@ from gateway.dialects.openai.continuation import TextSoFar
 from gateway.dialects.openai.continuation_request import continue_body
 from gateway.dialects.openai.request import CHAT, COMPLETION
 from gateway.dialects.usage import Usage
-from tests.support.teller import chat, completion
+from tests.support.continuing_engine import chat, completion
 
 
 def kind_of(body: dict[str, Any]) -> str:
@@ -148,7 +148,7 @@ def test_what_would_come_out_otherwise_is_not_asked_for(body: dict[str, Any]) ->
     assert rest_of(body) is None
 
 
-def test_what_says_nothing_does_not_hinder() -> None:
+def test_fields_with_their_defaults_do_not_prevent_a_continuation() -> None:
     body = chat(n=1, tools=[], tool_choice=None, logprobs=False, presence_penalty=0, response_format=None)
     body |= {"repetition_penalty": 1.0, "regex": None, "guided_json": None, "structured_outputs": {}, "truncation": "disabled"}
     body |= {"n_predict": None, "return_token_ids": False, "min_tokens": None, "add_generation_prompt": True}

@@ -26,7 +26,7 @@ def test_the_message_of_each_engines_error(body: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "shown"),
     [
         (b"Internal Server Error", "Internal Server Error"),
         (b"", ""),
@@ -39,15 +39,15 @@ def test_the_message_of_each_engines_error(body: Any) -> None:
         (b'{"error": "' + b"x" * MAX_READ + b'"}', '{"error": "' + "x" * (MAX_EXCERPT - 14) + "..."),
     ],
 )
-def test_other_bodies_are_shown_as_they_begin(body: bytes, said: str) -> None:
-    assert excerpt(body) == said
+def test_other_bodies_are_shown_as_they_begin(body: bytes, shown: str) -> None:
+    assert excerpt(body) == shown
 
 
 @given(st.binary() | st.text().map(lambda text: json.dumps({"error": {"message": text}}).encode()))
 def test_it_is_short_and_printable_whatever_the_body(body: bytes) -> None:
-    said = excerpt(body)
-    assert len(said) <= MAX_EXCERPT
-    assert said.isprintable()
+    shown = excerpt(body)
+    assert len(shown) <= MAX_EXCERPT
+    assert shown.isprintable()
 
 
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=MAX_EXCERPT))

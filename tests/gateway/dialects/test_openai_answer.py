@@ -21,7 +21,7 @@ from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.gateway.dialects.test_openai_stream import cut
 from tests.gateway.request.test_attempts import TURNS
 from tests.gateway.request.test_robust import dial, post
-from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies_now, http, says, usage
+from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies_now, http, usage, writes
 
 MIB = 1 << 20
 SIZE = 3 * MIB
@@ -95,7 +95,7 @@ async def test_a_large_answer_is_passed_on_as_it_comes(in_chunks: bool) -> None:
 
 async def test_usage_far_before_the_end_of_a_large_answer_is_not_found() -> None:
     body = large(behind="y" * TAIL)
-    async with FakeReplica([says(http(200, body))]) as replica, running(replica) as run:
+    async with FakeReplica([writes(http(200, body))]) as replica, running(replica) as run:
         async with run.session.post(run.url + "/v1/chat/completions", json=BODY) as answer:
             assert await answer.read() == body
         assert (await run.metrics())['warmroute_unmetered_requests_total{model="m"}'] == 1

@@ -174,7 +174,7 @@ def test_a_count_of_other_prompt_tokens_is_not_about_the_prompt(fields: dict[str
         assert parse({**CHAT, **fields}).countable is countable
 
 
-def test_too_much_for_the_loop_is_said_so() -> None:
+def test_a_body_too_large_for_the_loop_needs_the_helper() -> None:
     body = {**CHAT, "stream": True, "stream_options": {}}
     raw = orjson.dumps({**body, "x": "x" * openai.SCANNED_AT_ONCE})
     assert b'"include_usage":true' in parse(raw).body

@@ -176,7 +176,7 @@ SILENT = st.lists(st.sampled_from(LINES)).map(b"".join)
 
 
 @given(SILENT, st.sampled_from([event("a"), DONE, b"event: x\ndata: y\n\n", b"id: 1\n"]), st.integers(0, 200))
-def test_lines_without_data_are_told_from_the_first_data(silent: bytes, data: bytes, end: int) -> None:
+def test_lines_without_data_are_separated_from_the_first_data(silent: bytes, data: bytes, end: int) -> None:
     assert without_data(silent + data) == len(silent)
     part = silent[:end]
     assert without_data(part) == len(part)

@@ -250,7 +250,7 @@ class BreakerMachine(CountedMachine):
         assert self.breaker.state(now) == "closed"
 
 
-def test_a_breaker_is_what_its_model_says() -> None:
+def test_a_breaker_behaves_as_its_model() -> None:
     assert steps_of(BreakerMachine, examples=100, steps=200) >= STEPS
 
 
@@ -332,7 +332,7 @@ def test_a_probe_whose_answer_breaks_off_failed() -> None:
 
 @pytest.mark.parametrize("others", [0, 19, 20, 10_000])
 def test_a_probe_whose_answer_breaks_off_when_others_have_answered_is_one_of_many(others: int) -> None:
-    """From twenty answers on their share tells, and what was before the breaker closed is forgotten."""
+    """From twenty answers on their share decides, and what was before the breaker closed is forgotten."""
     breaker = Breaker(Always(1.0))
     opened(breaker, 0.0)
     probe = breaker.begin(1.0)
@@ -363,7 +363,7 @@ def test_a_hundred_requests_that_die_together_open_it_once() -> None:
     breaker.begin(1.0)
     for attempt in under_way[90:]:
         attempt.success()
-    assert breaker.state(1.0) == "half_open", "what was sent before tells nothing of the replica now"
+    assert breaker.state(1.0) == "half_open", "requests sent before show nothing of the replica now"
 
 
 def test_a_probe_whose_client_left_makes_room_for_another() -> None:

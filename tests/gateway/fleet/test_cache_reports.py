@@ -12,7 +12,7 @@ def findings(overlap: Overlap, *answers: tuple[int, int | None]) -> list[Finding
     return [finding for answer in answers if (finding := overlap.metered(*answer))]
 
 
-def test_zeros_are_told_once_and_taken_back_at_the_first_hit() -> None:
+def test_zeros_are_reported_once_and_taken_back_at_the_first_hit() -> None:
     overlap = Overlap()
     assert findings(overlap, *[(LONG, 0)] * 19) == []
     assert findings(overlap, (LONG, 0)) == [Finding.ZERO]
@@ -44,7 +44,7 @@ def test_silence_is_another_finding() -> None:
     overlap = Overlap()
     assert findings(overlap, *[(LONG, None)] * 20) == [Finding.SILENT]
     assert findings(overlap, *[(LONG, None)] * 100) == []
-    assert findings(overlap, *[(LONG, 0)] * 19) == [], "what was silent says nothing about hits"
+    assert findings(overlap, *[(LONG, 0)] * 19) == [], "silent answers are no evidence about hits"
     assert findings(overlap, *[(LONG, None)] * 100) == [], "an engine that reports may leave a zero out"
     assert findings(overlap, (LONG, 0)) == [Finding.ZERO]
 
@@ -55,7 +55,7 @@ same_answers = st.tuples(st.sampled_from([0, 100, LONG, 50_000]), st.sampled_fro
 @given(st.lists(same_answers))
 def test_zero_and_hit_take_turns_and_zero_needs_its_evidence(runs: list[tuple[int, int | None, int]]) -> None:
     overlap = Overlap()
-    told: list[Finding] = []
+    found: list[Finding] = []
     row: list[int] = []
     for predicted, reported in [run[:2] for run in runs for _ in range(run[2])]:
         finding = overlap.metered(predicted, reported)
@@ -67,6 +67,6 @@ def test_zero_and_hit_take_turns_and_zero_needs_its_evidence(runs: list[tuple[in
             assert len(row) >= ENOUGH_REQUESTS
             assert sum(row) >= ENOUGH_TOKENS
         if finding in (Finding.ZERO, Finding.HIT):
-            told.append(finding)
-    assert told == [(Finding.ZERO, Finding.HIT)[place % 2] for place in range(len(told))]
-    assert overlap.zero == (len(told) % 2 == 1)
+            found.append(finding)
+    assert found == [(Finding.ZERO, Finding.HIT)[place % 2] for place in range(len(found))]
+    assert overlap.zero == (len(found) % 2 == 1)

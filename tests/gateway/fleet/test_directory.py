@@ -15,7 +15,7 @@ from gateway.fleet.catalog import MAX_SHOWN, warn_of_misfits
 from gateway.fleet.engine_client import ModelEntry
 from tests.gateway.cluster.test_reload import config_of
 from tests.gateway.conftest import BODY, LOGGED, Running, eventually, running
-from tests.support.fakes import FakeReplica, dies, http, models, says, status
+from tests.support.fakes import FakeReplica, dies, http, models, status, writes
 
 
 def pool(*replicas: FakeReplica, models: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -165,10 +165,10 @@ async def test_a_replica_that_never_answered_makes_models_unknown_not_absent() -
 
 
 LIARS = [
-    says(b"garbage\r\n\r\n"),
-    says(http(200, b"[]")),
-    says(http(200, b'{"data": [1]}')),
-    says(http(200, b"<html>")),
+    writes(b"garbage\r\n\r\n"),
+    writes(http(200, b"[]")),
+    writes(http(200, b'{"data": [1]}')),
+    writes(http(200, b"<html>")),
     status(500),
     dies,
 ]
@@ -229,7 +229,7 @@ async def test_of_very_many_models_the_first_are_shown_and_all_are_served() -> N
         assert (await run.post({**BODY, "model": last}))[0] == 200
 
 
-async def test_an_unknown_model_is_told_a_few_names_of_many() -> None:
+async def test_the_error_for_an_unknown_model_has_a_few_names_of_many() -> None:
     """Sorted, and from a list that is made once: a request for an unknown model costs nothing that grows with the lists."""
     listed = [f"m{number:04}" for number in range(4000)]
     async with FakeReplica(listing=models(*reversed(listed))) as replica, running(replica) as run:

@@ -1,4 +1,4 @@
-"""What engines tell, read from excerpts of their real answers and from the answers themselves where they are at hand."""
+"""What engines report, read from excerpts of their real answers and from the answers themselves where they are at hand."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_vllm() -> None:
     assert facts(VLLM_PAGE, "vllm") == Facts(VLLM, 11648, 1795245881.85, 1, 4, True)
 
 
-def test_vllm_before_it_told_its_size_in_tokens() -> None:
+def test_vllm_before_it_reported_its_size_in_tokens() -> None:
     old = info(block_size=32, num_gpu_blocks=364, enable_prefix_caching=False)
     assert facts(old, "vllm") == Facts(VLLM, 32 * 364, caching=False)
 
@@ -88,17 +88,17 @@ def test_vllm_with_several_ranks_has_the_sum_of_their_caches() -> None:
     assert facts(ranks + info("2", num_gpu_blocks="None"), "vllm").kv_tokens is None, "a sum with a gap is no size"
 
 
-def test_whether_prefix_caching_is_on_is_told_where_all_ranks_agree() -> None:
+def test_whether_prefix_caching_is_on_is_known_where_all_ranks_agree() -> None:
     on, off = info("0", enable_prefix_caching=True), info("1", enable_prefix_caching=False)
     assert [facts(page, "vllm").caching for page in (on, off, on + off, info())] == [True, False, None, None]
 
 
 def test_our_own_replica_speaks_vllms_names() -> None:
     page = parse_page(ReplicaMetrics(SimEngine(SimConfig(kv_tokens=1600)), "m").text())
-    told = read(recognise(["warmroute"], page), page)
-    assert (told.engine, told.kv_tokens, told.running, told.waiting) == (OURS, 1600, 0, 0)
-    assert told.started is not None
-    assert told.started > 1.7e9
+    found = read(recognise(["warmroute"], page), page)
+    assert (found.engine, found.kv_tokens, found.running, found.waiting) == (OURS, 1600, 0, 0)
+    assert found.started is not None
+    assert found.started > 1.7e9
 
 
 @pytest.mark.parametrize("prefix", [b"sglang:", b"sglang_"])
@@ -109,7 +109,7 @@ def test_sglang(prefix: bytes) -> None:
     assert facts(page + prefix + b'cache_config_info{num_pages="1000",page_size="64"} 1.0\n').kv_tokens == 64000
 
 
-def test_sglang_tells_its_size_elsewhere_too() -> None:
+def test_sglang_reports_its_size_elsewhere_too() -> None:
     loads = [{"dp_rank": 0, "max_total_num_tokens": 1000}, {"dp_rank": 1, "max_total_num_tokens": 500}]
     assert kv_of(SGLANG, {"dp_rank_count": 2, "loads": loads}) == 1500
     assert kv_of(SGLANG, {"max_total_num_tokens": 444500, "version": "0.5"}) == 444500
@@ -131,13 +131,13 @@ def test_tgi() -> None:
     assert facts(b"tgi_batch_current_size 3\ntgi_queue_size 9\n") == Facts(TGI, running=3, waiting=9)
 
 
-def test_the_model_list_says_more_than_the_page() -> None:
+def test_the_model_list_takes_precedence_over_the_page() -> None:
     assert recognise([None, "somebody", "llamacpp"], parse_page(VLLM_PAGE)) is LLAMACPP
     assert recognise(["somebody", 7, ""], parse_page(VLLM_PAGE)) is VLLM
     assert recognise(["somebody", ""], {}) is UNKNOWN
 
 
-def test_every_engine_says_what_to_do() -> None:
+def test_every_engine_has_its_hints() -> None:
     assert len({engine.name for engine in (*ENGINES, UNKNOWN)}) == len(ENGINES) + 1
     for engine in (*ENGINES, UNKNOWN):
         assert engine.silent
@@ -199,7 +199,7 @@ NONSENSE = ["NaN", "+Inf", "-Inf", "-1", "1e300", "9" * 400, "many", "", "0x10",
 
 
 @pytest.mark.parametrize("value", NONSENSE)
-def test_nonsense_is_not_told(value: str) -> None:
+def test_nonsense_is_not_reported(value: str) -> None:
     page = "\n".join(
         [
             f"process_start_time_seconds {value}",
@@ -208,15 +208,15 @@ def test_nonsense_is_not_told(value: str) -> None:
             f'vllm:cache_config_info{{kv_cache_size_tokens="{value}",block_size="{value}",num_gpu_blocks="364"}} 1.0',
         ]
     )
-    told = facts(page.encode("latin-1"), "vllm")
+    found = facts(page.encode("latin-1"), "vllm")
     if value == "1 2 3":  # a sample may have a time behind it
-        assert told == Facts(VLLM, None, 1.0, 1, 1)
+        assert found == Facts(VLLM, None, 1.0, 1, 1)
     else:
-        assert told == Facts(VLLM)
+        assert found == Facts(VLLM)
 
 
 @pytest.mark.parametrize("value", [None, True, -1, 0, 1e300, float("nan"), float("inf"), "many", [], {}, 10**12, 10**400])
-def test_nonsense_in_json_is_not_told(value: Any) -> None:
+def test_nonsense_in_json_is_not_reported(value: Any) -> None:
     assert kv_of(LLAMACPP, {"default_generation_settings": {"n_ctx": value}, "total_slots": 2}) is None
     assert kv_of(LLAMACPP, {"default_generation_settings": {"n_ctx": 4096}, "total_slots": value}) is None
     assert kv_of(LLAMACPP, {"default_generation_settings": value}) is None
@@ -266,7 +266,7 @@ json_values = st.recursive(
 
 @given(st.lists(fragments, max_size=20).map(b"".join), st.lists(st.none() | st.text(max_size=5)))
 @example(VLLM_PAGE, [])
-def test_no_page_raises_or_tells_what_cannot_be(page: bytes, some: list[str | None]) -> None:
+def test_no_page_raises_or_gives_impossible_values(page: bytes, some: list[str | None]) -> None:
     sane(facts(page, *some))
     for engine in ENGINES:
         sane(read(engine, parse_page(page)))
@@ -286,13 +286,13 @@ def test_a_page_is_read_in_slices_of_whole_lines(parts: list[bytes]) -> None:
     assert parse_page(page) == at_once.page
 
 
-def sane(told: Facts) -> None:
-    assert told.kv_tokens is None or 1 <= told.kv_tokens <= 10**10
-    assert told.started is None or 0 < told.started <= 1e11
-    for count in (told.running, told.waiting):
+def sane(found: Facts) -> None:
+    assert found.kv_tokens is None or 1 <= found.kv_tokens <= 10**10
+    assert found.started is None or 0 < found.started <= 1e11
+    for count in (found.running, found.waiting):
         assert count is None or 0 <= count <= 10**6
 
 
 @given(st.sampled_from([*ENGINES, UNKNOWN]), json_values)
-def test_no_answer_raises_or_tells_what_cannot_be(engine: Engine, answer: Any) -> None:
+def test_no_answer_raises_or_gives_impossible_values(engine: Engine, answer: Any) -> None:
     sane(Facts(engine, kv_of(engine, answer)))

@@ -19,7 +19,7 @@ class Fleet:
     def __init__(self) -> None:
         self.urls: list[str] = []
 
-    def heard(self, line: str) -> bool:
+    def read_line(self, line: str) -> bool:
         if url := ready_url(line):
             self.urls.append(url)
         return len(self.urls) == REPLICAS
@@ -39,7 +39,7 @@ async def test_a_fleet_of_64_keeps_documents_where_they_are() -> None:
     with contextlib.ExitStack() as stack:
         count = ("--count", str(REPLICAS), "--speed", "10", "--prefill-chunk", "512")
         replicas = stack.enter_context(started("replicas", "replica", "--engine", "sim", "--port", "0", *count))
-        replicas.wait_for(fleet.heard)
+        replicas.wait_for(fleet.read_line)
         flags = [flag for url in fleet.urls for flag in ("--replica", url)]
         url = stack.enter_context(started("gateway", "serve", "--port", "0", *flags)).wait_for(listening_url)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http:

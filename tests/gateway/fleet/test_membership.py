@@ -31,7 +31,7 @@ members = st.lists(named, max_size=5).map(lambda found: {member.name: member for
 
 
 def applied(now: Members, wanted: Members) -> dict[str, Member]:
-    """What a fleet comes to that does as `reconcile` says."""
+    """The fleet after the changes that `reconcile` returns."""
     changes, fleet = reconcile(now, wanted), dict(now)
     for member in changes.left:
         assert fleet.pop(member.name) == member

@@ -1,4 +1,4 @@
-"""What engines tell of themselves reaches the router, and a lost cache is noticed, over real sockets."""
+"""What engines report of themselves reaches the router, and a lost cache is noticed, over real sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.fleet.engine_client import MAX_MODELS
 from gateway.fleet.prober import RARELY
 from router import Replica
 from tests.gateway.conftest import Running, running
-from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, http, models, says, status
+from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, http, models, status, writes
 
 STARTED = 1_795_000_000.0
 LONG = {"model": "m", "messages": [{"role": "user", "content": "All of it again, word by word. " * 300}]}
@@ -23,7 +23,7 @@ LONG_TOKENS = 2400
 
 
 def page(text: str) -> Behaviour:
-    return says(http(200, text.encode(), "text/plain; version=0.0.4"))
+    return writes(http(200, text.encode(), "text/plain; version=0.0.4"))
 
 
 def vllm(kv: int | None = None, started: float | None = None, active: int = 0) -> Behaviour:
@@ -80,8 +80,8 @@ async def test_the_engines_kv_size_bounds_what_it_is_believed_to_hold(caplog: py
         await run.post()
         assert (capacity(run, replica), held(run, replica)) == (128, 2)
         await look(run)
-        told = lines(caplog, "replica reports the size of its KV cache")
-        assert [(line["levelname"], line["engine"], line["capacity_tokens"]) for line in told] == [("INFO", "vllm", 128)]
+        logged = lines(caplog, "replica reports the size of its KV cache")
+        assert [(line["levelname"], line["engine"], line["capacity_tokens"]) for line in logged] == [("INFO", "vllm", 128)]
         replica.pages["/metrics"] = vllm(kv=640)
         await look(run)
         await run.post()
@@ -90,7 +90,7 @@ async def test_the_engines_kv_size_bounds_what_it_is_believed_to_hold(caplog: py
         assert (await row(run))["capacity_tokens"] == 640
         replica.pages["/metrics"] = vllm(kv=None)
         await look(run)
-        assert capacity(run, replica) == 640, "what is not told any more is not forgotten"
+        assert capacity(run, replica) == 640, "what is no longer reported is not forgotten"
 
 
 async def test_the_configuration_knows_better(caplog: pytest.LogCaptureFixture) -> None:
@@ -101,8 +101,8 @@ async def test_the_configuration_knows_better(caplog: pytest.LogCaptureFixture) 
             await run.post()
             assert (capacity(run, replica), held(run, replica)) == (1000, 4)
             assert not lines(caplog, "replica reports the size of its KV cache")
-            told = await row(run)
-            assert (told["capacity_tokens"], told["engine_kv_tokens"]) == (1000, 128)
+            listed = await row(run)
+            assert (listed["capacity_tokens"], listed["engine_kv_tokens"]) == (1000, 128)
             assert (await run.metrics())[f'warmroute_replica_capacity_tokens{{replica="{replica.name}"}}'] == 1000
 
 
@@ -123,7 +123,7 @@ async def test_a_capacity_is_a_number_of_our_own_blocks_of_text(block_bytes: int
 def listing(**lengths: object) -> Behaviour:
     """Models with these fields `max_model_len`."""
     entries = [{"id": name, "object": "model", "owned_by": "vllm", "max_model_len": length} for name, length in lengths.items()]
-    return says(http(200, json.dumps({"object": "list", "data": entries}).encode()))
+    return writes(http(200, json.dumps({"object": "list", "data": entries}).encode()))
 
 
 async def test_the_longest_context_of_a_replicas_models_is_its_longest_prompt() -> None:
@@ -145,23 +145,23 @@ async def test_of_a_model_list_no_more_is_kept_than_so_many_names_that_a_request
         await look(run)
         (state,) = run.gateway.fleet.replicas
         assert list(state.models) == [f"m{number}" for number in range(MAX_MODELS)]
-        replica.listing = says(http(200, b'{"data": [{"id": "m", "x": [' + b"[]," * 200_000 + b"[]]}]}"))
+        replica.listing = writes(http(200, b'{"data": [{"id": "m", "x": [' + b"[]," * 200_000 + b"[]]}]}"))
         await look(run, 3)
         assert (state.up, state.down_by) == (False, "garbage")
 
 
 async def test_sglang_is_asked_further_and_llamacpps_slots_bound_nothing() -> None:
-    loads = says(http(200, b'{"loads": [{"dp_rank": 0, "max_total_num_tokens": 4096}]}'))
+    loads = writes(http(200, b'{"loads": [{"dp_rank": 0, "max_total_num_tokens": 4096}]}'))
     async with engine("sglang", v1_loads=loads) as replica, running(replica) as run:
         assert (capacity(run, replica), replica.asked) == (4096, ["/metrics", "/v1/loads"])
-    props = says(http(200, b'{"default_generation_settings": {"n_ctx": 4096}, "total_slots": 2}'))
+    props = writes(http(200, b'{"default_generation_settings": {"n_ctx": 4096}, "total_slots": 2}'))
     async with engine("llamacpp", props=props) as replica, running(replica) as run:
         assert (capacity(run, replica), (await row(run))["engine_kv_tokens"]) == (None, 8192)
         assert f'warmroute_replica_capacity_tokens{{replica="{replica.name}"}}' not in await run.metrics()
 
 
 async def test_an_inquiry_is_made_once_and_repeated_rarely_where_it_failed() -> None:
-    props = says(http(200, b'{"default_generation_settings": {"n_ctx": 4096}, "total_slots": 2}'))
+    props = writes(http(200, b'{"default_generation_settings": {"n_ctx": 4096}, "total_slots": 2}'))
     page_of_llama = page("llamacpp:requests_processing 1\nllamacpp:requests_deferred 0\n")
     async with engine("llamacpp", metrics=page_of_llama) as replica, running(replica) as run:
         await look(run, RARELY - 1)
@@ -173,9 +173,9 @@ async def test_an_inquiry_is_made_once_and_repeated_rarely_where_it_failed() -> 
         assert replica.asked.count("/props") == 2
 
 
-async def test_who_comes_back_is_asked_anew() -> None:
+async def test_a_replica_that_comes_back_is_asked_anew() -> None:
     def loads(tokens: int) -> Behaviour:
-        return says(http(200, b'{"loads": [{"max_total_num_tokens": %d}]}' % tokens))
+        return writes(http(200, b'{"loads": [{"max_total_num_tokens": %d}]}' % tokens))
 
     async with engine("sglang", v1_loads=loads(4096)) as replica, running(replica) as run:
         listing, replica.listing = replica.listing, status(503)
@@ -188,11 +188,11 @@ async def test_who_comes_back_is_asked_anew() -> None:
 # -- what runs and waits in the engine
 
 
-async def test_what_runs_and_waits_is_shown_as_long_as_it_is_told() -> None:
+async def test_what_runs_and_waits_is_shown_as_long_as_it_is_reported() -> None:
     async with engine("somebody", metrics=vllm(active=3)) as replica, running(replica) as run:
         label = f'{{replica="{replica.name}"}}'
-        told = await row(run)
-        assert (told["engine"], told["engine_running"], told["engine_waiting"]) == ("vllm", 3, 4)
+        listed = await row(run)
+        assert (listed["engine"], listed["engine_running"], listed["engine_waiting"]) == ("vllm", 3, 4)
         replica.pages["/metrics"] = vllm(active=5)
         await look(run)
         metrics = await run.metrics()
@@ -200,8 +200,8 @@ async def test_what_runs_and_waits_is_shown_as_long_as_it_is_told() -> None:
         assert metrics["warmroute_replica_engine_waiting" + label] == 6
         del replica.pages["/metrics"]
         await look(run)
-        told = await row(run)
-        assert (told["up"], told["engine_running"]) == (True, None)
+        listed = await row(run)
+        assert (listed["up"], listed["engine_running"]) == (True, None)
         assert "warmroute_replica_engine_running" + label not in await run.metrics()
         replica.pages["/metrics"] = vllm(active=5)
         await look(run, RARELY)
@@ -211,7 +211,7 @@ async def test_what_runs_and_waits_is_shown_as_long_as_it_is_told() -> None:
         assert "warmroute_replica_engine_waiting" + label not in await run.metrics()
 
 
-async def test_what_is_told_after_a_refusal_is_not_taken_up() -> None:
+async def test_what_is_reported_after_a_refusal_is_not_taken_up() -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def late(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
@@ -248,13 +248,13 @@ BAD_PAGES = [
     dies,
     endless,
     silent,
-    says(b"garbage\r\n\r\n"),
+    writes(b"garbage\r\n\r\n"),
     page("<html>no</html>"),
     page('vllm:cache_config_info{kv_cache_size_tokens="NaN"} 1\nprocess_start_time_seconds -1\n'),
     page("vllm:num_requests_running{ 1e999\n"),
-    says(http(503, b'vllm:cache_config_info{kv_cache_size_tokens="128"} 1\nvllm:num_requests_running 1\n', "text/plain")),
-    says(http(200, b"\x00\xff\xfe" * 1000, "text/plain")),
-    says(http(200, b'vllm:cache_config_info{kv_cache_size_tokens="128"} 1\n' * 200_000, "text/plain")),
+    writes(http(503, b'vllm:cache_config_info{kv_cache_size_tokens="128"} 1\nvllm:num_requests_running 1\n', "text/plain")),
+    writes(http(200, b"\x00\xff\xfe" * 1000, "text/plain")),
+    writes(http(200, b'vllm:cache_config_info{kv_cache_size_tokens="128"} 1\n' * 200_000, "text/plain")),
 ]
 
 
@@ -262,8 +262,8 @@ BAD_PAGES = [
 async def test_a_bad_page_is_no_failed_probe(bad: Behaviour) -> None:
     quick = {"interval_s": 60, "timeout_s": 0.5}
     async with engine(metrics=bad) as replica, running(replica, health=quick) as run:
-        told = await row(run)
-        assert (told["up"], told["error"], told["capacity_tokens"], told["engine_running"]) == (True, "", None, None)
+        listed = await row(run)
+        assert (listed["up"], listed["error"], listed["capacity_tokens"], listed["engine_running"]) == (True, "", None, None)
         assert (await run.post())[0] == 200
 
 
@@ -291,7 +291,7 @@ async def test_a_later_start_of_the_process_is_a_restart(caplog: pytest.LogCaptu
         assert (line["replica"], line["reason"]) == (replica.name, "start_time")
 
 
-async def test_who_was_down_and_comes_back_with_a_later_start_has_restarted() -> None:
+async def test_a_replica_that_was_down_and_comes_back_with_a_later_start_has_restarted() -> None:
     async with engine(metrics=vllm(started=STARTED)) as replica, running(replica) as run:
         await run.post()
         listing, replica.listing = replica.listing, status(503)
@@ -322,7 +322,7 @@ async def test_a_restart_that_was_seen_as_a_refusal_counts_once() -> None:
             assert await restarts(run, replica) == {"refused": 1, "start_time": 1, "zero_hits": 0}
 
 
-async def test_who_never_answered_has_lost_nothing() -> None:
+async def test_a_replica_that_never_answered_has_lost_nothing() -> None:
     replica = FakeReplica()
     async with replica:
         pass
@@ -331,7 +331,7 @@ async def test_who_never_answered_has_lost_nothing() -> None:
 
 
 async def test_zero_hits_on_warm_prefixes_are_a_restart(caplog: pytest.LogCaptureFixture) -> None:
-    """The router's judgement (`Booking.close`) is told and counted, and counts once with the start time that explains it."""
+    """The router's judgement (`Booking.close`) is logged and counted, and counts once with the start time that explains it."""
     text = "All of it again, word by word. "
     async with engine(metrics=vllm(started=STARTED)) as replica, running(replica) as run:
         prompts = [{**LONG, "messages": [{"role": "user", "content": f"{number}: {text * 300}"}]} for number in range(3)]
@@ -356,7 +356,7 @@ async def overlap_zero(run: Running, replica: FakeReplica) -> float:
     return (await run.metrics())[f'warmroute_replica_cache_hits_missing{{replica="{replica.name}"}}']
 
 
-async def test_an_overlap_of_zero_is_told_once_until_the_first_hit(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_overlap_of_zero_is_logged_once_until_the_first_hit(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "warmroute.replicas")
     replica = engine(metrics=vllm())
     replica.script = (answers(prompt=LONG_TOKENS, cached=0),)
@@ -376,7 +376,9 @@ async def test_an_overlap_of_zero_is_told_once_until_the_first_hit(caplog: pytes
         assert [line["levelname"] for line in lines(caplog, "cached tokens are no longer zero")] == ["INFO"]
 
 
-async def test_the_hint_says_so_where_the_engine_itself_says_that_caching_is_off(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_engine_that_reports_caching_as_off_gets_a_hint_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     replica = engine(metrics=page('vllm:cache_config_info{engine="0",enable_prefix_caching="False"} 1.0\n'))
     replica.script = (answers(prompt=LONG_TOKENS, cached=0),)
     async with replica, running(replica) as run:

@@ -16,7 +16,7 @@ from gateway.fleet.state import EXTRA_PROBES, NOT_PROBED, ReplicaState
 from gateway.upstream.client import UpstreamClient
 from tests.gateway.conftest import BODY, Running, eventually, longest_pause, running
 from tests.gateway.servers import live_of
-from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, dies, http, models, says, status, streams
+from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, dies, http, models, status, streams, writes
 from tests.support.pages import parse_page
 
 QUICK = {"interval_s": 0.02, "timeout_s": 0.05}
@@ -110,7 +110,7 @@ async def test_probes_are_no_signs_of_life() -> None:
         assert run.gateway.upstream.silence_s(replica.url) == float("inf")
 
 
-@pytest.mark.parametrize("bad", [status(500), says(http(200, b"[]"))])
+@pytest.mark.parametrize("bad", [status(500), writes(http(200, b"[]"))])
 async def test_a_probe_that_is_answered_badly_counts_whatever_requests_get(bad: Behaviour) -> None:
     listing = Listing()
     async with FakeReplica(listing=listing) as replica, running(replica, health=QUICK) as run:
@@ -248,7 +248,7 @@ async def test_an_engine_that_closes_each_connection_soon_is_not_stormed() -> No
 
 
 def listed(entries: list[Any]) -> Behaviour:
-    return says(http(200, json.dumps({"object": "list", "data": entries}).encode()))
+    return writes(http(200, json.dumps({"object": "list", "data": entries}).encode()))
 
 
 async def test_a_model_list_is_cut_at_a_bound() -> None:
@@ -270,7 +270,7 @@ async def test_a_model_list_is_cut_at_a_bound() -> None:
     ],
 )
 async def test_a_model_list_without_measure_is_none(body: bytes) -> None:
-    async with FakeReplica(listing=says(http(200, body))) as replica, running(replica) as run:
+    async with FakeReplica(listing=writes(http(200, body))) as replica, running(replica) as run:
         assert (only(run).up, only(run).down_by, dict(only(run).models)) == (False, "garbage", {})
 
 
@@ -352,7 +352,7 @@ def test_a_page_of_metrics_without_measure_is_read_up_to_a_bound(page: bytes) ->
 async def test_the_event_loop_turns_while_a_large_page_of_metrics_is_read() -> None:
     """At once it would take 40 to 80 ms of CPU time."""
     page = http(200, b"\n" * engines.MAX_PAGE_BYTES, "text/plain")
-    async with FakeReplica(pages={"/metrics": says(page)}) as replica:
+    async with FakeReplica(pages={"/metrics": writes(page)}) as replica:
         relay = UpstreamClient(live_of())
         found = []
 

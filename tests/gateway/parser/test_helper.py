@@ -132,7 +132,7 @@ def test_a_continuation_is_the_same_as_in_the_loop() -> None:
     assert (verdict, edits) == continue_body(CHAT, raw, "Well", 2)
 
 
-def test_a_bug_is_told_to_the_parent() -> None:
+def test_a_bug_is_reported_to_the_parent() -> None:
     status, text = result(("no such operation",), b"{}")
     assert status == wire.FAILED
     assert "KeyError" in text

@@ -114,7 +114,7 @@ async def test_many_at_once_get_their_own_results() -> None:
         assert [request.body for request in requests] == [asked_for_usage(body(size, stream=True)) for size in sizes]
 
 
-async def test_who_leaves_does_not_put_the_others_out_of_step() -> None:
+async def test_a_request_that_leaves_does_not_put_the_others_out_of_step() -> None:
     async with parser() as (parsing, process):
         tasks = [asyncio.create_task(parsing.parse(CHAT, body(1_000_000 + number))) for number in range(12)]
         await eventually(lambda: process.started)
@@ -187,14 +187,14 @@ async def test_a_process_that_takes_too_long_is_killed() -> None:
         assert process.pid is None
 
 
-async def test_who_waits_too_long_is_told_so() -> None:
+async def test_a_request_that_waits_too_long_gets_an_error() -> None:
     async with parser(boot=ODD + "time.sleep(1000)", wait_s=0.2) as (parsing, process):
         with pytest.raises(GatewayError, match="waited too long"):
             await parsing.parse(CHAT, body())
         assert process.started == 1
 
 
-async def test_the_line_is_bounded_and_those_who_left_are_not_in_it() -> None:
+async def test_the_queue_is_bounded_and_requests_that_left_are_not_in_it() -> None:
     async with parser(boot=ODD + "time.sleep(1000)") as (parsing, process):
         waiting = [asyncio.create_task(parsing.parse(CHAT, body()))]
         await eventually(lambda: process.started)
@@ -277,7 +277,7 @@ async def test_what_is_no_json_object_on_another_path_needs_no_parser() -> None:
 
 
 async def test_the_loop_turns_while_a_large_body_is_parsed() -> None:
-    """Which is what all this is for: here nothing is said about time, but that others had their turns."""
+    """The purpose of the parser process. No time is asserted, only that other tasks had their turns."""
     async with parser() as (parsing, _):
         await parsing.parse(CHAT, body())
         task, turns = asyncio.create_task(parsing.parse(CHAT, body(60_000_000, stream=True))), 0

@@ -31,9 +31,9 @@ from tests.support.fakes import (
     event,
     hangs,
     http,
-    says,
     status,
     streams,
+    writes,
 )
 
 TURNS = {"routing": {"policy": "round_robin"}}
@@ -120,7 +120,7 @@ async def test_a_503_with_retry_after_is_a_rest_of_a_minute_at_most(seconds: str
 
 
 async def test_a_fleet_that_rests_is_used_all_the_same() -> None:
-    """Each replica asked for a minute of rest; the requests' own answers tell when it is over."""
+    """Each replica asked for a minute of rest; the requests' own answers show when it is over."""
     rest = status(503, "starting", "Retry-After: 60")
     fleet = [FakeReplica([rest, answers()]) for _ in range(2)]
     async with fleet[0], fleet[1], running(*fleet, **TURNS) as run:
@@ -167,7 +167,7 @@ async def test_an_endpoint_that_the_engine_does_not_have_is_no_failure_of_its_re
 
 
 async def test_the_log_has_the_engines_words_of_an_error(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
-    script = [status(400, "too\nlong " + "x" * 300), status(500, "CUDA\x1b error"), says(http(404, b"<p>nothing"))]
+    script = [status(400, "too\nlong " + "x" * 300), status(500, "CUDA\x1b error"), writes(http(404, b"<p>nothing"))]
     async with FakeReplica(script) as one, running(one) as run:
         for code in (400, 500, 404):
             async with run.session.post(f"{run.url}/v1/chat/completions", json=BODY) as answer:
@@ -197,7 +197,7 @@ async def test_an_error_that_another_replica_made_good_is_not_the_requests(
         assert {line["level"] for line in request_lines()} == {"info"}
 
 
-@pytest.mark.parametrize("bad", [status(500), dies, says(http(200, b"[]"))])
+@pytest.mark.parametrize("bad", [status(500), dies, writes(http(200, b"[]"))])
 async def test_a_failure_that_only_one_replica_has_is_its_own(bad: Behaviour) -> None:
     async with FakeReplica([bad]) as broken, FakeReplica() as good, running(broken, good, **TURNS) as run:
         for _ in range(12):
@@ -338,7 +338,7 @@ async def test_a_client_whose_requests_fail_everywhere_cuts_off_one_replica_at_m
         assert min(len(replica.requests) for replica in fleet) >= 20
 
 
-async def test_a_client_whose_streams_break_off_everywhere_is_told_by_it() -> None:
+async def test_a_client_whose_streams_break_off_everywhere_is_recognised_by_it() -> None:
     """Each begins well, which shows nothing: at each replica the next one has begun before another replica breaks off."""
     holds: deque[asyncio.Event] = deque()
 
@@ -543,7 +543,7 @@ async def test_what_stores_or_changes_something_is_sent_once(method: str, path: 
 
 
 async def test_what_may_be_sent_once_goes_on_where_it_was_not_sent() -> None:
-    listing = says(http(200, b'{"data": [{"id": "m"}]}', "application/json", "Connection: close"))
+    listing = writes(http(200, b'{"data": [{"id": "m"}]}', "application/json", "Connection: close"))
     gone = FakeReplica(listing=listing, pages={"/metrics": status(404, "no", "Connection: close")})
     async with gone, FakeReplica() as good, running(gone, good, **TURNS) as run:
         await gone.stop()
@@ -575,7 +575,7 @@ async def test_a_408_on_a_kept_connection_is_no_reason_to_send_again_what_may_be
 @pytest.mark.parametrize("more", [[], ["Connection: close"]])
 async def test_a_408_that_is_an_answer_goes_to_its_client(more: list[str]) -> None:
     script = [status(408, "too slow", "Connection: close"), answers(), status(408, "too slow")]
-    listing = says(http(200, b'{"data": [{"id": "m"}]}', "application/json", "Connection: close"))
+    listing = writes(http(200, b'{"data": [{"id": "m"}]}', "application/json", "Connection: close"))
     replica = FakeReplica(script if more else script[1:], listing=listing)
     replica.pages["/metrics"] = status(404, "no", "Connection: close")
     async with replica, running(replica) as run:
@@ -588,7 +588,9 @@ async def test_a_408_that_is_an_answer_goes_to_its_client(more: list[str]) -> No
 
 async def test_a_replicas_own_ids_and_ours_are_not_doubled() -> None:
     own = ["X-Request-Id: engine", "X-Warmroute-Replica: spoofed", "x-warmroute-cached-tokens: 9999", "X-WARMROUTE-Else: 1"]
-    answer = says(http(200, b'{"choices": [], "usage": null}', "application/json", *own, "X-Vendor: 1", "Server: e", "Date: d"))
+    answer = writes(
+        http(200, b'{"choices": [], "usage": null}', "application/json", *own, "X-Vendor: 1", "Server: e", "Date: d")
+    )
     async with FakeReplica([answer]) as replica, running(replica) as run:
         _, headers, _ = await run.post(headers={"X-Request-Id": "mine"})
         assert headers.getall("X-Request-Id") == ["mine"]

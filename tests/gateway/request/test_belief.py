@@ -11,7 +11,7 @@ import pytest
 
 from gateway.request.client import address_number, caller_of
 from tests.gateway.conftest import Running, eventually, running
-from tests.support.fakes import DONE, Behaviour, FakeReplica, FakeRequest, http, says, status, usage
+from tests.support.fakes import DONE, Behaviour, FakeReplica, FakeRequest, http, status, usage, writes
 
 MANY = 12
 
@@ -178,7 +178,7 @@ async def test_clients_at_different_addresses_differ_though_their_heads_are_the_
 @pytest.mark.parametrize("stream", [False, True])
 async def test_beyond_the_context_nothing_is_credited_before_the_engine_has_answered(stream: bool) -> None:
     entry = {"id": "m", "object": "model", "owned_by": "vllm", "max_model_len": 4000}
-    listing = says(http(200, json.dumps({"object": "list", "data": [entry]}).encode()))
+    listing = writes(http(200, json.dumps({"object": "list", "data": [entry]}).encode()))
     here, refuse = asyncio.Event(), asyncio.Event()
 
     async def thinks(request: FakeRequest, writer: asyncio.StreamWriter) -> None:

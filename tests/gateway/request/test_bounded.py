@@ -86,7 +86,7 @@ class Names:
         self.trouble = 0.0
 
     def name(self, most: int = 1 << 20) -> str:
-        """Of at most so many letters."""
+        """Of at most `most` letters."""
         length = min(most, self.long) if self.chance.random() < 0.1 else self.chance.randint(8, 20)
         return self.chance.randbytes(length // 2).hex()
 
@@ -165,7 +165,7 @@ def refuses(names: Names) -> Behaviour:
 
 
 def babbles(names: Names) -> Behaviour:
-    """What no engine says: no HTTP, or an error as a stream's first event."""
+    """What no engine sends: no HTTP, or an error as a stream's first event."""
 
     async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         error = b"data: " + json.dumps({"error": {"message": names.name()}}).encode() + b"\n\n"
@@ -302,7 +302,7 @@ async def flooded(routing: Mapping[str, Any], replicas: Sequence[FakeReplica]) -
             yield run
 
 
-# Samples of /metrics that say that a way was taken.
+# Samples of /metrics that show that a way was taken.
 WAYS = [
     *(f'requests_total{{code="{code}",model="*"}}' for code in (200, 400, 404, 429, 499, 502)),
     *(f'retries_total{{reason="{reason}"}}' for reason in ("refused", "reset", "status", "garbage", "timeout")),

@@ -15,7 +15,7 @@ from gateway.dialects.salts import require_saltable, salted
 from gateway.dialects.sse import MAX_PARSED_EVENT, object_of
 from gateway.errors import GatewayError
 from tests.gateway.conftest import running
-from tests.support.fakes import FakeReplica, answers, http, says, usage
+from tests.support.fakes import FakeReplica, answers, http, usage, writes
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ async def test_a_large_answer_is_metered_without_being_parsed() -> None:
     choice = {"index": 0, "message": {"role": "assistant", "content": "x" * (2 * MAX_PARSED_ANSWER)}, "finish_reason": "stop"}
     large = json.dumps({"id": "c", "choices": [choice], "usage": usage(100, 7, 64)}).encode()
     bomb = b'{"x": [' + b"{}," * MAX_PARSED_ANSWER + b"{}]}"
-    script = [says(http(200, large)), says(http(200, bomb)), says(http(200, b"x" * len(bomb))), answers()]
+    script = [writes(http(200, large)), writes(http(200, bomb)), writes(http(200, b"x" * len(bomb))), answers()]
     async with FakeReplica(script) as replica, running(replica) as run:
         async with run.session.post(
             run.url + "/v1/chat/completions", json={"model": "m", "messages": [{"role": "user"}]}

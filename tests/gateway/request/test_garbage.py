@@ -37,8 +37,8 @@ from tests.support.fakes import (
     http,
     status,
     streams,
+    writes,
 )
-from tests.support.fakes import says as writes
 
 OURS = ("gateway", "router", "aiohttp.web")
 # What aiohttp makes for a request that has no route: a few small objects, and nothing of the request.
@@ -82,8 +82,8 @@ def garbage() -> Iterator[Counter[str]]:
 
 
 async def exchange(run: Running, data: bytes, *, leaves: bool = False, ends: bool = True) -> None:
-    """One request on a connection of its own. leaves: the client resets it when it has a replica. ends: it says at once that no
-    other request follows.
+    """One request on a connection of its own. leaves: the client resets it when it has a replica. ends: it half-closes
+    at once, so that no other request can follow.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", URL(run.url).port)
     try:
@@ -157,7 +157,7 @@ def held_stream(until: asyncio.Event) -> Behaviour:
     return streams("a", "b", hold=until)
 
 
-SAYS_ERROR = writes(STREAM_HEAD + chunk(event("a")) + chunk(b'data: {"error":{"code":500,"message":"out of memory"}}\n\n'))
+WRITES_ERROR = writes(STREAM_HEAD + chunk(event("a")) + chunk(b'data: {"error":{"code":500,"message":"out of memory"}}\n\n'))
 
 
 async def breaks_off_before_and_after_done(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
@@ -170,7 +170,7 @@ async def breaks_off_before_and_after_done(request: FakeRequest, writer: asyncio
 
 @pytest.mark.parametrize(
     "behaviour",
-    [streams("a", "b", die=True), SAYS_ERROR, dies_after_headers, streams("a", "b"), breaks_off_before_and_after_done],
+    [streams("a", "b", die=True), WRITES_ERROR, dies_after_headers, streams("a", "b"), breaks_off_before_and_after_done],
 )
 async def test_a_stream_that_may_be_resumed_leaves_no_garbage(behaviour: Behaviour) -> None:
     async with FakeReplica([behaviour]) as one, FakeReplica([behaviour]) as other:

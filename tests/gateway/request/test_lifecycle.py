@@ -30,10 +30,10 @@ from tests.support.fakes import (
     event,
     hangs,
     http,
-    says,
     status,
     streams,
     usage,
+    writes,
 )
 
 STREAM = {**BODY, "stream": True}
@@ -47,7 +47,7 @@ async def text_of(run: Running, **options: Any) -> str:
 
 async def test_a_plain_answer_comes_through_byte_for_byte() -> None:
     body = b'{"choices": [], "x": "\xc3\xa9",   "usage": null}'
-    async with FakeReplica([says(http(200, body, "application/json", "X-Vendor: 1"))]) as replica, running(replica) as run:
+    async with FakeReplica([writes(http(200, body, "application/json", "X-Vendor: 1"))]) as replica, running(replica) as run:
         answer = await run.session.post(run.url + "/v1/chat/completions", json=BODY)
         assert await answer.read() == body
         assert answer.headers["X-Vendor"] == "1"
@@ -115,11 +115,11 @@ async def test_a_chunk_is_not_held_back() -> None:
 
 
 GARBAGE = [
-    says(b"\x00\x01\x02 this is not HTTP\r\n\r\n"),
-    says(http(200, b"<html>welcome</html>", "text/html")),
-    says(http(200, b"[1, 2]")),
-    says(http(200, b'{"truncated": ')),
-    says(http(200, event("a"), "text/event-stream")),  # a stream that nobody asked for
+    writes(b"\x00\x01\x02 this is not HTTP\r\n\r\n"),
+    writes(http(200, b"<html>welcome</html>", "text/html")),
+    writes(http(200, b"[1, 2]")),
+    writes(http(200, b'{"truncated": ')),
+    writes(http(200, event("a"), "text/event-stream")),  # a stream that nobody asked for
 ]
 
 
@@ -137,8 +137,8 @@ async def test_a_failure_before_the_first_byte_is_not_seen_by_the_client(bad: Be
         assert held[good.name] > 0
 
 
-EMPTY_STREAM = says(STREAM_HEAD + b"0\r\n\r\n")
-NOT_A_STREAM = says(http(200, b"<html>", "text/html"))
+EMPTY_STREAM = writes(STREAM_HEAD + b"0\r\n\r\n")
+NOT_A_STREAM = writes(http(200, b"<html>", "text/html"))
 
 
 @pytest.mark.parametrize("bad", [dies, dies_after_headers, streams(die=True), EMPTY_STREAM, NOT_A_STREAM])
@@ -162,11 +162,11 @@ async def test_a_refused_connection_takes_the_replica_out_at_once() -> None:
 
 def without_idle_connections(**options: Any) -> FakeReplica:
     """Its end is noticed by the next request only: each answer to a probe ends its connection."""
-    listing = says(http(200, b'{"data": [{"id": "m"}]}', "application/json", "Connection: close"))
+    listing = writes(http(200, b'{"data": [{"id": "m"}]}', "application/json", "Connection: close"))
     return FakeReplica(listing=listing, pages={"/metrics": status(404, "no", "Connection: close")}, **options)
 
 
-async def test_all_replicas_down_is_a_503_that_says_so() -> None:
+async def test_with_all_replicas_down_a_client_gets_a_502_and_then_a_503() -> None:
     async with without_idle_connections() as one, without_idle_connections() as two, running(one, two) as run:
         await one.stop()
         await two.stop()
@@ -190,7 +190,7 @@ async def test_a_down_replica_comes_back_by_itself() -> None:
             assert (await run.post())[0] == 200
 
 
-async def test_when_every_replica_refuses_the_client_hears_the_engines_own_words() -> None:
+async def test_when_every_replica_refuses_the_client_gets_the_engines_own_message() -> None:
     async with FakeReplica([status(503, "queue full", "Retry-After: 7")]) as one, running(one) as run:
         code, headers, body = await run.post()
         assert (code, headers["Retry-After"], body["error"]["message"]) == (503, "7", "queue full")
@@ -252,9 +252,9 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(request_lines: 
         assert metrics['warmroute_requests_total{code="200",model="m"}'] == 1
 
 
-HALF_AN_EVENT = says(STREAM_HEAD + chunk(event("a") + event("b")[:30]))
-NO_END = says(STREAM_HEAD + chunk(event("a")) + b"0\r\n\r\n")
-CLOSED = says(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + event("a"))
+HALF_AN_EVENT = writes(STREAM_HEAD + chunk(event("a") + event("b")[:30]))
+NO_END = writes(STREAM_HEAD + chunk(event("a")) + b"0\r\n\r\n")
+CLOSED = writes(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + event("a"))
 
 
 def then_dies(behave: Behaviour) -> Behaviour:
@@ -268,7 +268,7 @@ def then_dies(behave: Behaviour) -> Behaviour:
 
 @pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}])
 @pytest.mark.parametrize("broken", [then_dies(HALF_AN_EVENT), NO_END, then_dies(CLOSED)])
-async def test_however_a_stream_breaks_off_the_client_is_told(broken: Behaviour, options: dict[str, Any]) -> None:
+async def test_however_a_stream_breaks_off_the_client_gets_an_error(broken: Behaviour, options: dict[str, Any]) -> None:
     async with FakeReplica([broken]) as one, running(one) as run:
         parts = aiter(await run.client.chat.completions.create(**STREAM, **options))
         assert (await anext(parts)).choices[0].delta.content == "a"
@@ -277,7 +277,7 @@ async def test_however_a_stream_breaks_off_the_client_is_told(broken: Behaviour,
 
 
 def begins_with(error: dict[str, Any], cut: int = 1000) -> Behaviour:
-    """A stream whose first event says so, in two pieces."""
+    """A stream whose first event is this error, in two pieces."""
     data = b"data: " + json.dumps({"error": {"message": "out of memory", "param": None, **error}}).encode() + b"\n\n" + DONE
 
     async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
@@ -324,7 +324,7 @@ async def test_what_may_not_be_sent_twice_is_not() -> None:
 
 async def test_headers_of_the_connection_stay_on_it() -> None:
     answer = http(200, b"{}", "application/json", "Connection: X-A", "Connection: X-B", "X-A: 1", "X-B: 1", "X-C: 1")
-    async with FakeReplica([says(answer)]) as replica, running(replica) as run:
+    async with FakeReplica([writes(answer)]) as replica, running(replica) as run:
         hops = CIMultiDict([("Connection", "X-A"), ("Connection", "X-B"), ("X-A", "1"), ("X-B", "1"), ("X-C", "1")])
         _, headers, _ = await run.post(headers=hops)
         for seen in (headers, CIMultiDict(replica.requests[0].headers)):
@@ -414,7 +414,7 @@ async def test_a_pooled_connection_that_died_idle_is_no_failure(request_lines: C
         assert all("failed_attempts" not in line for line in request_lines())
 
 
-async def test_conversations_stay_and_the_log_says_what_was_predicted_and_reported(
+async def test_conversations_stay_and_the_log_has_what_was_predicted_and_reported(
     request_lines: Callable[[], list[dict[str, Any]]],
 ) -> None:
     prices = {"m": {"input": 2.0, "cached_input": 0.5, "output": 10.0}}
@@ -440,7 +440,7 @@ async def test_conversations_stay_and_the_log_says_what_was_predicted_and_report
 
 
 async def test_other_paths_pass_through_by_the_same_routing() -> None:
-    empty = says(http(200, b'{"data": []}'))
+    empty = writes(http(200, b'{"data": []}'))
     async with FakeReplica([empty]) as one, FakeReplica([empty]) as two, running(one, two) as run:
         for _ in range(3):
             code, _, _ = await run.post({"model": "m", "input": "the same text " * 100}, path="/v1/embeddings")
@@ -458,7 +458,7 @@ async def test_a_plain_pass_through_that_breaks_off_is_cut_not_completed() -> No
 
 
 async def test_an_answer_without_usage_is_counted_as_unmetered() -> None:
-    async with FakeReplica([says(http(200, b'{"choices": []}'))]) as replica, running(replica) as run:
+    async with FakeReplica([writes(http(200, b'{"choices": []}'))]) as replica, running(replica) as run:
         await run.post()
         assert (await run.metrics())['warmroute_unmetered_requests_total{model="m"}'] == 1
 
@@ -481,7 +481,7 @@ async def test_a_client_that_leaves_after_done_has_had_everything(request_lines:
 @pytest.mark.parametrize("resume", [True, False])
 async def test_nothing_follows_done(resume: bool, request_lines: Callable[[], list[dict[str, Any]]]) -> None:
     """The replica dies between [DONE] and its last chunk: the client has everything."""
-    dies_at_last = then_dies(says(STREAM_HEAD + chunk(event("a")) + chunk(DONE)))
+    dies_at_last = then_dies(writes(STREAM_HEAD + chunk(event("a")) + chunk(DONE)))
     async with FakeReplica([dies_at_last]) as one, running(pools=[{"replicas": [one.url], "resume_streams": resume}]) as run:
         async with run.session.post(run.url + "/v1/chat/completions", json=STREAM) as answer:
             assert await answer.read() == event("a") + DONE

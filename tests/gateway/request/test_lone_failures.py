@@ -19,8 +19,8 @@ EVENTS = st.lists(
 def test_a_client_goes_on_to_another_replica_only_when_the_last_one_has_answered_it_or_was_left_alone(
     events: list[tuple[int, str, float, int]],
 ) -> None:
-    """An event: the client, the replica, the seconds that pass before; -1: it fails, else: it answers a request of so many
-    events before.
+    """An event: the client, the replica, the seconds that pass before; -1: it fails, else: it answers the request of that
+    number of events before.
     """
     lone, now = LoneFailures(), 0.0
     times: list[float] = []

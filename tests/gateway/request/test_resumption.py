@@ -17,6 +17,19 @@ from gateway.dialects.openai.continuation import TextContinuation
 from gateway.dialects.openai.request import CHAT
 from gateway.request.resumption import Kept, SentEvents
 from tests.gateway.conftest import Running, eventually, running
+from tests.support.continuing_engine import (
+    CACHED_TOKENS,
+    ENDS,
+    ENGINE_ERROR,
+    PROMPT_TOKENS,
+    STORY,
+    TEXT,
+    chat,
+    completion,
+    events,
+    generates,
+    line,
+)
 from tests.support.fakes import (
     DONE,
     STREAM_HEAD,
@@ -28,22 +41,9 @@ from tests.support.fakes import (
     dies,
     event,
     http,
-    says,
     status,
     streams,
-)
-from tests.support.teller import (
-    CACHED_TOKENS,
-    ENDS,
-    ENGINE_ERROR,
-    PROMPT_TOKENS,
-    STORY,
-    TEXT,
-    chat,
-    completion,
-    events,
-    line,
-    tells,
+    writes,
 )
 
 CONTINUATION = TextContinuation(CHAT)
@@ -99,14 +99,14 @@ async def counted(run: Running, name: str, **labels: str) -> float:
 async def test_wherever_and_however_it_breaks_off_the_client_reads_the_undisturbed_answer(
     body: dict[str, Any], end: str, request_lines: Lines
 ) -> None:
-    cast = Cast(tells())
+    cast = Cast(generates())
     config = {"timeouts": {"idle_s": 0.03}} if end == "silence" else {}
     async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two, **config) as run:
         undisturbed, parsed, _ = await stream_of(run, body)
         assert undisturbed == TEXT
         breaks = len(events({**USAGE, **body}))
         for count in range(breaks):
-            cast.again(tells(until=count, end=end), tells(name="c-2"))
+            cast.again(generates(until=count, end=end), generates(name="c-2"))
             text, pieces, _ = await stream_of(run, body)
             assert text == TEXT, f"broken off after {count} events"
             finishes = [choice["finish_reason"] for piece in pieces for choice in piece["choices"] if choice["finish_reason"]]
@@ -134,7 +134,7 @@ async def test_bad_framing_in_mid_stream_is_a_break_like_any_other() -> None:
         await go_on.wait()
         writer.write(b"what is this?\r\n")
 
-    cast = Cast(babbles, tells())
+    cast = Cast(babbles, generates())
     async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two) as run:
         parts = aiter(await run.client.chat.completions.create(**chat()))
         texts = [(await anext(parts)).choices[0].delta.content for _ in range(3)]
@@ -145,7 +145,10 @@ async def test_bad_framing_in_mid_stream_is_a_break_like_any_other() -> None:
 
 async def test_it_goes_on_and_on_and_is_billed_as_one_answer(request_lines: Lines) -> None:
     cast = Cast(
-        tells(until=3), tells(until=4, end="error", name="c-2"), tells(until=5, end="eof", name="c-3"), tells(name="c-4")
+        generates(until=3),
+        generates(until=4, end="error", name="c-2"),
+        generates(until=5, end="eof", name="c-3"),
+        generates(name="c-4"),
     )
     fleet = [FakeReplica([cast]) for _ in range(5)]
     prices = {"m": {"input": 1, "output": 1}}
@@ -179,7 +182,7 @@ async def fails(run: Running, body: dict[str, Any], result: str) -> tuple[str, s
 
 
 async def test_a_request_that_kills_its_engines_ends_after_a_few(request_lines: Lines) -> None:
-    cast = Cast(tells(until=3))
+    cast = Cast(generates(until=3))
     fleet = [FakeReplica([cast]) for _ in range(6)]
     async with fleet[0], fleet[1], fleet[2], fleet[3], fleet[4], fleet[5], resuming(*fleet) as run:
         text, error = await fails(run, chat(), "failed")
@@ -193,16 +196,16 @@ async def test_a_request_that_kills_its_engines_ends_after_a_few(request_lines: 
 
 @pytest.mark.parametrize("before", [1, 2])
 async def test_what_was_sent_before_the_first_byte_counts_too(before: int) -> None:
-    cast = Cast(*[dies] * before, tells(until=3))
+    cast = Cast(*[dies] * before, generates(until=3))
     fleet = [FakeReplica([cast]) for _ in range(6)]
     async with fleet[0], fleet[1], fleet[2], fleet[3], fleet[4], fleet[5], resuming(*fleet) as run:
         await fails(run, chat(), "failed")
         assert len(cast.asked) == 4
 
 
-@pytest.mark.parametrize("refusal", [dies, status(503), status(429), says(b"\x00 what?\r\n\r\n")])
+@pytest.mark.parametrize("refusal", [dies, status(503), status(429), writes(b"\x00 what?\r\n\r\n")])
 async def test_replicas_that_do_not_begin_are_passed_over(refusal: Behaviour, request_lines: Lines) -> None:
-    cast = Cast(tells(until=5), refusal, tells())
+    cast = Cast(generates(until=5), refusal, generates())
     fleet = [FakeReplica([cast]) for _ in range(3)]
     async with fleet[0], fleet[1], fleet[2], resuming(*fleet) as run:
         assert (await stream_of(run, chat()))[0] == TEXT
@@ -218,9 +221,9 @@ async def test_a_replica_that_is_gone_is_passed_over() -> None:
 
     async def takes_another_with_it(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         next(replica for replica in fleet if not replica.requests).refuse()
-        await tells(until=5)(request, writer)
+        await generates(until=5)(request, writer)
 
-    cast = Cast(takes_another_with_it, tells())
+    cast = Cast(takes_another_with_it, generates())
     for replica in fleet:
         replica.script = [cast]
     async with fleet[0], fleet[1], fleet[2], resuming(*fleet) as run:
@@ -228,15 +231,15 @@ async def test_a_replica_that_is_gone_is_passed_over() -> None:
         assert len(cast.asked) == 2
 
 
-@pytest.mark.parametrize("odd", [answers(), says(http(200, b"<html>", "text/html"))])
+@pytest.mark.parametrize("odd", [answers(), writes(http(200, b"<html>", "text/html"))])
 async def test_what_is_no_stream_is_not_passed_on(odd: Behaviour) -> None:
-    cast = Cast(tells(until=5), odd)
+    cast = Cast(generates(until=5), odd)
     async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two) as run:
         assert (await fails(run, chat(), "failed"))[0] == "".join(STORY[:4])
 
 
 async def test_an_engine_that_does_not_take_the_request_ends_it() -> None:
-    cast = Cast(tells(until=5), status(400, "unknown field continue_final_message"), tells())
+    cast = Cast(generates(until=5), status(400, "unknown field continue_final_message"), generates())
     fleet = [FakeReplica([cast]) for _ in range(3)]
     async with fleet[0], fleet[1], fleet[2], resuming(*fleet) as run:
         assert (await fails(run, chat(), "failed"))[0] == "".join(STORY[:4])
@@ -244,13 +247,13 @@ async def test_an_engine_that_does_not_take_the_request_ends_it() -> None:
 
 
 async def test_without_another_replica_it_cannot_be_resumed() -> None:
-    async with FakeReplica([tells(until=5)]) as one, resuming(one) as run:
+    async with FakeReplica([generates(until=5)]) as one, resuming(one) as run:
         assert (await fails(run, chat(), "impossible"))[0] == "".join(STORY[:4])
 
 
 @pytest.mark.parametrize("body", [chat(tools=[{"type": "function"}]), chat(n=1, logprobs=True), completion(max_tokens=None)])
 async def test_what_is_more_than_a_text_ends_with_an_error(body: dict[str, Any]) -> None:
-    cast = Cast(tells(until=5), tells())
+    cast = Cast(generates(until=5), generates())
     async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two) as run:
         await fails(run, body, "impossible")
         assert len(cast.asked) == 1
@@ -258,7 +261,7 @@ async def test_what_is_more_than_a_text_ends_with_an_error(body: dict[str, Any])
 
 async def test_an_error_that_is_the_clients_passes() -> None:
     error = {"error": {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}}
-    bad = says(STREAM_HEAD + chunk(events(chat())[1]) + chunk(line(error) + DONE) + b"0\r\n\r\n")
+    bad = writes(STREAM_HEAD + chunk(events(chat())[1]) + chunk(line(error) + DONE) + b"0\r\n\r\n")
     async with FakeReplica([bad]) as one, FakeReplica([bad]) as two, resuming(one, two) as run:
         text, parsed, _ = await stream_of(run, chat())
         assert (text, parsed[-1]) == (STORY[0], error)
@@ -267,7 +270,7 @@ async def test_an_error_that_is_the_clients_passes() -> None:
 
 @pytest.mark.parametrize("end", ENDS)
 async def test_off_by_default(end: str, request_lines: Lines) -> None:
-    cast = Cast(tells(until=5, end=end), tells())
+    cast = Cast(generates(until=5, end=end), generates())
     config = {"timeouts": {"idle_s": 0.03}} if end == "silence" else {}
     async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, running(one, two, **config) as run:
         text, parsed, _ = await stream_of(run, chat())
@@ -281,7 +284,7 @@ async def test_off_by_default(end: str, request_lines: Lines) -> None:
 
 async def test_a_client_that_leaves_the_second_part_frees_its_replica(request_lines: Lines) -> None:
     never = asyncio.Event()
-    cast = Cast(tells(until=3), streams("and", "on", hold=never))
+    cast = Cast(generates(until=3), streams("and", "on", hold=never))
     async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two) as run:
         stream = await run.client.chat.completions.create(**chat())
         assert [(await anext(stream)).choices[0].delta.content for _ in range(4)] == ["", *STORY[:2], "and"]
@@ -293,14 +296,14 @@ async def test_a_client_that_leaves_the_second_part_frees_its_replica(request_li
 
 async def test_the_time_of_an_answer_is_limited_over_all_its_parts(request_lines: Lines) -> None:
     never = asyncio.Event()
-    cast = Cast(tells(until=3), streams("and", "on", hold=never))
+    cast = Cast(generates(until=3), streams("and", "on", hold=never))
     async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two, timeouts={"total_s": 0.2}) as run:
         assert (await fails(run, chat(), "failed"))[0] == "".join([*STORY[:2], "and"])
         assert len(request_lines()[0]["failed_attempts"]) == 1, "the second had less time than any answer"
 
 
-def tells_then(end: Callable[[asyncio.StreamWriter], None]) -> Behaviour:
-    """The whole story with its [DONE], but not the end of its framing; then that."""
+def generates_then(end: Callable[[asyncio.StreamWriter], None]) -> Behaviour:
+    """The whole text with its [DONE], but not the end of its framing; then `end`."""
 
     async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD + chunk(b"".join(events(request.json))))
@@ -311,7 +314,7 @@ def tells_then(end: Callable[[asyncio.StreamWriter], None]) -> Behaviour:
     return behave
 
 
-def says_error(writer: asyncio.StreamWriter) -> None:
+def writes_error(writer: asyncio.StreamWriter) -> None:
     writer.write(chunk(ENGINE_ERROR))
 
 
@@ -319,10 +322,10 @@ def closes(writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("end", [closes, says_error, lambda _: None], ids=["close", "error", "silence"])
+@pytest.mark.parametrize("end", [closes, writes_error, lambda _: None], ids=["close", "error", "silence"])
 async def test_what_comes_after_done_is_no_failure(end: Callable[[asyncio.StreamWriter], None], request_lines: Lines) -> None:
-    cast = Cast(tells(until=5), tells_then(end))
-    total_s = 0 if end in (says_error, closes) else 2  # only silence is ended by it
+    cast = Cast(generates(until=5), generates_then(end))
+    total_s = 0 if end in (writes_error, closes) else 2  # only silence is ended by it
     async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two, timeouts={"total_s": total_s}) as run:
         assert (await stream_of(run, chat()))[0] == TEXT
         assert await counted(run, "broken_responses_total") == await counted(run, "resumed_streams_total", result="good") == 1
@@ -379,7 +382,7 @@ async def test_streams_of_little_text_that_break_off_together_have_a_turn_each()
     assert len(set(ended)) == 5
 
 
-async def test_who_leaves_while_another_stream_is_read_holds_nobody_up() -> None:
+async def test_a_client_that_leaves_while_another_stream_is_read_delays_no_other() -> None:
     sent, kept = SentEvents(Ticks()), Kept()
     kept.add(40 * event("a"))
     reads = [asyncio.create_task(sent.read(CONTINUATION, kept)) for _ in range(3)]
@@ -454,12 +457,12 @@ async def test_the_request_for_the_rest_is_dropped_when_it_is_sent() -> None:
 
 
 async def test_official_clients_read_it() -> None:
-    cast = Cast(tells(until=6), tells(name="c-2"))
+    cast = Cast(generates(until=6), generates(name="c-2"))
     async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two) as run:
         stream = await run.client.chat.completions.create(**chat(**USAGE))
         parts = [part async for part in stream]
         assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == TEXT
         assert {part.id for part in parts} == {"c-1"}
-        cast.again(tells(until=6))
+        cast.again(generates(until=6))
         with pytest.raises(openai.APIError, match="failed while it answered"):
             _ = [part async for part in await run.client.chat.completions.create(**chat())]

@@ -29,9 +29,9 @@ from tests.support.fakes import (
     event,
     hangs,
     http,
-    says,
     streams,
     usage,
+    writes,
 )
 
 RAW = json.dumps({**BODY, "messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -103,7 +103,7 @@ def head_of(*lines: bytes) -> bytes:
     return b"\r\n".join([b"HTTP/1.1 200 OK", b"Content-Type: application/json", *lines]) + b"\r\n\r\n"
 
 
-async def says_and_ends(data: bytes, writer: asyncio.StreamWriter) -> None:
+async def writes_and_ends(data: bytes, writer: asyncio.StreamWriter) -> None:
     writer.write(data)
     await writer.drain()
     writer.write_eof()
@@ -111,7 +111,7 @@ async def says_and_ends(data: bytes, writer: asyncio.StreamWriter) -> None:
 
 def then_ends(data: bytes) -> Behaviour:
     async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
-        await says_and_ends(data, writer)
+        await writes_and_ends(data, writer)
 
     return behave
 
@@ -132,17 +132,17 @@ async def interim_answers_without_end(_request: FakeRequest, writer: asyncio.Str
 
 REFUSED: dict[str, Behaviour] = {
     "too short": then_ends(head_of(b"Content-Length: 50") + b"{}"),
-    "two lengths": says(head_of(b"Content-Length: 2", b"Content-Length: 3") + b"{}}"),
-    "length and chunks": says(head_of(b"Content-Length: 2", b"Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"),
-    "unknown coding": says(head_of(b"Transfer-Encoding: gzip") + b"{}"),
+    "two lengths": writes(head_of(b"Content-Length: 2", b"Content-Length: 3") + b"{}}"),
+    "length and chunks": writes(head_of(b"Content-Length: 2", b"Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"),
+    "unknown coding": writes(head_of(b"Transfer-Encoding: gzip") + b"{}"),
     "half a chunk": then_ends(head_of(b"Transfer-Encoding: chunked") + b"20\r\n{"),
     "no last chunk": then_ends(head_of(b"Transfer-Encoding: chunked") + b"2\r\n{}\r\n"),
-    "chunk too long": says(head_of(b"Transfer-Encoding: chunked") + b"2\r\n{}}\r\n0\r\n\r\n"),
-    "a line break in a header": says(head_of(b"X: a\nSet-Cookie: evil=1", b"Content-Length: 2") + b"{}"),
-    "a carriage return in a header": says(head_of(b"X: a\rSet-Cookie: evil=1", b"Content-Length: 2") + b"{}"),
-    "a folded header": says(head_of(b"X: a", b" b: c", b"Content-Length: 2") + b"{}"),
-    "a null": says(head_of(b"X: a\x00b", b"Content-Length: 2") + b"{}"),
-    "another protocol": says(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n{}"),
+    "chunk too long": writes(head_of(b"Transfer-Encoding: chunked") + b"2\r\n{}}\r\n0\r\n\r\n"),
+    "a line break in a header": writes(head_of(b"X: a\nSet-Cookie: evil=1", b"Content-Length: 2") + b"{}"),
+    "a carriage return in a header": writes(head_of(b"X: a\rSet-Cookie: evil=1", b"Content-Length: 2") + b"{}"),
+    "a folded header": writes(head_of(b"X: a", b" b: c", b"Content-Length: 2") + b"{}"),
+    "a null": writes(head_of(b"X: a\x00b", b"Content-Length: 2") + b"{}"),
+    "another protocol": writes(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n{}"),
     "interim answers without end": interim_answers_without_end,
     "a head without end": a_head_without_end,
     "only an interim answer": then_ends(b"HTTP/1.1 103 Early Hints\r\n\r\n"),
@@ -162,7 +162,7 @@ async def test_an_answer_that_is_broken_never_reaches_the_client(name: str) -> N
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if name != "nothing"])  # that is tried again by itself
-async def test_without_another_replica_the_client_is_told(name: str) -> None:
+async def test_without_another_replica_the_client_gets_an_error(name: str) -> None:
     async with FakeReplica([REFUSED[name], answers()]) as bad, running(bad) as run:
         status, _, body = await run.post(RAW)
         assert (status, body["error"]["code"]) == (502, "replica_failed")
@@ -304,7 +304,7 @@ async def test_a_late_answer_goes_to_nobody() -> None:
 
 
 def drips(data: bytes, pieces: int) -> Behaviour:
-    """Say `data` over and over, a few bytes at a time, as fast as it is taken."""
+    """Write `data` over and over, a few bytes at a time, as fast as it is taken."""
 
     async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         for _ in range(pieces):
@@ -364,7 +364,7 @@ def pings(count: int, *then: bytes, pause_s: float = 0.0) -> Behaviour:
 
 
 async def test_a_comment_is_no_first_token(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
-    """An engine in prefill keeps the connection alive with comments: only its first data says how long the prefill took."""
+    """An engine in prefill keeps the connection alive with comments: only its first data shows how long the prefill took."""
     slow = pings(4, event("a"), event(usage=usage(2000, 1, 0)), DONE, pause_s=0.1)
     async with FakeReplica([slow]) as replica, running(replica) as run:
         async with dial(run) as (reader, writer):
@@ -437,7 +437,7 @@ async def test_silence_in_a_stream_is_noticed_in_time() -> None:
 
 @pytest.mark.parametrize("code", [204, 304])
 async def test_a_body_where_there_can_be_none_is_dropped(code: int) -> None:
-    bad = says(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (code, len(LIAR)) + LIAR)
+    bad = writes(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (code, len(LIAR)) + LIAR)
     async with FakeReplica([bad, answers()]) as replica, running(replica) as run:
         async with dial(run) as (reader, writer):
             writer.write(post() + post())
@@ -449,7 +449,7 @@ async def test_a_body_where_there_can_be_none_is_dropped(code: int) -> None:
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n", b""])
 async def test_a_body_in_the_answer_to_a_head_is_dropped(framing: bytes) -> None:
-    bad = says(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\nhello")
+    bad = writes(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\nhello")
     async with FakeReplica([bad, answers()]) as replica, running(replica) as run:
         async with dial(run) as (reader, writer):
             writer.write(b"HEAD /v1/files HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -459,10 +459,10 @@ async def test_a_body_in_the_answer_to_a_head_is_dropped(framing: bytes) -> None
         await served(run)
 
 
-async def test_the_rest_of_a_stream_that_breaks_in_a_chunk_is_told() -> None:
+async def test_a_stream_that_breaks_in_a_chunk_ends_with_an_error() -> None:
     async def half(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD + chunk(event("a")))
-        await says_and_ends(b"ff\r\nhalf", writer)
+        await writes_and_ends(b"ff\r\nhalf", writer)
 
     async with FakeReplica([half, answers()]) as replica, running(replica) as run:
         async with dial(run) as (reader, writer):
@@ -497,7 +497,7 @@ async def test_three_requests_at_once_are_answered_in_order() -> None:
         (post(STREAM, b"Connection: keep-alive", version=b"1.0"), False),
     ],
 )
-async def test_who_keeps_the_connection(request_bytes: bytes, kept: bool) -> None:
+async def test_which_requests_keep_the_connection(request_bytes: bytes, kept: bool) -> None:
     streaming = STREAM in request_bytes
     async with FakeReplica([streams("a") if streaming else answers(), answers()]) as replica, running(replica) as run:
         async with dial(run) as (reader, writer):
@@ -715,7 +715,7 @@ async def test_a_replica_that_gives_up_a_client_who_does_not_read_is_not_blamed(
             return
         writer.write(STREAM_HEAD + chunk(event("x" * 1000)) * 20_000)
         before, turns = -1, 0
-        while turns < 150:  # it cannot write for so many looks: more than a second, and the gateway had its turns
+        while turns < 150:  # no progress in 150 looks: more than a second, and the gateway had its turns
             await asyncio.sleep(0.01)
             left = writer.transport.get_write_buffer_size()
             before, turns = left, turns + 1 if left == before else 0
@@ -778,7 +778,7 @@ async def test_a_body_that_comes_byte_by_byte_has_a_limited_time() -> None:
         await served(run)
 
 
-async def test_a_connection_that_says_nothing_is_closed() -> None:
+async def test_a_connection_that_sends_nothing_is_closed() -> None:
     async with FakeReplica() as replica, running(replica, limits={"client_idle_s": 0.1}) as run:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(run.url.rpartition(":")[2]))
         async with asyncio.timeout(40):

@@ -20,7 +20,7 @@ from gateway.server.access import KEY_HEADER, fields_are_direct
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.support.fakes import FakeReplica, answers, dies, hangs, models, status, streams
 
-# As a client from outside, through a proxy on this machine that says so.
+# As a client from outside, through a proxy on this machine that forwards its address.
 OUTSIDE = {"X-Forwarded-For": "203.0.113.5"}
 ROUTED = {"X-Warmroute-Replica", "X-Warmroute-Cached-Tokens"}
 
@@ -78,7 +78,7 @@ def test_any_fields_are_judged(fields: Mapping[bytes, bytes]) -> None:
     assert not fields_are_direct({**fields, b"via": b"1.1 proxy"})
 
 
-async def test_only_operators_are_told_who_answered_and_what_was_cached() -> None:
+async def test_only_operators_get_the_replica_and_the_cached_tokens() -> None:
     """Tenant B learned from these what tenant A had sent, block by block."""
     async with FakeReplica([answers(), streams("a")]) as one, running(one) as run:
         for body in (BODY, {**BODY, "stream": True}):
@@ -87,12 +87,12 @@ async def test_only_operators_are_told_who_answered_and_what_was_cached() -> Non
             assert "X-Request-Id" in await headers_of(run, body, OUTSIDE)
 
 
-async def test_refused_requests_tell_no_more() -> None:
+async def test_refused_requests_reveal_no_more() -> None:
     async with FakeReplica([status(400)]) as one, running(one) as run:
         assert not (await headers_of(run, BODY, OUTSIDE)).keys() & ROUTED
 
 
-async def test_everybody_is_told_where_the_configuration_says_so_until_it_says_otherwise() -> None:
+async def test_every_client_gets_them_while_the_configuration_exposes_them_to_all() -> None:
     async with FakeReplica() as one, running(one, routing={"expose_headers": "all"}) as run:
         assert (await headers_of(run, BODY, OUTSIDE)).keys() >= ROUTED
         raw = {"listen": "127.0.0.1:0", "pools": [{"replicas": [one.url]}]}
@@ -207,7 +207,7 @@ async def test_metrics_on_the_clients_port_are_for_operators() -> None:
             assert (await run.get("/metrics", headers={**OUTSIDE, **key}))[0] == 200
 
 
-async def test_readiness_tells_others_no_more_than_whether() -> None:
+async def test_readiness_gives_others_only_yes_or_no() -> None:
     async with running("http://127.0.0.1:9") as run:
         code, _, body = await run.get("/ready", headers=OUTSIDE)
         assert (code, json.loads(body)) == (503, {"ready": False, "draining": False})

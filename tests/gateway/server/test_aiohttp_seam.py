@@ -1,4 +1,4 @@
-"""What is used of aiohttp's insides is there, and where it is not, that is found and said once."""
+"""What is used of aiohttp's insides is there, and where it is not, that is found and logged once."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_parser_that_is_put_between_has_all_that_is_asked_of_it() -> None:
     assert {name for name in vars(BoundedParser) if name in PARSER} == PARSER
 
 
-async def test_it_is_looked_at_once_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_it_is_checked_once_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     looks = 0
 
     def look() -> list[str]:
@@ -93,6 +93,6 @@ async def test_it_is_looked_at_once_and_said_once(caplog: pytest.LogCaptureFixtu
     assert vars(record)["moved"] == ["RequestHandler._waiter"]
 
 
-async def test_nothing_is_said_where_nothing_has_moved(caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_is_logged_where_nothing_has_moved(caplog: pytest.LogCaptureFixture) -> None:
     assert Seam().holds
     assert not caplog.records

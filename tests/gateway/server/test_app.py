@@ -15,7 +15,7 @@ from yarl import URL
 from gateway.request.record import code_label, request_id, tenant_label
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import BODY, Running, eventually, running
-from tests.support.fakes import FakeReplica, answers, http, says
+from tests.support.fakes import FakeReplica, answers, http, writes
 
 
 async def test_health_and_readiness_differ() -> None:
@@ -191,7 +191,10 @@ async def test_counters_equal_what_clients_saw() -> None:
 
 async def test_a_status_code_that_no_standard_knows_is_counted_as_its_class() -> None:
     codes = [200, 418, 499, 599, 777, 778, 999]
-    async with FakeReplica([says(http(code, b"{}", "application/json")) for code in codes]) as replica, running(replica) as run:
+    async with (
+        FakeReplica([writes(http(code, b"{}", "application/json")) for code in codes]) as replica,
+        running(replica) as run,
+    ):
         for code in codes:
             status, _, _ = await run.post()
             assert status in (code, 502)

@@ -1,4 +1,4 @@
-"""A gateway whose aiohttp has moved: everything is answered through the public API alone, and the log says so once."""
+"""A gateway whose aiohttp has moved: everything is answered through the public API alone, with one warning in the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gateway.config.source import load
 from gateway.server.aiohttp_seam import Seam
 from gateway.server.fallback.server import WRITTEN_AHEAD
 from tests.gateway.conftest import BODY, LOGGED, eventually
-from tests.support.fakes import FakeReplica, FakeRequest, answers, chunk, dies_now, event, hangs, http, says, streams
+from tests.support.fakes import FakeReplica, FakeRequest, answers, chunk, dies_now, event, hangs, http, streams, writes
 
 CHAT = "/v1/chat/completions"
 MIB = 1 << 20
@@ -76,7 +76,7 @@ async def moved(*replicas: FakeReplica, **more: Any) -> AsyncIterator[Run]:
     assert gateway.served.connections.open == 0
 
 
-async def test_a_chat_request_a_stream_and_an_operator_are_answered_and_the_log_says_why(
+async def test_a_chat_request_a_stream_and_an_operator_are_answered_and_the_log_has_the_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -208,7 +208,7 @@ async def unread(run: Run) -> AsyncIterator[socket.socket]:
 
 
 def long_answers() -> FakeReplica:
-    return FakeReplica([says(http(200, json.dumps({"x": "~" * LONG}).encode()))])
+    return FakeReplica([writes(http(200, json.dumps({"x": "~" * LONG}).encode()))])
 
 
 def unread_bytes(run: Run) -> int:

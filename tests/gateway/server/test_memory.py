@@ -22,7 +22,7 @@ from yarl import URL
 
 from gateway.cluster.process import raise_file_limit
 from tests.gateway.server.test_stalls import Gateway, started
-from tests.support.fakes import Behaviour, FakeReplica, hangs, http, says
+from tests.support.fakes import Behaviour, FakeReplica, hangs, http, writes
 
 BUDGET_MB, BESIDE_MB = 64, 100
 ADDRESSES = 30
@@ -54,7 +54,7 @@ SMALL = whole(prompt(100))
 
 
 def large_answer(size: int) -> Behaviour:
-    return says(http(200, json.dumps({"choices": [{"text": "x" * size}]}).encode()))
+    return writes(http(200, json.dumps({"choices": [{"text": "x" * size}]}).encode()))
 
 
 @pytest.fixture

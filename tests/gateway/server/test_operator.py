@@ -22,14 +22,14 @@ from tests.support.fakes import FakeReplica, FakeRequest, answers, models, strea
 FOREIGN = {"X-Forwarded-For": "203.0.113.5"}  # came through a proxy: not a local client, wherever the proxy runs
 
 
-async def test_a_dry_run_tells_every_candidate_and_books_nothing() -> None:
+async def test_a_dry_run_lists_every_candidate_and_books_nothing() -> None:
     async with FakeReplica() as one, FakeReplica() as two, running(one, two) as run:
         warm = (await run.post())[1]["X-Warmroute-Replica"]
         before = repr(run.gateway.router)
-        code, _, told = await run.post(path="/warmroute/route")
-        assert (code, told["replica"], told["reason"], told["policy"]) == (200, warm, "warm", "cost")
-        assert {candidate["replica"] for candidate in told["candidates"]} == {one.name, two.name}
-        best, other = told["candidates"]
+        code, _, decision = await run.post(path="/warmroute/route")
+        assert (code, decision["replica"], decision["reason"], decision["policy"]) == (200, warm, "warm", "cost")
+        assert {candidate["replica"] for candidate in decision["candidates"]} == {one.name, two.name}
+        best, other = decision["candidates"]
         assert best["matched_tokens"] > 0 == other["matched_tokens"]
         assert best["cost"]["total_s"] < other["cost"]["total_s"]
         assert sum(value for name, value in other["cost"].items() if name != "total_s") == pytest.approx(
@@ -40,7 +40,7 @@ async def test_a_dry_run_tells_every_candidate_and_books_nothing() -> None:
         assert (await run.post({"model": "nope", "prompt": "x"}, path="/warmroute/route"))[0] == 404
 
 
-async def test_the_replica_list_tells_state_and_load() -> None:
+async def test_the_replica_list_has_state_and_load() -> None:
     async with FakeReplica() as one, running(one, "http://127.0.0.1:9") as run:
         await run.post()
         rows = json.loads((await run.get("/warmroute/replicas"))[2])["replicas"]
@@ -66,8 +66,8 @@ ENDPOINTS: list[tuple[str, str, dict[str, Any] | None]] = [
 async def asked(run: Running, base: str, method: str, path: str, body: Any, headers: Any = None) -> tuple[int, str]:
     """(status, error code)."""
     async with run.session.request(method, base + path, json=body, headers=headers) as answer:
-        told = await answer.json()
-        return answer.status, told.get("error", {}).get("code", "")
+        payload = await answer.json()
+        return answer.status, payload.get("error", {}).get("code", "")
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ENDPOINTS)
@@ -137,7 +137,7 @@ async def test_the_admin_listener_has_the_pages_of_state_and_not_the_api() -> No
         assert not one.requests
 
 
-async def test_the_listener_for_prometheus_says_what_it_serves() -> None:
+async def test_the_error_of_the_listener_for_prometheus_names_what_it_serves() -> None:
     async with FakeReplica() as one, running(one) as run:
         runner = side_runner(run.gateway.served, "metrics")
         await runner.setup()
@@ -240,7 +240,7 @@ async def test_sticky_follows_the_session_that_the_client_names(header: str) -> 
             dry = await run.post(path="/warmroute/route", headers={header: f"s{session}"})
             assert taken == {dry[2]["replica"]}
             homes |= taken
-        assert homes == {one.name, two.name}, "the prompt is the same: only the header tells the sessions apart"
+        assert homes == {one.name, two.name}, "the prompt is the same: only the header distinguishes the sessions"
 
 
 async def listed(run: Running) -> dict[str, dict[str, Any]]:
@@ -254,8 +254,8 @@ async def test_a_replica_that_drains_gets_nothing_new_and_finishes_what_it_has()
         parts = aiter(await run.client.chat.completions.create(**BODY, stream=True))
         await anext(parts)
         assert (await run.post({"url": two.url}, path="/warmroute/replicas"))[0] == 201
-        code, _, told = await run.post({"name": one.name}, path="/warmroute/drain")
-        assert (code, told) == (200, {"name": one.name, "draining": True, "inflight": 1})
+        code, _, result = await run.post({"name": one.name}, path="/warmroute/drain")
+        assert (code, result) == (200, {"name": one.name, "draining": True, "inflight": 1})
         for _ in range(4):
             assert (await run.post())[1]["X-Warmroute-Replica"] == two.name, "though the other one has the prefix"
         row = (await listed(run))[one.name]
@@ -365,7 +365,7 @@ async def test_operators_cannot_add_more_replicas_than_a_gateway_may_have() -> N
         assert len(list(run.gateway.fleet.replicas)) == MAX_REPLICAS
 
 
-async def test_what_cannot_be_added_or_drained_is_said() -> None:
+async def test_the_error_names_what_cannot_be_added_or_drained() -> None:
     async with FakeReplica() as one, running(one) as run:
         for body, status, code, text in [
             ({}, 400, "invalid_request", "url: missing"),

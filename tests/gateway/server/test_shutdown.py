@@ -1,4 +1,4 @@
-"""Going down: what runs may finish, what does not is told so, and it takes no longer than it should."""
+"""Shutdown: running requests may finish, those that do not finish get an error, and it takes no longer than it should."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ needs_diagnosis = pytest.mark.skipif(not can_diagnose(), reason="no sock_diag")
 
 
 def half_connected(address: tuple[str, int]) -> socket.socket:
-    """A client that misses the kernel's answer to its first packet, until SO_DETACH_FILTER; it is told again after a second."""
+    """A client that misses the kernel's answer to its first packet, until SO_DETACH_FILTER; it is repeated after a second."""
     client = socket.socket()
     client.setblocking(False)
     nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # a BPF program: drop
@@ -179,7 +179,7 @@ async def test_a_connection_that_is_never_made_does_not_keep_it() -> None:
 
 
 @needs_diagnosis
-async def test_who_is_in_a_hurry_does_not_wait_for_a_connection_that_is_never_made() -> None:
+async def test_a_hurried_shutdown_does_not_wait_for_a_connection_that_is_never_made() -> None:
     hurry = asyncio.Event()
     hurry.set()
     with socket.create_server(("127.0.0.1", 0)) as listener, half_connected(listener.getsockname()):
@@ -187,7 +187,7 @@ async def test_who_is_in_a_hurry_does_not_wait_for_a_connection_that_is_never_ma
             await stop_accepting([listener], hurry, handshake_s=600)
 
 
-async def test_who_has_not_been_told_may_ask_once_more() -> None:
+async def test_a_client_that_got_no_connection_close_may_send_one_more_request() -> None:
     go_on = asyncio.Event()
     replica = FakeReplica([streams("a", "b", hold=go_on), answers()])
     async with replica, serving(replica, 60) as gateway, aiohttp.ClientSession() as session, asyncio.timeout(40):

@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 
 from tests.gateway.conftest import BODY
-from tests.support.fakes import FakeReplica, http, says
+from tests.support.fakes import FakeReplica, http, writes
 from tests.support.tools import tool
 
 START_S = 60.0
@@ -96,7 +96,7 @@ def slow_names(tmp_path: Path) -> Path:
 
 async def test_silent_name_servers_delay_neither_the_start_nor_requests_nor_the_end(slow_names: Path, tmp_path: Path) -> None:
     """Ten names that hang, where libuv's pool has four threads; each request needs a new connection."""
-    async with FakeReplica([says(http(200, b"{}", "application/json", "Connection: close"))]) as replica:
+    async with FakeReplica([writes(http(200, b"{}", "application/json", "Connection: close"))]) as replica:
         urls = [f"http://live.test:{replica.port}", *(f"http://hang-{number}.test:8000" for number in range(10))]
         config = tmp_path / "config.json"
         config.write_text(json.dumps({"pools": [{"replicas": urls}], "health": {"timeout_s": 3}}))

@@ -22,8 +22,7 @@ from gateway.upstream.connection import MAX_UNREAD, Connection
 from tests.gateway.conftest import eventually, longest_pause, running
 from tests.gateway.request.test_garbage import STREAMED, garbage, post
 from tests.gateway.upstream.test_connection import ANSWER, LIMITS, connected
-from tests.support.fakes import STREAM_HEAD, FakeReplica, FakeRequest, answers, chunk, event
-from tests.support.fakes import says as writes
+from tests.support.fakes import STREAM_HEAD, FakeReplica, FakeRequest, answers, chunk, event, writes
 
 MOST_LINES = 2897  # in one part: the square root of 256 * 32 KiB
 TURN_S = 0.04  # of CPU: some times what a turn takes; what is read at once takes up to some tenths of a second
@@ -145,14 +144,14 @@ async def test_work_that_fails_or_that_nobody_waits_for_keeps_nobody_waiting() -
             """It takes that long."""
 
     left = asyncio.ensure_future(turns.take(lambda: called.append("left")))
-    told = asyncio.ensure_future(turns.take(fails))
+    failing = asyncio.ensure_future(turns.take(fails))
     turns.later(fills_its_turn)
     await asyncio.sleep(0)  # both wait for the next turn
     left.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await left
     with pytest.raises(ValueError, match="it fails"):
-        await told
+        await failing
     assert not errors
     turns.later(fails)
     turns.later(lambda: called.append("last"))
@@ -234,7 +233,7 @@ async def some_turns() -> None:
 
 
 async def pumped(connection: Connection, size: int, sink: Callable[[bytes], None]) -> None:
-    """Until so many bytes have gone into the sink."""
+    """Until `size` bytes have gone into the sink."""
     task = asyncio.create_task(connection.pump(sink))
     assert isinstance(sink, Sink)
     await eventually(lambda: sum(map(len, sink.parts)) >= size)
@@ -280,7 +279,7 @@ async def test_a_dense_read_waits_while_its_owner_is_paused() -> None:
 @pytest.mark.parametrize("length", [b"", b"Content-Length: %d\r\n" % len(DENSE)], ids=["until the end", "by length"])
 @pytest.mark.parametrize("paused", [False, True])
 async def test_what_came_before_the_end_of_a_connection_is_read(length: bytes, paused: bool) -> None:
-    """TLS tells of it at once."""
+    """TLS reports the end at once."""
     connection, sink = begun(length), Sink()
     task = asyncio.create_task(connection.pump(sink))
     await asyncio.sleep(0)
@@ -319,7 +318,7 @@ async def test_what_waits_for_its_owner_is_bounded_while_it_is_read_in_turns() -
 
 
 async def test_a_large_read_is_the_last_one_of_its_turn() -> None:
-    """uvloop reads up to 32 times as long as nobody says stop."""
+    """uvloop reads up to 32 times unless reading is paused."""
     connection, transport = connected()
     sink = Sink()
     connection.send(b"GET", to_head=False, limits=LIMITS)
@@ -441,7 +440,7 @@ def pool(*replicas: FakeReplica, resume: bool) -> dict[str, object]:
 
 
 async def holds_no_loop(url: str, data: bytes, *, least: int, times: int = 1) -> None:
-    """So many clients at once send this; each gets so many bytes at least."""
+    """`times` clients at once send this; each gets `least` bytes or more."""
 
     async def ask() -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", URL(url).port)

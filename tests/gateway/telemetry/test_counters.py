@@ -105,7 +105,7 @@ def test_what_several_processes_count_is_what_one_would_have(stories: list[tuple
     assert page_of(whole) == page_of(one)
 
 
-def test_numbers_of_several_processes_come_to_what_was_said() -> None:
+def test_numbers_of_several_processes_are_merged_by_their_rules() -> None:
     def instruments(value: float) -> Instruments:
         made = Instruments()
         made.gauge("x_sum", "Sum.", merge_rule=merge_sum).set((), value)
@@ -145,10 +145,10 @@ def test_beyond_the_bound_label_sets_are_folded_and_no_count_is_lost(counts: lis
 
 def test_what_is_taken_in_is_folded_too() -> None:
     instruments, other = Instruments(), Instruments()
-    made, told = [each.counter("x_total", "X.", "tenant") for each in (instruments, other)]
+    made, remote = [each.counter("x_total", "X.", "tenant") for each in (instruments, other)]
     instruments.limit_label_sets(2)
     for tenant in "abcd":
-        told.add((tenant,), 1)
+        remote.add((tenant,), 1)
     for _ in range(2):
         instruments.merge(other.snapshot())
     assert made.values == {("a",): 2, ("b",): 2, ("other",): 4}

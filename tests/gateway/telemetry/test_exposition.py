@@ -49,7 +49,7 @@ def all_metrics(draw: st.DrawFn) -> Metrics:
 
 
 def full(label_sets: int) -> Metrics:
-    """Metrics of which each with a client's label has so many label sets."""
+    """Metrics of which each with a client's label has `label_sets` of them."""
     metrics = Metrics()
     for instrument in metrics.instruments.all:
         if "model" in instrument.labels:
@@ -101,7 +101,7 @@ def test_no_slice_is_large() -> None:
 
 
 def test_what_an_ordinary_gateway_has_counted_is_one_slice() -> None:
-    """Each slice waits for a turn of the event loop, and what is not told is lost if the process is killed."""
+    """Each slice waits for a turn of the event loop, and a slice that is not sent is lost if the process is killed."""
     assert len(list(packed_slices(full(5).instruments))) == 1
 
 
@@ -133,7 +133,7 @@ async def test_label_sets_may_come_and_go_while_a_page_is_rendered() -> None:
     assert (await rendering).endswith(b"\n")
 
 
-async def test_those_who_ask_at_the_same_time_share_one_page() -> None:
+async def test_scrapes_at_the_same_time_share_one_page() -> None:
     made, go_on = 0, asyncio.Event()
 
     async def make() -> bytes:

@@ -166,7 +166,7 @@ async def test_lines_that_nobody_can_read_any_more_are_counted(pipe: Pipe) -> No
     assert (output.dropped, output._queue_bytes) == (3, 0)
 
 
-async def test_after_a_full_disk_a_line_says_how_many_are_missing() -> None:
+async def test_after_a_full_disk_a_line_has_the_number_of_missing_lines() -> None:
     full, written = True, bytearray()
 
     def sink(data: memoryview) -> int:

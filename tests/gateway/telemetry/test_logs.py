@@ -18,7 +18,7 @@ from gateway.telemetry.logs import Handler, LineFormatter, first_of
 from gateway.telemetry.request_log import RequestLog
 
 
-def formatted(message: object = "said", *args: object, extra: dict[Any, Any] | None = None, exc_info: Any = None) -> Any:
+def formatted(message: object = "text", *args: object, extra: dict[Any, Any] | None = None, exc_info: Any = None) -> Any:
     """The line for such a record, parsed; strictly: no NaN, one line, and what UTF-8 can carry."""
     record = logging.getLogger("warmroute.test").makeRecord(
         "warmroute.test", logging.INFO, "file.py", 1, message, args, exc_info, extra=extra
@@ -57,14 +57,14 @@ def test_a_line_has_time_level_logger_message_and_the_extras() -> None:
     }
 
 
-def test_long_names_that_begin_alike_can_be_told_apart() -> None:
+def test_long_names_that_begin_alike_stay_distinct() -> None:
     names = [f"http://{'inference.' * 20}example:{port}" for port in (8001, 8002)]
-    told = first_of("replicas", [*names, "x" * 100, "c"], 3)
-    first, second, whole = told["replicas"]  # type: ignore[misc]
+    fields = first_of("replicas", [*names, "x" * 100, "c"], 3)
+    first, second, whole = fields["replicas"]  # type: ignore[misc]
     assert (len(first), len(second), whole) == (100, 100, "x" * 100)
     assert first != second
     assert (first[:60], first[-37:]) == (names[0][:60], names[0][-37:])
-    assert told["more_replicas"] == 1
+    assert fields["more_replicas"] == 1
 
 
 cycle: list[Any] = []
@@ -94,7 +94,7 @@ cycle.append(cycle)
 def test_a_value_that_json_has_no_place_for_is_its_text(value: object, written: object) -> None:
     line = formatted(extra={"value": value, "other": {"kept": [1]}})
     assert line["value"] == written
-    assert (line["message"], line["other"]) == ("said", {"kept": [1]})
+    assert (line["message"], line["other"]) == ("text", {"kept": [1]})
 
 
 def test_names_of_extras_are_texts() -> None:
@@ -191,7 +191,7 @@ def test_a_requests_line_has_the_time_to_the_millisecond() -> None:
     assert seconds == sorted(seconds)
 
 
-def test_lines_say_which_worker_wrote_them() -> None:
+def test_lines_name_the_worker_that_wrote_them() -> None:
     stream = io.BytesIO()
     output = Output(stream.write, shared=True)
     record = logging.makeLogRecord({"msg": "up", "levelno": logging.INFO, "levelname": "INFO", "name": "warmroute"})

@@ -168,7 +168,7 @@ def test_an_end_counts_unless_the_answer_was_held_back_for_its_client(
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SettableLoop)
         connection, _ = connected()
-        for _ in range(2):  # what was held back in one answer says nothing about the next one
+        for _ in range(2):  # the time held back in one answer does not count in the next one
             connection.send(b"GET", to_head=False, limits=Limits(900, 900, 900))
             connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\na")
             if not connection.used:

@@ -165,7 +165,7 @@ async def test_where_all_refuse_the_replica_refuses_also_if_the_name_server_is_s
     server.go_on()
 
 
-async def test_time_that_runs_out_is_told() -> None:
+async def test_time_that_runs_out_is_an_error() -> None:
     async with Listener().at("127.0.0.2") as listener:
         with black_hole("127.0.0.1", listener.port):
             dial, _ = dialer(listener.port, "127.0.0.1")

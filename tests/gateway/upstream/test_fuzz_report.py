@@ -1,4 +1,4 @@
-"""The fuzzers' page: what it says of runs, good and bad."""
+"""The fuzzers' page: its content for good and for bad runs."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ async def test_a_replica_that_is_the_gateway_itself_is_never_up(request_lines: L
         assert (added[0], added[2]["replica"]["up"]) == (201, False)
         assert "it is this gateway itself" in added[2]["replica"]["error"]
         await run.post({"name": one.name}, path="/warmroute/drain")
-        code, _, told = await run.post()
-        assert (code, told["error"]["code"]) == (503, "no_replica_available")
+        code, _, answer = await run.post()
+        assert (code, answer["error"]["code"]) == (503, "no_replica_available")
         await run.post({"name": one.name}, path="/warmroute/undrain")
     assert len(request_lines()) == 1
 
@@ -93,8 +93,8 @@ async def test_two_gateways_that_list_each_other_end_a_request_at_its_second_vis
             added = await run.post({"url": other.url, "name": "other"}, path="/warmroute/replicas")
             assert added[2]["replica"]["up"]
             await run.post({"name": one.name}, path="/warmroute/drain")
-        code, _, told = await outer.post()
-        assert (code, told["error"]["code"]) == (508, "loop_detected")
+        code, _, answer = await outer.post()
+        assert (code, answer["error"]["code"]) == (508, "loop_detected")
     assert [line["status"] for line in request_lines()] == [508, 508, 508]  # outer's second visit, inner's, outer's first
 
 

@@ -28,7 +28,7 @@ Answer = Iterable[str] | Exception
 
 @dataclass(slots=True)
 class NameServer:
-    """Answers what `answers` says (an unknown name: an error), but for the names in `hung`, until they are taken out."""
+    """Answers from `answers` (an unknown name: an error); look-ups of the names in `hung` wait until `go_on`."""
 
     answers: dict[str, Answer] = field(default_factory=dict)
     hung: dict[str, threading.Event] = field(default_factory=dict)
@@ -128,7 +128,7 @@ async def test_an_unknown_name_is_an_error_and_is_not_looked_up_again_at_once() 
         assert await resolver.addresses("b.test") == ("10.0.0.1",)
 
 
-async def test_many_who_wait_for_one_name_wait_for_one_look_up() -> None:
+async def test_many_waiters_for_one_name_share_one_look_up() -> None:
     async with asking() as (server, resolver):
         server.hang("a.test")
         server.answers["a.test"] = ["10.0.0.1"]
@@ -180,7 +180,7 @@ async def test_threads_are_bounded() -> None:
         (OSError("x" * 10_000), "x" * 200),
     ],
 )
-async def test_whatever_a_look_up_raises_is_told_in_a_few_words(error: Exception, text: str) -> None:
+async def test_whatever_a_look_up_raises_becomes_a_short_message(error: Exception, text: str) -> None:
     async with asking() as (server, resolver):
         server.answers["a.test"] = error
         with pytest.raises(OSError, match="does not resolve") as caught:
@@ -217,7 +217,7 @@ async def test_only_so_many_names_are_kept() -> None:
         assert resolver.knows("10.test")
 
 
-async def test_whoever_waits_for_a_name_that_is_forgotten_is_told() -> None:
+async def test_a_waiter_for_a_name_that_is_forgotten_gets_an_error() -> None:
     async with asking(threads=1) as (server, resolver):
         server.hang("a.test", "b.test")
         waiting = [asyncio.create_task(resolver.addresses(host)) for host in ("a.test", "b.test")]
@@ -296,14 +296,14 @@ class Walk:
         before, asked = self.good.get(host), self.server.asked[host]
         ask = self.resolver.addresses if kind == "use" else self.resolver.renewed
         try:
-            told: tuple[str, ...] | None = tuple(await ask(host))
+            result: tuple[str, ...] | None = tuple(await ask(host))
         except OSError:
-            told = None
+            result = None
         await eventually(lambda: "0 look-ups running, 0 waiting" in repr(self.resolver))
         if self.server.asked[host] > asked and (now := self.server.answers.get(host)):
             assert not isinstance(now, Exception)
             self.good[host] = tuple(now)
-        assert told == (before if kind == "use" and before else self.good.get(host))
+        assert result == (before if kind == "use" and before else self.good.get(host))
 
 
 steps = st.tuples(st.sampled_from(["use", "use", "renew", "good", "bad", "forget", "later"]), st.sampled_from(["a", "b", "c"]))

@@ -36,8 +36,8 @@ def contexts(path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 async def answer(body: bytes, head: bytes, path: Path, *, held_s: float = 0.0) -> bytes:
-    """What of an answer goes into the sink that is sent at once, with the connection's end behind it. held_s: for so long it is
-    held back at its beginning.
+    """What of an answer goes into the sink that is sent at once, with the connection's end behind it. held_s: the seconds for
+    which it is held back at its beginning.
     """
     theirs, ours = contexts(path)
 
@@ -228,7 +228,7 @@ def test_a_connection_that_ends_before_its_handshake_is_refused_without_noise(ce
                     await connection.secure(ours, "replica.test")
                 assert not connection.alive
                 await eventually(lambda connection=connection, ended=turns + 1: over == ended and connection._tcp is None)
-        gc.collect()  # of a task or a future whose error nobody has read it is told when it goes
+        gc.collect()  # a task or a future whose error nobody has read is reported when it is collected
         for _ in range(3):
             await asyncio.sleep(0)
         assert not noise

@@ -42,7 +42,7 @@ async def test_tokens_there_and_back(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "says"),
+    ("path", "body", "message"),
     [
         ("/tokenize", {}, "Send messages"),
         ("/tokenize", {"prompt": [1]}, "Send messages"),
@@ -58,10 +58,10 @@ async def test_tokens_there_and_back(replica: Replica) -> None:
         (CHAT, chat("Hi", chat_template_kwargs={"a": 1}), "no template to change"),
     ],
 )
-async def test_what_is_wrong_or_cannot_be_is_said(replica: Replica, path: str, body: Any, says: str) -> None:
+async def test_what_is_wrong_or_cannot_be_is_an_error(replica: Replica, path: str, body: Any, message: str) -> None:
     status, answer, _ = await replica.post(path, body)
     assert status in (400, 404)
-    assert says in answer["error"]["message"]  # type: ignore[index]
+    assert message in answer["error"]["message"]  # type: ignore[index]
 
 
 async def test_load_counts_the_requests_inside(frozen: Replica) -> None:
@@ -138,7 +138,7 @@ async def test_a_client_that_leaves_frees_all_n(frozen: Replica, stream: bool) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_truncation_drops_the_oldest_turns_and_says_so(replica: Replica, stream: bool) -> None:
+async def test_truncation_drops_the_oldest_turns_and_reports_it(replica: Replica, stream: bool) -> None:
     system, last = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "And now?"}
     messages = [system, *TURNS, last]
     limit = 8000 - len(sim_text.encode_chat([system, *TURNS[4:], last], None))
@@ -158,7 +158,7 @@ async def test_truncation_drops_the_oldest_turns_and_says_so(replica: Replica, s
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")  # type: ignore[index]
 
 
-async def test_the_queue_is_bounded_and_says_when_to_come_again() -> None:
+async def test_the_queue_is_bounded_and_a_refusal_has_a_time_to_come_again() -> None:
     engine = WatchedEngine(SimConfig(kv_tokens=8000, prefill_rate=1e5, decode_rate=2000.0, max_batch=2))
     async for replica in serve(engine, None, ServerConfig(max_queue=3)):
         answers = await asyncio.gather(*(replica.post(CHAT, chat("Hi", ignore_eos=True)) for _ in range(60)))

@@ -113,7 +113,7 @@ async def test_what_is_prepared_aside_keeps_its_order(gated: Gated) -> None:
     assert [request.max_tokens for request in gated.engine.requests] == [1, 2]
 
 
-async def test_who_is_being_prepared_has_a_place_until_the_client_leaves(gated: Gated) -> None:
+async def test_a_request_in_preparation_has_a_slot_until_the_client_leaves(gated: Gated) -> None:
     slow = [gated.ask(chat(LONG)) for _ in range(2)]
     while (await (await gated.replica.http.get(gated.replica.url + "/load")).json())["server_load"] < 2:
         pass

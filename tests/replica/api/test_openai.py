@@ -60,7 +60,7 @@ async def test_several_prompts_with_several_answers_each(client: openai.AsyncOpe
         assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (6, 20, 26)
 
 
-async def test_one_bad_prompt_of_several_is_told(client: openai.AsyncOpenAI) -> None:
+async def test_one_bad_prompt_of_several_is_an_error(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="token ids outside"):
         await client.completions.create(model="tiny", prompt=[[1], [-1]])
 
@@ -132,11 +132,11 @@ async def test_usage_in_every_chunk(client: openai.AsyncOpenAI) -> None:
         model="tiny", messages=HI, max_tokens=5, stream=True, stream_options=options, extra_body=ENDLESS
     )
     usages = [chunk.usage async for chunk in stream]
-    told = [usage.completion_tokens for usage in usages if usage is not None]
-    assert len(told) == len(usages)
-    assert told[0] == 0
-    assert told == sorted(told)
-    assert told[-2:] == [5, 5]
+    counts = [usage.completion_tokens for usage in usages if usage is not None]
+    assert len(counts) == len(usages)
+    assert counts[0] == 0
+    assert counts == sorted(counts)
+    assert counts[-2:] == [5, 5]
     first, last = usages[0], usages[-1]
     assert first is not None
     assert last is not None
@@ -167,7 +167,7 @@ async def test_the_last_message_goes_on(client: openai.AsyncOpenAI) -> None:
     assert await text_of(client, answer.prompt_token_ids) == "[user]Hi[assistant]I sa"
 
 
-async def test_truncation_is_told_to_the_client(client: openai.AsyncOpenAI) -> None:
+async def test_truncation_is_reported_to_the_client(client: openai.AsyncOpenAI) -> None:
     turns: Any = [{"role": role, "content": word * 300} for word in "abc" for role in ("user", "assistant")]
     asked: Any = {"model": "tiny", "messages": [*turns, *HI], "max_tokens": 8}
     with pytest.raises(openai.BadRequestError) as refused:
@@ -179,26 +179,26 @@ async def test_truncation_is_told_to_the_client(client: openai.AsyncOpenAI) -> N
     assert answer.truncation == {"dropped_messages": 4}
 
 
-async def test_penalties_change_what_is_said(client: openai.AsyncOpenAI) -> None:
-    async def told(**asked: Any) -> str:
+async def test_penalties_change_the_text(client: openai.AsyncOpenAI) -> None:
+    async def generated(**asked: Any) -> str:
         extra = {"extra_body": ENDLESS | asked.pop("extra", {})}
         return (await client.completions.create(model="tiny", prompt="abc", max_tokens=30, **extra, **asked)).choices[0].text
 
     bias = {"66": 100, "67": 95}
-    assert len(set(await told(logit_bias=bias))) == 1
-    assert len(set(await told(logit_bias=bias, frequency_penalty=2.0))) == 2
-    assert await told(extra={"repetition_penalty": 3.0}) != await told()
+    assert len(set(await generated(logit_bias=bias))) == 1
+    assert len(set(await generated(logit_bias=bias, frequency_penalty=2.0))) == 2
+    assert await generated(extra={"repetition_penalty": 3.0}) != await generated()
 
 
 async def test_a_seed_repeats_an_answer_streamed_or_not(client: openai.AsyncOpenAI) -> None:
     asked: Any = {"model": "tiny", "messages": HI, "max_tokens": 12, "temperature": 1.5, "extra_body": ENDLESS}
 
-    async def told(seed: int) -> str | None:
+    async def generated(seed: int) -> str | None:
         return (await client.chat.completions.create(seed=seed, **asked)).choices[0].message.content
 
     stream = await client.chat.completions.create(seed=7, stream=True, **asked)
     streamed = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-    assert await told(7) == await told(7) == streamed != await told(8)
+    assert await generated(7) == await generated(7) == streamed != await generated(8)
 
 
 async def test_suffix_is_refused(client: openai.AsyncOpenAI) -> None:

@@ -31,7 +31,7 @@ def test_what_is_asked_for(body: dict[str, Any], grammar: Grammar | None) -> Non
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         ({"response_format": "xml"}, "must be 'text', 'json_object' or 'json_schema'"),
         ({"response_format": {"type": "xml"}}, "must be 'text', 'json_object' or 'json_schema'"),
@@ -47,7 +47,7 @@ def test_what_is_asked_for(body: dict[str, Any], grammar: Grammar | None) -> Non
         ({"guided_regex": "a", "ignore_eos": True}, "leave out ignore_eos"),
     ],
 )
-def test_mistakes(body: dict[str, Any], says: str) -> None:
-    with pytest.raises(ApiError, match=says) as caught:
+def test_mistakes(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(ApiError, match=message) as caught:
         grammar_of(checked(body, AnswerFields))
     assert caught.value.status == 400

@@ -21,7 +21,7 @@ def call(kind: Kind = "chat", **fields: Any) -> GenerationRequest:
 
 
 @pytest.mark.parametrize(
-    ("raw", "param", "says"),
+    ("raw", "param", "message"),
     [
         (b"", None, "not valid JSON"),
         (b'{"messages": [', None, "not valid JSON"),
@@ -33,14 +33,14 @@ def call(kind: Kind = "chat", **fields: Any) -> GenerationRequest:
         (b'{"messages": [{"role": "user", "content": 1}]}', "messages[0]", "a string or a list of parts, not a number"),
     ],
 )
-def test_bodies_that_are_no_chat(raw: bytes, param: str | None, says: str) -> None:
-    with pytest.raises(ApiError, match=says) as caught:
+def test_bodies_that_are_no_chat(raw: bytes, param: str | None, message: str) -> None:
+    with pytest.raises(ApiError, match=message) as caught:
         parse("chat", raw, "m")
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "says"),
+    ("fields", "param", "message"),
     [
         ({"max_tokens": 0}, "max_tokens", "at least 1, got 0"),
         ({"max_completion_tokens": -3}, "max_completion_tokens", "at least 1, got -3"),
@@ -96,8 +96,8 @@ def test_bodies_that_are_no_chat(raw: bytes, param: str | None, says: str) -> No
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "reads text only"),
     ],
 )
-def test_fields_that_are_wrong(fields: dict[str, Any], param: str, says: str) -> None:
-    with pytest.raises(ApiError, match=says) as caught:
+def test_fields_that_are_wrong(fields: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(ApiError, match=message) as caught:
         call(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)
     assert caught.value.body()["error"]["type"] == "invalid_request_error"
@@ -110,7 +110,7 @@ def test_prompts_that_are_wrong(prompt: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "says"),
+    ("fields", "param", "message"),
     [
         ({"suffix": ""}, "suffix", "not supported"),
         ({"echo": 1}, "echo", "true or false"),
@@ -120,8 +120,8 @@ def test_prompts_that_are_wrong(prompt: Any) -> None:
         ({"prompt": [[1], []]}, "prompt", "none of them empty"),
     ],
 )
-def test_fields_of_completions_that_are_wrong(fields: dict[str, Any], param: str, says: str) -> None:
-    with pytest.raises(ApiError, match=says) as caught:
+def test_fields_of_completions_that_are_wrong(fields: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(ApiError, match=message) as caught:
         call("completion", **fields)
     assert (caught.value.status, caught.value.param) == (400, param)
 
@@ -162,7 +162,7 @@ def test_prompts_in_all_their_forms() -> None:
     assert [prompt.tokens for prompt in call("completion", prompt=[[1], [2, 3]]).prompts] == [[1], [2, 3]]
 
 
-def test_how_an_answer_is_told() -> None:
+def test_the_form_of_an_answer() -> None:
     usage = {"include_usage": True, "continuous_usage_stats": True}
     asked = call("completion", stream=True, stream_options=usage, echo=True, return_token_ids=True, skip_special_tokens=False)
     assert asked.output == OutputOptions(stream=True, usage="each", echo=True, token_ids=True, special=True)

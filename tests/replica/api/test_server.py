@@ -109,7 +109,7 @@ async def test_a_stop_string_ends_the_answer_and_the_work(replica: Replica) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_goes_on_from_where_it_was_cut(replica: Replica, stream: bool) -> None:
-    async def told(path: str, body: dict[str, Any]) -> tuple[str, int]:
+    async def answer_to(path: str, body: dict[str, Any]) -> tuple[str, int]:
         if not stream:
             _, answer, _ = await replica.post(path, body)
             parts: list[Any] = [answer]
@@ -125,17 +125,17 @@ async def test_an_answer_goes_on_from_where_it_was_cut(replica: Replica, stream:
         return "".join(texts), parts[-1]["usage"]["prompt_tokens"]
 
     begun = chat("Hi", max_tokens=12, ignore_eos=True)
-    whole, size = await told("/v1/chat/completions", begun)
+    whole, size = await answer_to("/v1/chat/completions", begun)
     for at in range(1, 12):
         head = " ".join(whole.split(" ")[:at])
         message = {"role": "assistant", "content": head}
         rest = begun | {"messages": [*begun["messages"], message], "continue_final_message": True, "max_tokens": 12 - at}
-        assert await told("/v1/chat/completions", rest) == (whole.removeprefix(head), size + at)
+        assert await answer_to("/v1/chat/completions", rest) == (whole.removeprefix(head), size + at)
     text = {"prompt": "Hi", "max_tokens": 8, "ignore_eos": True}
-    whole, size = await told("/v1/completions", text)
+    whole, size = await answer_to("/v1/completions", text)
     head = " " + whole.split(" ")[1]
     rest = text | {"prompt": "Hi" + head, "max_tokens": 7}
-    assert await told("/v1/completions", rest) == (whole.removeprefix(head), size + 1)
+    assert await answer_to("/v1/completions", rest) == (whole.removeprefix(head), size + 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -169,7 +169,7 @@ async def test_many_streams_at_once(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "says"),
+    ("path", "body", "status", "message"),
     [
         ("/v1/chat/completions", chat("Hi", model="nope"), 404, "does not exist"),
         ("/v1/chat/completions", chat("Hi", max_tokens=0), 400, "at least 1"),
@@ -183,12 +183,14 @@ async def test_many_streams_at_once(replica: Replica) -> None:
         ("/health", {}, 405, "use GET, HEAD"),
     ],
 )
-async def test_mistakes_are_answered_in_openais_shape(replica: Replica, path: str, body: Any, status: int, says: str) -> None:
+async def test_mistakes_are_answered_in_openais_shape(
+    replica: Replica, path: str, body: Any, status: int, message: str
+) -> None:
     got, answer, _ = await replica.post(path, body)
     error: Any = answer["error"]
     assert got == status
     assert set(error) == {"message", "type", "param", "code"}
-    assert says in error["message"]
+    assert message in error["message"]
     assert (await replica.post("/v1/chat/completions", chat("Hi")))[0] == 200
 
 
@@ -209,7 +211,7 @@ async def test_the_request_id_becomes_the_answers_id(replica: Replica) -> None:
             assert ((await response.json())["id"] == f"chatcmpl-{asked}") == good
 
 
-async def test_a_dead_engine_is_unhealthy_and_says_why(replica: Replica) -> None:
+async def test_a_dead_engine_is_unhealthy_and_gives_the_reason(replica: Replica) -> None:
     replica.engine.broken = "out of memory"
     async with replica.http.get(replica.url + "/health") as response:
         assert response.status == 503
@@ -293,7 +295,7 @@ async def test_gauges_show_what_runs_now(frozen: Replica) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("good", [0, 3])
-async def test_what_nobody_has_foreseen_is_told_in_the_apis_shape(
+async def test_an_error_that_nobody_has_foreseen_has_the_apis_shape(
     frozen: Replica, stream: bool, good: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The engine cannot spell its tokens, from the first on or after some: this request fails, and the next one does not."""
@@ -314,8 +316,8 @@ async def test_what_nobody_has_foreseen_is_told_in_the_apis_shape(
         else:
             assert response.status == 500
             error = (await response.json())["error"]
-    told = "This replica failed on this request; its log says why."
-    assert error == {"message": told, "type": "server_error", "param": None, "code": "internal_error"}
+    expected = "This replica failed on this request; its log says why."
+    assert error == {"message": expected, "type": "server_error", "param": None, "code": "internal_error"}
     assert "ZeroDivisionError: no such token" in caplog.text
     await frozen.engine.cancelled.wait()
     assert frozen.engine.load().running == 0

@@ -21,7 +21,7 @@ def test_sums_are_those_of_all_that_was_added(events: list[tuple[float, str, int
     assert len(stats._slots) <= 61
 
 
-def test_a_young_replica_tells_the_rates_of_its_life() -> None:
+def test_a_young_replica_reports_the_rates_of_its_life() -> None:
     stats = Stats(0.0)
     stats.add("decode_tokens", 100, 1.5)
     stats.phase("prefill", 0.5, 1.5)

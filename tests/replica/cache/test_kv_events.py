@@ -107,26 +107,26 @@ class OverTheWire(Follower):
         super().__init__()
         self.wires = {"map": Hashes(), "array": Hashes()}
 
-    def told(self, event: dict[str, Any]) -> None:
+    def publish(self, event: dict[str, Any]) -> None:
         for form, wire in self.wires.items():
             wire.take(encode(1.5, [event], form))  # type: ignore[arg-type]
             assert wire.held == {block_hash(key) for key in self.held}
 
     def stored(self, run: BlockRun) -> None:
         super().stored(run)
-        self.told(stored(run, len(run.tokens) // len(run.keys)))
+        self.publish(stored(run, len(run.tokens) // len(run.keys)))
 
     def removed(self, key: Key) -> None:
         super().removed(key)
-        self.told(removed(key))
+        self.publish(removed(key))
 
     def cleared(self) -> None:
         super().cleared()
-        self.told(cleared())
+        self.publish(cleared())
 
 
 class WireMachine(LedgerMachine):
-    """Whatever happens to the ledger, the wire tells exactly what it holds (the parent compares it after each step)."""
+    """Whatever happens to the ledger, the wire reports exactly what it holds (the parent compares it after each step)."""
 
     def __init__(self) -> None:
         super().__init__(OverTheWire())
@@ -152,7 +152,7 @@ def test_what_other_engines_send_is_understood_by_the_follower_that_judges_us(te
     assert [event["type"] for event in events[1:]] in ([], ["BlockRemoved", "AllBlocksCleared"])
 
 
-def test_the_first_block_says_whose_it_is() -> None:
+def test_the_first_block_names_its_adapter_and_salt() -> None:
     scope = Scope(adapter="french", salt="tenant-a")
     prefix = Prefix(range(8), 4, scope)
     first = stored(BlockRun(tuple(prefix.keys), None, prefix.tokens, scope), 4)
@@ -278,14 +278,14 @@ def test_what_waits_is_published_before_the_end(tmp_path: Path) -> None:
             held.take(follower.recv_multipart()[2])
 
 
-def test_an_endpoint_that_cannot_be_had_is_told(tmp_path: Path) -> None:
+def test_an_endpoint_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match=r"cannot bind KV events to ipc:///no/such/folder/x"):
         KvEventPublisher(EventsConfig("ipc:///no/such/folder/x"), 16)
     with pytest.raises(EndpointError, match="cannot bind KV events"):
         KvEventPublisher(EventsConfig(f"ipc://{tmp_path}/a", "ipc:///no/such/folder/x"), 16)
 
 
-def test_where_events_come_from_is_told_as_vllm_tells_it(tmp_path: Path) -> None:
+def test_the_source_of_events_has_vllms_form(tmp_path: Path) -> None:
     with publishing(tmp_path, topic="kv@here") as events:
         assert events.source() == {
             "enable_kv_cache_events": True,

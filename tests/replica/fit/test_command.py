@@ -35,7 +35,7 @@ FAST = (
 def test_a_simulated_replica_is_measured_from_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     with running(1, *FAST) as (_, urls):
         assert main([urls[0] + "/", "--json"]) == 0
-    out, told = capsys.readouterr()
+    out, err = capsys.readouterr()
     body = json.loads(out)
     assert {sample["kind"] for sample in body["samples"]} >= {"cold", "resent", "decoding"}
     assert all(sample["measured_s"] > 0 for sample in body["samples"])
@@ -43,7 +43,7 @@ def test_a_simulated_replica_is_measured_from_end_to_end(capsys: pytest.CaptureF
     assert command[:2] == ["warmroute", "replica"]
     options = parser().parse_args(command[2:])
     assert (options.engine, options.kv_tokens, options.block_size, options.max_batch) == ("sim", 1600, 16, 4)
-    assert "a new prompt of 64 tokens, and again" in told
+    assert "a new prompt of 64 tokens, and again" in err
 
 
 USAGE: Mapping[str, Any] = MappingProxyType(
@@ -52,7 +52,7 @@ USAGE: Mapping[str, Any] = MappingProxyType(
 
 
 class Server(BaseHTTPRequestHandler):
-    """A replica that answers each prompt with two pieces; tests change what it says."""
+    """A replica that answers each prompt with two pieces; tests change its answers."""
 
     usage: Mapping[str, Any] | None = USAGE
     status = 200
@@ -81,8 +81,8 @@ class Server(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving(**says: object) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Says", (Server,), says))
+def serving(**changes: object) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("ChangedServer", (Server,), changes))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -94,7 +94,7 @@ def serving(**says: object) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("says", "error"),
+    ("changes", "error"),
     [
         (
             {"usage": {"prompt_tokens": 64, "completion_tokens": 2}},
@@ -108,11 +108,13 @@ def serving(**says: object) -> Iterator[str]:
         ({"usage": USAGE | {"prompt_tokens": 4096}}, "had none of 128 tokens of a repeated prompt cached"),
     ],
 )
-def test_what_cannot_be_measured_is_told(says: dict[str, object], error: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(**says) as url:
+def test_what_cannot_be_measured_is_an_error(
+    changes: dict[str, object], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(**changes) as url:
         assert main([url]) == 1
-    out, told = capsys.readouterr()
-    last = told.splitlines()[-1]
+    out, err = capsys.readouterr()
+    last = err.splitlines()[-1]
     assert last.startswith(f"warmroute replica fit: {url}")
     assert re.search(error, last), last
     assert not out

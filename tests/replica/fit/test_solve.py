@@ -104,7 +104,7 @@ def test_streams_that_take_no_time_are_refused() -> None:
 
 
 def test_what_is_measured_several_times_counts_with_its_mean() -> None:
-    """Half of all measurements met a machine that was a third slower: the mean comes out, told once."""
+    """Half of all measurements met a machine that was a third slower: the mean comes out, reported once."""
     config = costing(decode_slowdown=0.03, step_s=0.03, context_s=1e-5, attention_s=1e-6)
     both, slow = measured(config), measured(config, lambda: 4 / 3)
     both.prefills += slow.prefills

@@ -314,16 +314,16 @@ async def test_a_late_request_can_leave() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "answer", "tokens", "says"), [(Fault(fails=True), 40, 0, "errors"), (Fault(breaks=0.5), 4, 2, "breaks")]
+    ("fault", "answer", "tokens", "flag"), [(Fault(fails=True), 40, 0, "errors"), (Fault(breaks=0.5), 4, 2, "breaks")]
 )
-async def test_a_request_fails_in_the_place_of_a_token(fault: Fault, answer: int, tokens: int, says: str) -> None:
+async def test_a_request_fails_in_the_place_of_a_token(fault: Fault, answer: int, tokens: int, flag: str) -> None:
     engine, clock = engine_of(itertools.chain([fault], itertools.repeat(Fault())))
     sequence = engine.submit(request(100, answer=answer))
     clock.advance(0.1)
     for at in range(tokens):
         assert len((await sequence.next()).tokens) == 1, at
         clock.advance(0.01)
-    with pytest.raises(EngineError, match=f"injected.*--fault-{says}"):
+    with pytest.raises(EngineError, match=f"injected.*--fault-{flag}"):
         await sequence.next()
     engine.check()
     assert engine.load() == EngineLoad(0, 0, 0.0)

@@ -24,12 +24,12 @@ def test_an_answer_sent_back_has_the_tokens_that_were_generated() -> None:
 
 
 @given(st.integers(1, 60), st.booleans())
-def test_a_prompt_that_ends_with_the_beginning_of_an_answer_is_answered_with_its_rest(told: int, endless: bool) -> None:
+def test_a_prompt_that_ends_with_the_beginning_of_an_answer_is_answered_with_its_rest(sent: int, endless: bool) -> None:
     prompt = sim_text.encode_chat(MESSAGES, None)
     answer, ended = sim_text.answer(prompt, 60, endless=endless)
-    head, rest = answer[:told], answer[told:]
+    head, rest = answer[:sent], answer[sent:]
     if rest:
-        assert sim_text.answer(prompt + head, 60 - told, endless=endless) == (rest, ended)
+        assert sim_text.answer(prompt + head, 60 - sent, endless=endless) == (rest, ended)
     opened = [*MESSAGES, {"role": "assistant", "content": sim_text.decode(head)}]
     assert sim_text.encode_chat(opened, None, "open") == prompt + head
 
@@ -37,9 +37,9 @@ def test_a_prompt_that_ends_with_the_beginning_of_an_answer_is_answered_with_its
 def test_a_completion_goes_on_from_any_of_its_tokens() -> None:
     prompt = "Once upon a time,"
     answer, _ = sim_text.answer(sim_text.encode(prompt), 50, endless=True)
-    for told in range(50):
-        again = sim_text.encode(prompt + sim_text.decode(answer[:told]))
-        assert sim_text.answer(again, 50 - told, endless=True) == (answer[told:], False)
+    for sent in range(50):
+        again = sim_text.encode(prompt + sim_text.decode(answer[:sent]))
+        assert sim_text.answer(again, 50 - sent, endless=True) == (answer[sent:], False)
 
 
 def test_the_three_ends_of_a_chat_prompt() -> None:

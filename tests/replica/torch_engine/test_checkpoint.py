@@ -76,7 +76,7 @@ def test_any_damage_is_refused(whole: bytes, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         ({"model": "n"}, "its model is m, ours is n"),
         ({"block_size": "4"}, "its block_size is 2, ours is 4"),
@@ -84,15 +84,15 @@ def test_any_damage_is_refused(whole: bytes, tmp_path_factory: pytest.TempPathFa
         ({"dtype": "float32"}, "its dtype is missing, ours is float32"),
     ],
 )
-def test_what_is_for_something_else_is_refused(tmp_path: Path, wrong: dict[str, str], says: str) -> None:
+def test_what_is_for_something_else_is_refused(tmp_path: Path, wrong: dict[str, str], message: str) -> None:
     write(tmp_path / "cache", HEADER, saved())
-    with pytest.raises(CheckpointError, match=says):
+    with pytest.raises(CheckpointError, match=message):
         read(tmp_path / "cache", HEADER | wrong, ROW)
     with pytest.raises(CheckpointError, match="its rows are"):
         read(tmp_path / "cache", HEADER, ROW + 1)
 
 
-def test_blocks_that_are_not_what_they_say_are_refused(tmp_path: Path) -> None:
+def test_blocks_that_do_not_match_their_keys_are_refused(tmp_path: Path) -> None:
     """With a right checksum: made on purpose, or by a fault of ours."""
     path, whole = tmp_path / "cache", saved()
     run, keep_until = whole.blocks[0]
@@ -170,15 +170,15 @@ async def test_what_does_not_fit_is_refused_with_a_line_and_replaced_at_the_end(
     path = tmp_path / "cache"
     one, two = tiny_model(tmp_path / "one", seed=1), tiny_model(tmp_path / "two", seed=2)
     request = Request(prompt(50, 1), 1)
-    for folder, block_size, says in ((one, 4, None), (two, 4, "its model is "), (two, 8, "its block_size is 4, ours is 8")):
+    for folder, block_size, message in ((one, 4, None), (two, 4, "its model is "), (two, 8, "its block_size is 4, ours is 8")):
         caplog.clear()
         async with running(folder, cache_file=path, block_size=block_size) as engine:
             assert engine.cache_counts().idle == 0
             assert (await answer(engine, request))[1] == 0
-        told = [record for record in caplog.records if record.name == "replica.torch_engine.checkpoint"]
-        lines = [record.getMessage() for record in told if record.levelno == logging.WARNING]
-        assert len(lines) == (says is not None)
-        assert all("is not used, the cache starts empty" in line and str(says) in line for line in lines)
+        records = [record for record in caplog.records if record.name == "replica.torch_engine.checkpoint"]
+        lines = [record.getMessage() for record in records if record.levelno == logging.WARNING]
+        assert len(lines) == (message is not None)
+        assert all("is not used, the cache starts empty" in line and str(message) in line for line in lines)
     async with running(two, cache_file=path, block_size=8) as engine:
         assert (await answer(engine, request))[1] == 48
 

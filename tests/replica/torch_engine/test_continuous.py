@@ -227,7 +227,7 @@ async def test_a_request_as_large_as_the_cache_is_served(engine: WatchedContinuo
     whole.close()
 
 
-async def test_when_its_thread_dies_everything_is_told_so(engine: WatchedContinuousEngine, url: str) -> None:
+async def test_when_its_thread_dies_requests_and_health_get_the_error(engine: WatchedContinuousEngine, url: str) -> None:
     def explode(*_: object) -> None:
         raise MemoryError("no memory left")
 

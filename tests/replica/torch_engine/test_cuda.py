@@ -1,6 +1,6 @@
 """The real engine on a GPU: `python -m pytest tests/replica/torch_engine/test_cuda.py -s`; skipped where there is none.
 
-It says which attention was used and how fast a model of a billion parameters is; of speed nothing is asserted.
+It prints which attention was used and how fast a model of a billion parameters is; of speed nothing is asserted.
 """
 
 import asyncio

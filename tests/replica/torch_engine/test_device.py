@@ -99,12 +99,12 @@ def test_the_room_is_what_transformers_would_take(model: Path, page_size: int) -
     assert tokens > 1000
 
 
-def test_no_room_is_said(model: Path) -> None:
+def test_no_room_is_an_error(model: Path) -> None:
     with pytest.raises(SetupError, match="there is no room for KV memory beside the model"):
         kv_tokens_that_fit(AutoModelForCausalLM.from_pretrained(model), batching(), 1e-9)
 
 
-async def test_a_cache_that_does_not_fit_is_said(model: Path) -> None:
+async def test_a_cache_that_does_not_fit_is_an_error(model: Path) -> None:
     with pytest.raises(SetupError, match="there is no memory for --kv-tokens 100000000000"):
         async with running(model, kv_tokens=100_000_000_000):
             pass

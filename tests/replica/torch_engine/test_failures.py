@@ -1,4 +1,4 @@
-"""What goes wrong inside the real engine is told to those whom it concerns; all others are served."""
+"""What goes wrong inside the real engine is reported to the requests that it concerns; all others are served."""
 
 import asyncio
 from dataclasses import replace
@@ -71,7 +71,7 @@ async def test_a_step_that_fails_takes_its_requests_and_no_more(model: Path, err
         check_idle(engine)
 
 
-async def test_an_accelerator_that_is_lost_ends_the_engine_which_says_so(model: Path) -> None:
+async def test_an_accelerator_that_is_lost_ends_the_engine_which_reports_it(model: Path) -> None:
     async with running(model) as engine:
 
         def lost(*_: object) -> None:

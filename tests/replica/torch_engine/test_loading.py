@@ -42,7 +42,7 @@ def cut(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "message"),
     [
         (lambda folder: (folder / "config.json").write_text("{"), "not a valid JSON file"),
         (lambda folder: (folder / "config.json").write_text("{}"), "model_type"),
@@ -57,12 +57,12 @@ def cut(folder: Path) -> None:
         (configured(hidden_size="64"), "'hidden_size': TypeError: .* expected int, got str"),
     ],
 )
-def test_what_is_broken_is_said(good: Path, tmp_path: Path, damage: Callable[[Path], object], says: str) -> None:
+def test_what_is_broken_is_an_error(good: Path, tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
     folder = tmp_path / "model"
     shutil.copytree(good, folder)
     load(folder, "float32", CPU)
     damage(folder)
-    with pytest.raises(SetupError, match=says):
+    with pytest.raises(SetupError, match=message):
         load(folder, "float32", CPU)
 
 
@@ -125,7 +125,7 @@ async def test_what_the_tokenizer_has_no_token_for_is_never_the_best_and_has_no_
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{", "config.json is not a model config"),
         ("[]", "it has no model_type"),
@@ -136,9 +136,9 @@ async def test_what_the_tokenizer_has_no_token_for_is_never_the_best_and_has_no_
         ('{"model_type": "llama", "vocab_size": 300, "num_attention_heads": 0}', "cannot load the model .* by zero"),
     ],
 )
-def test_what_is_no_shape_is_said(good: Path, tmp_path: Path, text: str, says: str) -> None:
+def test_what_is_no_shape_is_an_error(good: Path, tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(SetupError, match=says):
+    with pytest.raises(SetupError, match=message):
         load(random_weights(tmp_path, bundled(good)), "bfloat16", CPU)
 
 

@@ -23,7 +23,7 @@ def test_a_prepared_model_is_used_as_it_is(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == [FOLDER]
 
 
-def test_offline_it_says_what_to_do_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_the_error_has_a_remedy_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tqdm")
     for name, value in {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)

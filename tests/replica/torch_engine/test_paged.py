@@ -120,7 +120,7 @@ async def test_a_cached_answer_is_the_uncached_one(model: Path, block_size: int,
 
 
 async def test_in_bfloat16_it_is_within_the_stated_tolerance(tmp_path: Path) -> None:
-    """Scores of a few units, in steps of 1/128 to 1/32 and summed in another order: docs/replica.md says 0.25."""
+    """Scores of a few units, in steps of 1/128 to 1/32 and summed in another order: docs/replica.md states 0.25."""
     folder, worst = tiny_model(tmp_path, seed=5), 0.0
     async with running(folder, dtype="bfloat16") as engine:
         scores = recorded_scores(engine)
@@ -193,7 +193,7 @@ async def test_a_cancelled_request_that_never_arrived_leaves_nothing(model: Path
         assert not engine._blocks._claims
 
 
-async def test_a_reset_waits_for_who_has_just_left(model: Path) -> None:
+async def test_a_reset_waits_for_a_sequence_that_has_just_left(model: Path) -> None:
     async with running(model) as engine:
         for seed in range(10):
             doomed = engine.submit(Request(prompt(40, seed), 500, ignore_eos=True))

@@ -720,7 +720,7 @@ def test_unknown_replicas_are_ignored() -> None:
     assert trie.match(keys_of(b"aa"), 0.0) == {}
 
 
-def test_an_insert_says_how_long_what_it_found_had_not_been_used() -> None:
+def test_an_insert_returns_how_long_what_it_found_had_not_been_used() -> None:
     trie = trie_with("r1", ttl=100.0)
     assert trie.insert("r1", keys_of(b"aabb"), 0.0) is None
     assert trie.insert("r1", keys_of(b"aa"), 6.0) == 6.0

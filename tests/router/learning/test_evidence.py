@@ -15,7 +15,7 @@ ROW = [False] * (RESTART_MISSES - 1) + [True]
 
 
 def unknown(**known: Any) -> Evidence:
-    """Of a replica that does not say how large its cache is, but does say what was cached."""
+    """Of a replica that does not report the size of its cache, but reports cached tokens."""
     return Evidence(learns_capacity=True, **{"hits": True, "held": 100, **known})
 
 
@@ -23,7 +23,7 @@ numbers = itertools.count()
 
 
 def miss(younger: int | None = 50, *, nothing: bool = True, sent: float = 1.0, client: int = 1, prefix: bytes = b"") -> Miss:
-    """A miss that cannot be for want of room, unless it says so; of another prompt each time."""
+    """A miss that by default cannot be for want of room; of another prompt each time."""
     return Miss(client, prefix or str(next(numbers)).encode(), sent, younger, 10_000, nothing)
 
 
@@ -38,7 +38,7 @@ def gone(evidence: Evidence, younger: int = 50, cached_nothing: bool = True, sen
 def test_only_a_row_of_misses_makes_a_restart() -> None:
     evidence = unknown()
     assert [gone(evidence) for _ in ROW] == ROW
-    assert evidence.capacity is None, "nothing was said of its size"
+    assert evidence.capacity is None, "there was no evidence of its size"
 
 
 @pytest.mark.parametrize("between", ["hit", "part"])
@@ -52,7 +52,7 @@ def test_a_token_that_was_there_ends_the_row(between: str) -> None:
             assert not gone(evidence, cached_nothing=False)
 
 
-def test_a_hit_of_a_part_shows_that_hits_are_told() -> None:
+def test_a_hit_of_a_part_shows_that_hits_are_reported() -> None:
     evidence = unknown(hits=False)
     assert not any(gone(evidence) for _ in range(10))
     gone(evidence, cached_nothing=False)
@@ -65,7 +65,7 @@ def test_what_may_be_for_want_of_room_is_no_sign_of_a_restart() -> None:
     assert [gone(evidence, younger=100) for _ in ROW] == ROW
 
 
-def test_what_was_sent_before_the_purge_says_nothing_of_the_new_cache() -> None:
+def test_what_was_sent_before_the_purge_is_no_evidence_of_the_new_cache() -> None:
     evidence = unknown()
     gone(evidence)
     evidence.purged(5.0)
@@ -75,7 +75,7 @@ def test_what_was_sent_before_the_purge_says_nothing_of_the_new_cache() -> None:
     assert [gone(evidence, sent=5.1) for _ in ROW] == ROW
 
 
-def test_who_never_reports_a_hit_never_restarts() -> None:
+def test_a_replica_that_never_reports_a_hit_never_restarts() -> None:
     """It does not count, or does not cache: there is nothing to lose."""
     evidence = unknown(hits=False)
     assert not any(gone(evidence) for _ in range(50))
@@ -134,14 +134,14 @@ def test_nobody_shrinks_a_capacity_twice_in_a_row_that_others_use() -> None:
     assert capacities == [400, 400, 400, 200, 200, 100]
 
 
-def test_too_much_to_count_says_nothing() -> None:
+def test_too_much_to_count_is_no_evidence() -> None:
     evidence = unknown()
     assert not any(evidence.lost(miss(None), True) for _ in range(10))
     assert evidence.capacity is None
     evidence.kept(None)
     assert evidence.held == 100
-    told = Evidence(learns_capacity=False, hits=True)
-    assert [told.lost(miss(None), True) for _ in ROW] == ROW, "where we forget by the engine's word, nobody counts"
+    reported = Evidence(learns_capacity=False, hits=True)
+    assert [reported.lost(miss(None), True) for _ in ROW] == ROW, "where we forget by the engine's word, nobody counts"
 
 
 def test_a_lost_prefix_bounds_the_capacity() -> None:
@@ -187,19 +187,19 @@ def test_a_capacity_is_the_limit_where_no_further_block_fits_and_grows_by_a_bloc
     assert evidence.capacity == 110 + 64
 
 
-def test_what_was_not_forgotten_for_want_of_room_says_nothing_of_the_room() -> None:
+def test_what_was_not_forgotten_for_want_of_room_is_no_evidence_of_the_room() -> None:
     """After a purge, or a rest, the engine may well hold more than we believe, and every prompt would show it."""
     evidence = unknown(capacity=100)
     evidence.held_more(99, 1)
     assert evidence.capacity == 100
 
 
-def test_a_capacity_that_the_engine_tells_is_not_second_guessed() -> None:
-    told = Evidence(learns_capacity=False, hits=True)
-    assert not told.worth_measuring(500.0, 0.0)
-    assert [gone(told, younger=10**6) for _ in ROW] == ROW, "we forget by it, so that nothing is gone for want of room"
-    told.held_more(10**9, 1)
-    assert told.capacity is None
+def test_a_capacity_that_the_engine_reports_is_not_second_guessed() -> None:
+    reported = Evidence(learns_capacity=False, hits=True)
+    assert not reported.worth_measuring(500.0, 0.0)
+    assert [gone(reported, younger=10**6) for _ in ROW] == ROW, "we forget by it, so that nothing is gone for want of room"
+    reported.held_more(10**9, 1)
+    assert reported.capacity is None
 
 
 @pytest.mark.parametrize("size", [1, 17, 200])

@@ -53,15 +53,15 @@ def test_sums_keep_small_observations_from_drowning_large_ones() -> None:
 
 
 @given(positive, positive, st.lists(st.tuples(positive, positive, st.floats(0, 1e3)), max_size=30))
-def test_a_ratio_stays_between_all_that_it_was_told(
+def test_a_ratio_stays_between_all_that_it_has_learned(
     value: float, weight: float, seen: list[tuple[float, float, float]]
 ) -> None:
     ratio = Ratio(value, weight, half_life=50.0)
-    told = [value]
+    learned = [value]
     for over, under, fades in seen:
         ratio.learn(over, under, fades)
-        told.append(over / under)
-        assert min(told) * (1 - 1e-9) <= ratio.value <= max(told) * (1 + 1e-9)
+        learned.append(over / under)
+        assert min(learned) * (1 - 1e-9) <= ratio.value <= max(learned) * (1 + 1e-9)
 
 
 @given(positive, st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats(0, 1)), max_size=50))

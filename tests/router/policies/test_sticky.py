@@ -33,7 +33,7 @@ def homes(replicas: Sequence[str], sessions: int = 300) -> dict[int, str]:
     return {number: first(of_session(f"s{number}"), replicas) for number in range(sessions)}
 
 
-def test_a_session_stays_whatever_chance_and_the_order_of_replicas_say() -> None:
+def test_a_session_stays_whatever_chance_and_the_order_of_replicas() -> None:
     replicas = ["a", "b", "c", "d"]
     assert len({first(of_session("s"), order, seed) for seed in range(20) for order in (replicas, replicas[::-1])}) == 1
 

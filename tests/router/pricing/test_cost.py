@@ -28,7 +28,7 @@ def test_the_cost_is_in_seconds_and_adds_up() -> None:
 def test_a_block_is_worth_less_the_longer_nobody_used_it() -> None:
     assert reuse_chance(0.0, 60.0) == 1.0
     assert reuse_chance(60.0, 60.0) == pytest.approx(1 / math.e)
-    assert reuse_chance(60.0, 120.0) > reuse_chance(60.0, 60.0), "where blocks live longer, the same pause says less"
+    assert reuse_chance(60.0, 120.0) > reuse_chance(60.0, 60.0), "where blocks live longer, the same pause is weaker evidence"
     assert reuse_chance(-5.0, 60.0) == 1.0, "a clock that jumped back"
 
 

@@ -114,7 +114,7 @@ COUNTABLE: Any = Quotes if pricing.__file__.endswith(".py") else object
 
 
 class Counted(COUNTABLE):  # type: ignore[misc]
-    """priced: how often it had to say a price."""
+    """priced: how many prices it had to compute."""
 
     __slots__ = ("priced",)
 
@@ -129,7 +129,7 @@ class Counted(COUNTABLE):  # type: ignore[misc]
 
 @uncompiled
 @pytest.mark.parametrize(("asked", "prices"), [(b"abcdef", 1), (b"xyz", 64)])
-def test_who_cannot_win_is_not_priced(asked: bytes, prices: int) -> None:
+def test_a_replica_that_cannot_win_is_not_priced(asked: bytes, prices: int) -> None:
     """Of 64 idle replicas one holds most of the prompt; of a prompt that nobody holds, all might be the cheapest."""
     router, fleet = router_with(64)
     router.trie.insert("r40", prompt(b"abcde").keys, 0.0)
@@ -140,7 +140,7 @@ def test_who_cannot_win_is_not_priced(asked: bytes, prices: int) -> None:
 
 
 @uncompiled
-def test_who_has_a_long_queue_is_not_priced() -> None:
+def test_a_replica_with_a_long_queue_is_not_priced() -> None:
     """Behind the prompt whose turn it is waits another of half our length: that alone is more than an idle replica takes."""
     router, fleet = router_with(8)
     asked = prompt(b"abcdefgh")
@@ -163,8 +163,8 @@ def test_a_faster_replica_is_not_overlooked_for_what_it_lacks() -> None:
     assert (best.replica, idle) == ("r1", True)
 
 
-def test_who_has_answered_plainly_is_idle_once_its_prefill_must_be_over() -> None:
-    """Nobody says so: its silent requests have to be settled first, or a look at its queue misleads."""
+def test_a_replica_that_answers_plainly_is_idle_once_its_prefill_must_be_over() -> None:
+    """Nothing reports it: its silent requests have to be settled first, or a look at its queue misleads."""
     router, fleet = router_with(3)
     router.trie.insert("r1", prompt(b"abcdef").keys, 0.0)
     for name in fleet:

@@ -18,18 +18,18 @@ def test_rent_adds_up_by_prefix_until_a_copy_is_bought() -> None:
     assert (rents.paid(b"hot"), rents.paid(b"other")) == (1.5, 9.0)
     rents.bought(b"hot")
     assert (rents.paid(b"hot"), rents.paid(b"other")) == (0.0, 9.0)
-    rents.bought(b"never heard of")
+    rents.bought(b"unknown")
     assert repr(rents) == "<Rents for 1 prefixes, 9 s>"
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
-def test_who_does_not_wait_takes_no_room(seconds: float) -> None:
+def test_a_prefix_that_pays_nothing_takes_no_room(seconds: float) -> None:
     rents = Rents()
     rents.pay(b"hot", seconds)
     assert len(rents) == 0
 
 
-def test_who_has_just_paid_again_is_not_the_next_to_be_forgotten() -> None:
+def test_a_prefix_that_has_just_paid_again_is_not_the_next_to_be_forgotten() -> None:
     rents = Rents()
     for number in (*range(MAX_PREFIXES), 0, MAX_PREFIXES):
         rents.pay(number.to_bytes(8, "little"), 1.0)

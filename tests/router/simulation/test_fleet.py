@@ -28,22 +28,22 @@ def request_of(text: str, output: int = 0, extra: int = 0) -> Request:
     return Request(Prompt(keys_of(text.encode()), 10 * len(text) + extra, 10, ""), output, "")
 
 
-class Told:
-    """A placement that does as it was told, and keeps what it hears."""
+class Scripted:
+    """A placement that follows a script, and keeps what it receives."""
 
     def __init__(self, *numbers: int) -> None:
         self.numbers = list(numbers)
-        self.heard: list[tuple[str, Request, float]] = []
+        self.received: list[tuple[str, Request, float]] = []
         self.outcomes: list[Outcome] = []
 
     def place(self, request: Request, now: float) -> tuple[int, Request]:
         return self.numbers.pop(0) if self.numbers else 0, request
 
     def first_token(self, handle: Request, now: float) -> None:
-        self.heard.append(("first", handle, now))
+        self.received.append(("first", handle, now))
 
     def finished(self, handle: Request, outcome: Outcome, now: float) -> None:
-        self.heard.append(("end", handle, now))
+        self.received.append(("end", handle, now))
         self.outcomes.append(outcome)
 
 
@@ -67,7 +67,7 @@ def replay(spec: FleetSpec, arrivals: Sequence[Arrival], policy: str = "", numbe
 
 def by_hand(spec: FleetSpec, *arrivals: Arrival, on: Sequence[int] = ()) -> list[Served]:
     """In order of arrival."""
-    return sorted(Simulation(spec, OpenLoop(arrivals), Told(*on)).run(), key=lambda one: one.arrived)
+    return sorted(Simulation(spec, OpenLoop(arrivals), Scripted(*on)).run(), key=lambda one: one.arrived)
 
 
 def first_tokens(served: Sequence[Served]) -> list[float]:
@@ -89,7 +89,7 @@ def test_sequences_decode_beside_each_other() -> None:
 
 def test_requests_come_out_in_the_order_in_which_they_finish() -> None:
     long, short = request_of("a", output=10), request_of("b", output=1)
-    assert [one.request for one in Simulation(ONE, OpenLoop([(0.0, long), (0.5, short)]), Told()).run()] == [short, long]
+    assert [one.request for one in Simulation(ONE, OpenLoop([(0.0, long), (0.5, short)]), Scripted()).run()] == [short, long]
 
 
 def test_a_full_batch_lets_the_queue_wait() -> None:
@@ -136,7 +136,7 @@ def test_a_prompt_larger_than_the_cache_leaves_its_beginning() -> None:
     assert [one.cached_tokens for one in by_hand(spec, (0.0, request_of("abc")), (10.0, request_of("abc")))] == [0, 20]
 
 
-def test_replicas_are_as_fast_as_they_are_said_to_be() -> None:
+def test_replicas_are_as_fast_as_configured() -> None:
     spec = FleetSpec(replicas=2, kv_tokens=1000, prefill_rate=10.0, decode_rate=2.0, speeds=(1.0, 0.5))
     fast, slow = by_hand(spec, (0.0, request_of("aa", output=2)), (0.5, request_of("bb", output=2)), on=[0, 1])
     assert (fast.replica, fast.first_token, fast.finished) == (0, 2.0, 3.0)
@@ -163,17 +163,17 @@ def test_a_shared_queue_goes_to_the_replica_that_runs_least() -> None:
     assert busy == [2.0, 2.0, 2.0]
 
 
-def test_a_placement_hears_the_first_token_and_the_engines_count() -> None:
-    placement, request = Told(), request_of("ab", output=4, extra=5)
+def test_a_placement_receives_the_first_token_and_the_engines_count() -> None:
+    placement, request = Scripted(), request_of("ab", output=4, extra=5)
     list(Simulation(ONE, OpenLoop([(0.0, request_of("a")), (5.0, request)]), placement).run())
-    assert placement.heard[2:] == [("first", request, 6.5), ("end", request, 8.5)]
+    assert placement.received[2:] == [("first", request, 6.5), ("end", request, 8.5)]
     assert placement.outcomes == [Outcome(True, 10, 0), Outcome(True, 25, 10)]
 
 
 def test_users_in_a_closed_loop_wait_for_the_simulated_answer() -> None:
     turns = [(0.0, request_of("a", output=2)), (5.0, request_of("ab", output=2))]
     source = ClosedLoop([turns], 1, 1e9, random.Random(1))
-    first, second = Simulation(ONE, source, Told()).run()
+    first, second = Simulation(ONE, source, Scripted()).run()
     assert first.finished == pytest.approx(first.arrived + 2)
     assert second.arrived == first.finished + 5
 
@@ -183,10 +183,10 @@ def test_a_summary_by_hand() -> None:
     simulation = Simulation(
         spec,
         OpenLoop([(0.0, request_of("aa", output=2)), (4.0, request_of("aab", output=2)), (9.0, request_of("c"))]),
-        Told(0, 0, 1),
+        Scripted(0, 0, 1),
     )
-    assert summary("told", spec, list(simulation.run()), simulation.busy_s) == Result(
-        policy="told",
+    assert summary("scripted", spec, list(simulation.run()), simulation.busy_s) == Result(
+        policy="scripted",
         replicas=2,
         kv_tokens=1000,
         requests=3,
@@ -201,9 +201,9 @@ def test_a_summary_by_hand() -> None:
 
 
 def test_a_run_without_requests_has_no_summary() -> None:
-    assert list(Simulation(ONE, OpenLoop([]), Told()).run()) == []
+    assert list(Simulation(ONE, OpenLoop([]), Scripted()).run()) == []
     with pytest.raises(ValueError, match="no request"):
-        summary("told", ONE, [], [0.0])
+        summary("scripted", ONE, [], [0.0])
 
 
 # -- laws

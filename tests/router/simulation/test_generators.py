@@ -1,4 +1,4 @@
-"""Made-up workloads: the same for a seed, sharing what they say they share, at the load they say."""
+"""Made-up workloads: the same for a seed, with the sharing and the load that they state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ texts = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([1, 40, 64, 10
 
 
 def tokens_of(pieces: list[tuple[str, int]]) -> Iterator[tuple[object, ...]]:
-    """Each token, told apart by all that stands before it."""
+    """Each token, identified by all that stands before it."""
     before: tuple[object, ...] = ()
     for name, length in pieces:
         begun = (*before, name)
@@ -99,7 +99,7 @@ def test_a_session_is_the_same_whenever_it_is_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_a_fleet_prefills_as_much_of_the_time_as_is_said(name: str) -> None:
+def test_a_fleet_prefills_as_much_of_the_time_as_is_stated(name: str) -> None:
     """About two thirds with perfect placement; the burst all the time."""
     source: Source = GENERATORS[name].source(2, random.Random(0))
     simulation = Simulation(FleetSpec(2), source, SharedQueue(), shared=True)

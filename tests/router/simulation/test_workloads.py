@@ -1,4 +1,4 @@
-"""Recorded traces become prompts and arrivals; what a garbled row says is not believed."""
+"""Recorded traces become prompts and arrivals; a garbled row is an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.paths import TRACES
 
 
 class Still:
-    """Chance that always says the same."""
+    """Chance that always returns the same value."""
 
     def __init__(self, value: float) -> None:
         self.value = value

@@ -89,7 +89,7 @@ class Star:
         return Worker(who, run, made[0], its)
 
     async def _end(self, who: int, ours: Channel, its: Channel) -> None:
-        """As the supervisor does when a worker has ended: what it did not come to tell is over for the others."""
+        """As the supervisor does when a worker has ended: what it could not report any more is over for the others."""
         await closed(ours, its)
         if who in self.hub.members:
             self.hub.leave(who)

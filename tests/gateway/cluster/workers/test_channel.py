@@ -128,7 +128,7 @@ async def test_the_first_frame_is_taken_alone_and_the_rest_waits() -> None:
     await closed(ours, its)
 
 
-async def test_without_a_first_frame_there_is_an_error_and_the_end_is_told_late() -> None:
+async def test_without_a_first_frame_there_is_an_error_and_the_end_is_reported_late() -> None:
     ours, its = await pair()
     waiting = asyncio.create_task(its.first())
     await closed(ours)

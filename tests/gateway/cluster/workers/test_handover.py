@@ -90,7 +90,7 @@ async def test_without_file_descriptors_it_asks_again_later_and_not_at_once() ->
         receiver.close()
 
 
-async def test_connections_that_are_lost_for_want_of_descriptors_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_connections_that_are_lost_for_want_of_descriptors_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with sockets() as (listener, ours, its):
         receiver = Receiver(its, Greeter)
         for lost in (5, 3):
@@ -101,8 +101,8 @@ async def test_connections_that_are_lost_for_want_of_descriptors_are_told_once(c
                 await eventually(lambda lost=lost: receiver.lost == lost)  # type: ignore[misc]
             with contextlib.closing(Handover([listener], lambda: [ours])):
                 assert await greeting(listener) == b"hello"
-            told = [(record.message, vars(record).get("lost")) for record in caplog.records]
-            assert told == [
+            logged = [(record.message, vars(record).get("lost")) for record in caplog.records]
+            assert logged == [
                 ("connections that are handed over are lost: this worker has no file descriptors left", None),
                 ("connections that are handed over arrive again", lost),
             ]

@@ -99,7 +99,7 @@ def joined(made: Hub) -> tuple[int, End]:
 pytestmark = uncompiled
 
 
-def test_a_newcomer_hears_the_past_in_its_order_between_its_welcome_and_now() -> None:
+def test_a_newcomer_receives_the_past_in_its_order_between_its_welcome_and_now() -> None:
     made = Hub(config_of(), Now(), lambda _: None)
     first, end = joined(made)
     end.receives(batch("one"))
@@ -276,7 +276,7 @@ def test_commands_without_an_answer_are_bounded() -> None:
     assert one.commands[-1] == Reconfigure.to(config_of(ttl_s=5))
 
 
-def test_who_says_nothing_for_long_is_silent() -> None:
+def test_a_worker_that_sends_nothing_for_long_is_silent() -> None:
     now = Now()
     made = Hub(config_of(), now, lambda _: None)
     first, end = joined(made)
@@ -296,7 +296,7 @@ def test_who_says_nothing_for_long_is_silent() -> None:
     end.receives(Alive())  # what has waited is read before the supervisor sees how long it was stopped
     made.credit_pause(3600.0)
     now.time += 31.0
-    assert first in made.silent(30.0), "nobody is heard in the future"
+    assert first in made.silent(30.0), "no worker's last message is in the future"
 
 
 # -- counters of what has left

@@ -107,7 +107,7 @@ async def test_what_a_worker_had_counted_stays_counted_when_it_is_gone() -> None
         assert (await third.run.metrics())['warmroute_requests_total{code="200",model="m"}'] == 3
 
 
-async def test_a_worker_that_was_held_up_while_it_told_its_counters_tells_them_again_soon() -> None:
+async def test_a_worker_that_was_held_up_while_it_sent_its_counters_sends_them_again_soon() -> None:
     """Else what it counts meanwhile is lost if it is killed: `eventually` would wait in vain."""
     held_up = True
     loop = asyncio.get_running_loop()
@@ -118,7 +118,7 @@ async def test_a_worker_that_was_held_up_while_it_told_its_counters_tells_them_a
             loop.call_soon(hold)
 
     async with FakeReplica() as one, star(one) as (made, (first, _)):
-        for number in range(10_000):  # 20 turns and more to tell
+        for number in range(10_000):  # 20 turns and more to send
             first.gateway.metrics.requests.add((f"m{number}", "200"), 0)
             first.gateway.metrics.broken_responses.add((f"m{number}", "r"), 0)
         hold()
@@ -134,11 +134,11 @@ def counted(counters: bytes) -> float:
     return float(sum(sum(part.get("warmroute_requests_total", {}).values()) for part in parts))
 
 
-async def test_who_does_not_answer_is_counted_as_it_last_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_that_does_not_answer_is_counted_by_its_last_snapshot(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeReplica() as one, star(one, peer_limits=PeerLimits(scrape_s=0.05)) as (made, (first, second)):
         await first.run.post()
         await eventually(lambda: counted(made.hub.members[first.who].counters) == 1)
-        first.channel.receive(lambda *_: None, lambda: None)  # it hears nothing any more
+        first.channel.receive(lambda *_: None, lambda: None)  # it receives nothing any more
         assert (await second.run.metrics())['warmroute_requests_total{code="200",model="m"}'] == 1
         assert "not all workers answer" in caplog.text
 
@@ -190,10 +190,10 @@ async def test_what_operators_want_happens_in_all_workers_and_in_those_to_come()
         assert all(len(worker.gateway.fleet.target("m").replicas) == 2 for worker in (first, second, third))
 
 
-async def test_what_cannot_be_is_said_to_the_operator() -> None:
+async def test_the_operator_gets_an_error_for_an_impossible_command() -> None:
     async with FakeReplica() as one, star(one) as (_, (first, second)):
-        status, _, told = await first.run.post({"url": one.url, "name": "x", "pool": 7}, path="/warmroute/replicas")
-        assert (status, told["error"]["message"]) == (400, "'pool' is needed: the name of a pool, which is one of default.")
+        status, _, result = await first.run.post({"url": one.url, "name": "x", "pool": 7}, path="/warmroute/replicas")
+        assert (status, result["error"]["message"]) == (400, "'pool' is needed: the name of a pool, which is one of default.")
         assert (await second.run.post({"url": one.url}, path="/warmroute/replicas"))[0] == 409
 
 
@@ -229,10 +229,10 @@ async def test_a_bug_in_one_command_ends_neither_the_obeying_nor_the_worker(capl
     async with FakeReplica() as one, star(one) as (_, (first, _)):
         fleet.addFilter(bug)  # in the middle of what drains a replica, which logs it
         try:
-            status, _, told = await first.run.post({"name": one.name}, path="/warmroute/drain")
+            status, _, result = await first.run.post({"name": one.name}, path="/warmroute/drain")
         finally:
             fleet.removeFilter(bug)
-        assert (status, told["error"]["code"]) == (500, "internal_error")
+        assert (status, result["error"]["code"]) == (500, "internal_error")
         assert "command failed" in caplog.text
         assert (await first.run.post({"name": one.name}, path="/warmroute/drain"))[0] == 200
 
@@ -293,7 +293,7 @@ def pause_hub(made: Star, worker: Worker) -> Callable[[], None]:
     return transport.resume_reading  # type: ignore[attr-defined, no-any-return]
 
 
-async def test_without_a_supervisor_operators_are_told_that_nothing_was_changed() -> None:
+async def test_without_a_supervisor_operators_get_an_error_and_nothing_is_changed() -> None:
     async with FakeReplica() as one, star(one, peer_limits=PeerLimits(forwarded_s=0.1)) as (made, (first, second)):
         go_on = pause_hub(made, first)
         draining = first.run.post({"name": one.name}, path="/warmroute/drain")
@@ -307,7 +307,7 @@ async def test_without_a_supervisor_operators_are_told_that_nothing_was_changed(
 
 async def test_a_command_that_not_all_workers_confirm_is_no_success() -> None:
     async with FakeReplica() as one, star(one, peer_limits=PeerLimits(command_s=0.5)) as (_, (first, second)):
-        second.channel.receive(lambda *_: None, lambda: None)  # it hears nothing any more
+        second.channel.receive(lambda *_: None, lambda: None)  # it receives nothing any more
         status, _, error = await first.run.post({"name": one.name}, path="/warmroute/drain")
         assert (status, error["error"]["code"]) == (503, "workers_silent")
         assert f": {second.who} did not answer" in error["error"]["message"]

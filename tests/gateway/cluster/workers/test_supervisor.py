@@ -120,7 +120,7 @@ def counted(counters: bytes) -> float:
     return float(sum(sum(part.get("warmroute_requests_total", {}).values()) for part in parts))
 
 
-async def test_who_waits_to_be_accepted_by_a_dead_worker_waits_for_its_successor() -> None:
+async def test_a_connection_that_a_dead_worker_has_not_accepted_waits_for_its_successor() -> None:
     async with FakeReplica([answers()]) as one, supervised(one) as run:
         first = run.pids
         for pid in first.values():
@@ -133,7 +133,7 @@ async def test_who_waits_to_be_accepted_by_a_dead_worker_waits_for_its_successor
         assert not first.keys() & run.pids.keys()
 
 
-async def test_who_waits_to_be_accepted_by_a_dead_worker_goes_to_another_at_once() -> None:
+async def test_a_connection_that_a_dead_worker_has_not_accepted_goes_to_another_at_once() -> None:
     patience = Patience(silent_s=1000.0)  # only because it has ended
     async with FakeReplica([answers()]) as one, supervised(one, patience=patience) as run:
         run.boot.program = "import time; time.sleep(1000)"  # a successor that does not serve
@@ -179,7 +179,7 @@ async def test_new_connections_of_a_worker_that_hangs_go_to_the_others(caplog: p
             assert "worker is silent" in caplog.text
             assert run.pids[hung] == pid, "it may only be slow: it is not killed, and keeps its listener"
         finally:
-            with contextlib.suppress(ProcessLookupError):  # it was replaced, which the assertions tell better
+            with contextlib.suppress(ProcessLookupError):  # it was replaced, which the assertions show better
                 os.kill(pid, signal.SIGCONT)
         slot = next(slot for slot in run.made.slots if slot.worker == hung)
         await eventually(lambda: slot.handover is None)
@@ -203,7 +203,7 @@ async def test_while_all_workers_are_silent_their_connections_wait_for_the_first
                 assert [(await task)[0] for task in asked] == [200] * 20
         finally:
             for pid in pids.values():
-                with contextlib.suppress(ProcessLookupError):  # it was replaced, which the assertions tell better
+                with contextlib.suppress(ProcessLookupError):  # it was replaced, which the assertions show better
                     os.kill(pid, signal.SIGCONT)
         assert run.pids == pids
 
@@ -265,7 +265,7 @@ async def test_a_successor_begins_with_the_configuration_that_the_others_have(ca
             assert page['warmroute_config_reloads_total{result="invalid"}'] == 1
 
 
-async def test_the_last_counts_of_workers_that_go_down_are_heard() -> None:
+async def test_the_last_counts_of_workers_that_go_down_are_received() -> None:
     async with FakeReplica([answers()]) as one, supervised(one) as run:
         for _ in range(20):
             await run.post()
@@ -296,7 +296,7 @@ async def test_a_worker_that_dies_again_and_again_does_not_keep_connections_wait
         assert slot.listeners
 
 
-async def test_who_waits_for_a_worker_that_dies_again_is_passed_on_before_its_listener_closes() -> None:
+async def test_a_connection_to_a_worker_that_dies_again_is_passed_on_before_its_listener_closes() -> None:
     async with FakeReplica([answers()]) as one, supervised(one, patience=Patience(silent_s=1000.0, short_life_s=1000.0)) as run:
         run.boot.program = FAILS
         first, second = run.pids
@@ -323,7 +323,7 @@ async def test_while_all_workers_die_again_connections_wait_for_their_successors
             assert [(await task)[0] for task in asked] == [200] * 40
 
 
-async def test_who_waits_for_workers_that_die_again_goes_to_the_first_that_is_well() -> None:
+async def test_a_connection_to_workers_that_die_again_goes_to_the_first_that_is_well() -> None:
     patience = Patience(silent_s=1000.0, short_life_s=1000.0, pause_s=(0.5, 1000.0))
     async with FakeReplica([answers()]) as one, supervised(one, patience=patience) as run:
         soon, late = run.made.slots

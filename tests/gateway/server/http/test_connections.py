@@ -38,17 +38,17 @@ CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: 
 
 
 async def echo(request: ClientRequest) -> Any:
-    """Says which way the request came, and what it brought."""
+    """Answers with the request's way (plain or aiohttp), its path and its body."""
     body = await request.read(max_bytes=1 << 20, within_s=60, opaque=False)
     reply = request.reply(keep_alive=True, patience_s=5)
     way = b"plain" if isinstance(request, PlainRequest) else b"aiohttp"
-    said = b"%b %b %b" % (way, request.path.encode(), body)
-    reply.begin(200, b"", length=len(said), first=said)
+    text = b"%b %b %b" % (way, request.path.encode(), body)
+    reply.begin(200, b"", length=len(text), first=text)
     return reply
 
 
 async def ask(port: int, pieces: Sequence[bytes], answers: int, *, in_turn: ClientServer | None = None) -> list[bytes]:
-    """The bodies of so many answers to what is sent piece by piece. in_turn: the server; each piece brings an answer."""
+    """The bodies of `answers` answers to what is sent piece by piece. in_turn: the server; each piece brings an answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     found: list[bytes] = []
     rest = b""
@@ -105,10 +105,10 @@ async def test_any_cutting_gives_the_same_answers(requests: list[bytes], data: s
     whole = b"".join(requests)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(whole) - 1), max_size=4)))
     pieces = [whole[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-    said = {post(b"a"): b"a", post(b"bb" * 99): b"bb" * 99, GET: b"", CHUNKED: b"hi", post(b"c", path="/x"): b"c"}
+    bodies = {post(b"a"): b"a", post(b"bb" * 99): b"bb" * 99, GET: b"", CHUNKED: b"hi", post(b"c", path="/x"): b"c"}
     async with serving(echo) as (_, port):
         found = await ask(port, pieces, len(requests))
-    assert [body.split(b" ")[2] for body in found] == [said[one] for one in requests]
+    assert [body.split(b" ")[2] for body in found] == [bodies[one] for one in requests]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def after(go: asyncio.Event, then: Behaviour) -> Behaviour:
 
 
 async def read_all(reader: asyncio.StreamReader, count: int = 1) -> list[bytes]:
-    """The bodies of so many answers, after which the connection ends."""
+    """The bodies of `count` answers, after which the connection ends."""
     rest, bodies = await reader.read(), list[bytes]()
     for _ in range(count):
         answer = Answer()
@@ -185,7 +185,7 @@ def test_a_client_that_leaves_frees_its_replica(
 
 @on_both_loops
 def test_a_client_of_http_1_0_that_sends_no_more_has_left(run: Run) -> None:
-    """It takes no interim response, so nothing could tell whether it is still there."""
+    """It takes no interim response, so there is no way to find out whether it is still there."""
 
     async def scenario() -> None:
         async with FakeReplica([hangs(asyncio.Event()), answers()]) as replica, running(replica) as gateway:

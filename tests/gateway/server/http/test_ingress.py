@@ -37,8 +37,8 @@ from tests.support.fakes import (
     event,
     hangs,
     http,
-    says,
     streams,
+    writes,
 )
 
 MIB = 1 << 20
@@ -46,7 +46,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def filled(size: int, **fields: Any) -> bytes:
-    """A chat of about so many bytes."""
+    """A chat of about `size` bytes."""
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": "a" * size}], **fields}).encode()
 
 
@@ -177,7 +177,7 @@ LARGE = filled(400_000)
 Outcome = tuple[bytes, Behaviour, Callable[..., Awaitable[None]]]
 OUTCOMES: dict[str, Outcome] = {
     "answered": (post(LARGE), answers(), reads),
-    "a large answer": (post(LARGE), says(http(200, json.dumps({"x": "y" * MIB}).encode())), reads),
+    "a large answer": (post(LARGE), writes(http(200, json.dumps({"x": "y" * MIB}).encode())), reads),
     "streamed": (post(filled(400_000, stream=True)), streams("a", "b"), reads),
     "resumed": (post(filled(400_000, stream=True, max_tokens=9)), resumable, reads),
     "inflated": (chunked(gzip.compress(LARGE), b"Content-Encoding: gzip"), answers(), reads),
@@ -312,7 +312,7 @@ async def test_a_request_line_is_bounded() -> None:
         await released(run)
 
 
-async def test_what_is_not_http_is_said_in_a_whole_sentence() -> None:
+async def test_the_error_for_what_is_not_http_is_a_whole_sentence() -> None:
     async with FakeReplica() as replica, running(replica) as run, dial(run) as (reader, writer):
         writer.write(b"POST /v1/files HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n")
         message = error_of((await read_answer(reader))[2])["message"]
@@ -524,7 +524,7 @@ async def test_a_client_that_reads_no_answer_of_an_endpoint_is_cut_off() -> None
 @pytest.mark.parametrize("size", [30 * MIB, 60 * MIB])  # more than the kernel's buffers hold
 async def test_an_answer_that_is_not_read_is_counted(size: int) -> None:
     """What the client has not taken of a plain answer; one that is larger than all memory there is comes through, too."""
-    answer = says(http(200, json.dumps({"x": "y" * size}).encode()))
+    answer = writes(http(200, json.dumps({"x": "y" * size}).encode()))
     limits = {"inflight_mb": 10, "drain_timeout_s": 1}
     async with FakeReplica([answer, answers()]) as replica, running(replica, limits=limits) as run:
         async with dial(run) as (reader, writer):
@@ -689,7 +689,7 @@ async def test_a_compressed_body_goes_on_as_it_was_before(coding: bytes, pack: C
 
 @pytest.mark.parametrize("coding", [b"br", b"zstd", b"compress", b"gzip, gzip", b"gzip\r\nContent-Encoding: br", b"huh"])
 async def test_a_body_in_an_unknown_coding(coding: bytes) -> None:
-    """It is passed on as it came, and says so; but nothing can be generated from it."""
+    """It is passed on as it came, with its Content-Encoding; but nothing can be generated from it."""
     header = b"Content-Encoding: " + coding
     async with FakeReplica() as replica, running(replica) as run:
         async with dial(run) as (reader, writer):
@@ -739,7 +739,7 @@ async def test_decompression_lets_others_have_their_turn() -> None:
 
     filler = os.urandom(2000).hex().encode()
     text = b"".join(os.urandom(40).hex().encode() + filler for _ in range(15_000))
-    async with FakeReplica([says(http(200, b"{}"))]) as replica, running(replica) as run, dial(run) as (reader, writer):
+    async with FakeReplica([writes(http(200, b"{}"))]) as replica, running(replica) as run, dial(run) as (reader, writer):
         writer.write(post(gzip.compress(text, 1), b"Content-Encoding: gzip", path=b"/v1/other"))
         await writer.drain()
         await eventually(lambda: run.gateway.served.memory.held > 2 * MIB)

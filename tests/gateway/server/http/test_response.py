@@ -194,7 +194,7 @@ MUCH = b"x" * (16 << 20)
 
 @uncompiled
 async def test_the_source_is_held_back_while_the_client_does_not_read() -> None:
-    """aiohttp's protocol is told by the transport (`pause_writing`), and its `writer.drain` waits for the same."""
+    """The transport pauses aiohttp's protocol (`pause_writing`), and its `writer.drain` waits for the same."""
     source, written = Source(), asyncio.Event()
 
     async def handler(request: AiohttpRequest) -> Any:

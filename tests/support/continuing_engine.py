@@ -1,4 +1,4 @@
-"""An engine in a few lines: it tells one story, token by token, and goes on wherever a request's text ends."""
+"""An engine in a few lines: it generates one fixed text, token by token, and continues wherever a request's text ends."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def completion(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "prompt": "A story: ", "stream": True, "max_tokens": 100, **fields}
 
 
-def told_before(body: dict[str, Any]) -> str:
-    """The text with which a request's prompt ends. Fails where it does not say how to go on with it."""
+def partial_answer(body: dict[str, Any]) -> str:
+    """The text with which a request's prompt ends. Fails where the request does not ask for its continuation."""
     if "prompt" in body:
         assert body["prompt"].startswith("A story: ")
         return str(body["prompt"].removeprefix("A story: "))
@@ -64,7 +64,7 @@ def told_before(body: dict[str, Any]) -> str:
 
 def events(body: dict[str, Any], name: str = "c-1", style: Style = Style()) -> list[bytes]:
     """The whole stream that answers a request."""
-    is_chat, before = "messages" in body, told_before(body)
+    is_chat, before = "messages" in body, partial_answer(body)
     skipped = next(count for count in range(len(STORY) + 1) if "".join(STORY[:count]) == before)
     limit = body.get("max_tokens") or 1000
     rest = STORY[skipped : skipped + limit]
@@ -103,8 +103,8 @@ ENGINE_ERROR = line({"error": {"message": "out of memory", "type": "InternalServ
 ENDS = ("reset", "eof", "error", "no_done", "silence")
 
 
-def tells(*, until: int | None = None, end: str = "reset", name: str = "c-1", style: Style = Style()) -> Behaviour:
-    """Stream the answer. until: only so many of its events; end: then how it breaks off, in the middle of the next event."""
+def generates(*, until: int | None = None, end: str = "reset", name: str = "c-1", style: Style = Style()) -> Behaviour:
+    """Stream the answer. until: the number of events before it breaks off; end: how, in the middle of the next event."""
 
     async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         all_events = events(request.json, name, style)
