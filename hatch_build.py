@@ -21,7 +21,8 @@ from typing import Any
 ROOT = Path(__file__).parent
 PACKAGES = ("router", "gateway", "replica")
 
-# What a request does not pass through, and what mypyc or aiohttp cannot do with: files, and folders with all that is in them.
+# Files, and folders with all that is in them, that are not compiled: they are not on the hot path of a request, or mypyc cannot
+# compile them correctly (msgspec Structs, async generators, subclasses of aiohttp's or logging's classes).
 # (telemetry/logs: a compiled logging.Handler that is freed leaves its weak references behind, and the next garbage collection
 # follows them.)
 PLAIN = (

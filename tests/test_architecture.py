@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import collections.abc
+import json
 import re
 import typing
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from gateway.server import aiohttp_seam
 from gateway.telemetry.metrics import Metrics
 from hatch_build import modules
 from router import POLICIES
+from tests.gateway.conftest import running
+from tests.support.fakes import FakeReplica
 from tests.support.paths import ROOT
 
 PACKAGES = ("router", "gateway", "replica")
@@ -225,6 +228,26 @@ def test_the_metrics_page_lists_every_metric() -> None:
         exposed.add(family.name + "_total" if family.type == "counter" else family.name)
     assert set(rows) == exposed
     assert len(rows) == len(exposed), "a metric is listed twice"
+
+
+async def test_the_api_page_lists_what_operators_read() -> None:
+    text = (ROOT / "docs" / "api.md").read_text("utf-8")
+    state, route = text.split("A row of `GET /warmroute/replicas`")[1].split("`POST /warmroute/route` answers")
+    route = route.split("\n## ")[0]
+    async with FakeReplica() as one, running(one) as run:
+        row = json.loads((await run.get("/warmroute/replicas"))[2])["replicas"][0]
+        _, _, decision = await run.post(path="/warmroute/route")
+    assert listed_keys(state) == set(row)
+    assert set(decision) - {"candidates"} <= set(re.findall(r"`(\w+)`", route.split("|")[0]))
+    candidate = decision["candidates"][0]
+    assert listed_keys(route) == set(candidate) | {f"cost.{part}" for part in candidate["cost"]} - {"cost.total_s"}
+    assert "`total_s`" in route
+
+
+def listed_keys(table: str) -> set[str]:
+    """The names in the first column."""
+    rows: list[str] = re.findall(r"^\|([^|]+)\|", table, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
 
 
 def markdown() -> list[Path]:

@@ -11,7 +11,8 @@ While the transport does not take what is published, at most about `unsent_bytes
 it takes them again, one snapshot of the open bookings replaces all that was dropped. What only the prefix index would have
 learned from the dropped events stays unknown to the other routers.
 
-The workers' hub is one transport (`workers/transport.py`); a store, or another gateway's process, can be another.
+The workers' hub is one transport (`workers/transport.py`); `workers/peers.py` connects it. Other processes of the same machine
+can be reached by another one. Other machines cannot yet: events carry this machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ class Replicator:
         followed: Callable[[list[str], float | None], None],
         unsent_bytes: int = UNSENT_BYTES,
     ) -> None:
-        """published: called after each batch of this router. followed: after each batch of another one, with the replicas that
-        it showed to have lost their caches, and its age in seconds (None for what had waited for `start`).
+        """published: called before each batch of this router, also one that is dropped. followed: after each batch of another
+        one, with the replicas that it showed to have lost their caches, and its age in seconds (None for what had waited for
+        `start`).
         """
         self.follower = Follower(router)
         self.journal = router.journal = Journal(self._schedule)
@@ -118,7 +120,8 @@ class Replicator:
         if self._resyncing or not events:
             return
         if self._transport.unsent > self._unsent_bytes:
-            log.warning("the supervisor does not read: events are dropped", extra={"unsent_bytes": self._transport.unsent})
+            unsent = {"unsent_bytes": self._transport.unsent}
+            log.warning("the transport does not take routing events: they are dropped", extra=unsent)
             self._resyncing = True
             self._call_later(RESYNC_S, self._resync)
             return

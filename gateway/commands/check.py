@@ -36,5 +36,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"warmroute: warning: {problem}", file=sys.stderr)
     config = loaded.config
     replicas = sum(len(pool.replicas) for pool in config.pools)
-    print(f"{options.file}: good: {len(config.pools)} pools, {replicas} replicas, policy {config.routing.policy}")
-    return 1 if options.strict and warnings else 0
+    refused = bool(options.strict and warnings)
+    result = "refused for its warnings (--strict)" if refused else "good"
+    print(f"{options.file}: {result}: pools: {len(config.pools)}, replicas: {replicas}, policy: {config.routing.policy}")
+    return int(refused)

@@ -87,7 +87,9 @@ class Facts:
 
 
 def recognise(owners: Iterable[object], page: Page) -> Engine:
-    """By the `owned_by` of its models; by the prefix of its metrics where there is none (a proxy, a list that needs a key)."""
+    """By the `owned_by` of its models; where no engine has that (a proxy, a list that needs a key), by the names of its metrics
+    of running and waiting requests.
+    """
     by_owner = {engine.owner: engine for engine in ENGINES if engine.owner}
     for owner in owners:
         if isinstance(owner, str) and owner in by_owner:
@@ -317,10 +319,17 @@ ENGINES = (VLLM, OURS, SGLANG, LLAMACPP, TGI)
 _NAMES = frozenset([_START, *(name for each in ENGINES for name in (each.running, each.waiting, *each.kv_metrics) if name)])
 # Some builds of SGLang write sglang_ for sglang:, as every exporter does that cannot have colons.
 _CANONICAL: Mapping[bytes, str] = {name.replace(":", "_").encode(): name for name in sorted(_NAMES)}
-_SAMPLE = re.compile(
-    rb"^(?P<name>%s)" % b"|".join(re.escape(name).replace(b"_", b"[_:]", 1) for name in _CANONICAL)
-    + rb'(?:\{(?P<labels>(?:[^"}\n]|"(?:[^"\\\n]|\\.)*+")*+)\})?[ \t]++(?P<value>[^\s#]\S*)',
-    re.MULTILINE,
-)
+
+
+def samples_of(names: Iterable[bytes]) -> re.Pattern[bytes]:
+    """Finds the samples of these metrics, whose names have "_" for ":"."""
+    return re.compile(
+        rb"^(?P<name>%s)" % b"|".join(re.escape(name).replace(b"_", b"[_:]") for name in names)
+        + rb'(?:\{(?P<labels>(?:[^"}\n]|"(?:[^"\\\n]|\\.)*+")*+)\})?[ \t]++(?P<value>[^\s#]\S*)',
+        re.MULTILINE,
+    )
+
+
+_SAMPLE = samples_of(_CANONICAL)
 # Linear, whatever the text is: a search does not begin again within a word that no `=` follows.
 _LABEL = re.compile(r'\b(\w++)="((?:[^"\\]|\\.)*+)"')

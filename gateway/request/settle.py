@@ -1,6 +1,7 @@
 """The end of a request: the observers, in the order in which they are called.
 
-An observer is a callable that takes a settled request. A new one costs one function here and one line in `observers_of`. What
+An observer is a callable that takes a settled request. A new one costs a function, or a class if
+it needs parts of the gateway, and one line in `observers_of`. What
 one of them raises is logged and does not keep the others from their work.
 """
 

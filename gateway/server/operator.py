@@ -104,9 +104,9 @@ class Operator:
         names = [pool.name for pool in self._fleet.pools]
         pool = body.pop("pool", names[0] if len(names) == 1 else None)
         if pool not in names:
-            raise bad_request(
-                f"'pool' is needed: the name of a pool, which is one of {', '.join(names[:NAMED_POOLS])}.", "pool"
-            )
+            known = f"the name of a pool, which is one of {', '.join(names[:NAMED_POOLS])}"
+            problem = "is needed" if pool is None else "is no pool's name"
+            raise bad_request(f"'pool' {problem}: it must be {known}.", "pool")
         try:
             replica = convert(ReplicaConfig, body, ("pool",))
         except ConfigError as error:

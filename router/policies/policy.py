@@ -1,6 +1,7 @@
 """The interface of a policy: it orders the candidates for a prompt, best first.
 
-A policy depends only on the prompt, the candidates and the given chance, so that a dry run ranks as the real one would.
+`order` depends only on the prompt, the candidates, the given chance and what `booked` has noted, and changes nothing, so that a
+dry run ranks as the real one would.
 Ties are broken by chance, never by index: index order would send the traffic of several gateways to the same replica.
 
 To add one: a file here (or, for the simulator only, in `router/simulation/`), and its line in the table (`table.py`).

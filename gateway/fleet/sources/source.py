@@ -20,7 +20,8 @@ class MemberSource(Protocol):
     def watch(self) -> AsyncIterator[Iterable[Member]]:
         """All members, each time that they have changed; the first time as soon as they are known.
 
-        A member's URL has no /v1 at its end (`member_of` makes one of a checked `ReplicaConfig`). What cannot be a member is
-        logged and left out. The source may end or raise: its members then stay as they are, and it is watched again after a
-        pause. With `workers`, each of them watches.
+        A member's URL has no /v1 at its end: `convert(ReplicaConfig, {"url": ...})` of `config/parse.py` checks and cleans one
+        (ConfigError: leave it out yourself), and `member_of` makes a member of that. What cannot be a member of this gateway
+        (its name is taken, its pool unknown) is logged and left out. The source may end or raise: its members then stay as they
+        are, and it is watched again after a pause. With `workers`, each of them watches.
         """

@@ -519,7 +519,7 @@ def test_check_prints_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixtur
     path.write_text(yaml.safe_dump(GOOD))
     assert main(["check", str(path)]) == 0
     printed = capsys.readouterr()
-    assert "1 pools, 1 replicas, policy cost" in printed.out
+    assert "good: pools: 1, replicas: 1, policy: cost" in printed.out
     assert printed.err == ""
     assert main(["check", str(tmp_path / "none.yaml")]) == 2
     assert "No such file" in capsys.readouterr().err

@@ -28,6 +28,7 @@ from gateway.fleet.engines import (
     kv_of,
     read,
     recognise,
+    samples_of,
     slices,
 )
 from replica.api.metrics import Metrics as ReplicaMetrics
@@ -107,6 +108,13 @@ def test_sglang(prefix: bytes) -> None:
     assert facts(page) == Facts(SGLANG, running=5, waiting=0)
     assert facts(page + prefix + b"max_total_num_tokens 444500.0\n").kv_tokens == 444500
     assert facts(page + prefix + b'cache_config_info{num_pages="1000",page_size="64"} 1.0\n').kv_tokens == 64000
+
+
+@pytest.mark.parametrize("name", [b"my_engine:running", b"my_engine_running", b"my:engine:running"])
+def test_a_colon_of_a_metrics_name_may_be_anywhere(name: bytes) -> None:
+    found = samples_of([b"my_engine_running", b"other"]).search(b"# HELP\n" + name + b'{a="b"} 3\n')
+    assert found
+    assert found["value"] == b"3"
 
 
 def test_sglang_reports_its_size_elsewhere_too() -> None:

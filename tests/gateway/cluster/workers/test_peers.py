@@ -193,7 +193,8 @@ async def test_what_operators_want_happens_in_all_workers_and_in_those_to_come()
 async def test_the_operator_gets_an_error_for_an_impossible_command() -> None:
     async with FakeReplica() as one, star(one) as (_, (first, second)):
         status, _, result = await first.run.post({"url": one.url, "name": "x", "pool": 7}, path="/warmroute/replicas")
-        assert (status, result["error"]["message"]) == (400, "'pool' is needed: the name of a pool, which is one of default.")
+        problem = "'pool' is no pool's name: it must be the name of a pool, which is one of default."
+        assert (status, result["error"]["message"]) == (400, problem)
         assert (await second.run.post({"url": one.url}, path="/warmroute/replicas"))[0] == 409
 
 
