@@ -104,7 +104,7 @@ class Membership:
             added = tuple([member for member in self._named[OPERATORS] if member.name != name])
             if len(added) == len(self._named[OPERATORS]):
                 raise ConfigError(f"no operator has added a replica {name!r}")
-            await self._change(self._live.config, {**self._named, OPERATORS: added})
+            await self._change(self._live.config, {**self._named, OPERATORS: added}, within_s=self._first_probes_s)
 
     async def restore(self, added: Sequence[Member]) -> None:
         """The members that operators had added before this process started.

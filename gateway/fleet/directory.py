@@ -228,9 +228,9 @@ class Fleet:
         if rest_s := state.refusals.refused(client, seconds, now):
             self.rests(state, rest_s, now)
 
-    def failed(self, name: str, failure: ReplicaFailure) -> None:
-        """A request's attempt failed on this replica."""
-        if state := self._by_name.get(name):
+    def failed(self, state: ReplicaState, failure: ReplicaFailure) -> None:
+        """A request's attempt failed on this replica. One that is forgotten meanwhile is passed over."""
+        if self._by_name.get(state.name) is state:
             self._prober.failed(state, failure)
 
     def connection_closed(self, url: str, idle_s: float) -> None:
@@ -285,7 +285,8 @@ class Fleet:
         left = self._change_members(wanted, probed)
         self._build(config)
         _log_each("replica leaves", "more replicas leave", left)
-        _log_each("replica joins", "more replicas join", self._joined_since(known))
+        joined = self._begin_slowly(known)
+        _log_each("replica joins", "more replicas join", joined)
         others = self._prefixes_by_pool != prefixes  # then one pool may take what another one served
         changed = {state for pool in self.pools for state in pool.replicas if others or served.get(state) != pool.models}
         warn_of_misfits(changed, self.pools, self._by_prefix)
@@ -304,8 +305,8 @@ class Fleet:
         self._members = wanted
         return left
 
-    def _joined_since(self, known: Collection[ReplicaState]) -> Sequence[ReplicaState]:
-        """The replicas in the pools that were not `known`. They begin with part of the load, where others can take the rest."""
+    def _begin_slowly(self, known: Collection[ReplicaState]) -> Sequence[ReplicaState]:
+        """The replicas that were not `known` begin with part of the load, where others can take the rest. Returns them."""
         joining: list[ReplicaState] = []
         for pool in self.pools:
             joined = [state for state in pool.replicas if state not in known]

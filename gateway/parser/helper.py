@@ -77,7 +77,7 @@ def answer(job: tuple[Any, ...], body: bytes) -> bytes:
 def _parse(body: bytes, name: str, block_bytes: int, block_tokens: int, scope: tuple[str, ...]) -> wire.ParsedBody:
     api = _read(_DIALECTS.named(name), body)
     if api.prompt is not None:
-        router_prompt(api, (block_bytes, block_tokens), scope=scope)
+        router_prompt(api, (block_bytes, block_tokens), scope=scope)  # as `api.made`
     return wire.parsed_body(api)
 
 

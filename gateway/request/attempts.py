@@ -7,8 +7,9 @@
 Nothing has gone to the client yet, so all of it is invisible to it. What bounds it: each replica is tried once; a request is
 sent MAX_REACHED times at most, for a prompt that kills its engine must not walk through the whole fleet (refused connections do
 not count, they cannot be the prompt's fault; the silent repetition on a fresh connection does); and retries after refusals,
-silence and garbage are at most a fifth of all requests, so that they do not add to an overload (`retries.RetryBudget`). A lost
-connection needs no budget: what a dead replica was doing moves to the others, and is done once, however many requests that are.
+silence and garbage are at most a fifth of all requests, and a reserve of 100, so that they do not add to an overload
+(`retries.RetryBudget`). A lost connection needs no budget: what a dead replica was doing moves to the others, and is done once,
+however many requests that are.
 
 What a failed attempt means for its replica's breaker is decided when the request's outcome is known (`verdicts.py`).
 
@@ -105,7 +106,7 @@ class Attempts:
             if refusal:
                 refusal.close()
             if verdicts.failed:
-                verdicts.settle(self._clock())
+                verdicts.judge(self._clock())
         failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in attempts.failed)
         text = f"No replica could answer ({failures}). Retry; see /warmroute/replicas."
         raise GatewayError(502, "replica_failed", text, public="No replica could answer. Retry.")
@@ -120,7 +121,7 @@ class Attempts:
             return answer
         finally:
             if verdicts.failed:
-                verdicts.settle(self._clock())
+                verdicts.judge(self._clock())
 
     async def _rest(self, exchange: Exchange, call: Call, verdicts: Verdicts) -> ReplicaAnswer | None:
         attempts = exchange.attempts
@@ -154,12 +155,13 @@ class Attempts:
     def broke_off(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
         """The replica failed after its answer's first byte; `judge_broken` is to follow. Returns what the client may read."""
         replica, attempts = exchange.booking.chosen.replica, exchange.attempts
-        if attempts.trial and not (exchange.delivered.done_sent or failure.blameless):
-            attempts.broken += (attempts.trial,)
+        if attempts.trial:
+            self._fleet.failed(attempts.trial[1], failure)
+            if not (exchange.delivered.done_sent or failure.blameless):
+                attempts.broken += (attempts.trial,)
         attempts.trial = None
         if not failure.blameless:
             self._metrics.broken_responses.add((exchange.label, replica))
-        self._fleet.failed(replica, failure)
         text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
         return GatewayError(502, "replica_failed", text, public="The replica failed while it answered. Retry the request.")
 
@@ -180,7 +182,7 @@ class Attempts:
     # -- one attempt
 
     def _failed(self, exchange: Exchange, candidate: Candidate, failure: ReplicaFailure) -> None:
-        self._fleet.failed(candidate.replica, failure)
+        self._fleet.failed(exchange.target.replicas[candidate.replica], failure)
         exchange.attempts.add(candidate.replica, failure.reason, failure.message)
 
     async def _next(self, exchange: Exchange, tries: int, verdicts: Verdicts) -> bool:
@@ -193,11 +195,11 @@ class Attempts:
             self._metrics.retry_budget_exhausted.add()
             verdicts.unsure = True
             return False
-        self._metrics.retries.add((reason,))
         if pause_s := jitter(tries, self._chance, at_once=reason in _LOST):
             await asyncio.sleep(pause_s)
             live = self._untried(exchange, verdicts)  # meanwhile replicas may have come and gone
         if live:
+            self._metrics.retries.add((reason,))
             exchange.booking.move(live, self._clock())
         return bool(live)
 

@@ -23,6 +23,7 @@ class Running:
     def __init__(self) -> None:
         self.draining = False
         self.over = False
+        self._entered = 0  # requests that have begun
         self._running: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -33,6 +34,7 @@ class Running:
         assert task is not None
         if not self._running:
             self._idle.clear()
+        self._entered += 1
         self._running.add(task)
         return task
 
@@ -59,9 +61,10 @@ class Running:
         """Until nothing runs, and nothing has come for a while."""
         while True:
             await self._idle.wait()
+            entered = self._entered
             for _ in range(ROUNDS):
                 await asyncio.sleep(ROUND_S)
-            if self._idle.is_set():
+            if self._idle.is_set() and self._entered == entered:
                 return
 
     def __repr__(self) -> str:

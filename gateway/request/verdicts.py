@@ -4,7 +4,8 @@ A failed attempt is judged when the request's outcome is known:
 
     another replica answered well                 the replica's fault      it counts
     another one failed on the same request        the request's fault      it counts against none of them
-    no other one could be tried                   `lone_failures.py`       it counts, unless the client's others fail elsewhere
+    no other one could be tried, or all others    `lone_failures.py`       it counts, unless the client's others fail elsewhere
+      refused it without a verdict (429, ...)
     another one was not tried for lack of budget  not known                it does not count
     a limit of the gateway's ended it             not known                it does not count, nor is it compared with others
 
@@ -35,10 +36,10 @@ _UNAVAILABLE: Final = 503
 
 
 class Verdicts:
-    """One request's failed attempts, until its outcome is known; then `settle`.
+    """One request's failed attempts, until its outcome is known; then `judge`.
 
     answered: a replica answered the request well. refused: the last one answered, with a refusal. unsure: another one was
-    there and not tried, or gave no verdict.
+    there and not tried, or a limit of the gateway's ended its attempt.
     """
 
     __slots__ = ("_fleet", "_lone", "_request", "answered", "failed", "refused", "unsure")
@@ -80,7 +81,7 @@ class Verdicts:
         else:
             self.failed += ((trial, state),)
 
-    def settle(self, now: float) -> None:
+    def judge(self, now: float) -> None:
         """The request's outcome is known. Further calls do nothing."""
         failed, self.failed = self.failed, ()
         replicas_fault = self.answered
@@ -98,7 +99,7 @@ class Verdicts:
 
 
 def client_hash(request: ClientRequest) -> int:
-    """Tells clients apart that may lie about everything but their address."""
+    """A key for a client by its address, the one thing that it cannot forge."""
     return hash(request.lease.account.client)
 
 

@@ -1,7 +1,4 @@
-"""Estimators over a stream of observations, in O(1) memory, with exponential decay.
-
-Each starts with a prior of a stated weight of evidence.
-"""
+"""Estimators over a stream of observations, in O(1) memory."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import math
 
 class Ratio:
     """A quotient of two decaying sums (tokens / seconds, units / tokens), so that observations count by their size. Evidence
-    halves with every `half_life` of further weight; `value` is the quotient.
+    halves with every `half_life` of further weight; `value` is the quotient, at first a prior of a stated weight of evidence.
     """
 
     __slots__ = ("_half_life", "_over", "_under", "value")

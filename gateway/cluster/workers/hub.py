@@ -42,6 +42,7 @@ from gateway.telemetry.metrics import Metrics
 log = logging.getLogger("warmroute.workers")
 
 HISTORY_BYTES = 16 << 20
+SWEEP_S = 60.0  # between two looks for counters of replicas that have left
 FORGOTTEN_S = 2 * SHOWN_S + 60  # after that no worker counts for a replica that has left
 
 
@@ -78,6 +79,7 @@ class Hub:
         self._history: deque[tuple[float, int, bytes]] = deque()  # when, worker, message
         self._history_bytes = 0
         self._commands = Commands()
+        self._swept_at = clock()
         self._departure: float | None = None  # the last time that replicas may have left; None: all of those are forgotten
         self._commanded = 0  # commands of its own
 
@@ -119,6 +121,14 @@ class Hub:
             log.error("a worker's counters are lost", extra={"worker": worker, "error": str(error)})
         self._forget_departed()
         self._ended_packed = b""
+
+    def sweep(self) -> None:
+        """Forget what ended workers have counted for replicas that left long ago. To be called often; mostly O(1)."""
+        now = self._clock()
+        if self._departure is not None and now - self._swept_at >= SWEEP_S:
+            self._swept_at = now
+            self._forget_departed()
+            self._ended_packed = b""
 
     def _forget_departed(self) -> None:
         """Drop the counters of replicas and pools that no living worker counts for any more. O(1) if none has left."""

@@ -43,13 +43,14 @@ log = logging.getLogger("warmroute.workers")
 
 REPORT_S = 0.1, 1.0  # the pause after counters were sent; then up to this long again while no request is routed
 REPORT_SHARE = 0.01  # of the time, as far as REPORT_MOST_S allows
-REPORT_MOST_S = 0.5  # between snapshots while requests are routed: what is newer is lost with a worker that is killed
+# Between snapshots while requests are routed: what is newer, and in no scrape, is lost with a worker that is killed.
+REPORT_MOST_S = 0.5
 ALIVE_S = 0.5  # between two heartbeats
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLimits:
-    """With the other workers and the hub.
+    """Limits on waiting for the other workers and the hub.
 
     forwarded_s: the hub forwards a question within this time, or not at all. scrape_s: of a worker that does not answer by
     then, the last snapshot is used. command_s: until all have executed a command; a replica that joins is probed first.
@@ -79,19 +80,20 @@ class _Question:
     """A question to all workers.
 
     snapshots: each asked worker's last counters, used if it does not answer in time; None until the hub has forwarded the
-    question. answers: by worker.
+    question. answers: by worker. gone: the workers that have ended since.
     """
 
     def __init__(self) -> None:
         self.forwarded = asyncio.Event()
         self.snapshots: dict[int, bytes] | None = None
         self.answers: dict[int, Scraped | Executed] = {}
+        self.gone: set[int] = set()
         self.all_answered = asyncio.Event()
 
     @property
     def silent(self) -> list[int]:
         """The workers that have not answered."""
-        return sorted((self.snapshots or {}).keys() - self.answers.keys())
+        return sorted((self.snapshots or {}).keys() - self.answers.keys() - self.gone)
 
     def receive(self, worker: int, message: Forwarded | Scraped | Executed) -> None:
         if isinstance(message, Forwarded):
@@ -103,12 +105,11 @@ class _Question:
 
     def leave(self, worker: int) -> None:
         """It will not answer any more."""
-        if self.snapshots is not None:
-            self.snapshots.pop(worker, None)
+        self.gone.add(worker)
         self._look()
 
     def _look(self) -> None:
-        if self.snapshots is not None and self.snapshots.keys() <= self.answers.keys():
+        if self.snapshots is not None and not self.silent:
             self.all_answered.set()
 
 
@@ -191,14 +192,14 @@ class Peers:
         whole = Metrics().instruments
         whole.limit_label_sets(MAX_LABEL_SETS * (len(pages) + 1))  # each worker has bounded its own label sets
         for worker, page in pages.items():
-            if page:
-                await self._merge(whole, worker, page)
+            if page:  # a worker that has ended meanwhile is in no other page
+                await self._merge(whole, worker, page, ended=worker == HUB or worker in question.gone)
         self._local.fleet.hide_departed(whole)
         return await render(whole)
 
-    async def _merge(self, whole: Instruments, worker: int, page: bytes) -> None:
+    async def _merge(self, whole: Instruments, worker: int, page: bytes, *, ended: bool) -> None:
         try:
-            await merge(whole, page, ended=worker == HUB)
+            await merge(whole, page, ended=ended)
         except SnapshotError as error:
             log.error("a worker's counters are left out", extra={"worker": worker, "error": str(error)})
 

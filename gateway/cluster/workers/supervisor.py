@@ -36,7 +36,7 @@ log = logging.getLogger("warmroute.workers")
 
 WELL_S = 1.5  # workers with a heartbeat within that time may get them; three heartbeats
 LOOK_S = 0.5
-UNSENT_BYTES = 64 << 20
+CHANNEL_UNSENT_BYTES = 64 << 20
 TOGETHER_S = 0.1  # in which workers that crash together are all seen to have ended: what is passed to a dying one is lost
 HAND_OVER_S = 0.2  # that connections get to be passed on before their listener is closed
 TRIES = 3  # to start a worker, before anything has served
@@ -81,6 +81,12 @@ class Slot:
     handover: Handover | None = None
     short_lives: int = 0  # in a row
     failed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def send_signal(self, number: int) -> None:
+        """To its process, if there is one."""
+        if self.process:
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its last messages are being read
+                self.process.send_signal(number)
 
     def close(self) -> None:
         """No connection can be made here any more."""
@@ -169,16 +175,20 @@ class Supervisor:
     async def _keep(self, slot: Slot) -> None:
         """Have a worker in this slot until all go down."""
         while not self._stopping.is_set():
-            started = time.monotonic()
+            started, status, problem = time.monotonic(), 0, ""
             try:
-                status: int | str = await self._live(slot)
+                status = await self._live(slot)
             except OSError as error:  # no process, no socket: maybe later
-                status = str(error)
+                problem = str(error)
             if self._stopping.is_set():
                 return
             slot.short_lives = slot.short_lives + 1 if time.monotonic() - started < self._patience.short_life_s else 0
-            log.error("worker ended", extra={"worker": slot.worker, "status": status, "short_lives": slot.short_lives})
-            self.hub.restarted()
+            lives = {"short_lives": slot.short_lives}
+            if problem:
+                log.error("worker could not be started", extra={"error": problem, **lives})
+            else:
+                log.error("worker ended", extra={"worker": slot.worker, "status": status, **lives})
+                self.hub.restarted()
             await self._stops_within(TOGETHER_S)
             self._hand_over(slot)
             if not self._served and slot.short_lives >= TRIES:
@@ -231,7 +241,7 @@ class Supervisor:
         slot.worker = self.hub.join(channel)
         log.info("worker started", extra={"worker": slot.worker, "pid": slot.process.pid})
         if self._stopping.is_set():  # it was asked for while it was being started
-            slot.process.terminate()
+            slot.send_signal(signal.SIGTERM)
         try:
             status = await slot.process.wait()
             await channel.closed.wait()  # its last messages are read
@@ -250,16 +260,20 @@ class Supervisor:
             if late_s > LOOK_S:  # it was stopped, or has no CPU: it may not have read what they sent
                 self.hub.credit_pause(late_s)
             due = time.monotonic() + LOOK_S
-            self._kill_hung()
-            self._relieve()
+            try:
+                self._kill_hung()
+                self._relieve()
+                self.hub.sweep()
+            except Exception:  # a bug in one look must not end the watching
+                log.exception("watching the workers failed")
 
     def _kill_hung(self) -> None:
         silent = set(self.hub.silent(self._patience.hung_s))
         for slot in self.slots:
             member = self.hub.members.get(slot.worker)
-            if member and slot.process and (slot.worker in silent or member.channel.unsent > UNSENT_BYTES):
+            if member and slot.process and (slot.worker in silent or member.channel.unsent > CHANNEL_UNSENT_BYTES):
                 log.error("worker hangs: it is killed", extra={"worker": slot.worker, "pid": slot.process.pid})
-                slot.process.kill()
+                slot.send_signal(signal.SIGKILL)
 
     def _relieve(self) -> None:
         """Have the connections of workers that do not accept accepted by others, if there are any that do."""
@@ -298,8 +312,7 @@ class Supervisor:
 
     def _signal(self, number: int) -> None:
         for slot in self.slots:
-            if slot.process:
-                slot.process.send_signal(number)
+            slot.send_signal(number)
 
     async def _end(self, keepers: Sequence[asyncio.Task[None]], hurry: asyncio.Event) -> None:
         """Let the workers' requests finish, for as long as they may; then kill what is left."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 from aiohttp import web
@@ -33,7 +34,7 @@ from gateway.server.http.bounded_parser import BoundedParser, error_of, forget_f
 from gateway.server.http.fast_path import FastPath
 from gateway.server.http.half_closed import HalfClosed, speaks_1_1, until_gone
 from gateway.server.http.plain_request import RequestStart, read_head
-from gateway.server.http.response import HttpReply
+from gateway.server.http.response import HttpReply, cut_connection
 from gateway.turns import Late, turns_of
 from gateway.upstream.client import ReplicaAnswer
 
@@ -331,9 +332,11 @@ class ClientConnection(aiohttp_seam.AiohttpConnection):
         self._bound_flush(transport)
 
     def _bound_flush(self, transport: asyncio.Transport | None) -> None:
-        """Bound how long a closed transport waits for its client to read: the idle time."""
+        """Bound how long a closed transport waits for its client to read: the idle time. Then the connection is reset, for an
+        answer without a length would look complete.
+        """
         if transport and self._flush is None and transport.is_closing() and transport.get_write_buffer_size():
-            self._flush = self.loop.call_later(self.idle_s, transport.abort)
+            self._flush = self.loop.call_later(self.idle_s, partial(cut_connection, transport, until_end=True))
 
     def _watch(self, ended: Callable[[], None] | None) -> bool:
         """Watch for a reset by the client. ended: called when it closes its sending side."""
@@ -366,7 +369,7 @@ class ClientConnection(aiohttp_seam.AiohttpConnection):
         return self._at_work()
 
     def _abort(self) -> None:
-        """Drop the connection of a client that does not read."""
+        """Drop the connection at once."""
         if self.reply:
             self.reply.cut()
         elif self.transport:

@@ -88,7 +88,7 @@ async def test_a_removal_waits_for_an_addition_of_the_same_replica() -> None:
         assert run.gateway.local.membership.source_of("x") is None
 
 
-async def test_an_addition_that_does_not_answer_is_down_at_first_and_holds_up_no_further_command() -> None:
+async def test_an_addition_that_does_not_answer_is_down_at_first_and_holds_further_commands_up_for_a_bounded_time() -> None:
     gate = Gate()
     gate.open.clear()
     health = {"interval_s": 60, "timeout_s": 60}

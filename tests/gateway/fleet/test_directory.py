@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.app import compose
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, ReplicaFailure
 from gateway.fleet.catalog import MAX_SHOWN, warn_of_misfits
 from gateway.fleet.engine_client import ModelEntry
 from tests.gateway.cluster.test_reload import config_of
@@ -246,3 +246,20 @@ async def test_the_error_for_an_unknown_model_has_a_few_names_of_many() -> None:
         assert fleet.catalog.names == ["other"]
         fleet.drain(next(iter(fleet.replicas)), on=True)
         assert fleet.catalog.names == []
+
+
+async def test_a_failure_at_the_url_that_a_replica_had_is_not_that_of_its_new_one() -> None:
+    async with (
+        FakeReplica() as old,
+        FakeReplica() as new,
+        running(pools=[{"replicas": [{"name": "a", "url": old.url}]}]) as run,
+    ):
+        before = run.gateway.fleet.named("a")
+        assert before
+        await run.gateway.local.reload.take(config_of({"name": "a", "url": new.url}))
+        after = run.gateway.fleet.named("a")
+        assert after
+        run.gateway.fleet.failed(before, ReplicaFailure("refused", "nobody listens"))
+        assert (after.url, after.up) == (new.url, True)
+        run.gateway.fleet.failed(after, ReplicaFailure("refused", "nobody listens"))
+        assert not after.up

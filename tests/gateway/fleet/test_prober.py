@@ -224,7 +224,7 @@ async def test_what_is_reported_after_a_refusal_is_not_taken_up() -> None:
         replica.pages["/metrics"] = late
         probing = asyncio.create_task(look(run))
         await asked.wait()
-        run.gateway.fleet.failed(replica.name, ReplicaFailure("refused", "nobody listens"))
+        run.gateway.fleet.failed(state, ReplicaFailure("refused", "nobody listens"))
         answer.set()
         await probing
         assert (state.up, state.started, capacity(run, replica)) == (False, None, None)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -19,6 +20,7 @@ from gateway.request.attempts import MAX_COMMENT_BYTES, first_data
 from gateway.request.retries import RetryBudget
 from gateway.upstream.resolver import Resolver
 from tests.gateway.conftest import BODY, Running, eventually, running
+from tests.support.compiled import uncompiled
 from tests.support.fakes import (
     DONE,
     STREAM_HEAD,
@@ -664,3 +666,24 @@ async def test_a_stream_without_data_is_no_answer(start: bytes) -> None:
     answer = Dripping(start, 0)
     with pytest.raises(ReplicaFailure, match="empty"):
         await first_data(answer, Opening(), answer.peek())
+
+
+@uncompiled
+async def test_a_retry_counts_only_if_it_is_made() -> None:
+    """The last other replica is drained during the pause before it."""
+    bug = status(500, "bug")
+    async with FakeReplica([bug]) as one, FakeReplica([bug]) as two, running(one, two, **TURNS) as run:
+
+        class Draining(RetryBudget):
+            def take(self) -> bool:
+                for replica in (one, two):
+                    state = run.gateway.fleet.named(replica.name)
+                    assert state
+                    if not replica.requests:
+                        asyncio.get_running_loop().call_soon(partial(run.gateway.fleet.drain, state, on=True))
+                return super().take()
+
+        run.gateway.attempts.budget = Draining()
+        assert (await run.post())[0] == 500
+        assert len(one.requests) + len(two.requests) == 1
+        assert not any("retries_total" in name and value for name, value in (await run.metrics()).items())

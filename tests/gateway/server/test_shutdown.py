@@ -19,6 +19,7 @@ import pytest
 
 from gateway.app import compose, serve
 from gateway.config.source import load
+from gateway.request.running import ROUND_S, Running
 from gateway.server.shutdown import stop_accepting
 from gateway.server.syn_filter import drop_new
 from tests.gateway.conftest import BODY, LOGGED, eventually
@@ -63,6 +64,25 @@ async def serving(replica: FakeReplica, drain_timeout_s: float) -> AsyncIterator
         await over
         for _ in range(5):
             await asyncio.sleep(0)  # connections that were closed end in the loop's next rounds
+
+
+async def test_while_requests_still_come_the_drain_goes_on() -> None:
+    """Each ends before the next one begins, so that at any moment it may look idle."""
+    running, ended, come = Running(), 0, 60
+
+    async def client() -> None:
+        nonlocal ended
+        for _ in range(come):
+            task = running.enter()
+            await asyncio.sleep(0.001)
+            running.leave(task)
+            ended += 1
+            await asyncio.sleep(ROUND_S / 2)
+
+    asking = asyncio.create_task(client())
+    await running.wait(30.0, asyncio.Event())
+    assert ended == come
+    await asking
 
 
 async def test_a_running_stream_finishes_and_nothing_new_is_accepted() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.cluster.messages import Batch, Command, Drain, Join, Leave, Reconfigure, RejectConfig, decode_config
 from gateway.cluster.workers.channel import HEAD, HUB, Channel, Receive
 from gateway.cluster.workers.command_log import DRAINS_MOST, PENDING_MOST
-from gateway.cluster.workers.hub import Hub
+from gateway.cluster.workers.hub import SWEEP_S, Hub
 from gateway.cluster.workers.messages import (
     Alive,
     Counters,
@@ -322,6 +322,22 @@ def test_what_ended_workers_counted_of_a_replica_is_kept_as_long_as_a_living_wor
     three.receives(counted("a:1"))
     made.leave(second)
     assert made.ended.completion_tokens.values == {("m", "a:1"): 2}
+
+
+def test_what_ended_workers_counted_of_a_replica_is_forgotten_without_another_end() -> None:
+    now = Now()
+    made = Hub(config_of("http://a:1", "http://gone"), now, lambda _: None)
+    (first, one), (_, two) = joined(made), joined(made)
+    for end in (one, two):
+        end.receives(counted("gone", "a:1"))
+    made.leave(first)
+    made.command(Reconfigure.to(config_of()))
+    made.sweep()
+    assert ("m", "gone") in made.ended.completion_tokens.values, "a living worker counts for it"
+    two.receives(counted("a:1"))
+    now.time += SWEEP_S
+    made.sweep()
+    assert made.ended.completion_tokens.values == {("m", "a:1"): 1}
 
 
 def test_what_a_scrape_showed_stays_in_the_sum_when_its_worker_ends() -> None:

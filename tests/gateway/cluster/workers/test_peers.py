@@ -143,6 +143,22 @@ async def test_a_worker_that_does_not_answer_is_counted_by_its_last_snapshot(cap
         assert "not all workers answer" in caplog.text
 
 
+async def test_a_worker_that_ends_within_a_scrape_is_counted_by_its_last_snapshot() -> None:
+    key = 'warmroute_requests_total{code="200",model="m"}'
+    async with FakeReplica() as one, star(one) as (made, (first, second)):
+        for worker in (first, second):
+            await worker.run.post()
+        await eventually(lambda: all(counted(made.hub.members[worker.who].counters) == 1 for worker in (first, second)))
+        asked = asyncio.Event()
+        first.channel.receive(lambda *_: asked.set(), lambda: None)  # it is stopped, and will be killed
+        scraping = asyncio.create_task(second.run.metrics())
+        await asked.wait()
+        made.hub.leave(first.who)
+        page = await scraping
+        assert (page[key], page["warmroute_workers"]) == (2, 1)
+        assert (await second.run.metrics())[key] == 2
+
+
 # -- who comes late
 
 

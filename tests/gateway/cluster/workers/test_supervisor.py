@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.cluster.workers.supervisor import BOOT, WELL_S, Patience, StartError, Supervisor
+from gateway.cluster.workers.supervisor import BOOT, WELL_S, Patience, Slot, StartError, Supervisor
 from gateway.commands.demo.processes import Process, admin_url, listening_url, log_line
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
@@ -278,6 +278,16 @@ async def test_the_last_counts_of_workers_that_go_down_are_received() -> None:
 async def test_workers_that_cannot_start_are_given_up() -> None:
     with pytest.raises(StartError, match="3 times"):
         await Supervisor(config_of(), None, boot=lambda: FAILS).run(asyncio.Event(), asyncio.Event(), lambda _: None)
+
+
+async def test_a_signal_to_a_worker_that_has_ended_is_dropped() -> None:
+    """Its last messages are still being read: its slot has the process until then."""
+    slot = Slot()
+    slot.send_signal(signal.SIGTERM)
+    slot.process = await asyncio.create_subprocess_exec("true", stdin=asyncio.subprocess.DEVNULL)
+    await slot.process.wait()
+    slot.send_signal(signal.SIGTERM)
+    slot.send_signal(signal.SIGKILL)
 
 
 async def test_a_worker_that_dies_again_and_again_does_not_keep_connections_waiting() -> None:

@@ -238,6 +238,33 @@ async def test_a_closed_connection_whose_client_does_not_read_ends(keep_alive: b
         writer.close()
 
 
+async def test_an_http_1_0_client_that_does_not_read_the_end_of_its_answer_is_reset() -> None:
+    """Its answer has no length: a plain end would look like that of a complete answer."""
+    unsent = 0
+
+    async def handler(request: AiohttpRequest) -> Any:
+        nonlocal unsent
+        transport = request.inner.transport
+        assert transport
+        reply = request.reply(keep_alive=False, patience_s=5)
+        reply.begin(200, b"", length=None)
+        while not (unsent := transport.get_write_buffer_size()):  # type: ignore[attr-defined]
+            reply.write(b"x" * 1000)
+        reply.end()
+        return reply
+
+    async with serving(handler, idle_s=0.2) as (front, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.transport.pause_reading()
+        writer.write(post(b"a", version="1.0"))
+        await eventually(lambda: unsent)
+        await eventually(lambda: not front.connections)
+        writer.transport.resume_reading()
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+
+
 async def test_a_body_that_is_too_large_is_refused_by_aiohttp() -> None:
     async def handler(request: ClientRequest) -> Any:
         assert isinstance(request, AiohttpRequest)
