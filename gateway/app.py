@@ -200,16 +200,17 @@ async def serve(
 ) -> None:
     """Run until `stop` is set: then stop accepting, let running requests finish for `limits.drain_timeout_s`, and end.
 
-    hurry: do not wait any longer. started: called with the base URL once requests are answered. listeners: the sockets to
-    accept clients on (default: new ones, on the configured address). sides: those for operators and for Prometheus, who are
-    answered to the end. handed: brings connections that the supervisor has accepted (`handover.py`). Raises OSError if the
-    address cannot be had.
+    hurry: do not wait any longer. started: called with the base URL once requests are answered. listeners: the supervisor's
+    sockets to accept clients on (default: new ones, on the configured address). sides: those for operators and for Prometheus,
+    who are answered to the end. handed: brings connections that the supervisor has accepted (`handover.py`). Raises OSError if
+    the address cannot be had.
     """
     warn_of_connections(gateway.config)
     async with gateway.background(), _set_up(clients_runner(gateway.served)) as runner:
         await gateway.control.ready()
         with ExitStack() as stack:
             async with serving(sides, partial(side_runner, gateway.served)):
+                shared = bool(listeners)
                 listeners = listeners or open_listeners(*gateway.config.address)
                 acceptors = [stack.enter_context(closing(Acceptor(each, runner.protocols))) for each in listeners]
                 if handed:
@@ -217,7 +218,7 @@ async def serve(
                 started(url_of(listeners[0].getsockname()))
                 await stop.wait()
                 gateway.served.running.draining = True
-                await stop_accepting(listeners, hurry)
+                await stop_accepting(listeners, hurry, shared=shared)
                 for acceptor in acceptors:
                     acceptor.close()
                 await gateway.served.running.wait(gateway.config.limits.drain_timeout_s, hurry)

@@ -17,8 +17,9 @@ from gateway.cluster.commands import LocalControl
 from gateway.cluster.messages import decode_config
 from gateway.cluster.process import relax_garbage_collection, run
 from gateway.cluster.side_sockets import SideSockets
+from gateway.cluster.syn_filter import drop_new
 from gateway.cluster.workers.channel import Channel
-from gateway.cluster.workers.messages import Counters, Serving, Welcome, from_hub
+from gateway.cluster.workers.messages import Counters, Serving, Stopping, Welcome, from_hub
 from gateway.cluster.workers.peers import Peers, connect, part_of
 from gateway.telemetry import logs
 from gateway.telemetry.exposition import packed
@@ -43,12 +44,16 @@ async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socke
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
 
+    _, channel = await loop.create_unix_connection(lambda: Channel(from_hub), sock=sock)
+
     def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
+        if stop.is_set():
+            hurry.set()
+        stop.set()
+        channel.send(Stopping())
 
     loop.add_signal_handler(signal.SIGTERM, on_signal)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # handled by the supervisor
-    _, channel = await loop.create_unix_connection(lambda: Channel(from_hub), sock=sock)
     worker, welcome = await channel.first()
     assert isinstance(welcome, Welcome)
     whole = decode_config(welcome.config)
@@ -57,6 +62,8 @@ async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socke
     def orphaned() -> None:
         if not stop.is_set():
             log.error("the supervisor is gone: going down")
+            for listener in sockets["clients"]:
+                drop_new(listener)  # as the supervisor does when it stops them
             stop.set()
 
     def control_plane(local: LocalControl) -> Peers:

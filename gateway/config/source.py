@@ -124,6 +124,8 @@ class Source:
 
     def _read_uncollected(self) -> Config:
         """Without garbage collection: with the many objects of parsing, one blocks all threads for 0.1 s and more."""
+        if self._path is not None and self._path.exists() and not self._path.is_file():
+            raise ConfigError(f"{self._path} is not a regular file")  # opening a pipe would block this thread for good
         gc.disable()
         try:
             return self.read()

@@ -2,7 +2,7 @@
 
 Every established connection must be answered, and the kernel establishes connections itself: a connection exists, and its
 request may have arrived, before the loop accepts it; closing the listening socket resets these. So new connections are dropped
-first (`syn_filter.py`), and then the established ones are accepted (`stop_accepting`).
+first (`cluster/syn_filter.py`), and then the established ones are accepted (`stop_accepting`).
 
 aiohttp's own shutdown would wait twice the configured time, and end the remaining connections silently.
 """
@@ -16,8 +16,8 @@ import struct
 import sys
 from collections.abc import Sequence
 
+from gateway.cluster.syn_filter import drop_new
 from gateway.request.running import ROUND_S, ROUNDS
-from gateway.server.syn_filter import drop_new
 
 HANDSHAKE_S, POLL_S = 1.2, 0.1  # for handshakes of slow clients; the kernel repeats a lost packet after a second
 MAX_WAITING = 4096  # connections in the kernel's accept queue
@@ -28,14 +28,18 @@ _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, _SYN_RECV, _ANY_COOKIE 
 _ANSWER_BYTES = 1 << 16
 
 
-async def stop_accepting(listeners: Sequence[socket.socket], hurry: asyncio.Event, handshake_s: float = HANDSHAKE_S) -> None:
+async def stop_accepting(
+    listeners: Sequence[socket.socket], hurry: asyncio.Event, handshake_s: float = HANDSHAKE_S, *, shared: bool = False
+) -> None:
     """Drop new connections and accept all established ones; the listening sockets can be closed then.
 
-    hurry: do not wait for handshakes. handshake_s: limit of that wait, after the first rounds.
+    hurry: do not wait for handshakes. handshake_s: limit of that wait, after the first rounds. shared: another process has the
+    sockets too, and may go on with them: whether new connections are dropped is for that one to decide.
     """
     poll = select.poll()
     for listener in listeners:
-        drop_new(listener)
+        if not shared:
+            drop_new(listener)
         poll.register(listener.fileno(), select.POLLIN)
     for _ in range(ROUNDS):  # for handshakes in progress
         await asyncio.sleep(ROUND_S)

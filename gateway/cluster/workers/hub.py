@@ -31,6 +31,7 @@ from gateway.cluster.workers.messages import (
     Scrape,
     Scraped,
     Serving,
+    Stopping,
     Welcome,
     encode,
 )
@@ -59,6 +60,7 @@ class Worker:
     last_healthy_at: float
     serving: bool = False
     counters: bytes = b""
+    reported: bool = False  # they were sent while it served: it knew all replicas by then
 
 
 class Hub:
@@ -136,7 +138,7 @@ class Hub:
             return
         counted = Metrics().instruments
         for member in self.members.values():
-            if not member.counters:  # it has not reported yet
+            if not member.reported:
                 return
             try:
                 for _ in merge_slices(counted, member.counters):
@@ -168,10 +170,12 @@ class Hub:
                 self._remember(worker, payload)
                 self._broadcast(worker, payload, but=worker)
             case Counters(page):
-                member.counters = page
+                member.counters, member.reported = page, member.serving
             case Serving():
                 member.serving = True
                 self._on_serving(worker)
+            case Stopping():
+                member.serving = False
             case Scraped(_, page):
                 member.counters = page  # what was shown once stays in the sum, also if this worker is killed now
                 self._answer(worker, to, payload)

@@ -43,6 +43,10 @@ class Serving(Struct, frozen=True, array_like=True, tag=4):
     """The worker accepts requests."""
 
 
+class Stopping(Struct, frozen=True, array_like=True, tag=15):
+    """The worker accepts no more requests: others are to take its new connections until its successor does."""
+
+
 class Alive(Struct, frozen=True, array_like=True, tag=5):
     """A heartbeat."""
 
@@ -110,7 +114,7 @@ class Executed(Struct, frozen=True, array_like=True, tag=14):
     internal: bool = False
 
 
-FromWorker = Publish | Replace | Counters | Serving | Alive | Scrape | Execute | Scraped | Executed
+FromWorker = Publish | Replace | Counters | Serving | Stopping | Alive | Scrape | Execute | Scraped | Executed
 FromHub = Publish | Replace | Welcome | Current | Joined | Gone | Forwarded | Scrape | Execute | Scraped | Executed
 Message = FromWorker | FromHub
 

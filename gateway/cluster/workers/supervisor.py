@@ -23,6 +23,7 @@ from gateway.cluster.listeners import Address, addresses_of, listen, url_of
 from gateway.cluster.messages import Reconfigure, RejectConfig
 from gateway.cluster.reload import possible
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
+from gateway.cluster.syn_filter import drop_new
 from gateway.cluster.workers.channel import Channel
 from gateway.cluster.workers.handover import Handover
 from gateway.cluster.workers.hub import Hub
@@ -148,6 +149,8 @@ class Supervisor:
             for task in beside:
                 task.cancel()
             for slot in self.slots:
+                for listener in slot.listeners:
+                    drop_new(listener)  # the workers accept what is established
                 slot.close()
             await self._end(keepers, hurry)
             await asyncio.gather(*beside, return_exceptions=True)
@@ -162,7 +165,7 @@ class Supervisor:
         if self._all_serve.is_set():
             self._served = True
         elif not stop.is_set():
-            raise StartError(f"a worker ended {TRIES} times before it could serve; the log says why")
+            raise StartError(f"a worker ended {TRIES} times before it could serve; see the log")
         return self._served
 
     def _on_serving(self, _who: int) -> None:
@@ -284,7 +287,7 @@ class Supervisor:
             elif slot.worker in unwell and well and slot.listeners and not (slot.handover and slot.handover.open):
                 if slot.handover is None:
                     serving = self.hub.members[slot.worker].serving
-                    level, state = (logging.WARNING, "silent") if serving else (logging.INFO, "still starting")
+                    level, state = (logging.WARNING, "silent") if serving else (logging.INFO, "not serving")
                     log.log(level, f"worker is {state}: others take its new connections", extra={"worker": slot.worker})
                 self._hand_over(slot)
 

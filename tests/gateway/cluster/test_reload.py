@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -395,6 +396,21 @@ def test_a_changed_file_is_noticed_once_it_is_quiet(tmp_path: Path) -> None:
     assert [source.differs(), source.differs()] == [False, True], "a file that is gone is worth a word"
     source.taken()
     assert not source.differs()
+
+
+async def test_a_pipe_in_the_place_of_the_file_is_refused_and_a_file_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_text("one")
+    config = config_of({"url": "http://a:1"})
+    source = Source(path, lambda: config, poll_s=0.001)
+    path.unlink()
+    os.mkfifo(path)
+    async with asyncio.timeout(20):
+        with pytest.raises(ConfigError, match="is not a regular file"):
+            await source.next()
+        path.unlink()
+        path.write_text("two")
+        assert await source.next() == config
 
 
 def test_without_a_file_nothing_ever_differs() -> None:

@@ -18,10 +18,10 @@ import openai
 import pytest
 
 from gateway.app import compose, serve
+from gateway.cluster.syn_filter import drop_new
 from gateway.config.source import load
 from gateway.request.running import ROUND_S, Running
 from gateway.server.shutdown import stop_accepting
-from gateway.server.syn_filter import drop_new
 from tests.gateway.conftest import BODY, LOGGED, eventually
 from tests.support.fakes import FakeReplica, answers, hangs, streams
 

@@ -20,6 +20,7 @@ from gateway.cluster.workers.messages import (
     Scrape,
     Scraped,
     Serving,
+    Stopping,
     Welcome,
     encode,
     from_worker,
@@ -31,6 +32,7 @@ batches = st.builds(Batch, st.floats(allow_nan=False), st.binary(max_size=30))
 messages: st.SearchStrategy[Message] = st.one_of(
     st.just(Alive()),
     st.just(Serving()),
+    st.just(Stopping()),
     st.builds(Publish, batches),
     st.builds(Counters, st.binary(max_size=30)),
     st.builds(Scrape, numbers),

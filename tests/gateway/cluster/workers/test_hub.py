@@ -314,6 +314,8 @@ def counted(*replicas: str) -> Counters:
 def test_what_ended_workers_counted_of_a_replica_is_kept_as_long_as_a_living_worker_counts_for_it() -> None:
     made = Hub(config_of("http://a:1", "http://gone"), Now(), lambda _: None)
     (first, one), (second, two), (_, three) = joined(made), joined(made), joined(made)
+    for end in (one, two, three):
+        end.receives(Serving())
     made.command(Reconfigure.to(config_of()))
     one.receives(counted("gone", "a:1"))
     two.receives(counted("gone", "a:1"))
@@ -329,6 +331,7 @@ def test_what_ended_workers_counted_of_a_replica_is_forgotten_without_another_en
     made = Hub(config_of("http://a:1", "http://gone"), now, lambda _: None)
     (first, one), (_, two) = joined(made), joined(made)
     for end in (one, two):
+        end.receives(Serving())
         end.receives(counted("gone", "a:1"))
     made.leave(first)
     made.command(Reconfigure.to(config_of()))
@@ -338,6 +341,21 @@ def test_what_ended_workers_counted_of_a_replica_is_forgotten_without_another_en
     now.time += SWEEP_S
     made.sweep()
     assert made.ended.completion_tokens.values == {("m", "a:1"): 1}
+
+
+def test_a_worker_that_does_not_know_all_replicas_yet_keeps_their_counters() -> None:
+    """What it reports before it serves lacks the replicas that operators have added."""
+    made = Hub(config_of("http://a:1", "http://gone"), Now(), lambda _: None)
+    (first, one), (_, two) = joined(made), joined(made)
+    made.command(Reconfigure.to(config_of()))
+    one.receives(Serving())
+    one.receives(counted("added", "a:1"))
+    two.receives(counted("a:1"))
+    made.leave(first)
+    assert ("m", "added") in made.ended.completion_tokens.values
+    two.receives(Serving())
+    made.sweep()
+    assert ("m", "added") in made.ended.completion_tokens.values, "its counters are from before"
 
 
 def test_what_a_scrape_showed_stays_in_the_sum_when_its_worker_ends() -> None:

@@ -280,6 +280,28 @@ async def test_workers_that_cannot_start_are_given_up() -> None:
         await Supervisor(config_of(), None, boot=lambda: FAILS).run(asyncio.Event(), asyncio.Event(), lambda _: None)
 
 
+async def test_a_worker_that_gets_sigterm_by_mistake_costs_no_new_client_its_connection() -> None:
+    """It drains, its listening socket goes to its successor, and others accept there in the meantime."""
+    go_on = asyncio.Event()
+    patience = Patience(silent_s=0.5)
+    async with FakeReplica([streams("a", hold=go_on)]) as one, supervised(one, patience=patience) as run:
+        held = [asyncio.create_task(run.post(STREAM)) for _ in range(20)]  # so that both have streams
+        await eventually(lambda: len(one.requests) == 20)
+        one.script = [answers()]
+        first, second = run.pids
+        os.kill(run.pids[first], signal.SIGTERM)
+        await eventually(lambda: first not in run.pids)
+        async with asyncio.timeout(30):
+            assert {(await run.post())[0] for _ in range(20)} == {200}, "while it drains"
+        assert first in run.made.hub.members
+        go_on.set()
+        await asyncio.gather(*held, return_exceptions=True)
+        await run.replaced(first)
+        assert second in run.pids
+        async with asyncio.timeout(30):
+            assert {(await run.post())[0] for _ in range(20)} == {200}, "its successor accepts"
+
+
 async def test_a_signal_to_a_worker_that_has_ended_is_dropped() -> None:
     """Its last messages are still being read: its slot has the process until then."""
     slot = Slot()
