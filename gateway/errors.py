@@ -110,7 +110,7 @@ def _mib(size: int) -> str:
 
 
 def internal_error() -> GatewayError:
-    return GatewayError(500, "internal_error", "The gateway failed on this request; its log says why.")
+    return GatewayError(500, "internal_error", "The gateway failed on this request; see its log.")
 
 
 def too_many_connections(limit: int) -> GatewayError:

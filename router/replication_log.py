@@ -22,7 +22,7 @@ MAX_TOKENS: Final = 1 << 50
 class Journal:
     """One router's unpublished events. Operations are O(1), except `still_open`.
 
-    events: oldest first. open: the published open bookings, by number.
+    events: oldest first. open: the open bookings, by number.
     """
 
     __slots__ = ("_booked", "_on_first", "events", "open")

@@ -59,7 +59,7 @@ def _bind_all(host: str, port: int) -> list[socket.socket]:
 
 
 def listen(addresses: Sequence[tuple[int, Address]], *, shared: bool = True) -> list[socket.socket]:
-    """One worker's sockets. shared: others may listen on the same addresses. Raises OSError."""
+    """A socket that listens on each of the addresses. shared: others may listen on the same addresses. Raises OSError."""
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(_bound(family, address, shared=shared)) for family, address in addresses]
         for sock in made:

@@ -2,7 +2,7 @@
 
     SIGHUP ──────────────────────────┐
     the file differs, and is quiet ──┴─► read it ──► valid? ──► probe new replicas ──► all changes in one step
-                                                       └─ no: say why, change nothing
+                                                       └─ no: log why, change nothing
 
 How the file is watched and read: `config/source.py`. What takes time, asking the replicas that join, comes before any change;
 the change itself is a row of synchronous steps, which cannot fail: what is invalid was refused before. So every request sees

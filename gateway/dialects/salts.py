@@ -1,7 +1,7 @@
 """Cache salts of tenants, where tenants are isolated (`routing.isolation`): engines keep prompts with different salts apart.
 
 Engines that know `cache_salt` (`fleet/engines.py`) read it in the JSON bodies of all dialects alike, so this works on any JSON
-object, and on bodies whose dialect nobody knows.
+object, and on bodies of unknown dialects.
 """
 
 from __future__ import annotations

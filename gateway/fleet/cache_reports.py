@@ -5,7 +5,8 @@ at all, its prefix cache is off or cannot match, and routing by prefix is in vai
 engine that reports nothing is another case, for missing is not zero: the cache may work, only the savings cannot be seen.
 
 Only answers count for which cached tokens were predicted. Evidence is enough requests and enough tokens in a row; a hit starts
-the row anew, and so does a restart, after which zero is to be expected. Each finding is reported once, until a hit.
+the row anew, and so does a restart, after which zero is to be expected. SILENT is reported once, ZERO once until a hit,
+HIT once after each ZERO.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Overlap:
     silent: bool = False
 
     def metered(self, predicted: int, reported: int | None) -> Finding | None:
-        """One answer's cached tokens, as predicted and as reported (None: not reported). Each finding comes once. O(1)."""
+        """One answer's cached tokens, as predicted and as reported (None: not reported). Returns a new finding. O(1)."""
         if reported is not None and not self.reports:
             self.reports = True
             self.restart()  # the row so far was one of silence

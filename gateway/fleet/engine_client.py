@@ -46,22 +46,22 @@ _ENTRIES_AT_ONCE: Final = 128  # read without giving the event loop back: 1 ms
 
 
 async def models_of(upstream: UpstreamClient, url: str, timeout_s: float) -> Models | None:
-    """Its models, the first MAX_MODELS of them; None where they need a key that we do not have. Raises ReplicaFailure.
+    """Its models, the first MAX_MODELS of them; None where they need a key that we do not have.
 
-    An id that is longer than requests may name is left out.
+    An id that is longer than requests may name is left out. Raises ReplicaFailure, or GatewayError if we lack resources.
     """
-    attempt = await upstream.open(url, _call("/v1/models"), timeout_s)
+    answer = await upstream.open(url, _call("/v1/models"), timeout_s)
     try:
-        if attempt.status in (401, 403):
+        if answer.status in (401, 403):
             return None
-        body = await attempt.read(_MAX_MODELS_BYTES)
+        body = await answer.read(_MAX_MODELS_BYTES)
     finally:
-        attempt.close()
-    if attempt.status == LOOP_DETECTED:
+        answer.close()
+    if answer.status == LOOP_DETECTED:
         text = "it is this gateway itself, or a gateway that leads back here (GET /v1/models answers 508)"
         raise ReplicaFailure("status", text)
-    if attempt.status != 200:
-        raise ReplicaFailure("status", f"GET /v1/models answers {attempt.status}")
+    if answer.status != 200:
+        raise ReplicaFailure("status", f"GET /v1/models answers {answer.status}")
     entries, models = _listed(body), dict[str, ModelEntry]()
     for at in range(0, len(entries), _ENTRIES_AT_ONCE):
         models.update((name, _entry(name, entry)) for name, entry in entries[at : at + _ENTRIES_AT_ONCE])
@@ -147,11 +147,11 @@ def _call(path: str) -> Call:
 async def _get(upstream: UpstreamClient, url: str, path: str) -> bytes:
     """The body of a good answer of a reasonable size, else b""."""
     try:
-        attempt = await upstream.open(url, _call(path))
+        answer = await upstream.open(url, _call(path))
         try:
-            return await attempt.read(engines.MAX_PAGE_BYTES) if attempt.status == 200 else b""
+            return await answer.read(engines.MAX_PAGE_BYTES) if answer.status == 200 else b""
         finally:
-            attempt.close()
+            answer.close()
     except (ReplicaFailure, GatewayError):
         return b""
 

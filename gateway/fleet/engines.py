@@ -25,7 +25,7 @@ _MAX_LABEL_BYTES = 256 << 10  # of all of these
 
 _MAX_KV_TOKENS = 10_000_000_000
 _MAX_SEQUENCES = 1_000_000
-_MAX_START = 1e11  # seconds since 1970; a clock that says more counts in milliseconds
+_MAX_START = 1e11  # seconds since 1970; a larger value is in milliseconds, and ignored
 
 _START = "process_start_time_seconds"
 

@@ -1,6 +1,6 @@
 """Probing the replicas: is each up, with which models, what does its engine report, and is its cache still there.
 
-Every replica has one prober, which requests `/v1/models`: every engine answers that, it costs the engine nothing, and it brings
+Each replica has one task, which requests `/v1/models`: every engine answers that, it costs the engine nothing, and it brings
 the models too. A replica is down after `failures` failed probes in a row, or at once when it refuses a connection, a probe's or
 a request's. One good probe brings it back.
 
@@ -19,7 +19,8 @@ A cache is taken for lost when nobody listens any more ("refused"), when the eng
 seen before ("start_time"), or when it reported zero hits on warm prefixes again and again ("zero_hits"). One
 restart counts once: whatever sign came first, the next start time is then only remembered.
 
-Replicas come and go while the gateway runs: `add` and `remove` take effect at once, and `run` starts and ends their probers.
+Replicas come and go while the gateway runs: `add` and `remove` take effect at once. `run` starts their tasks, and
+`remove` ends them.
 """
 
 from __future__ import annotations

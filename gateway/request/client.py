@@ -134,7 +134,7 @@ class ClientRequest:
         raise NotImplementedError
 
     def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
-        """keep_alive: whether the connection may be used again. patience_s: how long the client may not read at the end."""
+        """keep_alive: whether the connection may be used again. patience_s: limit on waiting for the client to read."""
         raise NotImplementedError
 
 

@@ -1,7 +1,9 @@
 """A request on its way to replicas: what its phases are given, and what each of them has found.
 
-`Exchange` is what was known when a replica was chosen. `AttemptLog` is written by `attempts.py` (and, for broken streams, by
-`resumption.py`, which makes further attempts), `Delivered` by `delivery.py`; the lifecycle reads both at the end.
+`Exchange` is what was known when a replica was chosen; further attempts renew its `target` and move its `booking`, and the body
+in `api` is dropped when there will be none. `AttemptLog` is written by `attempts.py` and, for broken streams, by
+`resumption.py`, which makes further attempts; `delivery.py` takes the answer's body out of it. `Delivered` is written by
+`delivery.py` and `resumption.py`. The lifecycle reads both at the end.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 
 - identify: who sends it, under which id, in which dialect; whether it has passed this gateway before.
 - parse: its body, read and understood.
-- admit: the replicas that serve its model, and a place there, at once or after a wait in the pool's queue.
+- admit: the replicas that serve its model, and a slot there, at once or after a wait in the pool's queue.
 - choose: one synchronous decision of the router, with its booking.
 - attempt: until the first byte of an answer. Nothing has gone to the client yet, so what fails is invisible to it.
 - deliver: the answer to the client. From here on an error can only be an event of the stream.
@@ -107,8 +107,8 @@ class Lifecycle:
             raise
         except Exception:  # the last border: a bug must not cost more than its own request
             log.exception("unhandled error", extra={"path": request.path, "id": record.id})
-            if exchange is not None and (begun := exchange.delivered.reply) and begun.begun:
-                begun.cut()  # nothing sane can follow what went out
+            if exchange is not None and (sent := exchange.delivered.reply) and sent.begun:
+                sent.cut()  # nothing sane can follow what went out
             return self._refuse(request, dialect, record, internal_error())
         finally:
             if permit:
@@ -151,7 +151,7 @@ class Lifecycle:
     async def _admit(
         self, request: ClientRequest, api: ApiRequest, caller: Caller, record: SettledRequest
     ) -> tuple[Target, Permit]:
-        """Where the request may go, and a place there. Raises GatewayError 400, 404, 429 or 503."""
+        """Where the request may go, and a slot there. Raises GatewayError 400, 404, 429 or 503."""
         record.model = api.model
         target = self.fleet.target(api.model)
         record.label = target.label

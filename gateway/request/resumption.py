@@ -197,21 +197,21 @@ class Resumption:
         tried = len(attempts.failed)
         total_s = self._live.config.timeouts.total_s
         left_s = total_s - (self._clock() - exchange.begun) if total_s else None
-        unsaid: GatewayError | None
+        error_for_client: GatewayError | None
         try:
             async with asyncio.timeout(left_s):
-                unsaid = await self._continue(exchange, reply, kept, error)
+                error_for_client = await self._continue(exchange, reply, kept, error)
         except TimeoutError:
-            unsaid = error
+            error_for_client = error
             if delivered.done_sent:  # only the end of the framing is missing
                 reply.end()
-                unsaid = None
+                error_for_client = None
         except GatewayError as ours:
-            unsaid = ours.with_traceback(None)  # that refers to this frame
+            error_for_client = ours.with_traceback(None)  # that refers to this frame
         attempted = attempts.resumptions or len(attempts.failed) > tried
-        result = "good" if unsaid is None else "failed" if attempted else "impossible"
+        result = "good" if error_for_client is None else "failed" if attempted else "impossible"
         self._metrics.resumed.add((exchange.label, result))
-        return unsaid
+        return error_for_client
 
     async def _continue(self, exchange: Exchange, reply: ClientReply, kept: Kept, error: GatewayError) -> GatewayError | None:
         """Go on at one replica after the other. error: for the client where that ends."""

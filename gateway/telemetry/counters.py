@@ -249,12 +249,11 @@ class Instruments(Collector):
         self.all.append(made := Histogram(name, text, labels, bounds))
         return made
 
-    def snapshot(self) -> Snapshot:
-        """All values, for another process. Copies the tables, not the histograms' rows."""
-        return {instrument.name: dict(instrument.values) for instrument in self.all}
-
     def parts(self, size: int) -> Iterator[Snapshot]:
-        """`snapshot` in parts of about `size` samples. Each instrument's table is copied when it is reached."""
+        """All values, for another process, in parts of about `size` samples.
+
+        Each instrument's table is copied when it is reached, but not the histograms' rows.
+        """
         part: dict[str, dict[Labels, Any]] = {}
         left = size
         for instrument in self.all:

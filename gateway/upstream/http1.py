@@ -217,7 +217,7 @@ class Answer:
                 parts.append(self._read_chunk(data[begin:]))
                 return b"".join(parts)
             if data[at : at + 2] != b"\r\n":
-                raise FramingError("a chunk is longer than it says")
+                raise FramingError("a chunk is longer than its size line says")
             parts.append(data[begin:at])
             at += 2
             if at == len(data):  # the usual case: one chunk per read
@@ -238,11 +238,11 @@ class Answer:
         self._left = 0
         if len(data) < left + 2:
             if data[left] != 0x0D:
-                raise FramingError("a chunk is longer than it says")
+                raise FramingError("a chunk is longer than its size line says")
             self._buffer = data[left:]
             return data[:left]
         if data[left : left + 2] != b"\r\n":
-            raise FramingError("a chunk is longer than it says")
+            raise FramingError("a chunk is longer than its size line says")
         self._buffer, self._step = b"", _CHUNK_LINE_NEXT
         body = data[:left]
         return body + self._read_chunk_line(data[left + 2 :]) if len(data) > left + 2 else body

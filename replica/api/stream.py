@@ -96,7 +96,7 @@ def client_error(error: Exception) -> ApiError:
     if isinstance(error, EngineError):
         return ApiError(500, f"The engine could not finish this request: {error}.")
     log.error("this request failed", exc_info=error)
-    return ApiError(500, "This replica failed on this request; its log says why.", code="internal_error")
+    return ApiError(500, "This replica failed on this request; see its log.", code="internal_error")
 
 
 def _now() -> float:

@@ -21,7 +21,11 @@ MAX_SCALES: Final = 1024
 
 
 class Scales:
-    """The scales of the MAX_SCALES most recently learned names. All operations O(1)."""
+    """The scales of MAX_SCALES names at most. All operations O(1).
+
+    A name beyond them replaces the one that was learned least recently. For names that were learned only while there were
+    MAX_SCALES // 2 or fewer, the first time counts: their order is not kept.
+    """
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Ratio] = OrderedDict()

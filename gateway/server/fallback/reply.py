@@ -25,7 +25,7 @@ class QueuedReply(ClientReply):
     """One answer to a request that aiohttp has read. `finish` or `close` it."""
 
     def __init__(self, request: web.Request, *, keep_alive: bool, patience_s: float) -> None:
-        """keep_alive: whether the connection may be used again. patience_s: how long a client may not read at the end."""
+        """keep_alive: whether the connection may be used again. patience_s: limit on waiting for the client to read."""
         super().__init__()
         self.keep_alive = keep_alive
         self._request = request

@@ -3,8 +3,8 @@
     idle ── begin ──► receiving the body ──► served ──► idle
                                                 └─────► closed (the client left, or the answer is the last one)
 
-One request at a time: pipelined bytes are buffered, charged to the budget, and beyond MAX_BEHIND reading is paused. All other
-requests go to aiohttp (`connection.py`), untouched.
+One request at a time: pipelined bytes are buffered, charged to the budget, and beyond MAX_PIPELINED reading is paused. Only
+plain POSTs to FAST_PATHS come here; all other requests go to aiohttp (`connection.py`), untouched.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from gateway.admission.memory import Account, MemoryLease
 from gateway.server.http.plain_request import PlainConnection, PlainRequest, RequestStart
 
-MAX_BEHIND: Final = 1 << 16  # pipelined bytes; one read more may come before the connection is paused
+MAX_PIPELINED: Final = 1 << 16  # pipelined bytes; one read more may come before the connection is paused
 
 
 class FastConnection(PlainConnection, Protocol):
@@ -31,13 +31,13 @@ class FastPath:
     """See the top of this file. request: the current one, None if idle. account: the client's, once it is connected."""
 
     __slots__ = (
-        "_behind",
-        "_behind_lease",
         "_connection",
         "_handler",
         "_held",
         "_input_dropped",
         "_loop",
+        "_pipelined",
+        "_pipelined_lease",
         "_task",
         "account",
         "request",
@@ -51,8 +51,8 @@ class FastPath:
         self._handler = handler
         self._loop = loop
         self._task: asyncio.Task[None] | None = None
-        self._behind = bytearray()  # pipelined bytes; in one piece, because they may arrive byte by byte
-        self._behind_lease: MemoryLease | None = None
+        self._pipelined = bytearray()  # pipelined bytes; in one piece, because they may arrive byte by byte
+        self._pipelined_lease: MemoryLease | None = None
         self._held = False  # reading is paused
         self._input_dropped = False  # the connection ends with this request: further input is dropped
         self.account: Account | None = None
@@ -64,12 +64,12 @@ class FastPath:
         assert self.account is not None
         assert connection is not None
         end = begun.end + begun.length
-        behind = b""
+        pipelined = b""
         if len(data) > end:
-            data, behind = data[:end], data[end:]
+            data, pipelined = data[:end], data[end:]
         self.request = request = PlainRequest(data, begun, connection, self.account.lease())
-        if behind:
-            self._keep(behind)
+        if pipelined:
+            self._keep(pipelined)
         self._task = asyncio.Task(self._serve(request, connection), loop=self._loop, name="request")
 
     def feed(self, data: bytes) -> None:
@@ -91,21 +91,21 @@ class FastPath:
     def _keep(self, data: bytes) -> None:
         """Buffer pipelined bytes until the current request is answered."""
         assert self.account is not None
-        if self._behind_lease is None:
-            self._behind_lease = self.account.lease()
-        if not self._behind_lease.grow(len(data)):
+        if self._pipelined_lease is None:
+            self._pipelined_lease = self.account.lease()
+        if not self._pipelined_lease.grow(len(data)):
             self._drop_input()  # the requests in it are not answered: the connection ends, and the client may repeat them
             return
-        self._behind += data
-        if not self._held and len(self._behind) > MAX_BEHIND:
+        self._pipelined += data
+        if not self._held and len(self._pipelined) > MAX_PIPELINED:
             self._held = True
             self._hold(on=True)
 
     def _drop_input(self) -> None:
         self._input_dropped = True
-        self._behind = bytearray()
-        if self._behind_lease is not None:
-            self._behind_lease.close()
+        self._pipelined = bytearray()
+        if self._pipelined_lease is not None:
+            self._pipelined_lease.close()
 
     async def _serve(self, request: PlainRequest, connection: FastConnection) -> None:
         keep = False
@@ -119,17 +119,17 @@ class FastPath:
                 if request.lingers:
                     await connection.linger()
         except ConnectionError:
-            """The client left."""
+            pass  # the client left
         finally:
             request.close()
             self.request = self._task = None
-            behind = b""
-            if self._behind_lease is not None:
-                behind, self._behind = bytes(self._behind), bytearray()
-                self._behind_lease.close()
-                self._behind_lease = None
+            pipelined = b""
+            if self._pipelined_lease is not None:
+                pipelined, self._pipelined = bytes(self._pipelined), bytearray()
+                self._pipelined_lease.close()
+                self._pipelined_lease = None
             self._unhold()
-            connection.served(behind, keep=keep)
+            connection.served(pipelined, keep=keep)
 
     def _unhold(self) -> None:
         if self._held:
@@ -141,4 +141,4 @@ class FastPath:
             self._connection.hold(on=on)
 
     def __repr__(self) -> str:
-        return f"<FastPath {self.request!r}, {len(self._behind)} bytes behind it>"
+        return f"<FastPath {self.request!r}, {len(self._pipelined)} pipelined bytes>"

@@ -1,4 +1,6 @@
-"""Parser of plain requests, for the fast path; aiohttp parses or refuses all others. Pure, except for waiting.
+"""Parser of plain requests, for the fast path, which takes POSTs to FAST_PATHS; aiohttp parses or refuses all others.
+
+Pure, except for waiting.
 
 Nearly all requests are plain: HTTP/1.1, the whole head in one read, a body with a Content-Length, and no header with a special
 meaning for a proxy. All HTTP parsers agree on such a head: printable ASCII with at most one space after the colon, no header

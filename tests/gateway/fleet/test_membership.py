@@ -16,6 +16,7 @@ from gateway.fleet.membership import MAX_DEPARTED, SHOWN_S, Departed, Member, Me
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import LOGGED
 from tests.support.in_memory import MemoryDials, framed, replica
+from tests.support.snapshots import snapshot_of
 
 POOLS = ("a", "b")
 named = st.builds(
@@ -160,7 +161,7 @@ async def test_counters_of_a_replica_and_a_pool_that_have_left_are_forgotten_aft
         fleet.forget_departed()
         assert metrics.broken_responses.values.keys() == both, "it was back in between"
         instruments = Metrics().instruments
-        instruments.merge(metrics.instruments.snapshot())
+        instruments.merge(snapshot_of(metrics.instruments))
         fleet.hide_departed(instruments)
         assert (instruments.values_of("replica"), instruments.values_of("pool")) == ({"a:1"}, {"m"}), "no longer shown"
         clock.now += SHOWN_S

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.telemetry.counters import Counter, FirstValues, Gauge, Histogram, Instruments, merge_max, merge_min, merge_sum
+from tests.support.snapshots import snapshot_of
 
 BOUNDS = (0.5, 1.0, 2.5)
 labels = st.sampled_from(["a", "b", 'quote"d', "back\\slash", "new\nline"])
@@ -92,7 +93,7 @@ def test_what_several_processes_count_is_what_one_would_have(stories: list[tuple
     whole = Instruments()
     made_of(whole)
     for counts, seen in stories:
-        whole.merge(ours(counts, seen).snapshot())
+        whole.merge(snapshot_of(ours(counts, seen)))
     every_count = [count for counts, _ in stories for count in counts]
     one = ours(every_count, [observation for _, seen in stories for observation in seen])
     for instrument in one.all:
@@ -116,13 +117,13 @@ def test_numbers_of_several_processes_are_merged_by_their_rules() -> None:
         return made
 
     whole = instruments(2.0)
-    seen = instruments(3.0).snapshot()
+    seen = snapshot_of(instruments(3.0))
     whole.merge(seen)
     assert [instrument.values[()] for instrument in whole.all] == [5.0, 3.0, 2.0, 3.0, 5.0]
     whole.merge(seen, ended=True)
     assert [instrument.values[()] for instrument in whole.all] == [5.0, 3.0, 2.0, 3.0, 8.0], "what has ended has no levels"
     whole.merge({})
-    assert instruments(3.0).snapshot() == seen
+    assert snapshot_of(instruments(3.0)) == seen
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("xyz"), st.integers(1, 9))), st.integers(0, 6))
@@ -150,7 +151,7 @@ def test_what_is_taken_in_is_folded_too() -> None:
     for tenant in "abcd":
         remote.add((tenant,), 1)
     for _ in range(2):
-        instruments.merge(other.snapshot())
+        instruments.merge(snapshot_of(other))
     assert made.values == {("a",): 2, ("b",): 2, ("other",): 4}
 
 

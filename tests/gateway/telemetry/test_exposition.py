@@ -25,6 +25,7 @@ from gateway.telemetry.exposition import (
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import longest_pause, running
 from tests.support.fakes import FakeReplica
+from tests.support.snapshots import snapshot_of
 
 labels = st.text(max_size=8) | st.sampled_from(['quote"d', "back\\slash", "new\nline", "\\n", ""])
 numbers = st.integers(0, 10**17) | st.floats(0, allow_nan=False) | st.sampled_from([1e6, 1e7, 123456789.5, 0.1])
@@ -76,10 +77,10 @@ def test_labels_are_sorted_by_name_on_both_sides_of_le() -> None:
 def test_what_is_packed_and_merged_is_the_snapshot(counted: list[Metrics]) -> None:
     at_once, in_slices = Metrics().instruments, Metrics().instruments
     for metrics in counted:
-        at_once.merge(metrics.instruments.snapshot())
+        at_once.merge(snapshot_of(metrics.instruments))
         for part in unpacked_slices(packed(metrics.instruments)):
             in_slices.merge(part)
-    assert in_slices.snapshot() == at_once.snapshot()
+    assert snapshot_of(in_slices) == snapshot_of(at_once)
 
 
 def test_no_slice_is_large() -> None:

@@ -316,7 +316,7 @@ async def test_an_error_that_nobody_has_foreseen_has_the_apis_shape(
         else:
             assert response.status == 500
             error = (await response.json())["error"]
-    expected = "This replica failed on this request; its log says why."
+    expected = "This replica failed on this request; see its log."
     assert error == {"message": expected, "type": "server_error", "param": None, "code": "internal_error"}
     assert "ZeroDivisionError: no such token" in caplog.text
     await frozen.engine.cancelled.wait()

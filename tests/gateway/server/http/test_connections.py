@@ -18,7 +18,7 @@ from gateway.server.bounds import MAX_UNCHARGED
 from gateway.server.http.aiohttp_request import AiohttpRequest
 from gateway.server.http.connection import ClientConnection
 from gateway.server.http.connections import ClientServer
-from gateway.server.http.fast_path import MAX_BEHIND
+from gateway.server.http.fast_path import MAX_PIPELINED
 from gateway.server.http.plain_request import MAX_FIELDS, MAX_HEAD_BYTES, PlainRequest, read_head
 from gateway.upstream.http1 import Answer
 from tests.gateway.conftest import eventually
@@ -284,7 +284,7 @@ async def test_what_comes_behind_a_request_is_bounded() -> None:
 
     many = 40
     async with serving(handler) as (front, port):
-        body = b"x" * MAX_BEHIND
+        body = b"x" * MAX_PIPELINED
         asking = asyncio.create_task(ask(port, [post(body) * many], many))
         await eventually(lambda: front.connections and front.connections[0]._fast._held)
         go.set()
