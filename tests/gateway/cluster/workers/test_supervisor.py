@@ -310,6 +310,7 @@ async def test_a_signal_to_a_worker_that_has_ended_is_dropped() -> None:
     await slot.process.wait()
     slot.send_signal(signal.SIGTERM)
     slot.send_signal(signal.SIGKILL)
+    assert slot.process.returncode == 0, "it ended by itself"
 
 
 async def test_a_worker_that_dies_again_and_again_does_not_keep_connections_waiting() -> None:
