@@ -28,7 +28,8 @@ class Owner:
 class Booking:
     """A decision and its open lease. `Router.choose` makes it, `close` ends it.
 
-    matched_blocks: of the prompt, believed to be held by the lease's replica. weight: of a block of the prompt, in the index.
+    matched_blocks: of the prompt, believed to be held by the lease's replica. weight: of a block of the prompt, as estimated
+    when it was made; in the index a block that was credited before keeps the weight that it has.
     number: in the journal. idle_s: time since the match was last used there. pending: the credit is neither confirmed nor
     removed; tail: its end in the index; reserved: bytes of the index reserved for it.
     """

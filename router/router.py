@@ -146,28 +146,27 @@ class Router(Owner):
 
         O(edges on the prompt's path x their holders + replicas log replicas).
         """
-        quotes = self._quotes(prompt, replicas, now)
-        ranking = self._policy.order(prompt, [quotes.candidate(name) for name in replicas], self._chance)
-        return quotes.decision(ranking[0]), ranking
+        return self._ranked(self._quotes(prompt, replicas, now))
 
     def choose(self, prompt: Prompt, replicas: Collection[str], now: float, *, silent: bool = False) -> Booking:
         """Book the best and credit it with the prompt. Raises ValueError if there are no candidates.
 
         silent: the answer is not streamed, so that its first token will not be seen.
         """
-        decision = self._decide(prompt, replicas, now)
+        quotes = self._quotes(prompt, replicas, now)
+        decision = self._decide(quotes)
         best = decision.best
         lease = self.ledger.open(best.replica, decision.prompt_tokens, best.uncached_tokens, now, silent=silent)
-        booking = self.book(prompt, lease, best.matched_blocks)
+        booking = Booking(self, prompt, lease, best.matched_blocks, quotes.block_weight)
         booking.decision = decision
+        self._credit(booking)
         if self.journal:
             self.journal.opened(booking)
         return booking
 
     def book(self, prompt: Prompt, lease: Lease, matched_blocks: int) -> Booking:
-        """Book a decision of this or another router. Not recorded in the journal."""
-        weight = self.trie.weight_of(prompt.keys, prompt.block_weight(self.units_per_token(prompt.scale)))
-        booking = Booking(self, prompt, lease, matched_blocks, weight)
+        """Book another router's decision. Not recorded in the journal."""
+        booking = Booking(self, prompt, lease, matched_blocks, prompt.block_weight(self.units_per_token(prompt.scale)))
         self._credit(booking)
         return booking
 
@@ -189,7 +188,7 @@ class Router(Owner):
 
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""
-        booking.decision = decision = self._decide(booking.prompt, replicas, now)
+        booking.decision = decision = self._decide(self._quotes(booking.prompt, replicas, now))
         best = decision.best
         self.rebook(booking, best.replica, best.matched_blocks, decision.prompt_tokens, best.uncached_tokens, now)
         if self.journal:
@@ -251,10 +250,13 @@ class Router(Owner):
         quotes.discount(self.rents)
         return quotes
 
-    def _decide(self, prompt: Prompt, replicas: Collection[str], now: float) -> Decision:
+    def _ranked(self, quotes: Quotes) -> tuple[Decision, list[Candidate]]:
+        ranking = self._policy.order(quotes.prompt, quotes.candidates(), self._chance)
+        return quotes.decision(ranking[0]), ranking
+
+    def _decide(self, quotes: Quotes) -> Decision:
         if not self._least_cost:
-            return self.rank(prompt, replicas, now)[0]
-        quotes = self._quotes(prompt, replicas, now)
+            return self._ranked(quotes)[0]
         best, idle = quotes.cheapest(self._chance)
         if best.matched_blocks < quotes.longest:
             self._rent(quotes.shared_prefix, None)
@@ -310,7 +312,7 @@ class Router(Owner):
         # Tolerance of one block: tokens are an estimate, and an engine's blocks end elsewhere than ours.
         lost = held + 1 < matched
         if held > matched + 1:
-            evidence.held_more(self.trie.weight_held_by(name), booking.weight)
+            evidence.held_more(self.trie.weight_held_by(name), self._block_weight(booking))
         restarted = booking.idle_s is not None and self._weigh(booking, evidence, booking.idle_s, cached, lost, now)
         if restarted:
             self.restarted(name)
@@ -339,7 +341,11 @@ class Router(Owner):
     def _younger(self, booking: Booking, since: float) -> int | None:
         """Weight of the replica's blocks used after `since`, without the prompt's own; None if too many to count."""
         used = self.trie.used_since(booking.lease.replica, since)
-        return None if used is None else max(0, used - booking.prompt.blocks * booking.weight)
+        return None if used is None else max(0, used - booking.prompt.blocks * self._block_weight(booking))
+
+    def _block_weight(self, booking: Booking) -> int:
+        """What a block of the booking's prompt weighs in the index now."""
+        return self.trie.weight_of(booking.prompt.keys, booking.weight)
 
     # -- for metrics and tests
 

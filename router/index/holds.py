@@ -103,28 +103,27 @@ class UseList:
     def foresee(self, excess: int, most: int, most_holds: int) -> None:
         """Mark the stalest blocks as doomed that weigh `excess` together or a little more, but not more than `most`.
 
-        Blocks of most_holds holds at most, and no others. O(those holds).
+        Blocks of most_holds holds at most, and no others. O(those holds, and those that were doomed before).
         """
         ring = self.ring
         hold = ring.fresher
+        self.dooms = more = excess > 0
+        while more and hold is not ring and most_holds:
+            self.survivor_used = hold.used
+            blocks, weight = hold.blocks, hold.node.weight
+            held = blocks * weight
+            if held <= most and held - weight < excess:
+                hold.doomed = blocks
+                excess -= held
+                most -= held
+                most_holds -= 1
+            else:  # at least one of its blocks survives
+                doomed, at_most = -(-excess // weight), most // weight  # neither is negative
+                hold.doomed = doomed if doomed < at_most else at_most
+                more = False
+            hold = hold.fresher
         while hold is not ring and hold.doomed:
             hold.doomed = 0
-            hold = hold.fresher
-        self.dooms = excess > 0
-        if not self.dooms:
-            return
-        hold = ring.fresher
-        while hold is not ring and most_holds:
-            self.survivor_used = hold.used
-            weight = hold.node.weight
-            held = hold.blocks * weight
-            if held > most or held - weight >= excess:  # at least one of its blocks survives
-                hold.doomed = max(0, min(-(-excess // weight), most // weight))
-                return
-            hold.doomed = hold.blocks
-            excess -= held
-            most -= held
-            most_holds -= 1
             hold = hold.fresher
 
     def used_since(self, since: float, most_holds: int) -> int | None:
@@ -207,7 +206,8 @@ class UseList:
         self.weight -= gone * weight
         self.blocks -= gone
         hold.blocks = hold.confirmed = keep
-        hold.doomed = max(0, hold.doomed - gone)
+        if hold.doomed:
+            hold.doomed = max(0, hold.doomed - gone)
 
     def take_over(self, other: UseList) -> None:
         """Move all holds of `other` (not empty) to the fresh end of this list."""

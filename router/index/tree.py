@@ -50,6 +50,7 @@ class Tree:
         self._dead: dict[str, UseList] = {}
         self._nodes = 0
         self._edge_bytes = 0
+        self._heaviest = 0  # no block of the tree weighs more
         self._holds = 0
         # The last walk: a request is matched and then credited, mostly with no change to the tree in between.
         self._no_path: list[Node] = []
@@ -181,6 +182,7 @@ class Tree:
             leaf = Node(rest, node, self._none, weight if node is self._root else node.weight)
             node.children[rest[:KEY_BYTES]] = leaf
             self._nodes += 1
+            self._heaviest = max(self._heaviest, leaf.weight)
             self._raise(leaf)
             return leaf
         node.edge += rest

@@ -160,11 +160,9 @@ class RadixTrie(Tree):
         if uses is None:
             return None
         self.now = now = max(self.now, now)
-        if uses.capacity != UNBOUNDED:
-            path, _, _ = self._walk(keys)
-            weighs = path[0].weight if path else weight
-            if len(keys) // KEY_BYTES * weighs > uses.capacity:  # no product of a capacity: compiled, large factors are slow
-                keys = keys[: uses.capacity // weighs * KEY_BYTES]
+        blocks, capacity = len(keys) // KEY_BYTES, uses.capacity  # no product of a capacity: compiled, large ones are slow
+        if blocks * self._heaviest > capacity or blocks * weight > capacity:
+            keys = keys[: capacity // self.weight_of(keys, weight) * KEY_BYTES]
         used: float | None = None
         if confirmed:
             if keys:

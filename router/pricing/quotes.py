@@ -22,7 +22,7 @@ NO_COST: Final = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 class Quotes:
     """matched: replica -> leading blocks that it is believed to hold; longest: the maximum over `replicas`; shared_prefix: the
     key of the last block of the longest match; empty without a match. total: tokens of the prompt; least: of these, uncached
-    on the holder of the longest match.
+    on the holder of the longest match. block_weight: of a block of the prompt (`Prompt.block_weight`).
     """
 
     __slots__ = (
@@ -33,14 +33,14 @@ class Quotes:
         "_lifetime_s",
         "_now",
         "_per_block",
-        "_prompt",
         "_rent",
         "_replicas",
         "_trie",
-        "_weight",
+        "block_weight",
         "least",
         "longest",
         "matched",
+        "prompt",
         "shared_prefix",
         "total",
     )
@@ -50,11 +50,11 @@ class Quotes:
     ) -> None:
         self._trie = trie
         self._ledger = ledger
-        self._prompt = prompt
+        self.prompt = prompt
         self._replicas = replicas
         self._now = now
         self._per_block = prompt.block_units / units_per_token  # tokens
-        self._weight = prompt.block_weight(units_per_token)
+        self.block_weight = prompt.block_weight(units_per_token)
         self._blocks = prompt.blocks
         self._lifetime_s = trie.lifetime.value if trie.lifetime else 0.0  # 0: nothing was ever evicted
         self._gap_s = ledger.turn_gap.value
@@ -94,7 +94,7 @@ class Quotes:
         new = self._blocks - blocks
         if not new:
             return 0.0
-        out, used = self._trie.room(name, new, self._weight)
+        out, used = self._trie.room(name, new, self.block_weight)
         return uncached * out / new * reuse_chance(self._now - used, self._lifetime_s) if out else 0.0
 
     def cheapest(self, chance: Random) -> tuple[Candidate, bool]:
@@ -108,7 +108,7 @@ class Quotes:
         for name in (first, *self._replicas) if first else self._replicas:
             load = loads.get(name) or load_of(name)
             if blocks := matched.get(name, 0):
-                uncached = total - self.tokens(blocks)
+                uncached = least if blocks == longest else total - self.tokens(blocks)
                 floor = uncached + DUPLICATE_WEIGHT * (uncached - least) + DECODE_TOKENS * load.decoding
             else:
                 uncached, floor = total, lacking + DECODE_TOKENS * load.decoding
@@ -133,17 +133,18 @@ class Quotes:
         return self.candidate(best, price), idle
 
     def candidate(self, name: str, price: Cost | None = None) -> Candidate:
-        """A replica's state with its price, which is computed unless given."""
+        """A replica's state with its price. price: given only if its load was advanced for it; else computed here."""
         load, blocks = self._ledger.of(name), self.matched.get(name, 0)
-        load.advance(self._now)
-        matched = self.tokens(blocks)
-        price = price or self.price(name, load, blocks, self.total - matched)
+        uncached = self.least if blocks == self.longest else self.total - self.tokens(blocks)
+        if price is None:
+            load.advance(self._now)
+            price = self.price(name, load, blocks, uncached)
         fields = (
             name,
             blocks,
-            matched,
-            self.total - matched,
-            load.remaining_tokens(self._now),
+            self.total - uncached,
+            uncached,
+            load.remaining_tokens(self._now) if load.first else 0,
             load.inflight,
             load.decoding,
             load.active_tokens,
@@ -152,15 +153,19 @@ class Quotes:
         )
         return tuple.__new__(Candidate, fields)  # as in `cost`
 
+    def candidates(self) -> list[Candidate]:
+        """Every replica's state with its price. O(replicas)."""
+        return [self.candidate(name) for name in self._replicas]
+
     def decision(self, best: Candidate) -> Decision:
         """The decision for `best`, with its reason."""
-        if not self._prompt.keys:
+        if not self.prompt.keys:
             reason = "blind"
         elif not self.longest:
             reason = "cold"
         else:
             reason = "warm" if best.matched_blocks == self.longest else "spill"
-        return Decision(best, reason, self.total, self.tokens(self.longest))
+        return Decision(best, reason, self.total, self.total - self.least)
 
 
 def _longest(matched: Mapping[str, int], replicas: Collection[str]) -> tuple[str, int]:
