@@ -59,6 +59,11 @@ class LocalControl:
             case _:
                 assert_never(command)
 
+    async def probed(self, command: Command) -> None:
+        """Wait for what an executed command has begun: the first probe of a replica that was added. Bounded."""
+        if isinstance(command, Join):
+            await self.membership.probed(command.replica.name)
+
     async def run(self) -> None:
         """Watch the sources of configurations and of members until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -95,7 +100,10 @@ class LocalControl:
 
 class ControlPlane(Protocol):
     async def execute(self, command: Command) -> None:
-        """In all processes. Returns when all have executed it; raises ConfigError if it cannot be executed."""
+        """In all processes. Returns when all have executed it, and have probed a replica that it adds.
+
+        Commands are executed in one order everywhere, which no probe holds up. Raises ConfigError if it cannot be executed.
+        """
 
     async def page(self) -> bytes:
         """The metrics of all processes together, in Prometheus' text format."""
@@ -116,6 +124,7 @@ class SingleProcess:
 
     async def execute(self, command: Command) -> None:
         await self._local.execute(command)
+        await self._local.probed(command)
 
     async def page(self) -> bytes:
         return await self._pages.get()

@@ -8,6 +8,9 @@ Probing takes a while and changes nothing; the change itself has no await in it,
 before it or after it. Each process of a gateway does this for itself: reloads and commands reach all of them, and each watches
 the sources.
 
+An operator's change does not wait for probes, for other operators' commands would wait with it, in all processes: a replica
+that is added is down at first, probed at once, and `probed` waits for that.
+
 A replica that an operator adds stays until it is removed or the gateway ends. A reload leaves it alone, unless the new
 configuration names that replica itself, or has its pool no more: then the addition is forgotten.
 
@@ -19,6 +22,7 @@ meanwhile.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
@@ -29,12 +33,14 @@ from gateway.config.parse import ConfigError
 from gateway.config.schema import MAX_REPLICAS, Config
 from gateway.fleet.directory import FIRST_PROBES_S, LOGGED, Fleet
 from gateway.fleet.membership import CONFIGURATION, OPERATORS, Member, Merged, configured, merge, problem_of
+from gateway.fleet.prober import ProbeResult
 from gateway.fleet.sources.source import MemberSource
 from gateway.upstream.client import UpstreamClient
 
 log = logging.getLogger("warmroute.membership")
 
 RETRY_S: Final = 5.0  # until a source that has ended or failed is watched again
+NO_PROBES: Final[Mapping[str, ProbeResult]] = {}
 
 Named = Mapping[str, tuple[Member, ...]]
 """Members by source."""
@@ -79,16 +85,19 @@ class Membership:
             await self._change(config, {**self._named, CONFIGURATION: members, OPERATORS: added}, before_apply)
 
     async def add(self, member: Member) -> None:
-        """An operator adds a member. Raises ConfigError if its name is taken, or it cannot be a member.
-
-        It is probed for `first_probes_s` at most, because further commands and reloads wait for that; then it is down at first.
-        """
+        """An operator adds a member. Raises ConfigError if its name is taken, or it cannot be a member."""
         async with self._one_at_a_time:
             config = self._live.config
             if problem := self._problem_of(config, member):
                 raise ConfigError(f"the replica {member.name!r} cannot be added: {problem}")
-            added = (*self._named[OPERATORS], member)
-            await self._change(config, {**self._named, OPERATORS: added}, within_s=self._first_probes_s)
+            self._change_now(config, {**self._named, OPERATORS: (*self._named[OPERATORS], member)})
+
+    async def probed(self, name: str) -> None:
+        """Wait for the first probe of a member that was added, for `first_probes_s` at most."""
+        if state := self._fleet.named(name):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._first_probes_s):
+                    await state.probed.wait()
 
     def _problem_of(self, config: Config, member: Member) -> str:
         """Why an operator may not add it; empty: it may be added."""
@@ -104,7 +113,7 @@ class Membership:
             added = tuple([member for member in self._named[OPERATORS] if member.name != name])
             if len(added) == len(self._named[OPERATORS]):
                 raise ConfigError(f"no operator has added a replica {name!r}")
-            await self._change(self._live.config, {**self._named, OPERATORS: added}, within_s=self._first_probes_s)
+            self._change_now(self._live.config, {**self._named, OPERATORS: added})
 
     async def restore(self, added: Sequence[Member]) -> None:
         """The members that operators had added before this process started.
@@ -150,12 +159,22 @@ class Membership:
         others = self._guard(config, named, merged)
         try:
             probed = await self._fleet.probe_joining(merged.members, self._upstream, within_s)
-        except BaseException:  # the operator's connection has ended meanwhile
+        except BaseException:  # the gateway ends, or a probe has a bug
             for url in others:
                 if not self._fleet.uses(url):
                     self._upstream.forget(url)
             raise
-        # From here on no await: no request sees half of it.
+        self._change_now(config, named, before_apply, probed)
+
+    def _change_now(
+        self,
+        config: Config,
+        named: Named,
+        before_apply: Callable[[], None] | None = None,
+        probed: Mapping[str, ProbeResult] = NO_PROBES,
+    ) -> None:
+        """No await in here: no request sees half of it. probed: see `Fleet.probe_joining`."""
+        merged = merge(named, _pools(config))
         self._guard(config, named, merged)
         self._log_rejected(merged)
         self._named, self._merged = named, merged

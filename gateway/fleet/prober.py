@@ -98,6 +98,7 @@ class Prober:
         """It is gone: it is not probed any more, and its gauges end."""
         if task := self._tasks.pop(state):
             task.cancel()
+        state.probed.set()
         name, metrics = (state.name,), self._metrics
         for gauge in (metrics.replica_up, metrics.replica_cache_hits_missing, metrics.replica_capacity):
             gauge.set(name, None)
@@ -223,6 +224,7 @@ class Prober:
 
         silence_s: since the last byte of its answers to requests.
         """
+        state.probed.set()
         if isinstance(result, ReplicaFailure):
             self._probe_failed(state, result, silence_s)
             return False

@@ -56,8 +56,8 @@ class ReplicaState:
     start of its process that was seen. warm: it was up since its cache was last taken for lost. engine_capacity_tokens: the
     size of its KV cache, as its engine reports it. probes: good ones since it came up. has_metrics: it has a page of metrics.
     drained: an operator wants no new requests there. leaving: no source names it any more; it is here until what runs there is
-    over. closed_after_s: an extra probe is under way, because it closed a connection that had been idle for that time.
-    idle_limit_s: the shortest such time that was no sign of a restart.
+    over. probed: its first probe is over, or it has left. closed_after_s: an extra probe is under way, because it closed a
+    connection that had been idle for that time. idle_limit_s: the shortest such time that was no sign of a restart.
     """
 
     member: Member
@@ -81,6 +81,7 @@ class ReplicaState:
     has_metrics: bool = False
     overlap: Overlap = field(default_factory=Overlap)
     probe_now: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    probed: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     probe_budget: ProbeBudget = field(default_factory=ProbeBudget)
     closed_after_s: float | None = None
     idle_limit_s: float = float("inf")

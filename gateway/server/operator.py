@@ -120,7 +120,11 @@ class Operator:
         except ConfigError as error:
             self._require_free(replica.name)  # another operator was faster
             raise bad_request(str(error)) from error
-        row = self._row(self._named(replica.name), pool, self._router.trie.held())
+        state = self._fleet.named(replica.name)
+        if state is None or state.leaving:
+            text = f"The replica {replica.name!r} was added, and removed by another request before it was probed."
+            raise GatewayError(409, "replica_removed", text, param="name")
+        row = self._row(state, pool, self._router.trie.held())
         until = "it is removed, or the gateway restarts; write it into the configuration to keep it"
         return _json({"replica": row, "until": until}, status=201)
 

@@ -3,8 +3,9 @@
     sent to all workers ──► pending ── all have answered, none refused ──► in force, until another one undoes it
                                └────── one refused ──► forgotten
 
-All workers execute all commands in one order, so that all accept or refuse the same ones. A new worker executes those in force,
-then the pending ones. A worker that ended without an answer is not waited for.
+All workers execute all commands in one order, so that all accept or refuse the same ones; in that order they come into force,
+whichever is answered first. A new worker executes those in force, then the pending ones. A worker that ended without an answer
+is not waited for.
 
 What is in force is bounded: an addition by the replicas that a gateway may have, for workers refuse more, and drains by
 DRAINS_MOST, of which the oldest is dropped.
@@ -37,7 +38,7 @@ class _Pending:
     waiting_for: set[int]
 
 
-class Commands:
+class CommandLog:
     """See the top of this file."""
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class Commands:
     def send(self, asker: int, number: int, command: Replayed, payload: bytes, workers: Iterable[int]) -> None:
         """The command goes to these workers."""
         self._pending[asker, number] = _Pending(command, payload, set(workers))
-        self._settle()
+        self._bring_into_force()
 
     @property
     def full(self) -> bool:
@@ -61,15 +62,15 @@ class Commands:
         """A worker has executed or refused a pending command."""
         if accepted:
             self._pending[asker, number].waiting_for.discard(worker)
-            self._settle()
         else:
             del self._pending[asker, number]
+        self._bring_into_force()
 
     def ended(self, worker: int) -> None:
         """O(pending)."""
         for pending in self._pending.values():
             pending.waiting_for.discard(worker)
-        self._settle()
+        self._bring_into_force()
 
     def reconfigured(self, before: Config, after: Config) -> None:
         """There is another configuration: some additions end (`remaining`), and so does a drain whose replica leaves, or comes.
@@ -95,6 +96,7 @@ class Commands:
         self._added = {name: joined for name, joined in self._added.items() if stays(joined[0])}
         self._drained = {name: payload for name, payload in self._drained.items() if stays(Drain(name, on=True))}
         self._pending = {which: pending for which, pending in self._pending.items() if stays(pending.command)}
+        self._bring_into_force()
 
     def replay(self) -> Iterator[bytes]:
         """The messages for a new worker, in order."""
@@ -102,9 +104,13 @@ class Commands:
         yield from self._drained.values()
         yield from (pending.payload for pending in self._pending.values())
 
-    def _settle(self) -> None:
-        for which in [which for which, pending in self._pending.items() if not pending.waiting_for]:
-            pending = self._pending.pop(which)
+    def _bring_into_force(self) -> None:
+        """The oldest pending commands, up to one that a worker has not answered yet."""
+        while self._pending:
+            which, pending = next(iter(self._pending.items()))
+            if pending.waiting_for:
+                return
+            del self._pending[which]
             match pending.command:
                 case Join(_, replica):  # of two replicas with one name the first one stays
                     if replica.name not in self._added:
@@ -121,7 +127,7 @@ class Commands:
                 del self._drained[next(iter(self._drained))]
 
     def __repr__(self) -> str:
-        return f"<Commands: {len(self._added) + len(self._drained)} in force, {len(self._pending)} pending>"
+        return f"<CommandLog: {len(self._added) + len(self._drained)} in force, {len(self._pending)} pending>"
 
 
 def _urls(config: Config) -> dict[str, str]:

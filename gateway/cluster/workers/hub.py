@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from gateway.cluster.messages import Command, Leave, Reconfigure, encode_config
 from gateway.cluster.workers.channel import HUB, Channel
-from gateway.cluster.workers.command_log import Commands, Replayed
+from gateway.cluster.workers.command_log import CommandLog, Replayed
 from gateway.cluster.workers.messages import (
     Counters,
     Current,
@@ -80,7 +80,7 @@ class Hub:
         self._joined = 0
         self._history: deque[tuple[float, int, bytes]] = deque()  # when, worker, message
         self._history_bytes = 0
-        self._commands = Commands()
+        self._commands = CommandLog()
         self._swept_at = clock()
         self._departure: float | None = None  # the last time that replicas may have left; None: all of those are forgotten
         self._commanded = 0  # commands of its own

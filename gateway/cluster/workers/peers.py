@@ -53,7 +53,7 @@ class PeerLimits:
     """Limits on waiting for the other workers and the hub.
 
     forwarded_s: the hub forwards a question within this time, or not at all. scrape_s: of a worker that does not answer by
-    then, the last snapshot is used. command_s: until all have executed a command; a replica that joins is probed first.
+    then, the last snapshot is used. command_s: until all have executed a command, and probed a replica that it adds.
     unsent_bytes: of routing events that the hub has not taken, then further ones are dropped.
     """
 
@@ -274,10 +274,19 @@ class Peers:
         await self._replay()
         self.replicator.start()
         self._current.set()
-        while True:
-            asker, message = await self._commands.get()
-            if isinstance(message, Execute):
-                self._channel.send(await self._executed(message), asker)
+        async with asyncio.TaskGroup() as answers:
+            while True:
+                asker, message = await self._commands.get()
+                if isinstance(message, Execute):
+                    answer = await self._executed(message)
+                    if answer.error is None and isinstance(message.command, Join):
+                        answers.create_task(self._answer_when_probed(asker, message, answer))
+                    else:
+                        self._channel.send(answer, asker)
+
+    async def _answer_when_probed(self, asker: int, message: Execute, answer: Executed) -> None:
+        await self._local.probed(message.command)
+        self._channel.send(answer, asker)
 
     async def _executed(self, message: Execute) -> Executed:
         command = message.command

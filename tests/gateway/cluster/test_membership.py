@@ -16,8 +16,8 @@ from gateway.config.parse import ConfigError
 from gateway.config.schema import ReplicaConfig
 from gateway.config.source import load
 from gateway.fleet.membership import Member
-from tests.gateway.conftest import Running, eventually, running
-from tests.support.fakes import FakeReplica, FakeRequest, models
+from tests.gateway.conftest import BODY, Running, eventually, running
+from tests.support.fakes import FakeReplica, FakeRequest, models, streams
 
 
 class Gate:
@@ -37,22 +37,47 @@ def guarded(run: Running, url: str) -> bool:
     return url in run.gateway.upstream._guarded
 
 
-async def test_a_replica_that_is_added_while_its_forerunner_is_forgotten_is_guarded() -> None:
+async def test_a_replica_that_a_source_names_while_its_forerunner_is_forgotten_is_guarded() -> None:
     gate = Gate()
     async with FakeReplica() as one, FakeReplica(listing=gate) as two, running(one) as run:
-        membership = run.gateway.local.membership
+        membership = with_source(run, Source(Member("y", two.url, "default")))
         await membership.add(Member("x", two.url, "default"))
+        await membership.probed("x")
         await membership.remove("x")
         gate.asked.clear()
         gate.open.clear()
-        adding = asyncio.create_task(membership.add(Member("y", two.url, "default")))
+        watching = asyncio.create_task(membership.run())
         await gate.asked.wait()
         for url in run.gateway.fleet.forget_departed():
             run.gateway.upstream.forget(url)
         assert not run.gateway.fleet.named("x")
         gate.open.set()
-        await adding
+        await eventually(lambda: run.gateway.fleet.named("y"))
         assert guarded(run, two.url)
+        watching.cancel()
+
+
+async def test_a_probe_that_is_given_up_keeps_the_way_to_a_replica_that_is_leaving() -> None:
+    """A source names the URL of a replica that is leaving, and is no longer watched before it has answered."""
+    gate, go_on = Gate(), asyncio.Event()
+    raw: dict[str, Any] = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}}
+    old = FakeReplica([streams("a", "b", hold=go_on)], listing=gate)
+    async with old, FakeReplica() as new, running(old, **raw) as run:
+        parts = aiter(await run.client.chat.completions.create(**BODY, stream=True))
+        assert (await anext(parts)).choices[0].delta.content == "a"
+        await run.gateway.local.reload.take(load(None, {**raw, "pools": [{"replicas": [new.url]}]}, env={}))
+        gate.asked.clear()
+        gate.open.clear()
+        watching = asyncio.create_task(with_source(run, Source(Member("again", old.url, "default"))).run())
+        await gate.asked.wait()
+        watching.cancel()
+        await asyncio.wait([watching])
+        assert watching.cancelled()
+        assert old.name in repr(run.gateway.upstream)
+        go_on.set()
+        assert [part.choices[0].delta.content async for part in parts] == ["b"]
+        await eventually(lambda: old.name not in repr(run.gateway.upstream))
+        gate.open.set()
 
 
 async def test_what_link_local_addresses_are_allowed_for_changes_with_a_reload() -> None:
@@ -69,38 +94,50 @@ async def test_what_link_local_addresses_are_allowed_for_changes_with_a_reload()
         assert not guarded(run, two.url), "it is in the configuration, under another name"
 
 
-async def test_a_removal_waits_for_an_addition_of_the_same_replica() -> None:
+async def test_an_addition_that_is_removed_before_it_is_probed_ends_at_once() -> None:
     gate = Gate()
-    async with FakeReplica() as one, FakeReplica(listing=gate) as two, running(one) as run:
-        fleet, control = run.gateway.fleet, run.gateway.control
-        x = ReplicaConfig(two.url, "x")
-        await control.execute(Join("default", x))
-        await control.execute(Leave("x"))
-        gate.asked.clear()
-        gate.open.clear()
-        adding = asyncio.create_task(control.execute(Join("default", x)))
+    gate.open.clear()
+    async with FakeReplica() as one, FakeReplica(listing=gate) as two, running(one, first_probes_s=60) as run:
+        adding = asyncio.create_task(run.post({"url": two.url, "name": "x"}, path="/warmroute/replicas"))
         await gate.asked.wait()
-        removing = asyncio.create_task(run.session.delete(f"{run.admin_url}/warmroute/replicas/x"))
+        async with asyncio.timeout(30), run.session.delete(f"{run.admin_url}/warmroute/replicas/x") as removed:
+            assert removed.status == 200
+            status, _, error = await adding
+        assert (status, error["error"]["code"], error["error"]["param"]) == (409, "replica_removed", "name")
+        assert run.gateway.local.membership.source_of("x") is None
+        gate.open.set()
+
+
+async def test_no_command_waits_for_the_first_probe_of_an_addition() -> None:
+    gate = Gate()
+    gate.open.clear()
+    async with FakeReplica() as one, FakeReplica(listing=gate) as two, running(one, first_probes_s=60) as run:
+        fleet, control = run.gateway.fleet, run.gateway.control
+        adding = asyncio.create_task(control.execute(Join("default", ReplicaConfig(two.url, "x"))))
+        await gate.asked.wait()
+        async with asyncio.timeout(30):
+            await control.execute(Join("default", ReplicaConfig(one.url, "y")))
+            await control.execute(Drain("x", on=True))
+            await control.execute(Leave("y"))
+        assert (x := fleet.named("x"))
+        assert (x.up, x.draining, adding.done()) == (False, True, False)
         gate.open.set()
         await adding
-        assert (await removing).status == 200
-        await eventually(lambda: (state := fleet.named("x")) is None or state.leaving)
-        assert run.gateway.local.membership.source_of("x") is None
+        assert x.up
 
 
-async def test_an_addition_that_does_not_answer_is_down_at_first_and_holds_further_commands_up_for_a_bounded_time() -> None:
+async def test_an_addition_that_does_not_answer_is_down_at_first_and_is_waited_for_no_longer_than_it_may() -> None:
     gate = Gate()
     gate.open.clear()
     health = {"interval_s": 60, "timeout_s": 60}
     async with FakeReplica() as one, FakeReplica(listing=gate) as two, running(one, first_probes_s=0.2, health=health) as run:
         async with asyncio.timeout(30):  # not the timeout of a probe
             await run.gateway.control.execute(Join("default", ReplicaConfig(two.url, "x")))
-            await run.gateway.local.membership.remove("x")
-            await run.gateway.control.execute(Join("default", ReplicaConfig(two.url, "x")))
         state = run.gateway.fleet.named("x")
         assert state
         assert not state.up
         gate.open.set()
+        await eventually(lambda: state.up)
 
 
 async def test_a_replica_that_comes_back_is_not_drained() -> None:

@@ -17,7 +17,7 @@ from yarl import URL
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.config.source import Source, load
-from gateway.fleet.membership import Member, configured
+from gateway.fleet.membership import configured
 from tests.gateway.conftest import BODY, Running, eventually, longest_pause, running
 from tests.support.configmap import ConfigMap
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, dies_now, http, models, streams, writes
@@ -105,30 +105,6 @@ async def test_a_replica_that_joins_answers_at_once_and_one_that_leaves_finishes
         assert [name for name in gauges if new.name in name]
         await eventually(lambda: old.name not in repr(run.gateway.upstream))
         run.gateway.router.check()
-
-
-async def test_an_addition_that_fails_keeps_the_way_to_a_replica_that_is_leaving() -> None:
-    """An operator adds a replica with the URL of one that is leaving, and hangs up before it has answered."""
-    go_on, asked = asyncio.Event(), asyncio.Event()
-
-    async def silent(_request: FakeRequest, _writer: asyncio.StreamWriter) -> None:
-        asked.set()
-        await go_on.wait()
-
-    health = {"interval_s": 60}
-    async with FakeReplica([streams("a", "b", hold=go_on)]) as old, FakeReplica() as new, running(old, health=health) as run:
-        parts = await opened(run)
-        await reload(run, new, health=health)
-        old.listing = silent
-        adding = asyncio.create_task(run.gateway.local.membership.add(Member("again", old.url, "default")))
-        await asked.wait()
-        adding.cancel()
-        await asyncio.wait([adding])
-        assert adding.cancelled()
-        assert old.name in repr(run.gateway.upstream)
-        go_on.set()
-        assert [part.choices[0].delta.content async for part in parts] == ["b"]
-        await eventually(lambda: old.name not in repr(run.gateway.upstream))
 
 
 class Counted:

@@ -90,7 +90,9 @@ async def test_with_a_key_everybody_is_asked_for_it_on_both_listeners(method: st
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-async def test_a_replica_whose_operator_leaves_while_it_is_asked_leaves_nothing_behind(allowed: bool) -> None:
+async def test_a_replica_whose_operator_leaves_before_its_first_probe_is_added_and_its_removal_leaves_nothing_behind(
+    allowed: bool,
+) -> None:
     asked, never = asyncio.Event(), asyncio.Event()
 
     async def silent(_request: FakeRequest, _writer: asyncio.StreamWriter) -> None:
@@ -98,9 +100,11 @@ async def test_a_replica_whose_operator_leaves_while_it_is_asked_leaves_nothing_
         await never.wait()
 
     async with FakeReplica() as one, FakeReplica(listing=silent) as other, running(one, allow_link_local=allowed) as run:
-        adding = asyncio.create_task(run.post({"url": other.url}, path="/warmroute/replicas"))
+        adding = asyncio.create_task(run.post({"url": other.url, "name": "x"}, path="/warmroute/replicas"))
         await asked.wait()
         adding.cancel()
+        async with run.session.delete(f"{run.admin_url}/warmroute/replicas/x") as answer:
+            assert answer.status == 200
         await eventually(
             lambda: other.url not in run.gateway.upstream._upstreams | dict.fromkeys(run.gateway.upstream._guarded)
         )

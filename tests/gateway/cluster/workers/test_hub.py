@@ -211,9 +211,9 @@ def test_a_worker_that_ends_without_an_answer_is_not_waited_for() -> None:
     asks(one, 2, Join("default", REPLICA_B))
     answers(two, first, 1)
     answers(two, first, 2)
-    assert repr(made._commands) == "<Commands: 0 in force, 2 pending>"
+    assert repr(made._commands) == "<CommandLog: 0 in force, 2 pending>"
     made.leave(first)
-    assert repr(made._commands) == "<Commands: 2 in force, 0 pending>"
+    assert repr(made._commands) == "<CommandLog: 2 in force, 0 pending>"
     asks(two, 1, Join("default", OTHER_B))
     made.leave(second)
     assert replayed(made) == [Join("default", REPLICA_B), Drain("a:1", on=True)], "the first of that name stays"

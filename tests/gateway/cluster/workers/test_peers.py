@@ -279,6 +279,32 @@ async def test_replicas_that_hang_do_not_keep_a_new_worker_from_serving() -> Non
         released.set()
 
 
+async def test_replicas_that_hang_when_they_are_added_hold_up_no_other_command_in_any_worker() -> None:
+    released = asyncio.Event()
+    async with (
+        FakeReplica() as one,
+        FakeReplica([hangs(released)]) as two,
+        star(one, first_probes_s=60, health=HEALTH) as (made, (first, second)),
+    ):
+        names = [f"added-{number}" for number in range(20)]
+        added = [first.run.post({"url": f"{two.url}/{name}", "name": name}, path="/warmroute/replicas") for name in names]
+        adding = asyncio.gather(*added)
+        await eventually(lambda: all(second.gateway.fleet.named(name) for name in names))
+        async with asyncio.timeout(30):
+            for command, name in (("drain", one.name), ("undrain", one.name), ("drain", "added-3"), ("drain", "added-4")):
+                assert (await second.run.post({"name": name}, path=f"/warmroute/{command}"))[0] == 200
+            async with second.run.session.delete(f"{second.run.admin_url}/warmroute/replicas/added-4") as answer:
+                assert answer.status == 200
+        assert not adding.done()
+        third = asyncio.create_task(made.join())  # it executes them in the order in which they were given
+        released.set()
+        statuses = [status for status, _, _ in await adding]
+        assert statuses == [201] * 4 + [409] + [201] * 15
+        for worker in (first, second, await third):
+            found = {state.name: state.draining for state in worker.gateway.fleet.replicas}
+            assert found == {one.name: False} | {name: name == "added-3" for name in names if name != "added-4"}
+
+
 async def test_a_replica_of_two_with_one_name_is_the_same_for_all_workers_and_their_successors() -> None:
     async with FakeReplica() as one, FakeReplica() as two, FakeReplica() as three, star(one) as (made, workers):
         added = [
