@@ -48,7 +48,7 @@ FORGOTTEN_S = 2 * SHOWN_S + 60  # after that no worker counts for a replica that
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class WorkerState:
     """One worker.
 
     counters: its last snapshot, empty before the first. last_frame_at: time of its last frame. last_healthy_at: likewise, while
@@ -71,7 +71,7 @@ class Hub:
     ) -> None:
         """on_serving: called for each worker that begins to serve."""
         self.config = config
-        self.members: dict[int, Worker] = {}
+        self.workers: dict[int, WorkerState] = {}
         self.ended = Metrics()  # counters of the workers that have ended
         self._ended_packed = b""  # the same for the workers' pages; empty: to be packed again
         self._clock = clock
@@ -89,7 +89,7 @@ class Hub:
         """A new worker. Returns its number, which no other has or had."""
         self._joined += 1
         worker = self._joined
-        member = Worker(channel, last_frame_at=self._clock(), last_healthy_at=self._clock())
+        state = WorkerState(channel, last_frame_at=self._clock(), last_healthy_at=self._clock())
         channel.send(Welcome(encode_config(self.config)), worker)
         for payload in self._commands.replay():
             channel.forward(payload, HUB)
@@ -97,18 +97,18 @@ class Hub:
         for _, source, payload in self._history:
             channel.forward(payload, source)
         channel.send(Current())
-        for other in self.members.values():
+        for other in self.workers.values():
             other.channel.send(Joined(), worker)
-        self.members[worker] = member
+        self.workers[worker] = state
         channel.receive(lambda *frame: self._receive(worker, *frame), lambda: None)
         return worker
 
     def leave(self, worker: int) -> None:
         """A worker has ended."""
-        member = self.members.pop(worker)
-        member.channel.close()
+        state = self.workers.pop(worker)
+        state.channel.close()
         self._commands.ended(worker)
-        self._add_ended(worker, member.counters)
+        self._add_ended(worker, state.counters)
         gone = encode(Gone())
         self._remember(worker, gone)
         self._broadcast(worker, gone)
@@ -137,15 +137,15 @@ class Hub:
         if self._departure is None:
             return
         counted = Metrics().instruments
-        for member in self.members.values():
-            if not member.reported:
+        for state in self.workers.values():
+            if not state.reported:
                 return
             try:
-                for _ in merge_slices(counted, member.counters):
+                for _ in merge_slices(counted, state.counters):
                     pass
             except SnapshotError:
                 return
-        if not self.members:
+        if not self.workers:
             return
         for label in ("replica", "pool"):
             self.ended.instruments.keep(label, counted.values_of(label))
@@ -159,33 +159,33 @@ class Hub:
         self._execute(HUB, execute, encode(execute))
 
     def _receive(self, worker: int, to: int, message: Message, payload: bytes) -> None:
-        member = self.members.get(worker)
-        if member is None:  # it has left already; this was still on its way
+        state = self.workers.get(worker)
+        if state is None:  # it has left already; this was still on its way
             return
-        member.last_frame_at = self._clock()
-        if member.serving:
-            member.last_healthy_at = member.last_frame_at
+        state.last_frame_at = self._clock()
+        if state.serving:
+            state.last_healthy_at = state.last_frame_at
         match message:
             case Publish() | Replace():
                 self._remember(worker, payload)
                 self._broadcast(worker, payload, but=worker)
             case Counters(page):
-                member.counters, member.reported = page, member.serving
+                state.counters, state.reported = page, state.serving
             case Serving():
-                member.serving = True
+                state.serving = True
                 self._on_serving(worker)
             case Stopping():
-                member.serving = False
+                state.serving = False
             case Scraped(_, page):
-                member.counters = page  # what was shown once stays in the sum, also if this worker is killed now
+                state.counters = page  # what was shown once stays in the sum, also if this worker is killed now
                 self._answer(worker, to, payload)
             case Executed(number, error, internal):
                 if self._commands.is_pending(to, number):
                     self._commands.answered(worker, to, number, accepted=error is None and not internal)
                 self._answer(worker, to, payload)
             case Scrape(number):
-                self._confirm_forwarding(member, number)
-                member.channel.send(Scraped(number, self._packed_ended()), HUB)
+                self._confirm_forwarding(state, number)
+                state.channel.send(Scraped(number, self._packed_ended()), HUB)
                 self._broadcast(worker, payload)
             case Execute():
                 self._execute(worker, message, payload)
@@ -200,21 +200,21 @@ class Hub:
         self._ended_packed = self._ended_packed or packed(self.ended.instruments)
         return self._ended_packed
 
-    def _confirm_forwarding(self, asker: Worker, number: int) -> None:
-        snapshots = {worker: member.counters for worker, member in self.members.items()}
+    def _confirm_forwarding(self, asker: WorkerState, number: int) -> None:
+        snapshots = {worker: state.counters for worker, state in self.workers.items()}
         asker.channel.send(Forwarded(number, snapshots), HUB)
 
     def _answer(self, worker: int, asker: int, payload: bytes) -> None:
-        if asker in self.members:
-            self.members[asker].channel.forward(payload, worker)
+        if asker in self.workers:
+            self.workers[asker].channel.forward(payload, worker)
 
     def _execute(self, asker: int, execute: Execute, payload: bytes) -> None:
         """To all workers, the asker too. `payload`: the message, encoded."""
         command = execute.command
         if self._clock() > execute.until or (isinstance(command, Replayed) and self._commands.full):
             return  # the asker gets no Forwarded, and gives up
-        if asker in self.members:
-            self._confirm_forwarding(self.members[asker], execute.number)
+        if asker in self.workers:
+            self._confirm_forwarding(self.workers[asker], execute.number)
         if isinstance(command, Reconfigure):
             before, self.config = self.config, command.config
             self._commands.reconfigured(before, self.config)
@@ -222,14 +222,14 @@ class Hub:
         elif isinstance(command, Replayed):
             if isinstance(command, Leave):
                 self._departure = self._clock()
-            self._commands.send(asker, execute.number, command, payload, self.members)
+            self._commands.send(asker, execute.number, command, payload, self.workers)
         self._broadcast(asker, payload)
 
     def _broadcast(self, worker: int, payload: bytes, but: int = HUB) -> None:
         """A message of `worker`, to all others but one."""
-        for name, member in self.members.items():
+        for name, state in self.workers.items():
             if name != but:
-                member.channel.forward(payload, worker)
+                state.channel.forward(payload, worker)
 
     def _remember(self, worker: int, payload: bytes) -> None:
         self._history.append((self._clock(), worker, payload))
@@ -245,24 +245,24 @@ class Hub:
     def silent(self, for_s: float) -> Iterator[int]:
         """The workers from which nothing came for `for_s`."""
         since = self._clock() - for_s
-        return (worker for worker, member in self.members.items() if member.last_frame_at < since)
+        return (worker for worker, state in self.workers.items() if state.last_frame_at < since)
 
     def unhealthy(self, for_s: float) -> Iterator[int]:
         """The workers that have not served for `for_s`, as far as heartbeats show."""
         since = self._clock() - for_s
-        return (worker for worker, member in self.members.items() if member.last_healthy_at < since)
+        return (worker for worker, state in self.workers.items() if state.last_healthy_at < since)
 
     def healthy(self, within_s: float) -> Iterator[int]:
         """The workers that serve, with a heartbeat within that time."""
         since = self._clock() - within_s
-        return (worker for worker, member in self.members.items() if member.serving and member.last_healthy_at >= since)
+        return (worker for worker, state in self.workers.items() if state.serving and state.last_healthy_at >= since)
 
     def credit_pause(self, for_s: float) -> None:
         """The supervisor itself did not run for `for_s`, so that no heartbeat could arrive."""
         now = self._clock()
-        for member in self.members.values():
-            member.last_frame_at = min(now, member.last_frame_at + for_s)
-            member.last_healthy_at = min(now, member.last_healthy_at + for_s)
+        for state in self.workers.values():
+            state.last_frame_at = min(now, state.last_frame_at + for_s)
+            state.last_healthy_at = min(now, state.last_healthy_at + for_s)
 
     def __repr__(self) -> str:
-        return f"<Hub of {', '.join(map(str, self.members)) or 'no workers'}, {self._history_bytes} bytes of history>"
+        return f"<Hub of {', '.join(map(str, self.workers)) or 'no workers'}, {self._history_bytes} bytes of history>"

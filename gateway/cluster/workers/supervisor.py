@@ -169,7 +169,7 @@ class Supervisor:
         return self._served
 
     def _on_serving(self, _who: int) -> None:
-        serving = sum(member.serving for member in self.hub.members.values())
+        serving = sum(state.serving for state in self.hub.workers.values())
         if serving == len(self.slots):
             self._all_serve.set()
 
@@ -273,8 +273,8 @@ class Supervisor:
     def _kill_hung(self) -> None:
         silent = set(self.hub.silent(self._patience.hung_s))
         for slot in self.slots:
-            member = self.hub.members.get(slot.worker)
-            if member and slot.process and (slot.worker in silent or member.channel.unsent > CHANNEL_UNSENT_BYTES):
+            state = self.hub.workers.get(slot.worker)
+            if state and slot.process and (slot.worker in silent or state.channel.unsent > CHANNEL_UNSENT_BYTES):
                 log.error("worker hangs: it is killed", extra={"worker": slot.worker, "pid": slot.process.pid})
                 slot.send_signal(signal.SIGKILL)
 
@@ -286,7 +286,7 @@ class Supervisor:
                 slot.keep()
             elif slot.worker in unwell and well and slot.listeners and not (slot.handover and slot.handover.open):
                 if slot.handover is None:
-                    serving = self.hub.members[slot.worker].serving
+                    serving = self.hub.workers[slot.worker].serving
                     level, state = (logging.WARNING, "silent") if serving else (logging.INFO, "not serving")
                     log.log(level, f"worker is {state}: others take its new connections", extra={"worker": slot.worker})
                 self._hand_over(slot)

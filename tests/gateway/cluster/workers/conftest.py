@@ -91,7 +91,7 @@ class Star:
     async def _end(self, who: int, ours: Channel, its: Channel) -> None:
         """As the supervisor does when a worker has ended: what it could not report any more is over for the others."""
         await closed(ours, its)
-        if who in self.hub.members:
+        if who in self.hub.workers:
             self.hub.leave(who)
 
 

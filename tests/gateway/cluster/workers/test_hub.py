@@ -384,7 +384,7 @@ def test_counters_that_do_not_decode_are_lost_and_nothing_else_is(caplog: pytest
     made.leave(second)
     assert made.ended.requests.values[("m", "200")] == 1
     assert [worker for worker, _ in three.of(Gone)] == [first, second]
-    assert list(made.members) == [third]
+    assert list(made.workers) == [third]
 
 
 class Sink:
@@ -431,7 +431,7 @@ def test_no_bytes_of_a_worker_harm_the_hub_or_another_worker(sent: list[tuple[in
         ends[number % 2].data_received(framed(payload, to))
     for end, sink in zip(ends, sinks, strict=True):
         assert sink.aborted == (end.error is not None)
-    for worker in list(made.members):
+    for worker in list(made.workers):
         made.leave(worker)
     _, late = joined(made)
     assert isinstance(late.sent[0][1], Welcome)

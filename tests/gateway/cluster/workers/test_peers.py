@@ -95,7 +95,7 @@ async def test_what_a_worker_had_counted_stays_counted_when_it_is_gone() -> None
     async with FakeReplica() as one, star(one) as (made, (first, second)):
         await first.run.post()
         await second.run.post()
-        await eventually(lambda: counted(made.hub.members[first.who].counters) == 1)
+        await eventually(lambda: counted(made.hub.workers[first.who].counters) == 1)
         made.hub.leave(first.who)
         made.hub.restarted()
         page = await second.run.metrics()
@@ -123,10 +123,10 @@ async def test_a_worker_that_was_held_up_while_it_sent_its_counters_sends_them_a
             first.gateway.metrics.broken_responses.add((f"m{number}", "r"), 0)
         hold()
         await first.run.post()
-        await eventually(lambda: counted(made.hub.members[first.who].counters) == 1)
+        await eventually(lambda: counted(made.hub.workers[first.who].counters) == 1)
         held_up = False
         await first.run.post()
-        await eventually(lambda: counted(made.hub.members[first.who].counters) == 2)
+        await eventually(lambda: counted(made.hub.workers[first.who].counters) == 2)
 
 
 def counted(counters: bytes) -> float:
@@ -137,7 +137,7 @@ def counted(counters: bytes) -> float:
 async def test_a_worker_that_does_not_answer_is_counted_by_its_last_snapshot(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeReplica() as one, star(one, peer_limits=PeerLimits(scrape_s=0.05)) as (made, (first, second)):
         await first.run.post()
-        await eventually(lambda: counted(made.hub.members[first.who].counters) == 1)
+        await eventually(lambda: counted(made.hub.workers[first.who].counters) == 1)
         first.channel.receive(lambda *_: None, lambda: None)  # it receives nothing any more
         assert (await second.run.metrics())['warmroute_requests_total{code="200",model="m"}'] == 1
         assert "not all workers answer" in caplog.text
@@ -148,7 +148,7 @@ async def test_a_worker_that_ends_within_a_scrape_is_counted_by_its_last_snapsho
     async with FakeReplica() as one, star(one) as (made, (first, second)):
         for worker in (first, second):
             await worker.run.post()
-        await eventually(lambda: all(counted(made.hub.members[worker.who].counters) == 1 for worker in (first, second)))
+        await eventually(lambda: all(counted(made.hub.workers[worker.who].counters) == 1 for worker in (first, second)))
         asked = asyncio.Event()
         first.channel.receive(lambda *_: asked.set(), lambda: None)  # it is stopped, and will be killed
         scraping = asyncio.create_task(second.run.metrics())
@@ -330,7 +330,7 @@ def drains(worker: Worker, replica: FakeReplica) -> bool:
 
 def pause_hub(made: Star, worker: Worker) -> Callable[[], None]:
     """The hub does not read from this worker any more. Returns what makes it go on."""
-    transport = made.hub.members[worker.who].channel._transport
+    transport = made.hub.workers[worker.who].channel._transport
     assert transport is not None
     transport.pause_reading()  # type: ignore[attr-defined]
     return transport.resume_reading  # type: ignore[attr-defined, no-any-return]
@@ -433,7 +433,7 @@ async def test_the_places_of_a_pool_are_shared() -> None:
 async def test_events_go_in_batches_and_in_order() -> None:
     async with FakeReplica() as one, star(one) as (made, (first, second)):
         batches: list[list[Event]] = []
-        member = made.hub.members[second.who]
+        state = made.hub.workers[second.who]
 
         class Spy:
             """Sees what goes to the second worker."""
@@ -449,12 +449,12 @@ async def test_events_go_in_batches_and_in_order() -> None:
             def close(self) -> None:
                 channel.close()
 
-        channel, member.channel = member.channel, Spy()  # type: ignore[assignment]
+        channel, state.channel = state.channel, Spy()  # type: ignore[assignment]
         await asyncio.gather(*(first.run.post() for _ in range(20)))
         await eventually(lambda: sum(map(len, batches)) >= 40)
         assert len(batches) < 40
         await eventually(lambda: second.gateway.router.ledger.open_leases == 0)
-        member.channel = channel
+        state.channel = channel
 
 
 async def test_an_answer_to_nobody_is_passed_over() -> None:

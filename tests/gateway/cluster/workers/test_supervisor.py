@@ -56,7 +56,7 @@ class Run:
     @property
     def pids(self) -> dict[int, int]:
         """Of the workers that serve, by their numbers."""
-        serving = {who for who, member in self.made.hub.members.items() if member.serving}
+        serving = {who for who, state in self.made.hub.workers.items() if state.serving}
         return {slot.worker: slot.process.pid for slot in self.made.slots if slot.process and slot.worker in serving}
 
     async def post(self, body: Any = BODY) -> tuple[int, Any]:
@@ -70,7 +70,7 @@ class Run:
             return {name: float(value) for name, _, value in rows}
 
     async def replaced(self, who: int) -> None:
-        await eventually(lambda: who not in self.made.hub.members and len(self.pids) == 2)
+        await eventually(lambda: who not in self.made.hub.workers and len(self.pids) == 2)
 
 
 def config_of(*replicas: FakeReplica, **more: Any) -> Config:
@@ -101,7 +101,7 @@ async def test_a_worker_that_is_killed_is_replaced_and_what_it_counted_stays() -
         for _ in range(30):
             assert (await run.post())[0] == 200
         first, second = run.pids
-        await eventually(lambda: sum(counted(member.counters) for member in run.made.hub.members.values()) == 30)
+        await eventually(lambda: sum(counted(state.counters) for state in run.made.hub.workers.values()) == 30)
         assert (await run.metrics())['warmroute_requests_total{code="200",model="m"}'] == 30
         os.kill(run.pids[first], signal.SIGKILL)
         await run.replaced(first)
@@ -293,7 +293,7 @@ async def test_a_worker_that_gets_sigterm_by_mistake_costs_no_new_client_its_con
         await eventually(lambda: first not in run.pids)
         async with asyncio.timeout(30):
             assert {(await run.post())[0] for _ in range(20)} == {200}, "while it drains"
-        assert first in run.made.hub.members
+        assert first in run.made.hub.workers
         go_on.set()
         await asyncio.gather(*held, return_exceptions=True)
         await run.replaced(first)
