@@ -7,13 +7,13 @@ is. Each process does its own part as `LocalControl`. The commands: `messages.py
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol, assert_never
 
 from gateway.cluster.membership import Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig
 from gateway.cluster.reload import Parts, Reload
-from gateway.fleet.membership import Member, member_of
+from gateway.fleet.membership import member_of
 from gateway.telemetry.counters import Instruments
 from gateway.telemetry.exposition import SingleFlight, render
 from gateway.telemetry.metrics import Metrics
@@ -69,23 +69,6 @@ class LocalControl:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.reload.run())
             group.create_task(self.membership.run())
-
-    async def replay(self, commands: Iterable[Drain | Join | Leave]) -> None:
-        """Commands from before this process started. Takes as long as `Membership.restore` at most."""
-        added: dict[str, Member] = {}
-        drained: dict[str, Drain] = {}
-        for command in commands:
-            match command:
-                case Join(pool, replica):
-                    added.setdefault(replica.name, member_of(replica, pool))
-                case Leave(name):
-                    added.pop(name, None)
-                    drained.pop(name, None)
-                case Drain(name):
-                    drained[name] = command
-        await self.membership.restore(tuple(added.values()))
-        for drain in drained.values():
-            await self.execute(drain)
 
     def page(self) -> Instruments:
         """The counters of this process, with gauges that are up to date."""

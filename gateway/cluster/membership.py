@@ -115,19 +115,6 @@ class Membership:
                 raise ConfigError(f"no operator has added a replica {name!r}")
             self._change_now(self._live.config, {**self._named, OPERATORS: added})
 
-    async def restore(self, added: Sequence[Member]) -> None:
-        """The members that operators had added before this process started.
-
-        They are probed side by side. One that does not answer within `first_probes_s` is down at first, and is probed later.
-        """
-        async with self._one_at_a_time:
-            problems = {member: self._problem_of(self._live.config, member) for member in added}
-            for member, problem in problems.items():
-                if problem:  # the other processes have refused it, too
-                    log.warning("replica not added", extra={"replica": member.name, "error": problem})
-            if good := tuple([member for member, problem in problems.items() if not problem]):
-                await self._change(self._live.config, {**self._named, OPERATORS: good}, within_s=self._first_probes_s)
-
     async def run(self) -> None:
         """Returns at once if no source is to be watched."""
         async with asyncio.TaskGroup() as group:

@@ -4,8 +4,8 @@
                                └────── one refused ──► forgotten
 
 All workers execute all commands in one order, so that all accept or refuse the same ones; in that order they come into force,
-whichever is answered first. A new worker executes those in force, then the pending ones. A worker that ended without an answer
-is not waited for.
+whichever is answered first. A new worker executes those in force, then the pending ones, which it answers too. A worker that
+ended without an answer is not waited for.
 
 What is in force is bounded: an addition by the replicas that a gateway may have, for workers refuse more, and drains by
 DRAINS_MOST, of which the oldest is dropped.
@@ -19,6 +19,7 @@ from typing import Final
 
 from gateway.cluster.membership import remaining
 from gateway.cluster.messages import Drain, Join, Leave
+from gateway.cluster.workers.channel import HUB
 from gateway.config.schema import MAX_REPLICAS, Config
 from gateway.fleet.membership import member_of
 
@@ -31,11 +32,12 @@ Replayed = Drain | Join | Leave
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """payload: the encoded message. waiting_for: the workers that have not answered yet."""
+    """payload: the encoded message. waiting_for: the workers that have not answered yet. accepted: one has executed it."""
 
     command: Replayed
     payload: bytes
     waiting_for: set[int]
+    accepted: bool = False
 
 
 class CommandLog:
@@ -49,7 +51,6 @@ class CommandLog:
     def send(self, asker: int, number: int, command: Replayed, payload: bytes, workers: Iterable[int]) -> None:
         """The command goes to these workers."""
         self._pending[asker, number] = _Pending(command, payload, set(workers))
-        self._bring_into_force()
 
     @property
     def full(self) -> bool:
@@ -61,7 +62,9 @@ class CommandLog:
     def answered(self, worker: int, asker: int, number: int, *, accepted: bool) -> None:
         """A worker has executed or refused a pending command."""
         if accepted:
-            self._pending[asker, number].waiting_for.discard(worker)
+            pending = self._pending[asker, number]
+            pending.accepted = True
+            pending.waiting_for.discard(worker)
         else:
             del self._pending[asker, number]
         self._bring_into_force()
@@ -98,17 +101,21 @@ class CommandLog:
         self._pending = {which: pending for which, pending in self._pending.items() if stays(pending.command)}
         self._bring_into_force()
 
-    def replay(self) -> Iterator[bytes]:
-        """The messages for a new worker, in order."""
-        yield from (payload for _, payload in self._added.values())
-        yield from self._drained.values()
-        yield from (pending.payload for pending in self._pending.values())
+    def replay(self, worker: int) -> Iterator[tuple[int, bytes]]:
+        """The messages for a new worker, in order, each with its asker; HUB: it is in force. The others wait for its answer now."""
+        for _, payload in self._added.values():
+            yield HUB, payload
+        for payload in self._drained.values():
+            yield HUB, payload
+        for (asker, _), pending in self._pending.items():
+            pending.waiting_for.add(worker)
+            yield asker, pending.payload
 
     def _bring_into_force(self) -> None:
-        """The oldest pending commands, up to one that a worker has not answered yet."""
+        """The oldest pending commands, up to one that a worker has not answered yet, or that all workers left unanswered."""
         while self._pending:
             which, pending = next(iter(self._pending.items()))
-            if pending.waiting_for:
+            if pending.waiting_for or not pending.accepted:
                 return
             del self._pending[which]
             match pending.command:

@@ -91,8 +91,8 @@ class Hub:
         worker = self._joined
         state = WorkerState(channel, last_frame_at=self._clock(), last_healthy_at=self._clock())
         channel.send(Welcome(encode_config(self.config)), worker)
-        for payload in self._commands.replay():
-            channel.forward(payload, HUB)
+        for asker, payload in self._commands.replay(worker):
+            channel.forward(payload, asker)
         self._forget_history()
         for _, source, payload in self._history:
             channel.forward(payload, source)

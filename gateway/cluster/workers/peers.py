@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from gateway.cluster.commands import LocalControl
-from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure
+from gateway.cluster.messages import Command, Join, Reconfigure
 from gateway.cluster.replication import UNSENT_BYTES, ReplicationTransport, Replicator
 from gateway.cluster.workers.channel import HUB, Channel
 from gateway.cluster.workers.messages import (
@@ -302,15 +302,23 @@ class Peers:
         return Executed(message.number)
 
     async def _replay(self) -> None:
-        """The commands from before this worker was started: all up to Current."""
-        before: list[Drain | Join | Leave] = []
-        while isinstance(message := (await self._commands.get())[1], Execute):
-            if isinstance(message.command, Drain | Join | Leave):
-                before.append(message.command)
-        try:
-            await self._local.replay(before)
-        except Exception:  # a bug here must not keep the worker from serving
-            log.exception("replay of commands failed")
+        """The commands from before this worker was started: all up to Current; then the first probes, side by side.
+
+        Those that are not in force yet have an asker, who gets this worker's answer too.
+        """
+        before: list[Command] = []
+        while True:
+            asker, message = await self._commands.get()
+            if isinstance(message, Current):
+                break
+            before.append(message.command)
+            answer = await self._executed(message)
+            if answer.error is not None:  # the other workers refuse it, too
+                log.warning("an earlier command is refused", extra={"error": answer.error})
+            if asker != HUB:
+                self._channel.send(answer, asker)
+            await asyncio.sleep(0)  # there may be many of them: heartbeats go out in between
+        await asyncio.gather(*map(self._local.probed, before))
 
     def __repr__(self) -> str:
         return f"<Peers, {self.replicator!r}>"

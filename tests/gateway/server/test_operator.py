@@ -11,7 +11,6 @@ from yarl import URL
 from gateway.config.schema import MAX_REPLICAS
 from gateway.config.source import load
 from gateway.errors import ReplicaFailure
-from gateway.fleet.membership import Member
 from gateway.server.endpoints import side_runner
 from gateway.upstream.client import Call
 from gateway.upstream.resolver import Resolver
@@ -360,13 +359,12 @@ async def test_a_replica_that_is_the_gateway_itself_is_not_added() -> None:
 
 
 async def test_operators_cannot_add_more_replicas_than_a_gateway_may_have() -> None:
-    async with FakeReplica() as one, running(one, health={"timeout_s": 0.01}) as run:
-        named = tuple([Member(f"r{number}", f"{one.url}/{number}", "default") for number in range(MAX_REPLICAS - 1)])
-        await run.gateway.local.membership.restore(named)
-        code, _, error = await run.post({"url": f"{one.url}/more", "name": "more"}, path="/warmroute/replicas")
+    async with FakeReplica() as one:
+        listed = [{"url": f"{one.url}/{number}", "name": f"r{number}"} for number in range(MAX_REPLICAS)]
+        async with running(pools=[{"replicas": listed}]) as run:
+            code, _, error = await run.post({"url": f"{one.url}/more", "name": "more"}, path="/warmroute/replicas")
         assert (code, error["error"]["code"]) == (400, "invalid_request")
         assert f"at most {MAX_REPLICAS} replicas" in error["error"]["message"]
-        assert len(list(run.gateway.fleet.replicas)) == MAX_REPLICAS
 
 
 async def test_the_error_names_what_cannot_be_added_or_drained() -> None:

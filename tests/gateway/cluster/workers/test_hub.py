@@ -216,7 +216,12 @@ def test_a_worker_that_ends_without_an_answer_is_not_waited_for() -> None:
     assert repr(made._commands) == "<CommandLog: 2 in force, 0 pending>"
     asks(two, 1, Join("default", OTHER_B))
     made.leave(second)
-    assert replayed(made) == [Join("default", REPLICA_B), Drain("a:1", on=True)], "the first of that name stays"
+    in_force = [Join("default", REPLICA_B), Drain("a:1", on=True)]
+    third, three = joined(made)
+    assert three.commands == [*in_force, Join("default", OTHER_B)], "what no worker has answered is asked of the next one"
+    three.receives(Executed(1, "its name is taken"), second)
+    made.leave(third)
+    assert replayed(made) == in_force, "the first of that name stays"
 
 
 def test_the_drain_of_a_replica_ends_when_a_reload_drops_it_and_not_while_it_is_being_added() -> None:
