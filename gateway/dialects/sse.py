@@ -15,7 +15,7 @@ from gateway.dialects.json_edits import Edit, apply
 
 MAX_PARSED_EVENT: Final = 64 << 10  # one with usage has a few hundred bytes; what a longer one holds could stop the event loop
 
-EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\r?\n|\r\r")
 LONGEST_END: Final = 4
 ONE_TOO_MANY: Final = (b"\n\n\n", b"\r\n\n")  # the last line feed may be the first byte of the next event
 _DATA: Final = b"data:"

@@ -102,7 +102,9 @@ class CommandLog:
         self._bring_into_force()
 
     def replay(self, worker: int) -> Iterator[tuple[int, bytes]]:
-        """The messages for a new worker, in order, each with its asker; HUB: it is in force. The others wait for its answer now."""
+        """The messages for a new worker, in order, each with its asker; HUB: it is in force. The pending ones now wait for this
+        worker, too.
+        """
         for _, payload in self._added.values():
             yield HUB, payload
         for payload in self._drained.values():

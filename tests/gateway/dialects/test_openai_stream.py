@@ -23,6 +23,7 @@ USAGE = event(usage=usage(100, 5, 64))
 FOUND = Usage(100, 5, 64)
 STREAM = event("a", usage=None) + COMMENT + event("b") + USAGE + DONE
 CRLF = STREAM.replace(b"\n", b"\r\n")
+MIXED = STREAM.replace(b"\n\n", b"\n\r\n")  # each line may end in its own way
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -48,6 +49,7 @@ fragments = st.lists(
             b"\n",
             b"\r\n\r\n",
             b"\r\r",
+            b"\n\r\n",
             b"data: {",
         ]
     )
@@ -72,12 +74,14 @@ def test_what_went_out_ends_between_two_events(data: bytes, where: list[int], st
     reader, out = EventReader(strip_usage=strip), b""
     for chunk in cut(data, where):
         out += reader.feed(chunk)
-        assert out == b"" or out.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
+        assert out == b"" or out.endswith((b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n"))
 
 
-@pytest.mark.parametrize("stream", [STREAM, CRLF])
-def test_only_the_usage_event_is_taken_out(stream: bytes) -> None:
-    usage_event = USAGE if stream is STREAM else USAGE.replace(b"\n", b"\r\n")
+@pytest.mark.parametrize(
+    ("stream", "usage_event"),
+    [(STREAM, USAGE), (CRLF, USAGE.replace(b"\n", b"\r\n")), (MIXED, USAGE.replace(b"\n\n", b"\n\r\n"))],
+)
+def test_only_the_usage_event_is_taken_out(stream: bytes, usage_event: bytes) -> None:
     assert run(True, [stream]) == (stream.replace(usage_event, b""), FOUND)
     assert run(True, [bytes([byte]) for byte in stream]) == (stream.replace(usage_event, b""), FOUND)
     assert run(False, [stream]) == (stream, FOUND)
@@ -195,7 +199,7 @@ def opened(data: bytes) -> bool | str:
     head = rest.replace(b" ", b"")[:14]
     if not b'data:{"error"'.startswith(head[:13]):
         return True
-    ends = [rest.find(end) + len(end) for end in (b"\n\n", b"\r\n\r\n", b"\r\r") if end in rest]
+    ends = [rest.find(end) + len(end) for end in (b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n") if end in rest]
     if not ends:
         return False
     failure = failure_of(rest[: min(ends)])
