@@ -71,7 +71,13 @@ class Rent(Struct, frozen=True, array_like=True, gc=False, tag=4):
     seconds: float | None
 
 
-Event = Opened | FirstToken | Moved | Closed | Rent
+class CacheLost(Struct, frozen=True, array_like=True, gc=False, tag=5):
+    """A replica no longer holds what was credited to it before: it has restarted, or left."""
+
+    replica: str
+
+
+Event = Opened | FirstToken | Moved | Closed | Rent | CacheLost
 
 
 class EventError(ValueError):

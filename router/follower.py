@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from router.booking import Booking
-from router.events import Closed, Event, FirstToken, Moved, Opened, Rent
+from router.events import CacheLost, Closed, Event, FirstToken, Moved, Opened, Rent
 from router.router import Router
 from router.types import KEY_BYTES, Outcome, Prompt
 
@@ -22,8 +22,12 @@ class Follower:
         self._router = router
         self._bookings: dict[int, dict[int, Booking]] = {}
 
-    def apply(self, source: int, events: Iterable[Event]) -> list[str]:
-        """Apply one router's events, in order. Returns the replicas that they showed to have lost their cache."""
+    def apply(self, source: int, events: Iterable[Event], *, past: bool = False) -> list[str]:
+        """Apply one router's events, in order. Returns the replicas that they showed to have lost their cache.
+
+        past: they are from before this router began, which has not noticed itself what replicas lost since. (One that has
+        would purge what came after it, too: routers notice it at different times.)
+        """
         bookings = self._bookings.setdefault(source, {})
         router, lost = self._router, []
         for event in events:
@@ -32,6 +36,10 @@ class Follower:
                 continue
             if isinstance(event, Rent):
                 router.rents.record(event.prefix, event.seconds)
+                continue
+            if isinstance(event, CacheLost):
+                if past:
+                    router.purge(event.replica)
                 continue
             booking = bookings.get(event.number)
             if booking is None:

@@ -3,7 +3,8 @@
     Router.choose, Booking.first_token, move, close ──► Journal ──► (transport) ──► Follower.apply, in each other router
 
 The log has decisions, not their reasons: a follower books, credits, learns and closes as the deciding router did, so that its
-index, ledger and learned speeds converge to the same state. No router waits for another: two may decide within a few
+index, ledger and learned speeds converge to the same state. That a replica has restarted or left, each router is told by its
+own owner; the log has it for routers that begin later. No router waits for another: two may decide within a few
 milliseconds without knowing of each other's decision, as two gateways would.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from router.booking import Booking
-from router.events import Closed, Event, FirstToken, Moved, Opened, Rent
+from router.events import CacheLost, Closed, Event, FirstToken, Moved, Opened, Rent
 from router.types import Outcome
 
 MAX_TOKENS: Final = 1 << 50
@@ -72,6 +73,9 @@ class Journal:
     def rent(self, prefix: bytes, seconds: float | None) -> None:
         """See `Rents.record`."""
         self._add(Rent(prefix, seconds))
+
+    def cache_lost(self, replica: str) -> None:
+        self._add(CacheLost(replica))
 
     def _add(self, event: Event) -> None:
         self.events.append(event)

@@ -111,6 +111,7 @@ class Router(Owner):
 
     def remove(self, name: str) -> None:
         """A replica left: remove its index entries and learned values. Its open leases still close."""
+        self._record_loss(name)
         self._replicas.pop(name, None)
         self._evidence.pop(name, None)
         self.trie.remove_replica(name)
@@ -118,6 +119,11 @@ class Router(Owner):
 
     def restarted(self, name: str) -> None:
         """A replica lost its cache."""
+        self._record_loss(name)
+        self.purge(name)
+
+    def purge(self, name: str) -> None:
+        """A replica lost its cache, by this or another router's knowledge. Not recorded in the journal."""
         self.trie.purge(name)
         if evidence := self._evidence.get(name):
             evidence.purged(self.trie.now)
@@ -292,6 +298,11 @@ class Router(Owner):
             return prompt.keys
         return prompt.keys[: int(most * self.units_per_token(prompt.scale) / prompt.block_units) * KEY_BYTES]
 
+    def _record_loss(self, name: str) -> None:
+        """Before the replica's entries go."""
+        if self.journal and self.trie.held_by(name):
+            self.journal.cache_lost(name)
+
     # -- learning
 
     def _take_back(self, booking: Booking) -> None:
@@ -314,8 +325,8 @@ class Router(Owner):
         if held > matched + 1:
             evidence.held_more(self.trie.weight_held_by(name), self._block_weight(booking))
         restarted = booking.idle_s is not None and self._weigh(booking, evidence, booking.idle_s, cached, lost, now)
-        if restarted:
-            self.restarted(name)
+        if restarted:  # other routers see it by the same counts
+            self.purge(name)
         if evidence.capacity != known:
             self.trie.add_replica(name, evidence.capacity)
         elif not (restarted or lost):

@@ -172,7 +172,7 @@ class Replicator:
 
     def _apply(self, source: int, batch: Batch, *, live: bool) -> None:
         try:
-            lost = self.follower.apply(source, decode(batch.events))
+            lost = self.follower.apply(source, decode(batch.events), past=not live)
         except EventError as error:
             log.error("another router's events do not decode: what it has open is forgotten", extra={"error": str(error)})
             self.follower.leave(source, self._clock())

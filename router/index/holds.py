@@ -118,8 +118,9 @@ class UseList:
                 most -= held
                 most_holds -= 1
             else:  # at least one of its blocks survives
-                doomed, at_most = -(-excess // weight), most // weight  # neither is negative
-                hold.doomed = doomed if doomed < at_most else at_most
+                doomed, at_most = -(-excess // weight), most // weight
+                # Below zero if the last block of the hold before weighs more than what was missing then.
+                hold.doomed = 0 if doomed < 0 else doomed if doomed < at_most else at_most
                 more = False
             hold = hold.fresher
         while hold is not ring and hold.doomed:

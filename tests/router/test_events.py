@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router import Outcome, Prompt, Replica, Router
-from router.events import Closed, Event, EventError, FirstToken, Moved, Opened, Rent, decode, encode
+from router.events import CacheLost, Closed, Event, EventError, FirstToken, Moved, Opened, Rent, decode, encode
 from router.follower import Follower
 from router.replication_log import MAX_TOKENS, Journal
 from tests.support.strategies import keys_of, prompt_of
@@ -40,6 +40,7 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(Moved, numbers, names, counts, counts, counts, times),
     st.builds(Closed, numbers, st.booleans(), st.none() | counts, st.none() | counts, times),
     st.builds(Rent, st.binary(max_size=8), st.none() | times),
+    st.builds(CacheLost, names),
 )
 
 
@@ -64,15 +65,15 @@ LARGE = Opened(
 )
 
 
-@given(st.lists(events, max_size=12))
-@example([LARGE, FirstToken(1, 0.0)])
-def test_whatever_decodes_can_be_applied_and_undone(some: list[Event]) -> None:
+@given(st.lists(events, max_size=12), st.booleans())
+@example([LARGE, FirstToken(1, 0.0)], False)
+def test_whatever_decodes_can_be_applied_and_undone(some: list[Event], past: bool) -> None:
     """Events that no router would send, in an order that makes no sense."""
     router = Router(policy="cost", ttl_s=10, memory_bytes=1 << 16, chance=random.Random(1))
     for name in ("r1", "r2"):
         router.add(Replica(name, 100))
     follower = Follower(router)
-    follower.apply(1, decode(encode(some)))
+    follower.apply(1, decode(encode(some)), past=past)
     follower.check()
     router.check()
     follower.leave(1, 0.0)

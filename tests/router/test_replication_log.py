@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from router import Booking, Outcome, Prompt, Replica, Router
-from router.events import Event, Opened, decode, encode
+from router.events import CacheLost, Event, Opened, decode, encode
 from router.follower import Follower
 from router.replication_log import Journal
 from tests.router.test_router_machine import NAMES, RouterMachine, prompts, shown
@@ -243,6 +243,39 @@ def test_what_is_open_is_sent_again_to_late_followers_and_counted_once() -> None
     assert [router.ledger.open_leases for router in (early, late)] == [0, 0]
     assert early.trie.held() == {"r1": 4, "r2": 3, "r3": 0}
     assert late.trie.held() == {"r1": 0, "r2": 3, "r3": 0}, "it never received what was over"
+
+
+def test_what_a_replica_lost_is_lost_for_a_router_that_begins_later_and_kept_by_one_that_sees_for_itself() -> None:
+    (router, journal), running, late = recording(), router_of(), router_of()
+    for name in NAMES:
+        router.choose(prompt_of(b"abc"), [name], 0.0).close(Outcome(True), 1.0)
+    router.restarted("r1")
+    router.remove("r2")
+    router.restarted("r1")  # holds nothing: no news
+    assert journal.events[-2:] == [CacheLost("r1"), CacheLost("r2")]
+    router.choose(prompt_of(b"ab"), ["r1"], 2.0).close(Outcome(True), 3.0)
+    events = sent(journal)
+    Follower(running).apply(1, events)
+    Follower(late).apply(1, events, past=True)
+    assert running.trie.held() == {"r1": 3, "r2": 3, "r3": 3}
+    assert late.trie.held() == {"r1": 2, "r2": 0, "r3": 3}
+
+
+def test_a_restart_that_counts_show_is_no_event_for_others_see_the_same_counts() -> None:
+    (router, journal), other = recording(), router_of()
+    follower = Follower(other)
+    for each in (router, other):
+        each.add(Replica("r1", 1000))  # no full cache explains a miss
+    texts = [bytes([first]) * 8 for first in b"abcd"]
+    for text in (texts[0], *texts):
+        for _ in range(2):  # the second one hits: the replica does report
+            booking = router.choose(prompt_of(text), ["r1"], 1.0)
+            booking.close(Outcome(True, 8, booking.chosen.matched_tokens), 1.5)
+    lost = [router.choose(prompt_of(text), ["r1"], 2.0).close(Outcome(True, 8, 0), 2.5) for text in texts[:3]]
+    assert lost == [False, False, True]
+    assert not [event for event in journal.events if isinstance(event, CacheLost)]
+    assert follower.apply(1, sent(journal)) == ["r1"]
+    assert other.trie.held() == router.trie.held()
 
 
 def test_rents_are_paid_and_copies_bought_together() -> None:

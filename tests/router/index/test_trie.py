@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pygtrie
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
@@ -841,6 +842,33 @@ def test_what_has_expired_makes_no_room_for_what_is_pending() -> None:
     assert trie.match(keys_of(b"bb"), 11.0) == {}, "not counted on: it will have to go"
     trie.take_back("r1", keys_of(b"cccc"))
     assert trie.match(keys_of(b"bb"), 11.0) == {"r1": 2}
+
+
+def test_blocks_to_be_evicted_are_counted_in_blocks_of_their_own_weight() -> None:
+    """The first one to go weighs more than what is missing: of the next ones, which are lighter, none goes."""
+    trie = RadixTrie(60, 1 << 20)
+    trie.add_replica("r", 20)
+    trie.insert("r", keys_of(b"a"), 1.0, weight=10)
+    trie.insert("r", keys_of(b"bc"), 2.0, weight=3)
+    trie.insert("r", keys_of(b"defg"), 3.0, weight=2, confirmed=False)
+    trie.check()
+    assert [trie.match(keys_of(text), 4.0) for text in (b"a", b"bcx", b"defg")] == [{}, {"r": 2}, {"r": 4}]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 3, 10, 90, 128]), st.integers(1, 4), st.booleans()), max_size=12),
+    st.integers(1, 800),
+)
+def test_blocks_of_any_weights_are_held_and_matched_no_more_than_they_are(
+    inserts: list[tuple[int, int, bool]], capacity: int
+) -> None:
+    trie, texts = RadixTrie(60, 1 << 20), [bytes([first]) * 4 for first in b"abcdefghijkl"]
+    trie.add_replica("r", capacity)
+    for text, (weight, blocks, confirmed) in zip(texts, inserts, strict=False):
+        trie.insert("r", keys_of(text[:blocks]), 1.0, weight=weight, confirmed=confirmed)
+        trie.check()
+        matched = sum(trie.match(keys_of(text), 1.0).get("r", 0) for text in texts)
+        assert 0 <= matched <= trie.held_by("r")
 
 
 def test_the_end_of_a_prompt_is_not_confused_with_what_took_its_place() -> None:

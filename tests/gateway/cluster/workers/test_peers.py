@@ -30,6 +30,10 @@ def inflight(worker: Worker, replica: FakeReplica) -> int:
     return worker.gateway.router.ledger.of(replica.name).inflight
 
 
+def held(worker: Worker, replica: FakeReplica) -> int:
+    return worker.gateway.router.trie.held_by(replica.name)
+
+
 async def test_what_one_worker_places_another_finds() -> None:
     async with FakeReplica() as one, FakeReplica() as two, star(one, two) as (_, (first, second)):
         _, headers, _ = await first.run.post()
@@ -175,6 +179,22 @@ async def test_a_worker_that_comes_late_knows_what_is_held_and_what_is_open() ->
             go_on.set()
             await answer.read()
         await eventually(lambda: inflight(third, one) == 0)
+
+
+async def test_a_worker_that_comes_late_does_not_believe_in_what_replicas_have_lost_since() -> None:
+    async with FakeReplica() as one, FakeReplica() as two, star(one, two, pool={"name": "p"}) as (made, (first, second)):
+        for number in range(4):
+            await first.run.post({**BODY, "messages": [{"role": "user", "content": f"{number}" * 4000}]})
+        workers = [first, second]
+        for worker in workers:
+            await eventually(lambda worker=worker: all(held(worker, replica) for replica in (one, two)))
+        await one.stop()
+        for worker in workers:
+            worker.gateway.fleet.named(one.name).probe_now.set()
+            await eventually(lambda worker=worker: not held(worker, one))
+        first.peers.replicator.flush()
+        third = await made.join()
+        assert [held(third, replica) for replica in (one, two)] == [0, held(first, two)]
 
 
 async def test_what_a_worker_had_open_when_it_ended_is_closed_for_the_others() -> None:
