@@ -15,7 +15,7 @@ from router.native import mypyc_attr
 # Of an OSError: the gateway itself lacks file descriptors or memory.
 OUT_OF_RESOURCES: Final = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 
-NAMED_MODELS: Final = 20  # of those that are served, in the error about one that is not
+NAMED: Final = 20  # models, replicas or pools, in a text that lists them: there may be thousands
 
 
 class GatewayError(Exception):
@@ -63,15 +63,20 @@ class GatewayError(Exception):
         return "client" if self.status < 500 else "server"
 
 
+def first_names(names: Sequence[str], where: str = "") -> str:
+    """The first NAMED of them, and how many more there are. where: all of them are found. O(1)."""
+    more = f" and {len(names) - NAMED} more {where}".rstrip() if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
+
+
 def bad_request(message: str, param: str | None = None, code: str = "invalid_request") -> GatewayError:
     return GatewayError(400, code, message, param=param)
 
 
 def unknown_model(model: str, known: Sequence[str], *, listed: bool) -> GatewayError:
     """known: the names of models that GET /v1/models shows, sorted. listed: replicas list some. O(1): there may be many."""
-    more = f" and {len(known) - NAMED_MODELS} more in GET /v1/models" if len(known) > NAMED_MODELS else ""
     nothing = "no model that a replica lists fits its pool (pools[].models)" if listed else "no replica lists any model"
-    have = f"this gateway serves: {', '.join(known[:NAMED_MODELS])}{more}" if known else nothing
+    have = f"this gateway serves: {first_names(known, 'in GET /v1/models')}" if known else nothing
     return GatewayError(404, "model_not_found", f"The model {model[:100]!r} does not exist here; {have}.", param="model")
 
 

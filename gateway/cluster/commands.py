@@ -85,7 +85,8 @@ class ControlPlane(Protocol):
     async def execute(self, command: Command) -> None:
         """In all processes. Returns when all have executed it, and have probed a replica that it adds.
 
-        Commands are executed in one order everywhere, which no probe holds up. Raises ConfigError if it cannot be executed.
+        Commands are executed in one order everywhere; a reload is one, and waits for the replicas that join for a bounded time.
+        Raises ConfigError if it cannot be executed.
         """
 
     async def page(self) -> bytes:

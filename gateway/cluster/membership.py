@@ -8,11 +8,13 @@ Probing takes a while and changes nothing; the change itself has no await in it,
 before it or after it. Each process of a gateway does this for itself: reloads and commands reach all of them, and each watches
 the sources.
 
-An operator's change does not wait for probes, for other operators' commands would wait with it, in all processes: a replica
-that is added is down at first, probed at once, and `probed` waits for that.
+A change waits for probes for `first_probes_s` at most, and the next change waits for it. An operator's own change does not
+probe, for other operators' commands would wait with it, in all processes: a replica that is added is down at first and probed
+at once (one that is still leaving goes on as it was), and `probed` waits for that.
 
 A replica that an operator adds stays until it is removed or the gateway ends. A reload leaves it alone, unless the new
-configuration names that replica itself, or has its pool no more: then the addition is forgotten.
+configuration names that replica itself, has its pool no more, or has so many replicas that there is no room for it: then the
+addition is forgotten.
 
 Only URLs of the configuration may lead to link-local addresses and metadata services: all others are guarded before they are
 probed, and again when the change takes effect, for the guard ends with a former replica at the same URL that is forgotten
@@ -61,7 +63,7 @@ class Membership:
     ) -> None:
         """fleet: has the members of the configuration. sources: to be watched.
 
-        first_probes_s: how long replicas that join are waited for at most, other than by a reload.
+        first_probes_s: how long a change waits for the replicas that join, all together, at most.
         """
         self._live = live
         self._fleet = fleet
@@ -136,16 +138,13 @@ class Membership:
         async with self._one_at_a_time:
             ordered = tuple(sorted(members, key=lambda member: member.name))
             if ordered != self._named.get(source):
-                await self._change(self._live.config, {**self._named, source: ordered}, within_s=self._first_probes_s)
+                await self._change(self._live.config, {**self._named, source: ordered})
 
-    async def _change(
-        self, config: Config, named: Named, before_apply: Callable[[], None] | None = None, within_s: float | None = None
-    ) -> None:
-        """within_s: for probing the replicas that join (default: each has the timeout of a probe)."""
+    async def _change(self, config: Config, named: Named, before_apply: Callable[[], None] | None = None) -> None:
         merged = merge(named, _pools(config))
         others = self._guard(config, named, merged)
         try:
-            probed = await self._fleet.probe_joining(merged.members, self._upstream, within_s)
+            probed = await self._fleet.probe_joining(merged.members, self._upstream, self._first_probes_s)
         except BaseException:  # the gateway ends, or a probe has a bug
             for url in others:
                 if not self._fleet.uses(url):
@@ -191,8 +190,9 @@ class Membership:
 
 
 def remaining(added: Iterable[Member], names: Collection[str], pools: Collection[str]) -> tuple[Member, ...]:
-    """The additions that outlive a reload. names, pools: of the new configuration's replicas and pools."""
-    return tuple([member for member in added if member.name not in names and member.pool in pools])
+    """The additions that outlive a reload, the oldest first. names, pools: of the new configuration's replicas and pools."""
+    outlive = [member for member in added if member.name not in names and member.pool in pools]
+    return tuple(outlive[: max(0, MAX_REPLICAS - len(names))])
 
 
 def _pools(config: Config) -> frozenset[str]:

@@ -24,7 +24,7 @@ import pygtrie
 
 from gateway.admission.pool_queue import Admission, Permit, priority_of
 from gateway.config.schema import MATCH_ALL, Config
-from gateway.errors import GatewayError, ReplicaFailure, bad_request, no_replica, unknown_model
+from gateway.errors import GatewayError, ReplicaFailure, bad_request, first_names, no_replica, unknown_model
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.candidates import eligible
 from gateway.fleet.catalog import Catalog, warn_of_misfits
@@ -42,7 +42,7 @@ log = logging.getLogger("warmroute.replicas")
 
 MAX_TARGETS = 1024
 MAX_LABELS = 1024
-FIRST_PROBES_S = 2.0  # the start waits for them at most that long; later ones are made while requests are served
+FIRST_PROBES_S = 2.0  # starts, reloads and additions wait for them at most that long; later ones are made meanwhile
 LOGGED = 100  # replicas that join or leave at once
 
 
@@ -71,7 +71,8 @@ class Target:
             public = "No replica that serves this model is up"
             if self.draining:
                 public = "No replica that serves this model takes new requests: those that are up are draining"
-            text = f"{public}: {self.down}. They are probed continually; retry."
+            what = "Undrain one, or wait for another" if self.draining else "They are probed continually; retry"
+            text = f"{public}: {self.down}. {what}."
             raise no_replica(text, public=f"{public}. Retry.")
 
 
@@ -148,7 +149,7 @@ class Fleet:
         # Engines answer 404 for what they do not serve; those that list the model know best.
         members = [state for state in pool.replicas if model in state.models] or pool.replicas
         serving = [state for state in members if state.live] or [state for state in members if state.doubtful]
-        down = ", ".join(f"{state.name} ({state.down_reason})" for state in pool.replicas if not state.live)
+        down = first_names([f"{state.name} ({state.down_reason})" for state in pool.replicas if not state.live])
         draining = any(state.up and not state.live for state in members)
         by_name = {state.name: state for state in serving}
         return Target(model, label, by_name, down, pool.admission, pool.resume_streams, draining)
@@ -204,7 +205,7 @@ class Fleet:
         ]
         if blind:
             public = f"The model {model[:100]!r} is not known yet: not all replicas have answered so far. Retry."
-            text = f"The model {model[:100]!r} is not known yet: {', '.join(blind)} did not answer so far. Retry."
+            text = f"The model {model[:100]!r} is not known yet: {first_names(blind)} did not answer so far. Retry."
             return no_replica(text, public=public)
         listed = any(state.models for state in self.replicas if state.up)
         return unknown_model(model, self.catalog.names, listed=listed)
@@ -263,12 +264,10 @@ class Fleet:
 
     # -- other members, or another configuration
 
-    async def probe_joining(
-        self, wanted: Members, upstream: UpstreamClient, within_s: float | None = None
-    ) -> Mapping[str, ProbeResult]:
+    async def probe_joining(self, wanted: Members, upstream: UpstreamClient, within_s: float) -> Mapping[str, ProbeResult]:
         """Ask the replicas that would join, side by side, so that they can be up from their first moment. Changes nothing.
 
-        within_s: a limit for all together (default: each has the timeout of a probe). Returns the answers by URL.
+        within_s: a limit for all together. Returns the answers by URL.
         """
         # One that is leaving may be gone before it is wanted back.
         urls = [each.url for each in wanted.values() if (state := self._same(each)) is None or state.leaving]

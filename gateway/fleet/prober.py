@@ -203,7 +203,7 @@ class Prober:
             return error
 
     async def request_models_of_all(
-        self, urls: Iterable[str], upstream: UpstreamClient, within_s: float | None = None
+        self, urls: Iterable[str], upstream: UpstreamClient, within_s: float
     ) -> dict[str, ProbeResult]:
         """`request_models` of each, all at the same time. Those that have not answered within within_s are left out."""
         asking: dict[str, asyncio.Future[ProbeResult]] = {}
@@ -265,7 +265,7 @@ class Prober:
             return
         if state.needs_key:
             log.warning("replica needs a key for its model list; models unknown", extra={"replica": state.name})
-        if state.error != NOT_PROBED:  # else the gateway has just started, and all of them would be new
+        if state.error != NOT_PROBED:  # else it has just joined, and `_begin_slowly` has decided
             state.up_since = self._clock()
         state.error = ""
         state.idle_limit_s = math.inf

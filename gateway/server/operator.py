@@ -7,7 +7,8 @@ for a proxy in front of the clients' port can look like one of these (`access.py
 
 A replica that drains gets no new requests, and is probed as before; when its count of requests in flight is 0, it can be taken
 down. It drains until it is undrained, or the gateway restarts. A replica that was added stays until it is removed or the
-gateway restarts; a reload ends it only if the new configuration names it itself or no longer has its pool. What is to last
+gateway restarts; a reload ends it only if the new configuration names it itself, no longer has its pool, or has no room for it.
+What is to last
 belongs into the configuration. Its URL must not be link-local or a
 cloud's metadata service, unless the configuration allows that: an operator could otherwise read there with the
 gateway's network identity. One that is removed finishes the requests that run there.
@@ -16,7 +17,7 @@ gateway's network identity. One that is removed finishes the requests that run t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -27,7 +28,7 @@ from gateway.config.live import Live
 from gateway.config.parse import ConfigError, convert
 from gateway.config.schema import ReplicaConfig
 from gateway.dialects.table import DRY_RUN
-from gateway.errors import GatewayError, bad_request
+from gateway.errors import GatewayError, bad_request, first_names
 from gateway.fleet.membership import CONFIGURATION, OPERATORS
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
@@ -36,8 +37,6 @@ from gateway.request.lifecycle import prompt_of, scope_of
 from gateway.server.access import ON_ADMIN_LISTENER, Access
 from gateway.server.fallback.request import adapt
 from router import Candidate
-
-NAMED_POOLS: Final = 20  # in the error about one that there is not
 
 
 class Operator:
@@ -104,7 +103,7 @@ class Operator:
         names = [pool.name for pool in self._fleet.pools]
         pool = body.pop("pool", names[0] if len(names) == 1 else None)
         if pool not in names:
-            known = f"the name of a pool, which is one of {', '.join(names[:NAMED_POOLS])}"
+            known = f"the name of a pool, which is one of {first_names(names)}"
             problem = "is needed" if pool is None else "is no pool's name"
             raise bad_request(f"'pool' {problem}: it must be {known}.", "pool")
         try:
@@ -122,7 +121,7 @@ class Operator:
             raise bad_request(str(error)) from error
         state = self._fleet.named(replica.name)
         if state is None or state.leaving:
-            text = f"The replica {replica.name!r} was added, and removed by another request before it was probed."
+            text = f"The replica {replica.name!r} was added, and removed by another request or a reload before this answer."
             raise GatewayError(409, "replica_removed", text, param="name")
         row = self._row(state, pool, self._router.trie.held())
         until = "it is removed, or the gateway restarts; write it into the configuration to keep it"
@@ -169,7 +168,7 @@ class Operator:
     def _named(self, name: str) -> ReplicaState:
         if state := self._fleet.named(name):
             return state
-        known = ", ".join(state.name for state in self._fleet.replicas)
+        known = first_names([state.name for state in self._fleet.replicas])
         raise GatewayError(404, "replica_not_found", f"There is no replica {name[:100]!r}; there are: {known}.", param="name")
 
     async def _body(self, request: web.Request) -> dict[str, Any]:

@@ -13,9 +13,9 @@ DRAINS_MOST, of which the oldest is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, assert_never
 
 from gateway.cluster.membership import remaining
 from gateway.cluster.messages import Drain, Join, Leave
@@ -81,24 +81,28 @@ class CommandLog:
         As in the workers, a replica with another URL is another one. A drain of a name that neither knows stays: it may be that
         of a source's member.
         """
-        configured, pools = _urls(after), {pool.name for pool in after.pools}
+        added = [joined for joined, _ in self._added.values()]
+        pending = [each.command for each in self._pending.values() if isinstance(each.command, Join)]
+        # What the workers refuse by the configuration before, a new one, which begins with the one after, might not.
+        left = _outliving(added, after) + [join for join in pending if _outliving([join], before) and _outliving([join], after)]
+        kept, configured = {id(join) for join in left}, _urls(after)
+        known = {join.replica.name: join.replica.url for join in reversed(added + pending)} | _urls(before)
+        now = {join.replica.name: join.replica.url for join in reversed(left)} | configured
 
         def stays(command: Replayed) -> bool:
             match command:
-                case Join(pool, replica):
-                    return bool(remaining((member_of(replica, pool),), configured, pools))
+                case Join():
+                    return id(command) in kept
                 case Leave(name):
                     return name not in configured
                 case Drain(name):
                     return known.get(name) == now.get(name)
+                case _:
+                    assert_never(command)
 
-        joins = [joined for joined, _ in self._added.values()]
-        joins += [pending.command for pending in self._pending.values() if isinstance(pending.command, Join)]
-        known = {join.replica.name: join.replica.url for join in reversed(joins)} | _urls(before)
-        now = {join.replica.name: join.replica.url for join in reversed(joins) if stays(join)} | configured
         self._added = {name: joined for name, joined in self._added.items() if stays(joined[0])}
         self._drained = {name: payload for name, payload in self._drained.items() if stays(Drain(name, on=True))}
-        self._pending = {which: pending for which, pending in self._pending.items() if stays(pending.command)}
+        self._pending = {which: each for which, each in self._pending.items() if stays(each.command)}
         self._bring_into_force()
 
     def replay(self, worker: int) -> Iterator[tuple[int, bytes]]:
@@ -132,6 +136,8 @@ class CommandLog:
                     self._drained.pop(name, None)
                     if on:
                         self._drained[name] = pending.payload
+                case _:
+                    assert_never(pending.command)
             while len(self._drained) > DRAINS_MOST:
                 del self._drained[next(iter(self._drained))]
 
@@ -142,3 +148,10 @@ class CommandLog:
 def _urls(config: Config) -> dict[str, str]:
     """Of its replicas, by name."""
     return {replica.name: replica.url for pool in config.pools for replica in pool.replicas}
+
+
+def _outliving(joins: Sequence[Join], config: Config) -> list[Join]:
+    """Those of the additions, the oldest first, that there may be with this configuration."""
+    members = [member_of(join.replica, join.pool) for join in joins]
+    outlive = set(remaining(members, _urls(config).keys(), {pool.name for pool in config.pools}))
+    return [join for join, member in zip(joins, members, strict=True) if member in outlive]

@@ -59,6 +59,7 @@ class WorkerState:
     last_frame_at: float
     last_healthy_at: float
     serving: bool = False
+    stopping: bool = False
     counters: bytes = b""
     reported: bool = False  # they were sent while it served: it knew all replicas by then
 
@@ -171,11 +172,11 @@ class Hub:
                 self._broadcast(worker, payload, but=worker)
             case Counters(page):
                 state.counters, state.reported = page, state.serving
-            case Serving():
+            case Serving() if not state.stopping:  # else it was stopped before it served
                 state.serving = True
                 self._on_serving(worker)
             case Stopping():
-                state.serving = False
+                state.serving, state.stopping = False, True
             case Scraped(_, page):
                 state.counters = page  # what was shown once stays in the sum, also if this worker is killed now
                 self._answer(worker, to, payload)

@@ -44,7 +44,7 @@ class Serving(Struct, frozen=True, array_like=True, tag=4):
 
 
 class Stopping(Struct, frozen=True, array_like=True, tag=15):
-    """The worker accepts no more requests: others are to take its new connections until its successor does."""
+    """The worker drains: it no longer counts as serving, and others take its new connections until its successor does."""
 
 
 class Alive(Struct, frozen=True, array_like=True, tag=5):

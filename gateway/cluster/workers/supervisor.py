@@ -51,7 +51,8 @@ BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gateway.co
 class Patience:
     """With workers, in seconds.
 
-    hung_s: without a heartbeat, then it is killed. silent_s: without one, then its new connections go to the others as well.
+    hung_s: without a heartbeat, then it is killed. silent_s: without one, or without serving, then its new connections go to
+    the others as well.
     short_life_s: what ends before that did not live long. pause_s: before such a worker is replaced: at first, at most.
     """
 

@@ -57,6 +57,34 @@ async def test_a_replica_that_a_source_names_while_its_forerunner_is_forgotten_i
         watching.cancel()
 
 
+async def test_a_url_that_a_source_names_is_guarded_before_its_first_probe() -> None:
+    gate = Gate()
+    gate.open.clear()
+    async with FakeReplica() as one, FakeReplica(listing=gate) as two, running(one) as run:
+        watching = asyncio.create_task(with_source(run, Source(Member("y", two.url, "default"))).run())
+        await gate.asked.wait()
+        assert not run.gateway.fleet.named("y")
+        assert guarded(run, two.url)
+        watching.cancel()
+        gate.open.set()
+
+
+async def test_a_reload_waits_for_replicas_that_do_not_answer_no_longer_than_it_may_and_operators_no_longer_than_it() -> None:
+    gate = Gate()
+    gate.open.clear()
+    raw: dict[str, Any] = {"listen": "127.0.0.1:0", "health": {"interval_s": 60, "timeout_s": 60}}
+    async with FakeReplica() as one, FakeReplica(listing=gate) as two, running(one, first_probes_s=0.3, **raw) as run:
+        config = load(None, {**raw, "pools": [{"replicas": [one.url, two.url]}]}, env={})
+        reloading = asyncio.create_task(run.gateway.local.reload.take(config))
+        await gate.asked.wait()
+        async with asyncio.timeout(30):  # not the timeout of a probe
+            await run.gateway.control.execute(Join("default", ReplicaConfig(one.url, "x")))
+            await reloading
+        assert {state.name: state.up for state in run.gateway.fleet.replicas} == {one.name: True, two.name: False, "x": True}
+        gate.open.set()
+        await eventually(lambda: all(state.up for state in run.gateway.fleet.replicas))
+
+
 async def test_a_probe_that_is_given_up_keeps_the_way_to_a_replica_that_is_leaving() -> None:
     """A source names the URL of a replica that is leaving, and is no longer watched before it has answered."""
     gate, go_on = Gate(), asyncio.Event()

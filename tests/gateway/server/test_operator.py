@@ -363,6 +363,8 @@ async def test_operators_cannot_add_more_replicas_than_a_gateway_may_have() -> N
         listed = [{"url": f"{one.url}/{number}", "name": f"r{number}"} for number in range(MAX_REPLICAS)]
         async with running(pools=[{"replicas": listed}]) as run:
             code, _, error = await run.post({"url": f"{one.url}/more", "name": "more"}, path="/warmroute/replicas")
+            _, _, unknown = await run.post({"name": "more"}, path="/warmroute/drain")
+            assert unknown["error"]["message"].endswith(f"r18, r19 and {MAX_REPLICAS - 20} more.")
         assert (code, error["error"]["code"]) == (400, "invalid_request")
         assert f"at most {MAX_REPLICAS} replicas" in error["error"]["message"]
 

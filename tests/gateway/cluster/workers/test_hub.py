@@ -25,12 +25,13 @@ from gateway.cluster.workers.messages import (
     Scrape,
     Scraped,
     Serving,
+    Stopping,
     Welcome,
     encode,
     from_hub,
     from_worker,
 )
-from gateway.config.schema import Config
+from gateway.config.schema import MAX_REPLICAS, Config, ReplicaConfig
 from gateway.config.source import load
 from gateway.telemetry.exposition import packed
 from gateway.telemetry.metrics import Metrics
@@ -350,7 +351,8 @@ def test_what_ended_workers_counted_of_a_replica_is_forgotten_without_another_en
 
 def test_a_worker_that_does_not_know_all_replicas_yet_keeps_their_counters() -> None:
     """What it reports before it serves lacks the replicas that operators have added."""
-    made = Hub(config_of("http://a:1", "http://gone"), Now(), lambda _: None)
+    now = Now()
+    made = Hub(config_of("http://a:1", "http://gone"), now, lambda _: None)
     (first, one), (_, two) = joined(made), joined(made)
     made.command(Reconfigure.to(config_of()))
     one.receives(Serving())
@@ -359,8 +361,47 @@ def test_a_worker_that_does_not_know_all_replicas_yet_keeps_their_counters() -> 
     made.leave(first)
     assert ("m", "added") in made.ended.completion_tokens.values
     two.receives(Serving())
+    now.time += SWEEP_S
     made.sweep()
     assert ("m", "added") in made.ended.completion_tokens.values, "its counters are from before"
+    two.receives(counted("a:1"))
+    now.time += SWEEP_S
+    made.sweep()
+    assert ("m", "added") not in made.ended.completion_tokens.values
+
+
+def test_a_worker_that_was_stopped_before_it_served_does_not_count_as_serving() -> None:
+    """Its last step towards serving comes after its first one towards the end."""
+    now, served = Now(), list[int]()
+    made = Hub(config_of(), now, served.append)
+    (first, one), (second, two) = joined(made), joined(made)
+    one.receives(Stopping())
+    one.receives(Serving())
+    two.receives(Serving())
+    now.time += 3
+    one.receives(Alive())
+    two.receives(Alive())
+    assert (served, list(made.healthy(2)), list(made.unhealthy(2))) == ([second], [second], [first])
+
+
+def test_what_the_workers_refuse_by_one_configuration_a_new_one_does_not_take_by_the_next() -> None:
+    made = Hub(config_of(), Now(), lambda _: None)
+    _, one = joined(made)
+    made.command(Reconfigure.to(config_of(REPLICA_B.url)))
+    asks(one, 1, Join("default", REPLICA_B))  # it has not executed the other one yet, else it would have refused itself
+    made.command(Reconfigure.to(config_of()))
+    assert replayed(made) == []
+
+
+def test_additions_for_which_a_configuration_leaves_no_room_are_forgotten() -> None:
+    made = Hub(config_of(), Now(), lambda _: None)
+    _, one = joined(made)
+    joins = [Join("default", ReplicaConfig(f"http://{name}:1", name)) for name in ("x", "y")]
+    for join in joins:
+        done(made, one, join)
+    made.command(Reconfigure.to(config_of(*[f"http://r{number}:1" for number in range(MAX_REPLICAS - 1)])))
+    made.command(Reconfigure.to(config_of()))
+    assert replayed(made) == joins[:1], "the oldest stays"
 
 
 def test_what_a_scrape_showed_stays_in_the_sum_when_its_worker_ends() -> None:

@@ -64,6 +64,11 @@ class Run:
         async with self.session.post(f"{self.url}/v1/chat/completions", json=body, headers={"Connection": "close"}) as answer:
             return answer.status, await answer.json()
 
+    async def streamed(self) -> bytes:
+        """Likewise: the body of a stream."""
+        async with self.session.post(f"{self.url}/v1/chat/completions", json=STREAM, headers={"Connection": "close"}) as answer:
+            return await answer.read()
+
     async def metrics(self) -> dict[str, float]:
         async with self.session.get(f"{self.url}/metrics", headers={"Connection": "close"}) as answer:
             rows = (line.rpartition(" ") for line in (await answer.text()).splitlines() if not line.startswith("#"))
@@ -285,7 +290,7 @@ async def test_a_worker_that_gets_sigterm_by_mistake_costs_no_new_client_its_con
     go_on = asyncio.Event()
     patience = Patience(silent_s=0.5)
     async with FakeReplica([streams("a", hold=go_on)]) as one, supervised(one, patience=patience) as run:
-        held = [asyncio.create_task(run.post(STREAM)) for _ in range(20)]  # so that both have streams
+        held = [asyncio.create_task(run.streamed()) for _ in range(20)]  # so that both have streams
         await eventually(lambda: len(one.requests) == 20)
         one.script = [answers()]
         first, second = run.pids
@@ -295,7 +300,7 @@ async def test_a_worker_that_gets_sigterm_by_mistake_costs_no_new_client_its_con
             assert {(await run.post())[0] for _ in range(20)} == {200}, "while it drains"
         assert first in run.made.hub.workers
         go_on.set()
-        await asyncio.gather(*held, return_exceptions=True)
+        assert all(stream.endswith(b"data: [DONE]\n\n") for stream in await asyncio.gather(*held)), "its own end as they would"
         await run.replaced(first)
         assert second in run.pids
         async with asyncio.timeout(30):
