@@ -15,7 +15,8 @@ def warnings_of(loaded: Loaded) -> list[Problem]:
     """All warnings, with file and line."""
     config = loaded.config
     found = (*_patterns(config), *_repeated_urls(config), *_prices(config), *_limits(config))
-    return sorted(map(loaded.at, found), key=lambda problem: problem.line)
+    empty = [Problem((), f"the variable {name} is set, but empty: it counts as not set") for name in loaded.empty]
+    return empty + sorted(map(loaded.at, found), key=lambda problem: problem.line)
 
 
 def _is_pattern(name: str) -> bool:

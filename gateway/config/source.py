@@ -31,11 +31,16 @@ _VARIABLES: Mapping[str, str] = {"listen": "WARMROUTE_LISTEN", "admin_key": "WAR
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration, and the file that it comes from. replaced: keys whose values come from the environment or from flags."""
+    """A configuration, and the file that it comes from.
+
+    replaced: keys whose values come from the environment or from flags. empty: variables of the environment that are set, but
+    empty; they count as not set.
+    """
 
     config: Config
     file: YamlFile | None = None
     replaced: Collection[str] = ()
+    empty: Collection[str] = ()
 
     def at(self, problem: Problem) -> Problem:
         """The problem with its file and line."""
@@ -64,7 +69,7 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
     if problems or parsed.value is None:
         more = (_more(file.problems, " in the YAML") if file else "", _more(found))
         raise ConfigError(*sorted(problems, key=lambda problem: problem.line), *filter(None, more))
-    return Loaded(parsed.value, file, replacing.keys())
+    return Loaded(parsed.value, file, replacing.keys(), [name for name in _VARIABLES.values() if env.get(name) == ""])
 
 
 def _more(problems: Collection[Problem], where: str = "") -> str:

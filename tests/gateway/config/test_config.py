@@ -721,6 +721,15 @@ def test_what_cannot_be_meant_is_a_warning(tmp_path: Path, capsys: pytest.Captur
     assert main(["check", "--strict", str(path)]) == 1
 
 
+def test_a_variable_that_is_set_but_empty_is_a_warning(tmp_path: Path) -> None:
+    """A secret that is mounted empty protects nothing."""
+    path = written(tmp_path, f"pools: [{{replicas: [{URL}]}}]")
+    loaded = read(path, {}, env={"WARMROUTE_ADMIN_KEY": "", "WARMROUTE_LISTEN": "127.0.0.1:1"})
+    assert loaded.config.admin_key == ""
+    (warning,) = map(str, warnings_of(loaded))
+    assert warning == "the variable WARMROUTE_ADMIN_KEY is set, but empty: it counts as not set"
+
+
 def test_prices_are_not_doubted_where_any_model_may_be_served(tmp_path: Path) -> None:
     for models in ("", "models: ['*']"):
         text = f"pools:\n  - {models or 'queue_s: 1'}\n    replicas: [{URL}]\nprices: {{gpt-: {{input: 1, output: 1}}}}"
