@@ -27,6 +27,7 @@ class Listener:
         self.port = 0
         self.accepted: list[str] = []
         self.open = 0
+        self._servers: dict[str, asyncio.Server] = {}
 
     @contextlib.asynccontextmanager
     async def at(self, *hosts: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Listener]:
@@ -39,12 +40,25 @@ class Listener:
             writer.transport.abort()
 
         async with contextlib.AsyncExitStack() as stack:
-            for host in hosts:
-                server = await asyncio.start_server(serve, host, self.port, ssl=tls)
+            while len(self._servers) < len(hosts):
+                try:
+                    for host in hosts:
+                        self._servers[host] = server = await asyncio.start_server(serve, host, self.port, ssl=tls)
+                        self.port = server.sockets[0].getsockname()[1]
+                except OSError:  # somebody else has this port at one of the addresses
+                    for host in list(self._servers):
+                        await self.leave(host)
+                    self.port = 0
+            for server in self._servers.values():
                 await stack.enter_async_context(server)
-                self.port = server.sockets[0].getsockname()[1]
             yield self
             await eventually(lambda: not self.open)
+
+    async def leave(self, host: str) -> None:
+        """From now on the address refuses connections."""
+        server = self._servers.pop(host)
+        server.close()
+        await server.wait_closed()
 
 
 @contextlib.contextmanager
@@ -133,15 +147,12 @@ async def test_of_several_that_connect_one_is_kept() -> None:
 
 @pytest.mark.parametrize("old", ["refuses", "does not answer"])
 async def test_a_replica_that_has_moved_is_found_by_the_same_attempt(old: str) -> None:
-    async with Listener().at("127.0.0.1") as listener:
+    async with Listener().at("127.0.0.1", "127.0.0.2") as listener:
         clock = Clock()
         dial, server = dialer(listener.port, "127.0.0.1", clock=clock)
         assert await local_address(dial) == "127.0.0.1"
-        port = listener.port
-    moved = Listener()
-    moved.port = port
-    async with moved.at("127.0.0.2"):
-        with black_hole("127.0.0.1", port) if old == "does not answer" else contextlib.nullcontext():
+        await listener.leave("127.0.0.1")
+        with black_hole("127.0.0.1", listener.port) if old == "does not answer" else contextlib.nullcontext():
             server.answers["replica.test"] = ["127.0.0.2"]
             clock.now += RETRY_S
             assert await local_address(dial) == "127.0.0.2"
