@@ -26,7 +26,8 @@ class Follower:
         """Apply one router's events, in order. Returns the replicas that they showed to have lost their cache.
 
         past: they are from before this router began, which has not noticed itself what replicas lost since. (One that has
-        would purge what came after it, too: routers notice it at different times.)
+        would purge what came after it, too: routers notice it at different times. The late one may purge too much so. What a
+        replica lost after this router began, and others noticed later, stays believed until it is missed.)
         """
         bookings = self._bookings.setdefault(source, {})
         router, lost = self._router, []

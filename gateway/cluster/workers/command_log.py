@@ -14,7 +14,7 @@ DRAINS_MOST, of which the oldest is dropped.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from gateway.cluster.membership import remaining
@@ -40,11 +40,45 @@ class _Pending:
     accepted: bool = False
 
 
+_Which = tuple[int, int]
+"""An asker, and its number for a command."""
+
+
+@dataclass(slots=True, eq=False)
+class _Folded:
+    """Additions and drains by name. joining, draining: those that are pending; a replica that is joining has no other drain."""
+
+    added: dict[str, tuple[Join, bytes]]
+    drained: dict[str, bytes]
+    joining: dict[str, tuple[_Which, _Pending]] = field(default_factory=dict)
+    draining: dict[str, tuple[_Which, _Pending]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all additions, the oldest first."""
+        return [*self.added, *self.joining]
+
+    def has(self, name: str) -> bool:
+        return name in self.added or name in self.joining
+
+    def join(self, name: str) -> Join:
+        if name in self.added:
+            return self.added[name][0]
+        command = self.joining[name][1].command
+        assert isinstance(command, Join)
+        return command
+
+    def remove(self, name: str) -> None:
+        """What there is of this name, and its drain."""
+        for each in (self.added, self.drained, self.joining, self.draining):
+            each.pop(name, None)
+
+
 class CommandLog:
     """See the top of this file."""
 
     def __init__(self) -> None:
-        self._pending: dict[tuple[int, int], _Pending] = {}  # by asker and its number for the command
+        self._pending: dict[_Which, _Pending] = {}
         self._added: dict[str, tuple[Join, bytes]] = {}
         self._drained: dict[str, bytes] = {}
 
@@ -79,31 +113,47 @@ class CommandLog:
         """There is another configuration: some additions end (`remaining`), and so does a drain whose replica leaves, or comes.
 
         As in the workers, a replica with another URL is another one. A drain of a name that neither knows stays: it may be that
-        of a source's member.
+        of a source's member. The workers execute all pending commands before: what these have come to then is all that a new
+        worker, which begins with `after`, may learn of them.
         """
-        added = [joined for joined, _ in self._added.values()]
-        pending = [each.command for each in self._pending.values() if isinstance(each.command, Join)]
-        # What the workers refuse by the configuration before, a new one, which begins with the one after, might not.
-        left = _outliving(added, after) + [join for join in pending if _outliving([join], before) and _outliving([join], after)]
-        kept, configured = {id(join) for join in left}, _urls(after)
-        known = {join.replica.name: join.replica.url for join in reversed(added + pending)} | _urls(before)
-        now = {join.replica.name: join.replica.url for join in reversed(left)} | configured
-
-        def stays(command: Replayed) -> bool:
-            match command:
-                case Join():
-                    return id(command) in kept
-                case Leave(name):
-                    return name not in configured
-                case Drain(name):
-                    return known.get(name) == now.get(name)
-                case _:
-                    assert_never(command)
-
-        self._added = {name: joined for name, joined in self._added.items() if stays(joined[0])}
-        self._drained = {name: payload for name, payload in self._drained.items() if stays(Drain(name, on=True))}
-        self._pending = {which: each for which, each in self._pending.items() if stays(each.command)}
+        done = self._fold(before)
+        known = _urls(before) | {name: done.join(name).replica.url for name in done.names}
+        left = _outliving([done.join(name) for name in done.names], after)
+        now = _urls(after) | {name: join.replica.url for name, join in left.items()}
+        stays = {name for name in done.drained.keys() | done.draining.keys() if known.get(name) == now.get(name)}
+        # A drain of what the configuration names now is in force; that of what is still joining comes after its addition.
+        moved = {name: done.draining[name][1].payload for name in done.draining.keys() & stays if name not in left}
+        self._added = {name: joined for name, joined in done.added.items() if name in left}
+        self._drained = {name: payload for name, payload in (done.drained | moved).items() if name in stays}
+        kept = {which for one in (done.joining, done.draining) for name, (which, _) in one.items() if name in left}
+        self._pending = {which: pending for which, pending in self._pending.items() if which in kept}
         self._bring_into_force()
+
+    def _fold(self, config: Config) -> _Folded:
+        """What is there once the workers have executed all pending commands, with this configuration."""
+        done = _Folded(dict(self._added), dict(self._drained))
+        configured, pools = _urls(config), {pool.name for pool in config.pools}
+        for which, pending in self._pending.items():
+            match pending.command:
+                case Join(pool, replica):
+                    free = replica.name not in configured and not done.has(replica.name)
+                    room = len(configured) + len(done.added) + len(done.joining) < MAX_REPLICAS
+                    if free and room and pool in pools:
+                        done.remove(replica.name)
+                        done.joining[replica.name] = which, pending
+                case Leave(name):
+                    if done.has(name):
+                        done.remove(name)
+                case Drain(name, on):
+                    done.drained.pop(name, None)
+                    done.draining.pop(name, None)
+                    if on and name in done.joining:
+                        done.draining[name] = which, pending
+                    elif on:
+                        done.drained[name] = pending.payload
+                case _:
+                    assert_never(pending.command)
+        return done
 
     def replay(self, worker: int) -> Iterator[tuple[int, bytes]]:
         """The messages for a new worker, in order, each with its asker; HUB: it is in force. The pending ones now wait for this
@@ -150,8 +200,8 @@ def _urls(config: Config) -> dict[str, str]:
     return {replica.name: replica.url for pool in config.pools for replica in pool.replicas}
 
 
-def _outliving(joins: Sequence[Join], config: Config) -> list[Join]:
-    """Those of the additions, the oldest first, that there may be with this configuration."""
+def _outliving(joins: Sequence[Join], config: Config) -> dict[str, Join]:
+    """Those of the additions, the oldest first, that there may be with this configuration. By name."""
     members = [member_of(join.replica, join.pool) for join in joins]
     outlive = set(remaining(members, _urls(config).keys(), {pool.name for pool in config.pools}))
-    return [join for join, member in zip(joins, members, strict=True) if member in outlive]
+    return {member.name: join for join, member in zip(joins, members, strict=True) if member in outlive}

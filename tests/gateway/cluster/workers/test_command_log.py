@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cache
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,40 +13,66 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.cluster.messages import Drain, Join, Leave
 from gateway.cluster.workers.channel import HUB
 from gateway.cluster.workers.command_log import CommandLog, Replayed
-from gateway.config.schema import ReplicaConfig
+from gateway.config.schema import Config, ReplicaConfig
+from gateway.config.source import load
 
-CONFIGURED = "c"
-NAMES = st.sampled_from(["a", "b", CONFIGURED])
+URLS = st.sampled_from(["http://one", "http://two"])
+NAMES = st.sampled_from(["a", "b"])
 COMMANDS = st.one_of(
-    st.builds(lambda name: Join("default", ReplicaConfig(f"http://{name}", name)), NAMES),
+    st.builds(lambda name, url, pool: Join(pool, ReplicaConfig(url, name)), NAMES, URLS, st.sampled_from(["p", "q"])),
     st.builds(Leave, NAMES),
     st.builds(Drain, NAMES, st.booleans()),
 )
 ASKER = 7
 
 
+@cache
+def config_of(urls: frozenset[tuple[str, str]], second_pool: bool) -> Config:
+    """urls: by name, of the first pool's replicas."""
+    listed = [{"url": "http://always", "name": "always"}, *[{"url": url, "name": name} for name, url in sorted(urls)]]
+    pools = [{"name": "p", "models": ["p"], "replicas": listed}]
+    if second_pool:
+        pools.append({"name": "q", "models": ["q"], "replicas": [{"url": "http://other", "name": "other"}]})
+    return load(None, {"pools": pools}, env={})
+
+
+CONFIGS = st.builds(
+    lambda urls, second: config_of(frozenset(urls.items()), second), st.dictionaries(NAMES, URLS), st.booleans()
+)
+
+
 @dataclass
 class Oracle:
-    """A worker. inbox: the commands that it has not executed; members: true if an operator has added it."""
+    """A worker. inbox: the commands that it has not executed, by number; added: pool and URL by name."""
 
-    inbox: deque[int]
-    members: dict[str, bool] = field(default_factory=lambda: {CONFIGURED: False})
+    config: Config
+    inbox: deque[int] = field(default_factory=deque)
+    added: dict[str, tuple[str, str]] = field(default_factory=dict)
     drained: set[str] = field(default_factory=set)
 
-    def execute(self, command: Replayed) -> bool:
+    @property
+    def urls(self) -> dict[str, str]:
+        listed = {replica.name: replica.url for pool in self.config.pools for replica in pool.replicas}
+        return {name: url for name, (_, url) in self.added.items()} | listed
+
+    def execute(self, command: Replayed | Config) -> bool:
         match command:
-            case Join(_, replica):
-                if replica.name in self.members:
+            case Config():
+                before, self.config = self.urls, command
+                pools, listed = {pool.name for pool in command.pools}, [r.name for p in command.pools for r in p.replicas]
+                self.added = {name: it for name, it in self.added.items() if name not in listed and it[0] in pools}
+                self.drained = {name for name in self.drained if before[name] == self.urls.get(name)}
+            case Join(pool, replica):
+                if replica.name in self.urls or pool not in {each.name for each in self.config.pools}:
                     return False
-                self.members[replica.name] = True
-                self.drained.discard(replica.name)
+                self.added[replica.name] = pool, replica.url
             case Leave(name):
-                if not self.members.get(name):
+                if name not in self.added:
                     return False
-                del self.members[name]
+                del self.added[name]
                 self.drained.discard(name)
             case Drain(name, on):
-                if name in self.members:
+                if name in self.urls:
                     (self.drained.add if on else self.drained.discard)(name)
         return True
 
@@ -56,23 +83,33 @@ class Workers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.log = CommandLog()
-        self.sent: list[Replayed] = []
-        self.workers = {1: Oracle(deque()), 2: Oracle(deque())}
+        self.config = config_of(frozenset(), second_pool=True)
+        self.sent: list[Replayed | Config] = []
+        self.workers = {1: Oracle(self.config), 2: Oracle(self.config)}
         self.started = 2
         self.answers: list[tuple[int, int, bool]] = []  # worker, command, accepted
 
     @rule(command=COMMANDS)
     def command(self, command: Replayed) -> None:
-        number = len(self.sent)
-        self.sent.append(command)
-        self.log.send(ASKER, number, command, b"%d" % number, self.workers)
-        for worker in self.workers.values():
-            worker.inbox.append(number)
+        self.log.send(ASKER, len(self.sent), command, b"%d" % len(self.sent), self.workers)
+        self._to_all(command)
+
+    @rule(config=CONFIGS)
+    def reload(self, config: Config) -> None:
+        self.log.reconfigured(self.config, config)
+        self.config = config
+        self._to_all(config)
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
     def execute(self, data: st.DataObject) -> None:
-        self._execute(data.draw(st.sampled_from(sorted(self.workers))))
+        who = data.draw(st.sampled_from(sorted(self.workers)))
+        worker = self.workers[who]
+        if worker.inbox:
+            number = worker.inbox.popleft()
+            accepted = worker.execute(self.sent[number])
+            if not isinstance(self.sent[number], Config):
+                self.answers.append((who, number, accepted))
 
     @precondition(lambda self: self.answers)
     @rule(data=st.data())
@@ -85,11 +122,10 @@ class Workers(RuleBasedStateMachine):
     @rule()
     def start(self) -> None:
         self.started += 1
-        self.workers[self.started] = worker = Oracle(deque())
-        for asker, payload in self.log.replay(self.started):
-            accepted = worker.execute(self.sent[int(payload)])
+        self.workers[self.started] = worker = Oracle(self.config)
+        for asker, number in self._replay(self.log, worker, self.started):
             if asker != HUB:
-                self.answers.append((self.started, int(payload), accepted))
+                self.answers.append((self.started, *number))
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
@@ -101,21 +137,26 @@ class Workers(RuleBasedStateMachine):
 
     @invariant()
     def a_new_worker_is_as_the_others_will_be(self) -> None:
-        new, states = Oracle(deque()), []
-        for _, payload in copy.deepcopy(self.log).replay(-1):
-            new.execute(self.sent[int(payload)])
-        for worker in (*self.workers.values(), new):
-            later = Oracle(deque(), dict(worker.members), set(worker.drained))
+        new = Oracle(self.config)
+        self._replay(copy.deepcopy(self.log), new, -1)
+        for worker in self.workers.values():
+            later = Oracle(worker.config, deque(), dict(worker.added), set(worker.drained))
             for number in worker.inbox:
                 later.execute(self.sent[number])
-            states.append((later.members, later.drained))
-        assert all(state == states[0] for state in states)
+            assert (later.urls, later.drained) == (new.urls, new.drained)
 
-    def _execute(self, who: int) -> None:
-        worker = self.workers[who]
-        if worker.inbox:
-            number = worker.inbox.popleft()
-            self.answers.append((who, number, worker.execute(self.sent[number])))
+    def _replay(self, log: CommandLog, worker: Oracle, who: int) -> list[tuple[int, tuple[int, bool]]]:
+        """The worker executes what the log has for it. Returns its answers, by asker."""
+        found = []
+        for asker, payload in log.replay(who):
+            command = self.sent[int(payload)]
+            found.append((asker, (int(payload), worker.execute(command))))
+        return found
+
+    def _to_all(self, command: Replayed | Config) -> None:
+        for worker in self.workers.values():
+            worker.inbox.append(len(self.sent))
+        self.sent.append(command)
 
 
 TestWorkers = Workers.TestCase

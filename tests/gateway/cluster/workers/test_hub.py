@@ -393,6 +393,20 @@ def test_what_the_workers_refuse_by_one_configuration_a_new_one_does_not_take_by
     assert replayed(made) == []
 
 
+def test_a_reload_brings_no_drain_back_of_a_replica_that_was_removed_or_added_since() -> None:
+    """All that waits is answered but an addition whose first probe hangs: nothing behind that is in force yet."""
+    made = Hub(config_of(), Now(), lambda _: None)
+    _, one = joined(made)
+    done(made, one, Join("default", REPLICA_B), Drain("b:1", on=True), Drain("c:1", on=True))
+    asks(one, 50, Join("default", ReplicaConfig("http://slow:1", "slow")))
+    asks(one, 51, Leave("b:1"))
+    asks(one, 52, Join("default", ReplicaConfig("http://c:1", "c:1")))
+    for number in (51, 52):
+        answers(one, 1, number)
+    made.command(Reconfigure.to(config_of("http://b:1", "http://c:1")))
+    assert replayed(made) == [Join("default", ReplicaConfig("http://slow:1", "slow"))]
+
+
 def test_additions_for_which_a_configuration_leaves_no_room_are_forgotten() -> None:
     made = Hub(config_of(), Now(), lambda _: None)
     _, one = joined(made)

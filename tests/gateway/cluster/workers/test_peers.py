@@ -325,6 +325,19 @@ async def test_replicas_that_hang_when_they_are_added_hold_up_no_other_command_i
             assert found == {one.name: False} | {name: name == "added-3" for name in names if name != "added-4"}
 
 
+async def test_a_new_worker_answers_the_commands_that_are_pending_and_waits_for_its_first_probes() -> None:
+    released = asyncio.Event()
+    async with FakeReplica() as one, FakeReplica([hangs(released)]) as slow, star(one, first_probes_s=60) as (made, (first, _)):
+        adding = asyncio.create_task(first.run.post({"url": slow.url, "name": "slow"}, path="/warmroute/replicas"))
+        await eventually(lambda: first.gateway.fleet.named("slow"))
+        third = asyncio.create_task(made.join())
+        await eventually(lambda: len(made.hub.workers) == 3)
+        released.set()
+        assert (await adding)[0] == 201
+        await third
+        await eventually(lambda: repr(made.hub._commands) == "<CommandLog: 1 in force, 0 pending>")
+
+
 async def test_a_replica_of_two_with_one_name_is_the_same_for_all_workers_and_their_successors() -> None:
     async with FakeReplica() as one, FakeReplica() as two, FakeReplica() as three, star(one) as (made, workers):
         added = [
