@@ -150,17 +150,18 @@ class Membership:
                 if not self._fleet.uses(url):
                     self._upstream.forget(url)
             raise
-        self._change_now(config, named, before_apply, probed)
+        self._change_now(config, named, merged, before_apply, probed)
 
     def _change_now(
         self,
         config: Config,
         named: Named,
+        merged: Merged | None = None,
         before_apply: Callable[[], None] | None = None,
         probed: Mapping[str, ProbeResult] = NO_PROBES,
     ) -> None:
-        """No await in here: no request sees half of it. probed: see `Fleet.probe_joining`."""
-        merged = merge(named, _pools(config))
+        """No await in here: no request sees half of it. merged: `named`, if known. probed: see `Fleet.probe_joining`."""
+        merged = merged or merge(named, _pools(config))
         self._guard(config, named, merged)
         self._log_rejected(merged)
         self._named, self._merged = named, merged

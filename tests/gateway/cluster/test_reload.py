@@ -472,7 +472,7 @@ async def test_a_reload_to_many_replicas_does_not_hold_requests(pools: int, repl
                 await eventually(lambda: all(state.failed_probes > 1 for state in run.gateway.fleet.replicas))
 
             pauses.append(await longest_pause(change))
-    assert min(pauses) < 0.12, "each time: it is not the machine"
+    assert min(pauses) < 0.2, "each time: it is not the machine; what grows with the square would take seconds"
 
 
 async def test_the_event_loop_turns_while_many_replicas_are_asked_that_will_join() -> None:
