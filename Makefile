@@ -42,7 +42,7 @@ test-image: $(VENV)/.dev
 
 # State machines and property tests at full depth.
 test-nightly: $(VENV)/.dev
-	HYPOTHESIS_PROFILE=nightly $(BIN)/$(PYTEST) --timeout 3600 $(ARGS)
+	HYPOTHESIS_PROFILE=nightly $(BIN)/$(PYTEST) --timeout 3600 -o faulthandler_timeout=3900 $(ARGS)
 
 # The router and the gateway as wheels have them: what mypyc makes of the same files has to pass the same tests.
 COMPILED := build/compiled

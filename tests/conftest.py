@@ -1,9 +1,11 @@
-"""Settings for all tests: signals, hypothesis profiles, chosen by HYPOTHESIS_PROFILE (CONTRIBUTING.md lists them)."""
+"""For all tests: signals, the end of what hangs, hypothesis profiles by HYPOTHESIS_PROFILE (CONTRIBUTING.md lists them)."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -23,3 +25,19 @@ settings.register_profile("compiled", parent=_CI)
 # For `make mutants`: only whether a test fails counts there, not the smallest failing example.
 settings.register_profile("mutants", parent=_CI, phases=[Phase.explicit, Phase.generate], database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+_STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_STDERR] = os.dup(2)  # while a test runs, its output is captured
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Ends the process where a test's end hangs: an event loop waits for its threads, for ever if one does. Nobody else does
+    so if the test has failed: pytest-timeout has given its signal, and pytest has cancelled faulthandler_timeout.
+    """
+    config = item.config
+    faulthandler.dump_traceback_later(float(config.getini("faulthandler_timeout")), exit=True, file=config.stash[_STDERR])
+    return (yield)

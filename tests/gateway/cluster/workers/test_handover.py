@@ -14,6 +14,8 @@ from gateway.cluster.workers.handover import BATCH, Handover, Receiver
 from tests.gateway.conftest import eventually
 from tests.support.limits import open_files as open_files_limit
 
+WAIT_S = 60.0  # a thread that waited for ever would keep its event loop from ending, too
+
 
 class Greeter(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -60,7 +62,7 @@ async def test_connections_are_served_by_the_receiver_until_the_handover_is_clos
 
 async def test_what_no_worker_takes_stays_in_the_queue() -> None:
     with sockets() as (listener, ours, its), contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(300)]
+        clients = [stack.enter_context(socket.create_connection(listener.getsockname(), WAIT_S)) for _ in range(300)]
         before = open_files()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least that the kernel allows
         nobody = Handover([listener], list)
@@ -82,6 +84,7 @@ async def test_without_file_descriptors_it_asks_again_later_and_not_at_once() ->
     with sockets() as (listener, ours, its):
         receiver, handover = Receiver(its, Greeter), Handover([listener], lambda: [ours])
         with socket.socket() as client:
+            client.settimeout(WAIT_S)
             with open_files_limit(4):
                 client.connect(listener.getsockname())
                 await eventually(lambda: handover._retry is not None)
