@@ -90,7 +90,7 @@ class Membership:
         """An operator adds a member. Raises ConfigError if its name is taken, or it cannot be a member."""
         async with self._one_at_a_time:
             config = self._live.config
-            if problem := self._problem_of(config, member):
+            if problem := addition_problem(config, member, self.source_of(member.name), len(self._merged.members)):
                 raise ConfigError(f"the replica {member.name!r} cannot be added: {problem}")
             self._change_now(config, {**self._named, OPERATORS: (*self._named[OPERATORS], member)})
 
@@ -100,14 +100,6 @@ class Membership:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._first_probes_s):
                     await state.probed.wait()
-
-    def _problem_of(self, config: Config, member: Member) -> str:
-        """Why an operator may not add it; empty: it may be added."""
-        if source := self.source_of(member.name):
-            return f"its name is that of a replica from {source} already"
-        if len(self._merged.members) >= MAX_REPLICAS:
-            return f"at most {MAX_REPLICAS} replicas are possible"
-        return problem_of(member, _pools(config)) or address_problem(config, member.url)
 
     async def remove(self, name: str) -> None:
         """An operator removes a member that one has added. Raises ConfigError if none has."""
@@ -188,6 +180,18 @@ class Membership:
 
     def __repr__(self) -> str:
         return f"<Membership {', '.join(f'{len(members)} from {source}' for source, members in self._named.items())}>"
+
+
+def addition_problem(config: Config, member: Member, source: str | None, members: int) -> str:
+    """Why an operator may not add the member; empty: it may be added.
+
+    source: that of a member with its name, if there is one. members: how many there are.
+    """
+    if source:
+        return f"its name is that of a replica from {source} already"
+    if members >= MAX_REPLICAS:
+        return f"at most {MAX_REPLICAS} replicas are possible"
+    return problem_of(member, _pools(config)) or address_problem(config, member.url)
 
 
 def remaining(added: Iterable[Member], names: Collection[str], pools: Collection[str]) -> tuple[Member, ...]:

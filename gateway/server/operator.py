@@ -120,11 +120,13 @@ class Operator:
             self._require_free(replica.name)  # another operator was faster
             raise bad_request(str(error)) from error
         state = self._fleet.named(replica.name)
-        if state is None or state.leaving:
+        if state is None or state.leaving or state.url != replica.url:
             text = f"The replica {replica.name!r} was added, and removed by another request or a reload before this answer."
             raise GatewayError(409, "replica_removed", text, param="name")
         row = self._row(state, pool, self._router.trie.held())
         until = "it is removed, or the gateway restarts; write it into the configuration to keep it"
+        if self._membership.source_of(replica.name) != OPERATORS:  # a reload has named it meanwhile
+            until = "it is removed from the configuration"
         return _json({"replica": row, "until": until}, status=201)
 
     def _require_free(self, name: str) -> None:
@@ -137,17 +139,22 @@ class Operator:
         self._allow(request)
         state = self._named(request.match_info["name"])
         name = state.name
+        self._require_operators_own(name)
+        try:  # also if it is leaving: another operator may be adding it again just now
+            await self._control.execute(Leave(name))
+        except ConfigError as error:
+            self._require_operators_own(name)  # a reload has named it meanwhile
+            if not state.leaving:
+                raise GatewayError(404, "replica_not_found", str(error), param="name") from error
+        return _json({"name": name, "leaving": True, "inflight": self._router.ledger.of(name).inflight})
+
+    def _require_operators_own(self, name: str) -> None:
+        """Raises GatewayError 409 if the configuration, or another source, names the replica: it is removed there."""
         source = self._membership.source_of(name)
         if source not in (OPERATORS, None):
             where = "is in the configuration" if source == CONFIGURATION else f"comes from {source}"
             text = f"The replica {name!r} {where}: remove it there, or drain it here (POST /warmroute/drain)."
             raise GatewayError(409, "replica_not_added", text, param="name")
-        try:  # also if it is leaving: another operator may be adding it again just now
-            await self._control.execute(Leave(name))
-        except ConfigError as error:
-            if not state.leaving:
-                raise GatewayError(404, "replica_not_found", str(error), param="name") from error
-        return _json({"name": name, "leaving": True, "inflight": self._router.ledger.of(name).inflight})
 
     async def drain(self, request: web.Request) -> web.Response:
         """No new requests for a replica: {"name"}."""
@@ -163,6 +170,11 @@ class Operator:
             raise bad_request("'name' is needed: that of a replica, as GET /warmroute/replicas shows it.", "name")
         state = self._named(name)
         await self._control.execute(Drain(name, on))
+        if (found := self._fleet.named(name)) is not state:
+            text = f"The replica {name!r} has been removed by another request or a reload before this answer."
+            if found:
+                text += f" What has its name now, {found.url}, {'is' if found.draining else 'is not'} draining."
+            raise GatewayError(409, "replica_removed", text, param="name")
         return _json({"name": name, "draining": state.draining, "inflight": self._router.ledger.of(name).inflight})
 
     def _named(self, name: str) -> ReplicaState:

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
-from gateway.cluster.membership import remaining
+from gateway.cluster.membership import addition_problem, remaining
 from gateway.cluster.messages import Drain, Join, Leave
 from gateway.cluster.workers.channel import HUB
 from gateway.config.schema import MAX_REPLICAS, Config
-from gateway.fleet.membership import member_of
+from gateway.fleet.membership import CONFIGURATION, OPERATORS, member_of
 
 PENDING_MOST: Final = 1000
 DRAINS_MOST: Final = MAX_REPLICAS
@@ -132,13 +132,13 @@ class CommandLog:
     def _fold(self, config: Config) -> _Folded:
         """What is there once the workers have executed all pending commands, with this configuration."""
         done = _Folded(dict(self._added), dict(self._drained))
-        configured, pools = _urls(config), {pool.name for pool in config.pools}
+        configured = _urls(config)
         for which, pending in self._pending.items():
             match pending.command:
                 case Join(pool, replica):
-                    free = replica.name not in configured and not done.has(replica.name)
-                    room = len(configured) + len(done.added) + len(done.joining) < MAX_REPLICAS
-                    if free and room and pool in pools:
+                    source = CONFIGURATION if replica.name in configured else OPERATORS if done.has(replica.name) else None
+                    members = len(configured) + len(done.added) + len(done.joining)
+                    if not addition_problem(config, member_of(replica, pool), source, members):
                         done.remove(replica.name)
                         done.joining[replica.name] = which, pending
                 case Leave(name):

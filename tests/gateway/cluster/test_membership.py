@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from gateway.app import Surroundings, compose
+from gateway.cluster.commands import LocalControl, SingleProcess
 from gateway.cluster.membership import Membership
-from gateway.cluster.messages import Drain, Join, Leave
+from gateway.cluster.messages import Command, Drain, Join, Leave
 from gateway.config.parse import ConfigError
-from gateway.config.schema import ReplicaConfig
+from gateway.config.schema import Config, ReplicaConfig
 from gateway.config.source import load
 from gateway.fleet.membership import Member
-from tests.gateway.conftest import BODY, Running, eventually, running
+from gateway.server.endpoints import clients_runner
+from tests.gateway.conftest import BODY, LOGGED, Running, eventually, running, serving_runner
 from tests.support.fakes import FakeReplica, FakeRequest, models, streams
 
 
@@ -134,6 +138,92 @@ async def test_an_addition_that_is_removed_before_it_is_probed_ends_at_once() ->
         assert (status, error["error"]["code"], error["error"]["param"]) == (409, "replica_removed", "name")
         assert run.gateway.local.membership.source_of("x") is None
         gate.open.set()
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+async def test_an_addition_that_a_reload_has_replaced_before_its_first_probe_is_not_the_operators(*, elsewhere: bool) -> None:
+    gate = Gate()
+    gate.open.clear()
+    async with (
+        FakeReplica() as one,
+        FakeReplica(listing=gate) as two,
+        FakeReplica() as three,
+        running(one, first_probes_s=0.5) as run,
+    ):
+        adding = asyncio.create_task(run.post({"url": two.url, "name": "x"}, path="/warmroute/replicas"))
+        await gate.asked.wait()
+        await run.gateway.local.reload.take(with_x(one, three if elsewhere else two))
+        status, _, answer = await adding
+        if elsewhere:
+            assert (status, answer["error"]["code"]) == (409, "replica_removed")
+        else:
+            assert (status, answer["replica"]["url"]) == (201, two.url)
+            assert answer["until"] == "it is removed from the configuration"
+        gate.open.set()
+
+
+def with_x(one: FakeReplica, two: FakeReplica) -> Config:
+    return load(None, {"listen": "127.0.0.1:0", "pools": [{"replicas": [one.url, {"url": two.url, "name": "x"}]}]}, env={})
+
+
+class Overtaken:
+    """A control plane where another process's command comes before the next one."""
+
+    def __init__(self, local: LocalControl) -> None:
+        self.first: Callable[[], Awaitable[None]] | None = None
+        self._one = SingleProcess(local)
+
+    async def execute(self, command: Command) -> None:
+        if self.first:
+            first, self.first = self.first, None
+            await first()
+        await self._one.execute(command)
+
+    async def page(self) -> bytes:
+        return await self._one.page()
+
+    async def run(self) -> None:
+        await self._one.run()
+
+    async def ready(self) -> None:
+        await self._one.ready()
+
+
+@contextlib.asynccontextmanager
+async def overtaken(*replicas: FakeReplica) -> AsyncIterator[tuple[Running, Overtaken]]:
+    config = load(None, {"listen": "127.0.0.1:0", "pools": [{"replicas": [each.url for each in replicas]}]}, env={})
+    gateway = compose(config, LOGGED, Surroundings(control_plane=Overtaken))
+    assert isinstance(gateway.control, Overtaken)
+    async with serving_runner(gateway, clients_runner(gateway.served)) as run:
+        yield run, gateway.control
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+async def test_a_replica_that_a_reload_has_named_before_it_is_removed_is_the_configurations(*, elsewhere: bool) -> None:
+    async with FakeReplica() as one, FakeReplica() as two, FakeReplica() as three, overtaken(one) as (run, control):
+        assert (await run.post({"url": two.url, "name": "x"}, path="/warmroute/replicas"))[0] == 201
+        config = with_x(one, three if elsewhere else two)
+        control.first = lambda: run.gateway.local.reload.take(config)
+        async with run.session.delete(f"{run.admin_url}/warmroute/replicas/x") as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (409, "replica_not_added")
+
+
+@pytest.mark.parametrize("back", [True, False])
+async def test_a_drain_of_a_replica_that_has_been_removed_says_what_drains_now(*, back: bool) -> None:
+    async with FakeReplica() as one, FakeReplica() as two, FakeReplica() as three, overtaken(one) as (run, control):
+        added = {"url": two.url, "name": "x"}
+        assert (await run.post(added, path="/warmroute/replicas"))[0] == 201
+
+        async def leave() -> None:
+            await control.execute(Leave("x"))
+            run.gateway.fleet.forget_departed()
+            if back:
+                await control.execute(Join("default", ReplicaConfig(three.url, "x")))
+
+        control.first = leave
+        status, _, answer = await run.post({"name": "x"}, path="/warmroute/drain")
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (409, "replica_removed", "name")
+        assert (f"What has its name now, {three.url}, is draining." in answer["error"]["message"]) is back
 
 
 async def test_no_command_waits_for_the_first_probe_of_an_addition() -> None:

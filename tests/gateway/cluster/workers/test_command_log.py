@@ -16,10 +16,13 @@ from gateway.cluster.workers.command_log import CommandLog, Replayed
 from gateway.config.schema import Config, ReplicaConfig
 from gateway.config.source import load
 
+OWN = "http://127.0.0.1:8000"  # where the gateway listens: no replica can be there
 URLS = st.sampled_from(["http://one", "http://two"])
 NAMES = st.sampled_from(["a", "b"])
 COMMANDS = st.one_of(
-    st.builds(lambda name, url, pool: Join(pool, ReplicaConfig(url, name)), NAMES, URLS, st.sampled_from(["p", "q"])),
+    st.builds(
+        lambda name, url, pool: Join(pool, ReplicaConfig(url, name)), NAMES, URLS | st.just(OWN), st.sampled_from(["p", "q"])
+    ),
     st.builds(Leave, NAMES),
     st.builds(Drain, NAMES, st.booleans()),
 )
@@ -33,7 +36,7 @@ def config_of(urls: frozenset[tuple[str, str]], second_pool: bool) -> Config:
     pools = [{"name": "p", "models": ["p"], "replicas": listed}]
     if second_pool:
         pools.append({"name": "q", "models": ["q"], "replicas": [{"url": "http://other", "name": "other"}]})
-    return load(None, {"pools": pools}, env={})
+    return load(None, {"listen": OWN.removeprefix("http://"), "pools": pools}, env={})
 
 
 CONFIGS = st.builds(
@@ -63,7 +66,7 @@ class Oracle:
                 self.added = {name: it for name, it in self.added.items() if name not in listed and it[0] in pools}
                 self.drained = {name for name in self.drained if before[name] == self.urls.get(name)}
             case Join(pool, replica):
-                if replica.name in self.urls or pool not in {each.name for each in self.config.pools}:
+                if replica.name in self.urls or replica.url == OWN or pool not in {each.name for each in self.config.pools}:
                     return False
                 self.added[replica.name] = pool, replica.url
             case Leave(name):
@@ -160,3 +163,13 @@ class Workers(RuleBasedStateMachine):
 
 
 TestWorkers = Workers.TestCase
+
+
+def test_at_a_reload_an_addition_that_all_will_refuse_takes_the_place_of_no_other() -> None:
+    log, config = CommandLog(), config_of(frozenset(), second_pool=True)
+    for number, replica in enumerate(
+        (ReplicaConfig(OWN, "a"), ReplicaConfig("http://one", "n" * 101), ReplicaConfig("http://one", "a"))
+    ):
+        log.send(ASKER, number, Join("p", replica), b"%d" % number, [1])
+    log.reconfigured(config, config_of(frozenset(), second_pool=False))
+    assert list(log.replay(2)) == [(ASKER, b"2")]
