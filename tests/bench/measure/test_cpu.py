@@ -42,7 +42,7 @@ def test_cpu_of_children_counts(ended: bool) -> None:
     )
     with child(outer) as (pid, line):
         assert tree(pid) == ([pid] if ended else [pid, int(line)])
-        assert 0.19 <= cpu_seconds(pid) < 1.0
+        assert 0.19 <= cpu_seconds(pid) < 3.0
 
 
 def test_memory_is_of_the_tree_and_the_peak_stays() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import socket
 import stat
 from collections.abc import AsyncIterator
@@ -38,11 +39,11 @@ def listening(port: int = 0) -> Any:
 
 def free_port() -> int:
     """One that is free, and so is the default of an admin listener above it."""
-    for _ in range(100):
-        with listening() as port, contextlib.suppress(OSError):
-            if port + ADMIN_PORT_OFFSET <= 65535:
-                with listening(port + ADMIN_PORT_OFFSET):
-                    return int(port)
+    chance = random.SystemRandom()
+    for _ in range(100):  # below those that the kernel gives to whoever asks for any
+        port = chance.randrange(20_000, 22_000)
+        with contextlib.suppress(OSError), listening(port), listening(port + ADMIN_PORT_OFFSET):
+            return port
     raise AssertionError("no port is free")
 
 

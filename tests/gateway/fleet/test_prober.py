@@ -14,6 +14,7 @@ from gateway.fleet.cache_reports import ENOUGH_REQUESTS
 from gateway.fleet.engine_client import MAX_MODELS
 from gateway.fleet.prober import RARELY
 from router import Replica
+from tests.deploy.processes import free_port
 from tests.gateway.conftest import Running, running
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, http, models, status, writes
 
@@ -304,7 +305,9 @@ async def test_a_replica_that_was_down_and_comes_back_with_a_later_start_has_res
 
 
 async def test_a_restart_that_was_seen_as_a_refusal_counts_once() -> None:
-    async with engine(metrics=vllm(started=STARTED)) as replica, running(replica) as run:
+    made = engine(metrics=vllm(started=STARTED))
+    made.port = free_port()  # it comes back there
+    async with made as replica, running(replica) as run:
         await run.post()
         await replica.stop()
         assert (await run.post())[0] == 502

@@ -19,6 +19,7 @@ from gateway.errors import ReplicaFailure
 from gateway.request.attempts import MAX_COMMENT_BYTES, first_data
 from gateway.request.retries import RetryBudget
 from gateway.upstream.resolver import Resolver
+from tests.deploy.processes import free_port
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.support.compiled import uncompiled
 from tests.support.fakes import (
@@ -481,9 +482,7 @@ async def test_a_large_answer_that_breaks_off_counts() -> None:
 
 async def test_a_replica_that_has_just_come_up_is_tried_before_a_request_is_given_up() -> None:
     script = [dies, dies, answers()] * 20  # it dies on a kept connection, on a fresh one, and is well again
-    one, two = FakeReplica(script), FakeReplica()
-    async with two:
-        port = two.port
+    one, port = FakeReplica(script), free_port()
     async with one, running(one, f"http://127.0.0.1:{port}", health={"interval_s": 0.02}) as run:
         late = run.gateway.fleet.named(f"127.0.0.1:{port}")
         assert late

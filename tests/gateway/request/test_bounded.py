@@ -32,6 +32,7 @@ from gateway.app import compose
 from gateway.config.source import load
 from gateway.server.endpoints import clients_runner
 from gateway.telemetry.request_log import Output, RequestLog
+from tests.deploy.processes import free_port
 from tests.gateway.conftest import Running, serving_runner
 from tests.support.compiled import uncompiled
 from tests.support.fakes import (
@@ -317,7 +318,7 @@ WAYS = [
 async def test_a_flood_of_names_leaves_no_more_behind_than_the_tables_hold(routing: Mapping[str, Any]) -> None:
     clients, lists, answers = Names(1), Names(2), Names(3)
     behaves = [answers_anything(answers)]
-    async with FakeReplica(behaves) as one, FakeReplica(behaves) as two, FakeReplica(behaves) as away:
+    async with FakeReplica(behaves) as one, FakeReplica(behaves) as two, FakeReplica(behaves, port=free_port()) as away:
         replicas = one, two, away
         async with flooded(routing, replicas) as run:
 

@@ -15,6 +15,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.upstream.dialer import failure_of
+from tests.deploy.processes import free_port
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.support.fakes import (
     DONE,
@@ -181,8 +182,8 @@ async def test_with_all_replicas_down_a_client_gets_a_502_and_then_a_503() -> No
 
 
 async def test_a_down_replica_comes_back_by_itself() -> None:
-    async with FakeReplica() as replica, running(replica, health={"interval_s": 0.02}) as run:
-        port = replica.port
+    port = free_port()
+    async with FakeReplica(port=port) as replica, running(replica, health={"interval_s": 0.02}) as run:
         await replica.stop()
         await eventually(lambda: not run.gateway.fleet.pools[0].ready)
         async with FakeReplica(port=port):

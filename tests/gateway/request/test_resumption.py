@@ -297,7 +297,7 @@ async def test_a_client_that_leaves_the_second_part_frees_its_replica(request_li
 async def test_the_time_of_an_answer_is_limited_over_all_its_parts(request_lines: Lines) -> None:
     never = asyncio.Event()
     cast = Cast(generates(until=3), streams("and", "on", hold=never))
-    async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two, timeouts={"total_s": 0.2}) as run:
+    async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two, timeouts={"total_s": 2}) as run:
         assert (await fails(run, chat(), "failed"))[0] == "".join([*STORY[:2], "and"])
         assert len(request_lines()[0]["failed_attempts"]) == 1, "the second had less time than any answer"
 

@@ -296,7 +296,7 @@ async def test_a_late_answer_goes_to_nobody() -> None:
             await given_up.wait()
         writer.write(LIAR)
 
-    async with FakeReplica([late, answers()]) as replica, running(replica, timeouts={"first_byte_s": 0.05}) as run:
+    async with FakeReplica([late, answers()]) as replica, running(replica, timeouts={"first_byte_s": 0.5}) as run:
         status, _, body = await run.post(RAW)
         assert (status, body["error"]["code"]) == (502, "replica_failed")
         given_up.set()

@@ -177,9 +177,11 @@ async def test_scrapes_of_a_large_page_do_not_hold_requests() -> None:
                 for kind in ("input", "output"):
                     run.gateway.metrics.cost_usd.add((f"m{model}", f"t{tenant}", kind), 1.0)
                 run.gateway.metrics.savings_usd.add((f"m{model}", f"t{tenant}"), 1.0)
-        pauses = [
-            await longest_pause(lambda: asyncio.gather(*(run.gateway.control.page() for _ in range(20)))) for _ in range(3)
-        ]
-        assert min(pauses) < 0.02, "each time: it is not the machine"
+        shares = []
+        for _ in range(3):
+            begun = time.thread_time()
+            pause = await longest_pause(lambda: asyncio.gather(*(run.gateway.control.page() for _ in range(20))))
+            shares.append(pause / (time.thread_time() - begun))
+        assert min(shares) < 0.3, "of the time that they take, each time: it is not the machine"
         status, _, body = await run.get("/metrics")
         assert (status, body.count(b"warmroute_cost_usd_total{")) == (200, 10_002)  # two were folded

@@ -82,7 +82,7 @@ async def test_a_reader_that_stalls_costs_lines_and_nothing_else(pipe: Pipe) -> 
     report = json.loads(got[-1])
     assert (report["level"], report["logger"], report["worker"]) == ("warning", "warmroute.log", 3)
     output.write(b"more")
-    assert output.flush()
+    assert output.flush(WAIT_S)
     assert os.read(pipe.reading, 100) == b"more\n"
     assert output.dropped == dropped
 
@@ -95,7 +95,7 @@ async def test_the_buffer_is_bounded_within_one_batch_and_for_records(pipe: Pipe
     output.write_record(b"x" * 99, urgent=True)
     await asyncio.to_thread(output.write_record, b"x" * 1000, urgent=True)
     assert output.dropped == 92
-    assert await asyncio.to_thread(output.flush)
+    assert await asyncio.to_thread(output.flush, WAIT_S)
 
 
 async def test_a_whole_gateway_answers_while_nobody_reads_its_log(pipe: Pipe) -> None:
@@ -141,7 +141,7 @@ def test_lines_of_any_thread_go_out_without_an_event_loop() -> None:
     for thread in threads:
         thread.join()
     output.write(b"{}")
-    assert output.flush()
+    assert output.flush(WAIT_S)
     assert len(b"".join(written).splitlines()) == 401
 
 
@@ -170,7 +170,7 @@ async def test_lines_that_nobody_can_read_any_more_are_counted(pipe: Pipe) -> No
     os.close(pipe.reading)
     for _ in range(3):
         output.write(b"x")
-    assert output.flush()
+    assert output.flush(WAIT_S)
     assert (output.dropped, output._queue_bytes) == (3, 0)
 
 
@@ -186,12 +186,12 @@ async def test_after_a_full_disk_a_line_has_the_number_of_missing_lines() -> Non
 
     output = Output(sink)
     output.write(b"the first")
-    assert output.flush()
+    assert output.flush(WAIT_S)
     output.write(b"the second")
-    assert output.flush()
+    assert output.flush(WAIT_S)
     full = False
     output.write(b"the third")
-    await eventually(lambda: output.flush() and b"dropped" in written)
+    await eventually(lambda: output.flush(WAIT_S) and b"dropped" in written)
     torn, third, report = bytes(written).splitlines()
     assert (torn, third) == (b"the f", b"the third")
     assert json.loads(report)["dropped"] == output.dropped == 2
@@ -212,7 +212,7 @@ async def test_standard_error_that_another_process_made_non_blocking_loses_nothi
 def test_without_a_standard_error_lines_are_dropped() -> None:
     output = Output(sink_of(None))
     output.write(b"x")
-    assert output.flush()
+    assert output.flush(WAIT_S)
     assert output.dropped == 1
 
 
@@ -250,12 +250,12 @@ def test_whatever_writing_does_every_line_is_whole_or_counted(
     with writing_to(sink, shared=shared) as output:
         for line, (_, now) in zip(lines, written, strict=True):
             output.write(line)
-            assert output.flush() or not now
-        assert output.flush()
+            assert output.flush(WAIT_S) or not now
+        assert output.flush(WAIT_S)
         output.write(b"the last")
-        while not output.flush() or b"the last" not in taken:  # the sink may still fail
+        while not output.flush(WAIT_S) or b"the last" not in taken:  # the sink may still fail
             output.write(b"the last")
-        assert output.flush()
+        assert output.flush(WAIT_S)
     got = [line for line in bytes(taken).split(b"\n") if line and line != b"the last" and b'"dropped"' not in line]
     whole = [line for line in got if line in lines]
     assert whole == [line for line in lines if line in whole], "in their order, each once"
@@ -277,7 +277,7 @@ def test_writes_to_a_shared_pipe_are_whole_lines_of_at_most_pipe_buf(sizes: list
         with writing_to(sink, shared=True) as output:
             for line in lines:
                 output.write(line)
-            assert output.flush()
+            assert output.flush(WAIT_S)
 
     lines = [b"x" * size for size in sizes]
     asyncio.run(write())

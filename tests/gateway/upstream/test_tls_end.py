@@ -52,6 +52,7 @@ async def answer(body: bytes, head: bytes, path: Path, *, held_s: float = 0.0) -
                     """Until the client has read all."""
 
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(60)
     served = asyncio.create_task(asyncio.to_thread(serve))
     port = listener.getsockname()[1]
     loop, parts = asyncio.get_running_loop(), list[bytes]()
@@ -246,6 +247,7 @@ def test_a_request_is_sent_when_its_ciphertext_is(certificate: Path, run: Run, *
         go_on, sent = threading.Event(), list[int]()
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        listener.settimeout(60)
 
         def serve() -> None:
             plain, _ = listener.accept()

@@ -24,6 +24,7 @@ from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, ha
 
 STREAM = {**BODY, "stream": True}
 HEALTH = {"interval_s": 60, "timeout_s": 2}
+PATIENT = {"interval_s": 60, "timeout_s": 60}
 
 
 def inflight(worker: Worker, replica: FakeReplica) -> int:
@@ -304,7 +305,7 @@ async def test_replicas_that_hang_when_they_are_added_hold_up_no_other_command_i
     async with (
         FakeReplica() as one,
         FakeReplica([hangs(released)]) as two,
-        star(one, first_probes_s=60, health=HEALTH) as (made, (first, second)),
+        star(one, first_probes_s=60, health=PATIENT) as (made, (first, second)),
     ):
         names = [f"added-{number}" for number in range(20)]
         added = [first.run.post({"url": f"{two.url}/{name}", "name": name}, path="/warmroute/replicas") for name in names]
@@ -327,7 +328,11 @@ async def test_replicas_that_hang_when_they_are_added_hold_up_no_other_command_i
 
 async def test_a_new_worker_answers_the_commands_that_are_pending_and_waits_for_its_first_probes() -> None:
     released = asyncio.Event()
-    async with FakeReplica() as one, FakeReplica([hangs(released)]) as slow, star(one, first_probes_s=60) as (made, (first, _)):
+    async with (
+        FakeReplica() as one,
+        FakeReplica(listing=hangs(released)) as slow,
+        star(one, first_probes_s=60, health=PATIENT) as (made, (first, _)),
+    ):
         adding = asyncio.create_task(first.run.post({"url": slow.url, "name": "slow"}, path="/warmroute/replicas"))
         await eventually(lambda: first.gateway.fleet.named("slow"))
         third = asyncio.create_task(made.join())

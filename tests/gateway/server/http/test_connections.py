@@ -47,7 +47,9 @@ async def echo(request: ClientRequest) -> Any:
     return reply
 
 
-async def ask(port: int, pieces: Sequence[bytes], answers: int, *, in_turn: ClientServer | None = None) -> list[bytes]:
+async def ask(
+    port: int, pieces: Sequence[bytes], answers: int, *, in_turn: ClientServer | None = None, pause_s: float = 0.001
+) -> list[bytes]:
     """The bodies of `answers` answers to what is sent piece by piece. in_turn: the server; each piece brings an answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     found: list[bytes] = []
@@ -68,7 +70,7 @@ async def ask(port: int, pieces: Sequence[bytes], answers: int, *, in_turn: Clie
     async with asyncio.timeout(40):
         for number, piece in enumerate(pieces, 1):
             writer.write(piece)
-            await asyncio.sleep(0.001)  # a client that takes its time: what is sent at once would be read at once
+            await asyncio.sleep(pause_s)  # a client that takes its time: what is sent at once would be read at once
             if in_turn:
                 await read(number)
                 await eventually(lambda: all(each.idle for each in in_turn.connections))  # aiohttp is done with it, too
@@ -95,7 +97,7 @@ async def ask(port: int, pieces: Sequence[bytes], answers: int, *, in_turn: Clie
 )
 async def test_which_way_requests_go(pieces: list[bytes], ways: list[str]) -> None:
     async with serving(echo) as (front, port):
-        found = await ask(port, pieces, len(ways), in_turn=front if len(pieces) == len(ways) else None)
+        found = await ask(port, pieces, len(ways), in_turn=front if len(pieces) == len(ways) else None, pause_s=0.05)
     assert [body.split()[0].decode() for body in found] == ways
 
 
