@@ -123,7 +123,7 @@ class Operator:
         if state is None or state.leaving or state.url != replica.url:
             text = f"The replica {replica.name!r} was added, and removed by another request or a reload before this answer."
             raise GatewayError(409, "replica_removed", text, param="name")
-        row = self._row(state, pool, self._router.trie.held())
+        row = self._row(state, state.member.pool, self._router.trie.held())
         until = "it is removed, or the gateway restarts; write it into the configuration to keep it"
         if self._membership.source_of(replica.name) != OPERATORS:  # a reload has named it meanwhile
             until = "it is removed from the configuration"

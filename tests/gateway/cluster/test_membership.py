@@ -157,13 +157,16 @@ async def test_an_addition_that_a_reload_has_replaced_before_its_first_probe_is_
         if elsewhere:
             assert (status, answer["error"]["code"]) == (409, "replica_removed")
         else:
-            assert (status, answer["replica"]["url"]) == (201, two.url)
+            assert (status, answer["replica"]["url"], answer["replica"]["pool"]) == (201, two.url, "other")
             assert answer["until"] == "it is removed from the configuration"
         gate.open.set()
 
 
 def with_x(one: FakeReplica, two: FakeReplica) -> Config:
-    return load(None, {"listen": "127.0.0.1:0", "pools": [{"replicas": [one.url, {"url": two.url, "name": "x"}]}]}, env={})
+    x = {"name": "other", "models": ["m2"], "replicas": [{"url": two.url, "name": "x"}]}
+    return load(
+        None, {"listen": "127.0.0.1:0", "pools": [{"name": "default", "models": ["m"], "replicas": [one.url]}, x]}, env={}
+    )
 
 
 class Overtaken:
