@@ -114,6 +114,9 @@ class PoolConfig(_Section, frozen=True):
         _about("Requests in the queue; beyond it, 429."),
     ] = 1024
     queue_s: Annotated[Seconds, _about("Seconds that a request may be queued.")] = 30.0
+    strip_billing_header: Annotated[
+        bool, _about("The billing line of Claude Code, which changes with every request, is cut out of what goes to replicas.")
+    ] = True
     resume_streams: Annotated[bool, _about("Text streams that their replica breaks off are continued by another one.")] = False
 
 

@@ -24,11 +24,27 @@ class ApiRequest:
     apart from others that read the same. stream: the client wants a stream. metered: a generation, whose usage is counted.
     body: what goes to the replica, once `edits` are applied: (start, end, new bytes) each; () when that is done.
     strip_usage: the usage event of the stream is ours, not the client's. stores: whether the answer is to be kept by the
-    server, where the body says so. countable: the engine's count of prompt tokens is about this one prompt, so that the router
-    may learn from it. Not so for a batch of prompts, several answers, or a prompt that the engine cuts or replaces.
+    server, where the body says so. harmless: it may be sent twice, although it generates nothing. billing: edits of `body`
+    that cut out what a client writes for its provider's bill (`anthropic/billing.py`). countable: the engine's count of prompt
+    tokens is about this one prompt, so that the router may learn from it. Not so for a batch of prompts, several answers, or
+    a prompt that the engine cuts or replaces.
     """
 
-    __slots__ = ("body", "countable", "edits", "made", "metered", "model", "prompt", "salt", "stores", "stream", "strip_usage")
+    __slots__ = (
+        "billing",
+        "body",
+        "countable",
+        "edits",
+        "harmless",
+        "made",
+        "metered",
+        "model",
+        "prompt",
+        "salt",
+        "stores",
+        "stream",
+        "strip_usage",
+    )
 
     def __init__(
         self,
@@ -51,6 +67,8 @@ class ApiRequest:
         self.made: Prompt | None = None
         self.stores: bool | None = None
         self.countable = True
+        self.harmless = False
+        self.billing: list[Edit] = []
 
     def drop(self) -> None:
         """The request is over: drop what is large, whatever still refers to it."""
@@ -59,7 +77,7 @@ class ApiRequest:
     @property
     def repeatable(self) -> bool:
         """Sending it twice does no harm: it computes something from a prompt (unlike a file upload, say)."""
-        return self.metered or self.has_prompt
+        return self.metered or self.harmless or self.has_prompt
 
     @property
     def has_prompt(self) -> bool:

@@ -30,13 +30,15 @@ from gateway.errors import GatewayError, ReplicaFailure
 class StreamReader:
     """Reads one stream as it passes; any cutting into chunks gives the same bytes and the same findings.
 
-    usage: what the stream has reported so far. done: it has ended as complete ([DONE]). within_event: the head of an
-    event was passed on and its end was not, so that what follows would be taken for a part of it.
+    usage: what the stream has reported so far. done: it has ended as complete ([DONE], or what its dialect has instead).
+    reported: the engine's failure, whose event the client has: nothing may follow it. within_event: the head of an event was
+    passed on and its end was not, so that what follows would be taken for a part of it.
     """
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
         self.done = False
+        self.reported: ReplicaFailure | None = None
         self.within_event = False
 
     def feed(self, chunk: bytes) -> bytes:
@@ -53,7 +55,12 @@ class StreamReader:
 
 
 class StreamOpening:
-    """A stream's first bytes, until they show whether the engine is at work. silent: all of them so far carry no data."""
+    """A stream's first bytes, until they show whether the engine is at work. silent: all of them so far carry no data.
+
+    most: bytes of a silent beginning, beyond which no engine is believed to be at work.
+    """
+
+    most: ClassVar[int] = 16 << 10  # a keep-alive each second is 3 kB in five minutes
 
     def __init__(self) -> None:
         self.silent = True
@@ -141,6 +148,7 @@ class Dialect:
     name: ClassVar[str] = ""
     strict: ClassVar[bool] = True
     continuation: ClassVar[Continuation | None] = None  # None: broken streams of this dialect are not resumed
+    id_header: ClassVar[bytes] = b""  # in which its clients look for the request's id, beside X-Request-Id
 
     # -- requests
 
@@ -186,7 +194,8 @@ class Dialect:
 
     # -- errors
 
-    def error_body(self, error: GatewayError) -> bytes:
+    def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
+        """request_id: of the request, for dialects whose errors name it."""
         raise NotImplementedError
 
     def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
@@ -198,4 +207,4 @@ class Dialect:
 
 
 def ended_without_done() -> ReplicaFailure:
-    return ReplicaFailure("reset", "the stream ended without [DONE]")
+    return ReplicaFailure("reset", "the stream ended without its last event")

@@ -28,6 +28,7 @@ _SPACE: Final = re.compile(rb"[ \t\r\n]*+")
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SCALAR: Final = re.compile(rb"[^ \t\r\n,\]}]++")
 _STRING_OR_BRACKET: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
+_COPIED_ONCE: Final = 1 << 18  # bytes from which on a second copy costs more than views
 _QUOTE: Final = ord('"')
 _COLON: Final = ord(":")
 _COMMA: Final = ord(",")
@@ -109,7 +110,7 @@ def apply(raw: bytes, edits: Sequence[Edit]) -> bytes:
     """The edited text. O(length)."""
     if not edits:
         return raw
-    if len(edits) == 1:  # as for nearly all streams: a third of what the views cost
+    if len(edits) == 1 and len(raw) < _COPIED_ONCE:  # as for nearly all streams: a third of what the views cost
         start, end, new = edits[0]
         return b"".join((raw[:start], new, raw[end:]))
     return b"".join(pieces(raw, edits))

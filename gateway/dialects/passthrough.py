@@ -1,13 +1,8 @@
 """Paths that the gateway passes on without understanding all of them: embeddings, uploads, APIs that have no dialect yet.
 
 Of a body that is a JSON object, the model, the prompt and the cache salt are read where they are, so that the request is routed
-by them; nothing in it is an error. Their answers go on as they come. Some of these APIs have an error event of their own:
-
-    /v1/messages                   event: error, Anthropic's form; its clients ignore an event without a name
-    /v1/responses, and below it    event: error, OpenAI's form, with the next sequence number
-    any other path                 no event: its clients need not know one of these, so the connection is cut
-
-Official clients raise each of them. Pure.
+by them; nothing in it is an error. Their answers go on as they come. A stream that breaks off is cut: its clients need not know
+an error event. Pure.
 """
 
 from __future__ import annotations
@@ -19,19 +14,17 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from gateway.dialects.api_request import MAX_MODEL_CHARS, ApiRequest
-from gateway.dialects.canonical import chat_prompt, completion_prompt
+from gateway.dialects.body import digested, headed_salt, salt_of
 from gateway.dialects.dialect import Dialect, StreamReader
 from gateway.dialects.json_edits import read_object
-from gateway.dialects.openai.errors import error_body, error_of
-from gateway.dialects.openai.request import digested, headed_salt, salt_of
-from gateway.dialects.openai.stream import EventReader
+from gateway.dialects.openai.errors import error_body
+from gateway.dialects.openai.stream import ChunkReader
+from gateway.dialects.prompt.chat import chat_prompt, completion_prompt
 from gateway.errors import GatewayError
 
 _MEMBERS: Final = ("model", "stream", "store", "background", "cache_salt")  # that are read beside the prompt
 _MAX_SCANNED: Final = 1 << 20  # strings and brackets, in a body with too many values to be parsed
 _NO_OBJECT: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[ \t\r\n]{0,1024}+[^ \t\r\n{]")  # to a parser of UTF-8
-_NUMBER_NAME: Final = b'"sequence_number"'
-_NUMBER: Final = re.compile(rb'"sequence_number"\s{0,8}:\s{0,8}(\d{1,15})')
 
 
 class PassThrough(Dialect):
@@ -54,59 +47,10 @@ class PassThrough(Dialect):
         return path.endswith("/responses") if api.stores is None else api.stores
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
-        return EventReader(strip_usage=False)
+        return ChunkReader(strip_usage=False)
 
-    def error_body(self, error: GatewayError) -> bytes:
+    def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
         return error_body(error)
-
-
-class Messages(PassThrough):
-    """Anthropic's Messages."""
-
-    name: ClassVar[str] = "messages"
-
-    def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
-        kind = "overloaded_error" if error.status == 503 else "api_error"
-        return _named_error({"error": {"type": kind, "message": error.message}})
-
-
-class Responses(PassThrough):
-    """OpenAI's Responses: its events are numbered."""
-
-    name: ClassVar[str] = "responses"
-
-    def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
-        return NumberedReader()
-
-    def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
-        # `error` is what OpenAI's servers send and its clients raise; the flat fields are those of its documentation.
-        number = reader.last_number + 1 if isinstance(reader, NumberedReader) else 0
-        flat = {"code": error.code, "message": error.message, "param": error.param}
-        return _named_error({**flat, "sequence_number": number, **error_of(error)})
-
-
-class NumberedReader(EventReader):
-    """last_number: of the last event that was passed on and has one; -1: none had."""
-
-    def __init__(self) -> None:
-        super().__init__(strip_usage=False)
-        self.last_number = -1
-
-    def feed(self, chunk: bytes) -> bytes:
-        out = super().feed(chunk)
-        self.last_number = number_in(out, self.last_number)
-        return out
-
-
-def number_in(events: bytes, before: int) -> int:
-    """The number of the last of these events that has one, else `before`. Within a text the quotes are escaped. O(length)."""
-    at = events.rfind(_NUMBER_NAME)
-    found = _NUMBER.match(events, at) if at >= 0 else None
-    return int(found[1]) if found else before
-
-
-def _named_error(data: dict[str, Any]) -> bytes:
-    return b"event: error\ndata: " + orjson.dumps({"type": "error", **data}) + b"\n\n"
 
 
 def parse_leniently(raw: bytes, most: int = 0) -> ApiRequest:

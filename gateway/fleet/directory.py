@@ -59,6 +59,7 @@ class Target:
     down: str
     admission: Admission
     resume_streams: bool = False  # broken streams are finished by other replicas
+    strip_billing_header: bool = True  # what clients write for their provider's bill does not go to replicas
     draining: bool = False
 
     async def wait(self, tenant: str, priority: str | None) -> Permit:
@@ -152,7 +153,7 @@ class Fleet:
         down = first_names([f"{state.name} ({state.down_reason})" for state in pool.replicas if not state.live])
         draining = any(state.up and not state.live for state in members)
         by_name = {state.name: state for state in serving}
-        return Target(model, label, by_name, down, pool.admission, pool.resume_streams, draining)
+        return Target(model, label, by_name, down, pool.admission, pool.resume_streams, pool.strip_billing_header, draining)
 
     def renewed(self, target: Target) -> Target:
         """The target as it is now, for a request that has had it for a while. O(1) if nothing has changed."""

@@ -17,7 +17,7 @@ from gateway.fleet.state import ReplicaState
 @dataclass(frozen=True, slots=True)
 class Pool:
     """name: unique. models: the prefixes that the configuration gives it ("*" for any). resume_streams: what a replica of it
-    breaks off is finished by others.
+    breaks off is finished by others. strip_billing_header: what clients write for their provider's bill does not go to them.
     """
 
     name: str
@@ -25,6 +25,7 @@ class Pool:
     replicas: tuple[ReplicaState, ...]
     admission: Admission
     resume_streams: bool = False
+    strip_billing_header: bool = True
 
     @property
     def live(self) -> bool:
@@ -47,7 +48,14 @@ def succeed(
     """The pools of these configurations, with these replicas each, after the old ones. O(pools)."""
     former = {pool.name: pool for pool in old}
     return tuple(
-        Pool(config.name, config.models, replicas, _admission(config, former.get(config.name)), config.resume_streams)
+        Pool(
+            config.name,
+            config.models,
+            replicas,
+            _admission(config, former.get(config.name)),
+            config.resume_streams,
+            config.strip_billing_header,
+        )
         for config, replicas in zip(configs, members, strict=True)
     )
 

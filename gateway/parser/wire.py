@@ -30,7 +30,9 @@ FAILED: Final = "failed"  # a bug, with its traceback
 
 
 class ParsedBody(NamedTuple):
-    """An ApiRequest without its body. edits: to be applied to the body. prompt: the fields of a router.Prompt."""
+    """An ApiRequest without its body. edits: to be applied to the body, and billing to that. prompt: the fields of a
+    router.Prompt.
+    """
 
     model: str
     salt: str
@@ -39,7 +41,9 @@ class ParsedBody(NamedTuple):
     stores: bool | None
     strip_usage: bool
     countable: bool
+    harmless: bool
     edits: list[Edit]
+    billing: list[Edit]
     prompt: tuple[bytes, int, int, str] | None
 
 
@@ -55,7 +59,9 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         api.stores,
         api.strip_usage,
         api.countable,
+        api.harmless,
         list(api.edits),
+        api.billing,
         prompt,
     )
 
@@ -66,6 +72,8 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.stores = parsed.stores
     api.strip_usage = parsed.strip_usage
     api.countable = parsed.countable
+    api.harmless = parsed.harmless
+    api.billing = parsed.billing
     if parsed.prompt:
         api.made = Prompt(*parsed.prompt)
     return api

@@ -39,7 +39,6 @@ from router import Candidate
 MAX_REACHED: Final = 3  # times that a request is sent before its answer's first byte
 MAX_SENT: Final = 4  # times that it is sent in all, where broken streams are resumed
 MAX_HELD_ANSWER: Final = 1 << 20  # bytes of a plain answer that is read whole before any of it goes to the client
-MAX_COMMENT_BYTES: Final = 16 << 10  # before a stream's first data: a keep-alive each second is 3 kB in five minutes
 
 EVENT_STREAM: Final = "text/event-stream"
 _LOST: Final = frozenset([REFUSED, UNREACHABLE, "reset"])
@@ -288,8 +287,8 @@ async def first_data(answer: BegunAnswer, opening: StreamOpening, data: bytes) -
         if opening.feed(data):
             return
         if opening.silent:
-            if seen > MAX_COMMENT_BYTES:
-                raise ReplicaFailure("garbage", f"the stream begins with more than {MAX_COMMENT_BYTES} bytes of comments")
+            if seen > opening.most:
+                raise ReplicaFailure("garbage", f"the stream begins with more than {opening.most} bytes of comments")
             if answer.complete:
                 raise ReplicaFailure("garbage", "the stream is empty")
             answer.still_prefill()

@@ -56,7 +56,10 @@ class Delivery:
             replica = chosen.replica.encode("ascii")
             routed = b"X-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % (replica, chosen.matched_tokens)
         headers = downstream_headers(answer.head, answer.address)
-        headers = b"%bX-Request-Id: %b\r\n%b" % (headers, exchange.id.encode("ascii"), routed)
+        id_ = exchange.id.encode("ascii")
+        headers = b"%bX-Request-Id: %b\r\n%b" % (headers, id_, routed)
+        if exchange.dialect.id_header:
+            headers += b"%b: %b\r\n" % (exchange.dialect.id_header, id_)
         delivered.status = answer.status
         patience_s = self._live.patience_s
         reply = exchange.request.reply(keep_alive=not self._running.draining, patience_s=patience_s)
@@ -156,6 +159,9 @@ class Delivery:
             return
         delivered.error = error.message
         event, reader = None, delivered.reader
+        if reader and reader.reported:
+            reply.end()  # the client has the engine's own error event
+            return
         if events and not (reader and reader.within_event):
             seen = error if self._audience.is_operator(exchange.request) else error.redacted(exchange.id)
             event = exchange.dialect.error_event(seen, reader)

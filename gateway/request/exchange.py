@@ -13,6 +13,7 @@ from typing import Final
 from gateway.admission.memory import LARGE_BODY
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerTail, Dialect, StreamReader
+from gateway.dialects.json_edits import apply
 from gateway.dialects.salts import is_object, salted
 from gateway.dialects.usage import Usage
 from gateway.errors import over_budget
@@ -120,7 +121,7 @@ class Exchange:
         self.salt = b""
         self.attempts = AttemptLog()
         self.delivered = Delivered()
-        self._copied = False  # a copy of the body with the salt is charged
+        self._copied = False  # a changed copy of the body is charged
 
     def call(self, body: bytes) -> Call:
         """The request as it goes to any replica, with this body."""
@@ -133,21 +134,29 @@ class Exchange:
         """Whether the request may be sent again after it may have reached a replica."""
         api = self.api
         if self.request.method == "POST":
-            return api.metered or (api.repeatable and not self.dialect.may_store(api, self.request.path))
+            return api.repeatable and not self.dialect.may_store(api, self.request.path)
         return self.request.method in _IDEMPOTENT
 
     def call_to(self, replica: ReplicaState, call: Call) -> Call:
-        """The call as it goes to this replica: with the salt, if its engine knows what to do with it.
+        """The call as it goes to this replica: without the client's billing line, if its pool wants that, and with the salt, if
+        its engine knows what to do with it.
 
         Raises GatewayError if there is no room for the copy of a large body.
         """
+        if self.api.billing and self.target.strip_billing_header:
+            self._charge_copy(call.body)
+            call = call.with_body(apply(call.body, self.api.billing))
         if not self.salt or not replica.facts.engine.salts:
             return call
-        if len(call.body) >= LARGE_BODY and not self._copied and is_object(call.body):
-            self.charge(len(call.body))
-            self._copied = True
+        if is_object(call.body):
+            self._charge_copy(call.body)
         body = salted(call.body, self.salt)
         return call if body is None else call.with_body(body)
+
+    def _charge_copy(self, body: bytes) -> None:
+        if len(body) >= LARGE_BODY and not self._copied:
+            self.charge(len(body))
+            self._copied = True
 
     def drop_body(self, answer: ReplicaAnswer) -> None:
         """The request will not be sent again: its body is dropped as soon as this answer's request has been sent."""

@@ -217,8 +217,12 @@ class Lifecycle:
             return
         record.ok = exchange.booking.lease.decoding  # what the replica has prefilled by now it does hold
         record.error = exchange.attempts.error or record.error
-        if exchange.delivered.done_sent:  # it had everything
-            record.status, record.error = exchange.delivered.status, exchange.attempts.error
+        delivered = exchange.delivered
+        if delivered.done_sent:  # it had everything
+            record.status, record.error = delivered.status, exchange.attempts.error
+            record.complete = record.ok and delivered.status < 400
+        elif delivered.reader and (reported := delivered.reader.reported):  # it left when it had read that the engine failed
+            record.status, record.error = delivered.status, reported.message
 
     def _settle(self, record: SettledRequest, api: ApiRequest | None, exchange: Exchange | None) -> None:
         """Complete the record, and give it to the observers."""
@@ -244,8 +248,10 @@ class Lifecycle:
         # While this gateway goes down, the client's next request should reach another one; and no request follows half of one.
         keep_alive = request.complete and not self.running.draining
         reply = request.reply(keep_alive=keep_alive, patience_s=self.live.patience_s)
-        body = dialect.error_body(error if self.audience.is_operator(request) else error.redacted(record.id))
+        body = dialect.error_body(error if self.audience.is_operator(request) else error.redacted(record.id), record.id)
         headers = f"Content-Type: application/json\r\n{REQUEST_ID_HEADER}: {record.id}\r\n"
+        if dialect.id_header:
+            headers += f"{dialect.id_header.decode('ascii')}: {record.id}\r\n"
         if error.retry_after_s is not None:
             headers += f"Retry-After: {error.retry_after_s}\r\n"
         reply.begin(error.status, headers.encode("ascii"), length=len(body), first=body)

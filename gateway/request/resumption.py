@@ -113,8 +113,7 @@ async def pump(
         reply.feed_from(answer)
         await answer.pump(sink)
         last = reader.finish()  # first: some engines end with a [DONE] without a blank line after it
-        if needs_done and not reader.done:
-            raise ended_without_done()
+        _require_good_end(reader, needs_done=needs_done)
         reply.end(last)
     except ReplicaFailure as failure:
         return failure
@@ -123,6 +122,13 @@ async def pump(
         if reader.usage:  # also when the client leaves before the very end
             delivered.usage = reader.usage
     return None
+
+
+def _require_good_end(reader: StreamReader, *, needs_done: bool) -> None:
+    if reported := reader.reported:
+        raise ReplicaFailure(reported.reason, reported.message)  # another one: what is raised refers to the frames it passed
+    if needs_done and not reader.done:
+        raise ended_without_done()
 
 
 class SentEvents:

@@ -23,7 +23,7 @@ _REQUEST_OWN: Final = _HOP_BY_HOP.union(
     [b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"]
 ) | {b"x-warmroute-admin-key", b"x-warmroute-via"}
 _ENCODED_OWN: Final = _REQUEST_OWN - {b"content-encoding"}
-_ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length", b"x-request-id"}
+_ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length", b"x-request-id", b"request-id"}
 _LOCATIONS: Final = frozenset([b"location", b"content-location"])
 _ANSWER_PREFIX: Final = b"x-warmroute-"  # the gateway's own headers, which a replica must not set
 _COMMON_TOKENS: Final = frozenset([b"", b"close", b"keep-alive"])  # of a Connection header, that name no other header

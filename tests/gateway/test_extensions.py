@@ -131,7 +131,7 @@ class Echo(Dialect):
     def usage_of(self, body: bytes) -> Usage | None:
         return Usage(json.loads(body)["tokens"], 1, 0)
 
-    def error_body(self, error: GatewayError) -> bytes:
+    def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
         return orjson.dumps({"oops": error.message})
 
     def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:

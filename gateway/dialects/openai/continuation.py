@@ -20,12 +20,12 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.dialect import Continuation, PartialAnswer, PartialReader, StreamReader
+from gateway.dialects.events.sse import EventData, data_of, event_at, events_of, object_of, skipped_at
 from gateway.dialects.json_edits import Edit, Members, read_object
-from gateway.dialects.openai.answer import parse_usage
 from gateway.dialects.openai.continuation_request import continue_body
 from gateway.dialects.openai.request import CHAT
-from gateway.dialects.openai.stream import EventReader
-from gateway.dialects.sse import EventData, data_of, event_at, events_of, object_of, skipped_at
+from gateway.dialects.openai.stream import ChunkReader
+from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage
 
 _HEAD: Final = ("id", "object", "created", "model")
@@ -144,7 +144,7 @@ class SplicedReader(StreamReader):
 
     def __init__(self, so_far: TextSoFar, *, strip_usage: bool) -> None:
         super().__init__()
-        self._events = EventReader(strip_usage=False, watchful=True)
+        self._events = ChunkReader(strip_usage=False, watchful=True)
         self._so_far = so_far
         self._strip_usage = strip_usage
 

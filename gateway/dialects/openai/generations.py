@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerTail, Continuation, Dialect, StreamOpening, StreamReader
-from gateway.dialects.openai.answer import UsageTail, usage_of
 from gateway.dialects.openai.continuation import TextContinuation
 from gateway.dialects.openai.errors import error_body
 from gateway.dialects.openai.request import CHAT, COMPLETION, GUESS, parse
-from gateway.dialects.openai.stream import EventReader, Opening, begins_well
+from gateway.dialects.openai.stream import ChunkReader, Opening, begins_well
+from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
 
@@ -22,18 +23,18 @@ class Generation(Dialect):
         return parse(self.name, raw, most)
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
-        return EventReader(strip_usage=api.strip_usage, watchful=watchful)
+        return ChunkReader(strip_usage=api.strip_usage, watchful=watchful)
 
     def opening(self, data: bytes) -> StreamOpening | None:
         return None if begins_well(data) else Opening()
 
     def usage_of(self, body: bytes) -> Usage | None:
-        return usage_of(body)
+        return usage_of(body, parse_usage)
 
     def answer_tail(self, begin: bytes) -> AnswerTail | None:
-        return UsageTail(begin)
+        return UsageTail(begin, parse_usage)
 
-    def error_body(self, error: GatewayError) -> bytes:
+    def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
         return error_body(error)
 
     def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import orjson
-
-from gateway.dialects.api_request import MAX_MODEL_CHARS, ApiRequest, NeedsHelper
-from gateway.dialects.canonical import chat_prompt, completion_prompt, head_digest, is_batch, short_digest
+from gateway.dialects.api_request import ApiRequest, NeedsHelper
+from gateway.dialects.body import headed_salt, json_object, model_of, salt_of, wants_stream
 from gateway.dialects.json_edits import Edit, read_object
+from gateway.dialects.prompt.chat import chat_prompt, completion_prompt, is_batch
 from gateway.errors import bad_request
 
 CHAT: Final = "chat"
@@ -36,8 +35,6 @@ _COUNTED_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt_embeds": (None,),
 }
 _UNCOUNTED: Final = tuple(_COUNTED_VALUES)
-MAX_SALT_CHARS: Final = 64  # a longer one is replaced by its digest
-_SEPARATOR: Final = "\x1c"  # before the digest of a salt, and between a salt and the digest of a prompt's head
 SCANNED_AT_ONCE: Final = 1 << 15  # bytes that may be scanned in the event loop
 
 
@@ -46,19 +43,14 @@ def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
 
     kind: CHAT, COMPLETION or GUESS. most: how many parts its prompt may have, or NeedsHelper is raised; 0: any number.
     """
-    body = _json_object(raw)
-    model = body.get("model")
-    if not isinstance(model, str) or not 0 < len(model) <= MAX_MODEL_CHARS:
-        raise bad_request("'model' is required and must be a string: the name of a model that GET /v1/models lists.", "model")
-    stream = body.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise bad_request("'stream' must be true or false.", "stream")
+    body = json_object(raw)
+    model, stream = model_of(body), wants_stream(body)
     prompt: bytes | list[int]
     if kind == CHAT or (kind == GUESS and "messages" in body):
         prompt, salt = chat_prompt(body, most), salt_of(body)
     else:
         prompt, salt = completion_prompt(body, "prompt"), headed_salt(body)
-    api = ApiRequest(model, prompt, salt, stream=bool(stream), metered=True, body=raw)
+    api = ApiRequest(model, prompt, salt, stream=stream, metered=True, body=raw)
     api.countable = _counts_prompt(body) and (kind == CHAT or not is_batch(body.get("prompt")))
     if stream and not _asks_usage(body):
         if most and _OPTIONS in body and len(raw) > SCANNED_AT_ONCE:
@@ -67,41 +59,12 @@ def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
     return api
 
 
-def _json_object(raw: bytes) -> dict[str, Any]:
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not valid JSON in UTF-8: {error}.", code="invalid_json") from error
-    if not isinstance(body, dict):
-        raise bad_request("The body must be a JSON object.", code="invalid_json")
-    return body
-
-
 def _counts_prompt(body: dict[str, Any]) -> bool:
     """Whether the engine's count of prompt tokens is about the prompt that we read, by the fields in _COUNTED_VALUES."""
     for name in _UNCOUNTED:  # noqa: SIM110  (every request comes here: a generator would cost ten times as much)
         if name in body and body[name] not in _COUNTED_VALUES[name]:
             return False
     return True
-
-
-def salt_of(body: Mapping[str, Any]) -> str:
-    """The cache salt, of bounded length; "": there is none."""
-    salt = body.get("cache_salt")
-    if not isinstance(salt, str):
-        return ""
-    return salt if len(salt) <= MAX_SALT_CHARS and _SEPARATOR not in salt else digested(salt.encode())
-
-
-def digested(data: bytes) -> str:
-    """The digest of a salt, in a form that no salt can have by itself."""
-    return f"{_SEPARATOR}digest:{short_digest(data)}"
-
-
-def headed_salt(body: Mapping[str, Any]) -> str:
-    """The salt of a prompt that has no head of its own: the fields that belong into one are in it."""
-    head = head_digest(body)
-    return f"{salt_of(body)}{_SEPARATOR}{head}" if head else salt_of(body)
 
 
 def _asks_usage(body: Mapping[str, Any]) -> bool:

@@ -14,22 +14,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.dialects.dialect import StreamOpening, StreamReader
-from gateway.dialects.excerpt import one_line
-from gateway.dialects.openai.answer import parse_usage
-from gateway.dialects.sse import (
+from gateway.dialects.dialect import StreamOpening
+from gateway.dialects.events.reader import EventReader
+from gateway.dialects.events.sse import (
     EVENT_END,
     LONGEST_END,
     MAX_PARSED_EVENT,
-    ONE_TOO_MANY,
     data_of,
     object_of,
     without_data,
 )
+from gateway.dialects.excerpt import one_line
+from gateway.dialects.openai.usage import parse_usage
 from gateway.errors import ReplicaFailure
 
-# An event beyond this is passed on unread, so that memory stays bounded. Not Final: a test makes it smaller.
-MAX_EVENT_BYTES = 1 << 20
 MAX_ERROR_BYTES: Final = 64 << 10  # nobody waits for the end of a longer one
 
 _ERROR: Final = b'data:{"error"'  # how the first event of an engine that failed before its first token begins, less its spaces
@@ -38,7 +36,7 @@ _USUAL: Final = (b'data: {"id"', b'data: {"object"', b'data: {"choices"')  # how
 _RETRY: Final = b"retry:"
 
 
-class EventReader(StreamReader):
+class ChunkReader(EventReader):
     """One stream. strip_usage: the usage event is not for the client. watchful: an event by which the engine reports its
     failure does not pass, nor what follows it; `failure` is that report.
     """
@@ -48,64 +46,22 @@ class EventReader(StreamReader):
         self.strip_usage = strip_usage
         self.failure: ReplicaFailure | None = None
         self._watchful = watchful
-        self._held: bytes | bytearray = b""  # an event that is not whole yet
 
     def feed(self, chunk: bytes) -> bytes:
         if self._watchful and (self.failure or chunk.find(b'"error"') >= 0):
-            return self._read(chunk)
-        whole = not self._held and chunk.endswith(b"\n\n") and not chunk.endswith(ONE_TOO_MANY)
+            return self.read(chunk)
         # `find`, for `in` makes and drops an exception each time before it searches.
-        if whole and chunk.find(b'"usage"') < 0 and chunk.find(b"[DONE]") < 0:
+        if self.are_whole(chunk) and chunk.find(b'"usage"') < 0 and chunk.find(b"[DONE]") < 0:
             self.within_event = False
             return chunk  # whole events without anything of ours in them: nearly all chunks of nearly all streams
-        return self._read(chunk)
+        return self.read(chunk)
 
     def raise_failure(self) -> None:
         if failure := self.failure:
             # Another one, for what is raised refers to the frames that it passed, and they to this tap.
             raise ReplicaFailure(failure.reason, failure.message, reached=failure.reached)
 
-    def _read(self, chunk: bytes) -> bytes:
-        data, searched = chunk, 0
-        if self._held:  # O(chunk) until the event is whole, for it may come byte by byte
-            # An event's end may straddle the last chunk and this one: search the last bytes again.
-            searched = max(0, len(self._held) - LONGEST_END + 1)
-            if not isinstance(self._held, bytearray):
-                self._held = bytearray(self._held)
-            self._held += chunk
-            if not EVENT_END.search(self._held, searched):
-                return self._overflow()
-            data = bytes(self._held)
-        passed, start = [], 0
-        for match in EVENT_END.finditer(data, searched):
-            event = data[start : match.end()]
-            start = match.end()
-            if self._passes(event):
-                passed.append(event)
-        self._held = data[start:]
-        passed.append(self._overflow())
-        return b"".join(passed)
-
-    def finish(self) -> bytes:
-        if not self._held:
-            return b""
-        rest, self._held, within_event = bytes(self._held), b"", self.within_event
-        passes = self._passes(rest)
-        self.within_event = within_event  # `rest` is not an event's end, whether it is passed on or not
-        return rest if passes else b""
-
-    def _overflow(self) -> bytes:
-        if len(self._held) <= MAX_EVENT_BYTES:
-            return b""
-        # The last bytes may be the first of an event's end.
-        out, self._held = bytes(self._held[: 1 - LONGEST_END]), self._held[1 - LONGEST_END :]
-        self.within_event = True
-        return out
-
-    def _passes(self, event: bytes) -> bool:
-        """Learn from one event; False if it is to be taken out."""
-        unread = self.within_event or len(event) > MAX_EVENT_BYTES
-        self.within_event = False
+    def passes(self, event: bytes, *, unread: bool) -> bool:
         if self._watchful and (self.failure or b'"error"' in event):
             self.failure = self.failure or failure_of(event)
             if self.failure:

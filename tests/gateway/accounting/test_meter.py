@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gateway.accounting.meter import Meter
 from gateway.config.live import Live
 from gateway.config.schema import PriceConfig
-from gateway.dialects.openai.answer import parse_usage
+from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage
 from gateway.telemetry.metrics import TENANTS, Metrics
 from tests.gateway.conftest import BODY, running

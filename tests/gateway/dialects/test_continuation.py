@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.dialects.events.sse import MAX_PARSED_EVENT
 from gateway.dialects.openai.continuation import EventsSoFar, SplicedReader, TextSoFar, ending
 from gateway.dialects.openai.request import CHAT
-from gateway.dialects.openai.stream import EventReader
-from gateway.dialects.sse import MAX_PARSED_EVENT
+from gateway.dialects.openai.stream import ChunkReader
 from gateway.dialects.usage import Usage
 from gateway.request.resumption import Kept
 from tests.gateway.dialects.test_continuation_request import continuation, kind_of
@@ -331,7 +331,7 @@ def test_a_head_is_kept_as_it_was_written() -> None:
 @given(st.integers(0, 20), places, st.booleans())
 def test_an_engines_word_of_its_failure_does_not_pass(count: int, where: list[int], strip: bool) -> None:
     good = b"".join(events(chat())[:-1][:count])
-    tap = EventReader(strip_usage=strip, watchful=True)
+    tap = ChunkReader(strip_usage=strip, watchful=True)
     out = b"".join([tap.feed(chunk) for chunk in cut(good + ENGINE_ERROR + DONE, where)]) + tap.finish()
     assert out == good
     assert tap.failure is not None
@@ -352,16 +352,16 @@ def test_an_engines_word_of_its_failure_does_not_pass(count: int, where: list[in
     ],
 )
 def test_whose_fault_an_error_event_is(error: Any, own: bool) -> None:
-    tap = EventReader(strip_usage=True, watchful=True)
+    tap = ChunkReader(strip_usage=True, watchful=True)
     event = line({"error": error})
     assert tap.feed(event) == (b"" if own else event)
     assert (tap.failure is not None) is own
-    assert EventReader(strip_usage=True).feed(event) == event, "to one who does not look closely it is an event like any other"
+    assert ChunkReader(strip_usage=True).feed(event) == event, "to one who does not look closely it is an event like any other"
 
 
 def test_an_answer_that_talks_of_errors_is_no_error() -> None:
     data = chunk_of(delta={"content": '{"error": {"code": 500}}'})
-    tap = EventReader(strip_usage=True, watchful=True)
+    tap = ChunkReader(strip_usage=True, watchful=True)
     assert tap.feed(data) == data
     assert tap.failure is None
     assert TEXT

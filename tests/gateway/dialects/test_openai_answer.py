@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.openai.answer import MAX_PARSED_ANSWER, TAIL, UsageTail, usage_of
+from gateway.dialects.answer import MAX_PARSED_ANSWER, TAIL
+from gateway.dialects.dialect import AnswerTail
+from gateway.dialects.openai.generations import Chat
 from gateway.errors import ReplicaFailure
 from gateway.request.attempts import MAX_HELD_ANSWER
 from tests.gateway.conftest import BODY, Running, eventually, running
@@ -33,20 +35,26 @@ def large(size: int = SIZE, **counts: Any) -> bytes:
     return json.dumps({"id": "c", "choices": [choice], "usage": usage(100, 7, 64), **counts}).encode()
 
 
+def tail_of(begin: bytes) -> AnswerTail:
+    tail = Chat().answer_tail(begin)
+    assert tail
+    return tail
+
+
 @given(st.lists(st.integers(0, 1 << 20), max_size=20), st.integers(0, 200), st.booleans())
 def test_the_usage_of_an_answer_is_found_whatever_its_pieces(places: list[int], behind: int, has_usage: bool) -> None:
     counts = {} if has_usage else {"usage": None}
     whole = large(MAX_PARSED_ANSWER, **counts, behind="y" * behind)
     first, *others = cut(whole, [*places, 100])
-    tail = UsageTail(first or whole[:1])
+    tail = tail_of(first or whole[:1])
     for piece in others if first else [whole[1:]]:
         tail.feed(piece)
-    assert tail.usage() == usage_of(whole)
+    assert tail.usage() == Chat().usage_of(whole)
     assert (tail.usage() is not None) == has_usage
 
 
 def test_of_an_answer_that_passes_only_the_end_is_held() -> None:
-    tail, pieces = UsageTail(b"{"), [bytes(size) for size in (1, 1000, TAIL, 3 * TAIL, 40 * TAIL)]
+    tail, pieces = tail_of(b"{"), [bytes(size) for size in (1, 1000, TAIL, 3 * TAIL, 40 * TAIL)]
     tracemalloc.start()
     for piece in pieces * 50:
         tail.feed(piece)
@@ -58,7 +66,7 @@ def test_of_an_answer_that_passes_only_the_end_is_held() -> None:
 @pytest.mark.parametrize("begin", [b"<html>", b"[1]", b"x" * 100])
 def test_what_does_not_begin_like_an_object_is_no_answer(begin: bytes) -> None:
     with pytest.raises(ReplicaFailure, match="no JSON object"):
-        UsageTail(begin)
+        tail_of(begin)
 
 
 def held_back(body: bytes, at: int, go: asyncio.Event, *, in_chunks: bool) -> Behaviour:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.openai import stream as stream_module
-from gateway.dialects.openai.stream import MAX_ERROR_BYTES, EventReader, Opening, begins_well, failure_of
-from gateway.dialects.sse import without_data
+from gateway.dialects.events import reader as stream_module
+from gateway.dialects.events.sse import without_data
+from gateway.dialects.openai.stream import MAX_ERROR_BYTES, ChunkReader, Opening, begins_well, failure_of
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 from tests.support.fakes import DONE, event, usage
@@ -32,7 +32,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 def run(strip: bool, chunks: list[bytes]) -> tuple[bytes, Usage | None]:
-    reader = EventReader(strip_usage=strip)
+    reader = ChunkReader(strip_usage=strip)
     out = b"".join([reader.feed(chunk) for chunk in chunks])
     return out + reader.finish(), reader.usage
 
@@ -71,7 +71,7 @@ def test_without_stripping_not_a_byte_changes(data: bytes, where: list[int]) -> 
 
 @given(fragments, places, st.booleans())
 def test_what_went_out_ends_between_two_events(data: bytes, where: list[int], strip: bool) -> None:
-    reader, out = EventReader(strip_usage=strip), b""
+    reader, out = ChunkReader(strip_usage=strip), b""
     for chunk in cut(data, where):
         out += reader.feed(chunk)
         assert out == b"" or out.endswith((b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n"))
@@ -95,7 +95,7 @@ def test_usage_beside_choices_is_read_but_stays() -> None:
 
 @pytest.mark.parametrize("strip", [True, False])
 def test_a_whole_event_goes_on_at_once(strip: bool) -> None:
-    reader = EventReader(strip_usage=strip)
+    reader = ChunkReader(strip_usage=strip)
     assert reader.feed(event("a")) == event("a")
     assert reader.feed(event("b")[:10]) == b""
     assert reader.feed(event("b")[10:]) == event("b")
@@ -123,7 +123,7 @@ def test_choices_inside_of_something_else_are_not_meant() -> None:
     ("data", "done"), [(DONE, True), (b"data:[DONE]", True), (event("[DONE]"), False), (b": [DONE]\n\n", False)]
 )
 def test_the_end_is_noticed(data: bytes, done: bool) -> None:
-    reader = EventReader(strip_usage=True)
+    reader = ChunkReader(strip_usage=True)
     reader.feed(data)
     reader.finish()
     assert reader.done is done
@@ -132,7 +132,7 @@ def test_the_end_is_noticed(data: bytes, done: bool) -> None:
 @given(places)
 def test_an_event_without_end_does_not_fill_the_memory(where: list[int]) -> None:
     monster = b'data: {"usage": "' + b"x" * 5000
-    reader, out = EventReader(strip_usage=True), b""
+    reader, out = ChunkReader(strip_usage=True), b""
     original, stream_module.MAX_EVENT_BYTES = stream_module.MAX_EVENT_BYTES, 1000
     try:
         for chunk in cut(monster + b"\n\n" + STREAM, where):
@@ -245,7 +245,7 @@ def begins(start: bytes, size: int) -> None:
 
 
 def taps(start: bytes, size: int) -> None:
-    reader = EventReader(strip_usage=True)
+    reader = ChunkReader(strip_usage=True)
     reader.feed(start)
     for _ in range(size):
         assert reader.feed(b"a") == b""
@@ -272,11 +272,11 @@ def test_what_real_engines_stream_is_understood() -> None:
         data = path.read_bytes()
         if b"chat.completion.chunk" not in data:
             continue
-        reader = EventReader(strip_usage=False)
+        reader = ChunkReader(strip_usage=False)
         assert reader.feed(data) + reader.finish() == data
         assert reader.done
         found[f"{path.parent.name}/{path.stem}"] = reader.usage
-        stripped = EventReader(strip_usage=True)
+        stripped = ChunkReader(strip_usage=True)
         out = stripped.feed(data) + stripped.finish()
         assert stripped.usage == reader.usage
         assert out.count(b"data: ") in (data.count(b"data: "), data.count(b"data: ") - 1)

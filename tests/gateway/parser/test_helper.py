@@ -11,12 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gateway.dialects.anthropic.messages import CountTokens, Messages
 from gateway.dialects.api_request import ApiRequest, router_prompt
 from gateway.dialects.dialect import ASK
 from gateway.dialects.json_edits import apply
 from gateway.dialects.json_structure import MAX_STRUCTURE
 from gateway.dialects.openai.continuation_request import continue_body
 from gateway.dialects.openai.request import CHAT, COMPLETION
+from gateway.dialects.responses.responses import Responses
 from gateway.dialects.table import OTHER, Dialects
 from gateway.errors import GatewayError
 from gateway.parser import helper, wire
@@ -37,6 +39,7 @@ def parsed(kind: str, body: bytes, scope: tuple[str, ...] = ()) -> tuple[Any, ..
     return result((wire.PARSE, kind, *BLOCKS, scope), body)
 
 
+BILLED = [{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "You help."}]
 values = st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.lists(st.integers(0, 9), max_size=9)
 messages = st.lists(st.fixed_dictionaries({"role": st.text(max_size=4), "content": st.text(max_size=99)}), max_size=3)
 bodies = st.fixed_dictionaries(
@@ -58,9 +61,14 @@ bodies = st.fixed_dictionaries(
 
 
 # The examples: every attribute has a value that is not its default.
-@given(bodies, st.sampled_from([CHAT, COMPLETION, OTHER.name]), st.sampled_from(["", "  \n"]))
+@given(
+    bodies,
+    st.sampled_from([CHAT, COMPLETION, OTHER.name, Messages.name, CountTokens.name, Responses.name]),
+    st.sampled_from(["", "  \n"]),
+)
 @example({"model": "m", "prompt": ["one", "two"], "stream": True, "cache_salt": "s"}, COMPLETION, "")
 @example({"model": "m", "input": "x" * 100, "store": True}, OTHER.name, "")
+@example({"model": "m", "messages": [{"role": "user", "content": "x"}], "system": BILLED}, CountTokens.name, "")
 def test_it_is_the_same_as_parsing_at_once(body: dict[str, Any], kind: str, tail: str) -> None:
     raw = json.dumps(body).encode() + tail.encode()
     status, *fields = parsed(kind, raw)

@@ -14,9 +14,10 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config.source import load
+from gateway.dialects.dialect import StreamOpening
 from gateway.dialects.openai.stream import MAX_ERROR_BYTES, Opening
 from gateway.errors import ReplicaFailure
-from gateway.request.attempts import MAX_COMMENT_BYTES, first_data
+from gateway.request.attempts import first_data
 from gateway.request.retries import RetryBudget
 from gateway.upstream.resolver import Resolver
 from tests.deploy.processes import free_port
@@ -525,12 +526,14 @@ async def test_a_half_open_breaker_is_not_held_by_one_silent_answer() -> None:
         ("DELETE", "/v1/things/1", {}, True),
         ("POST", "/v1/things", {}, False),
         ("POST", "/v1/embeddings", {"input": "x"}, True),
-        ("POST", "/v1/responses", {"input": "x"}, False),
-        ("POST", "/v1/responses", {"input": "x", "store": True}, False),
-        ("POST", "/v1/responses", {"input": "x", "store": None}, False),
-        ("POST", "/v1/responses", {"input": "x", "store": False}, True),
+        ("POST", "/v1/responses", {"input": "x"}, True),
+        ("POST", "/v1/responses", {"input": "x", "store": True}, True),
         ("POST", "/v1/responses", {"input": "x", "store": False, "background": True}, False),
-        ("POST", "/v1/responses?x=1", {"input": "x"}, False),
+        ("POST", "/v1/responses?x=1", {"input": "x", "background": True}, False),
+        ("POST", "/v1/responses/compact", {"input": "x"}, True),
+        ("POST", "/v1/responses/resp_1/cancel", {}, False),
+        ("POST", "/v1/messages", {"messages": [{"role": "user", "content": "x"}]}, True),
+        ("POST", "/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}]}, True),
         ("POST", "/v1/other", {"input": "x", "store": True}, False),
         ("POST", "/v1/chat/completions", {**BODY, "store": True}, True),
     ],
@@ -548,7 +551,7 @@ async def test_what_may_be_sent_once_goes_on_where_it_was_not_sent() -> None:
     gone = FakeReplica(listing=listing, pages={"/metrics": status(404, "no", "Connection: close")})
     async with gone, FakeReplica() as good, running(gone, good, **TURNS) as run:
         await gone.stop()
-        codes = [(await run.post({"model": "m", "input": "x"}, path="/v1/responses"))[0] for _ in range(2)]
+        codes = [(await run.post({"model": "m", "input": "x", "background": True}, "/v1/responses"))[0] for _ in range(2)]
         assert (codes, len(good.requests)) == ([200, 200], 2)
 
 
@@ -657,7 +660,7 @@ async def test_each_byte_of_a_dripping_comment_is_read_once() -> None:
     attempt = Dripping(b":", 100_000)
     with pytest.raises(ReplicaFailure, match="bytes of comments"):
         await first_data(attempt, Opening(), attempt.peek())
-    assert MAX_COMMENT_BYTES < attempt.looked < MAX_COMMENT_BYTES + 100
+    assert StreamOpening.most < attempt.looked < StreamOpening.most + 100
 
 
 @pytest.mark.parametrize("start", [b": ping", b""])

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.openai.answer import MAX_PARSED_ANSWER
+from gateway.dialects.answer import MAX_PARSED_ANSWER
+from gateway.dialects.events.sse import MAX_PARSED_EVENT, object_of
 from gateway.dialects.salts import require_saltable, salted
-from gateway.dialects.sse import MAX_PARSED_EVENT, object_of
 from gateway.errors import GatewayError
 from tests.gateway.conftest import running
 from tests.support.fakes import FakeReplica, answers, http, usage, writes

@@ -8,7 +8,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.canonical import NeedsHelper, chat_prompt, completion_prompt
+from gateway.dialects.api_request import NeedsHelper
+from gateway.dialects.prompt.chat import chat_prompt, completion_prompt
 from gateway.errors import GatewayError
 
 texts = st.text(max_size=8)
@@ -38,12 +39,12 @@ def test_a_conversation_that_goes_on_extends_its_prompt(before: list[Any], after
 
 @given(messages, messages)
 def test_different_conversations_have_different_prompts(one: list[Any], two: list[Any]) -> None:
-    """Up to differences that templates ignore: no content, empty content, and a text or a single text part."""
+    """Up to differences that templates ignore: no content, empty content, a text or a single text part, no calls, and ids."""
 
     def plain(message: dict[str, Any]) -> tuple[Any, ...]:
         content = message["content"] or ""
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        others = {key: value for key, value in message.items() if key != "content"}
+        others = {key: value for key, value in message.items() if key not in ("content", "tool_call_id") and value != []}
         return others, parts
 
     assert (chat_prompt({"messages": one}) == chat_prompt({"messages": two})) == ([*map(plain, one)] == [*map(plain, two)])
@@ -83,7 +84,7 @@ def test_the_order_of_keys_that_a_template_prints_counts() -> None:
 
 def test_the_order_of_a_messages_own_fields_does_not_count() -> None:
     """A template reads them by name."""
-    one, two = {"tool_call_id": "t", "reasoning": "r", **user("x")}, {"reasoning": "r", **user("x"), "tool_call_id": "t"}
+    one, two = {"refusal": "t", "reasoning": "r", **user("x")}, {"reasoning": "r", **user("x"), "refusal": "t"}
     assert chat_prompt({"messages": [one]}) == chat_prompt({"messages": [two]})
 
 
@@ -234,7 +235,7 @@ def test_an_image_stands_as_a_digest() -> None:
             {"messages": [user([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url}}])]}
         )
 
-    assert len(with_image("data:" + "A" * 100_000)) < 100
+    assert len(with_image("data:" + "A" * 100_000)) < 5000
     assert with_image("a") == with_image("a") != with_image("b")
 
 

@@ -1,0 +1,122 @@
+"""The billing line of Claude Code: a text that changes with every request, at the head of its system prompt.
+
+    "system": [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.177.01c; cch=36ee5;"}, ...]
+
+It is a block of its own, or the first line of a text, in `system` or in a turn of the role `system`. No model needs it, and an
+engine that computes it finds nothing of the conversation in its cache (seen on llama.cpp: 12 s a turn in the place of 0.2 s).
+So it is not in the canonical prompt, and by default it does not go to replicas: the block, or the line, is cut out of the
+body's bytes, and no other byte changes. vLLM takes it out as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.json_edits import Edit, Members, read_list, read_object
+
+PREFIX: Final = "x-anthropic-billing-header:"
+_RAW: Final = PREFIX.encode()
+# How Claude Code writes it: the first block of `system`, with nothing else in it. With the comma behind it.
+_BLOCK: Final = re.compile(
+    rb'"system"\s*:\s*\[\s*(\{\s*(?:"type"\s*:\s*"text"\s*,\s*)?"text"\s*:\s*"'
+    + re.escape(_RAW)
+    + rb'[^"\\]*+"\s*(?:,\s*"type"\s*:\s*"text"\s*)?\}\s*(?:,\s*)?)'
+)
+_LINE: Final = re.compile(rb'"' + re.escape(_RAW) + rb'[^"\\]*+\\n')
+_BEFORE: Final = 200  # bytes before the line in which `"system"` stands, where it is written so
+_AFTER: Final = 1000
+
+
+def strip_line(text: str) -> str:
+    """A text without its billing line; "" if it has nothing else."""
+    return text.partition("\n")[2] if text.startswith(PREFIX) else text
+
+
+def may_bill(raw: bytes) -> bool:
+    """Whether a body may have a billing line that is written without escapes. O(length), 0.1 ms a MiB."""
+    return raw.find(_RAW) >= 0
+
+
+def billing_edits(raw: bytes, body: Mapping[str, Any]) -> list[Edit]:
+    """What has to be cut out of the body so that it has no billing line. body: the parsed one.
+
+    O(1) for what Claude Code sends, after `may_bill`; else a scan of the body, O(length), 3 ms a MiB.
+    """
+    at = raw.find(_RAW)
+    if at < 0:
+        return []
+    if raw.find(_RAW, at + 1) < 0 and _bills(body.get("system")):
+        found = _BLOCK.search(raw, max(0, at - _BEFORE), at + _AFTER)
+        if found:
+            return [(found.start(1), found.end(1), b"")]
+    return _scanned(raw, body)
+
+
+def needs_scan(raw: bytes) -> bool:
+    """Whether `billing_edits` may have to scan the whole body. O(length), as `may_bill`."""
+    at = raw.find(_RAW)
+    return at >= 0 and (raw.find(_RAW, at + 1) >= 0 or _BLOCK.search(raw, max(0, at - _BEFORE), at + _AFTER) is None)
+
+
+def _scanned(raw: bytes, body: Mapping[str, Any]) -> list[Edit]:
+    members, edits = read_object(raw), list[Edit]()
+    _cut_content(raw, members, "system", body.get("system"), edits)
+    messages = body.get("messages")
+    if isinstance(messages, list) and any(_is_billing_turn(message) for message in messages):
+        spans, _ = read_list(raw, members.spans["messages"][0])
+        for message, (start, _) in zip(messages, spans, strict=True):
+            if _is_billing_turn(message):
+                _cut_content(raw, read_object(raw, start), "content", message["content"], edits)
+    return edits
+
+
+def _is_billing_turn(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "system" and _bills(message.get("content"))
+
+
+def _bills(content: Any) -> bool:
+    """Whether a content has a billing line."""
+    if isinstance(content, list):
+        return any(isinstance(block, dict) and _bills(block.get("text")) for block in content)
+    return isinstance(content, str) and content.startswith(PREFIX)
+
+
+def _cut_content(raw: bytes, members: Members, name: str, content: Any, edits: list[Edit]) -> None:
+    if not _bills(content):
+        return
+    start, end = members.spans[name]
+    if isinstance(content, str):
+        edits.append(_first_line(raw, start, end, strip_line(content)))
+        return
+    spans, _ = read_list(raw, start)
+    kept = 0  # blocks before this one that stay
+    for number, (block, (begin, stop)) in enumerate(zip(content, spans, strict=True)):
+        if not isinstance(block, dict) or not _bills(block.get("text")):
+            kept += 1
+            continue
+        rest = strip_line(block["text"])
+        if rest:
+            edits.append(_text_edit(raw, begin, rest))
+            kept += 1
+        elif kept:
+            edits.append((spans[number - 1][1], stop, b""))  # with the comma before it
+        else:
+            edits.append((begin, spans[number + 1][0] if number + 1 < len(spans) else stop, b""))
+
+
+def _text_edit(raw: bytes, begin: int, text: str) -> Edit:
+    """The same within a block that begins here."""
+    start, end = read_object(raw, begin).spans["text"]
+    return _first_line(raw, start, end, text)
+
+
+def _first_line(raw: bytes, start: int, end: int, rest: str) -> Edit:
+    """Cut the first line out of the JSON string at this place. rest: what remains of its text."""
+    found = _LINE.match(raw, start)
+    if found and orjson.loads(b'"' + raw[found.end() : end]) == rest:
+        return start + 1, found.end(), b""
+    return start, end, orjson.dumps(rest)  # it is written with other escapes

@@ -1,0 +1,58 @@
+"""Anthropic's error shape, in answers and in streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.events.named import name_of
+from gateway.dialects.events.sse import object_of
+from gateway.dialects.excerpt import one_line
+from gateway.errors import GatewayError, ReplicaFailure
+
+_KINDS: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+# Types of errors that a client has caused: Anthropic's and, in the same shape, vLLM's.
+_CLIENTS: Final = frozenset(_KINDS[status] for status in (401, 402, 403, 404, 409, 413, 429)) | {
+    "invalid_request_error",
+    "BadRequestError",
+    "NotFoundError",
+    "UnprocessableEntityError",
+}
+
+
+def error_body(error: GatewayError, request_id: str = "") -> bytes:
+    """request_id: clients show it; "": there is none."""
+    body: dict[str, Any] = {"type": "error", "error": {"type": kind_of(error), "message": error.message}}
+    if request_id:
+        body["request_id"] = request_id
+    return orjson.dumps(body)
+
+
+def kind_of(error: GatewayError) -> str:
+    """The type of an error, as clients know it."""
+    return _KINDS.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
+
+
+def error_event(error: GatewayError) -> bytes:
+    """Clients ignore an event without a name."""
+    return b"event: error\ndata: " + error_body(error) + b"\n\n"
+
+
+def failure_of(event: bytes) -> ReplicaFailure | None:
+    """The failure that an engine's error event reports, if the error is the engine's own and not the client's."""
+    error = object_of(event).get("error") if name_of(event) == "error" else None
+    if not isinstance(error, dict) or error.get("type") in _CLIENTS:
+        return None
+    return ReplicaFailure("status", f"its error: {one_line(str(error.get('message')))}")

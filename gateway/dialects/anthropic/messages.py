@@ -1,0 +1,85 @@
+"""Anthropic's Messages as a dialect, and the counting of tokens beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from gateway.dialects.answer import UsageTail, usage_of
+from gateway.dialects.anthropic import errors
+from gateway.dialects.anthropic.billing import billing_edits, needs_scan
+from gateway.dialects.anthropic.prompt import messages_prompt, runs_tools
+from gateway.dialects.anthropic.stream import QUIET, MessageReader
+from gateway.dialects.anthropic.usage import parse_usage
+from gateway.dialects.api_request import ApiRequest, NeedsHelper
+from gateway.dialects.body import json_object, model_of, salt_of, wants_stream
+from gateway.dialects.dialect import AnswerTail, Dialect, StreamOpening, StreamReader
+from gateway.dialects.events.named import NamedOpening
+from gateway.dialects.json_edits import Edit
+from gateway.dialects.openai.request import SCANNED_AT_ONCE
+from gateway.dialects.passthrough import PassThrough
+from gateway.dialects.usage import Usage
+from gateway.errors import GatewayError
+
+
+class Messages(Dialect):
+    """POST /v1/messages."""
+
+    name: ClassVar[str] = "messages"
+    id_header: ClassVar[bytes] = b"Request-Id"
+
+    def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
+        body = json_object(raw)
+        model, stream = model_of(body), wants_stream(body)
+        api = ApiRequest(model, messages_prompt(body, most), salt_of(body), stream=stream, metered=True, body=raw)
+        api.countable = not runs_tools(body)
+        api.billing = _billing(raw, body, most)
+        return api
+
+    def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
+        return MessageReader()
+
+    def opening(self, data: bytes) -> StreamOpening | None:
+        return NamedOpening(QUIET, errors.failure_of)
+
+    def usage_of(self, body: bytes) -> Usage | None:
+        return usage_of(body, parse_usage)
+
+    def answer_tail(self, begin: bytes) -> AnswerTail | None:
+        return UsageTail(begin, parse_usage)
+
+    def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
+        return errors.error_body(error, request_id)
+
+    def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
+        return errors.error_event(error)
+
+
+class CountTokens(Messages):
+    """POST /v1/messages/count_tokens: nothing is generated, and nothing remains in a cache."""
+
+    name: ClassVar[str] = "count_tokens"
+
+    def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
+        api = super().parse(raw, most)
+        api.prompt, api.metered, api.stream, api.harmless = None, False, False, True
+        return api
+
+
+class OtherMessages(PassThrough):
+    """Paths below /v1/messages that the gateway does not know, such as those of batches."""
+
+    name: ClassVar[str] = "other_messages"
+    id_header: ClassVar[bytes] = b"Request-Id"
+
+    def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
+        return errors.error_body(error, request_id)
+
+    def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
+        return errors.error_event(error)
+
+
+def _billing(raw: bytes, body: Mapping[str, Any], most: int) -> list[Edit]:
+    if most and len(raw) > SCANNED_AT_ONCE and needs_scan(raw):
+        raise NeedsHelper
+    return billing_edits(raw, body)

@@ -1,0 +1,162 @@
+"""The canonical prompt of Anthropic's Messages: the same as that of OpenAI's chat for the same conversation.
+
+So as vLLM and llama.cpp make one of the other: the blocks of `system` are one text; results of tools are turns of their own,
+before the rest of the turn that they come in; tool uses are calls, thinking is the reasoning of its turn. Whether the model is
+to think is no part of it: engines that know the field at all read it at the end of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.dialects.anthropic.billing import strip_line
+from gateway.dialects.prompt.calls import add_call
+from gateway.dialects.prompt.canonical import MARKER, PART, CanonicalPrompt, to_json, without
+from gateway.dialects.prompt.chat import REASONING
+from gateway.dialects.prompt.content import add_content, part_bytes
+from gateway.dialects.prompt.head import head_parts
+from gateway.errors import bad_request
+
+_CLIENT_TOOLS: Final = (None, "custom")  # types of tools that the client runs; others the server runs
+# Of a tool: what is written first, in this order, and what no template prints.
+_FUNCTION: Final = frozenset(
+    ["type", "name", "description", "input_schema", MARKER, "eager_input_streaming", "defer_loading", "allowed_callers"]
+)
+
+
+def messages_prompt(body: Mapping[str, Any], most: int = 0) -> bytes:
+    """The canonical prompt. Raises GatewayError 400 where the messages are not messages.
+
+    most: how many parts it may have, or NeedsHelper is raised; 0: any number.
+    """
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise bad_request("'messages' must be a list with at least one message.", "messages")
+    prompt = CanonicalPrompt(most)
+    prompt.parts += head_parts(body, _head(prompt, body))
+    _add_system(prompt, body.get("system"))
+    for index, message in enumerate(messages):
+        _add_message(prompt, message, index)
+        prompt.require(0)
+    return prompt.joined()
+
+
+def runs_tools(body: Mapping[str, Any]) -> bool:
+    """Whether the server is to run tools itself, and so to compute several prompts."""
+    tools = body.get("tools")
+    return isinstance(tools, list) and any(isinstance(tool, dict) and "input_schema" not in tool for tool in tools)
+
+
+def _head(prompt: CanonicalPrompt, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the head that have another form in OpenAI's chat."""
+    head: dict[str, Any] = {"system": None, "thinking": None, "tools": None, "tool_choice": None}
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    if tools is not None:
+        if not isinstance(tools, list):
+            raise bad_request("'tools' must be a list.", "tools")
+        prompt.require(len(tools))
+        head["tools"] = [_chat_tool(tool, index) for index, tool in enumerate(tools)]
+    if isinstance(choice, dict):
+        kind = choice.get("type")
+        if kind == "none":
+            head["tool_choice"] = "none"
+        elif kind == "tool":
+            head["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+    return head
+
+
+def _chat_tool(tool: Any, index: int) -> dict[str, Any]:
+    """A tool as OpenAI's chat has it."""
+    if not isinstance(tool, dict):
+        where = f"tools[{index}]"
+        raise bad_request(f"{where} must be an object with 'name' and 'input_schema'.", where)
+    if "input_schema" not in tool or tool.get("type") not in _CLIENT_TOOLS:
+        return without(tool, MARKER)
+    function = {"name": tool.get("name")}
+    if "description" in tool:
+        function["description"] = tool["description"]
+    function["parameters"] = tool["input_schema"]
+    if len(tool) > len(function):
+        function |= {key: value for key, value in tool.items() if key not in _FUNCTION and value is not None}
+    return {"type": "function", "function": function}
+
+
+def _add_system(prompt: CanonicalPrompt, system: Any) -> None:
+    """One turn, whatever the blocks are: engines join them."""
+    if system is None:
+        return
+    if isinstance(system, str):
+        if text := strip_line(system):
+            prompt.begin("system")
+            prompt.parts.append(text.encode())
+        return
+    if not isinstance(system, list):
+        raise bad_request("'system' must be a string or a list of text blocks.", "system")
+    prompt.require(len(system))
+    blocks = [block for block in system if not _is_billing(block)]
+    if blocks:
+        prompt.begin("system")
+        for block in blocks:
+            prompt.parts.append(part_bytes(prompt, _stripped(block), "system"))
+
+
+def _is_billing(block: Any) -> bool:
+    """Whether a block has a billing line and nothing else."""
+    text = block.get("text") if isinstance(block, dict) else None
+    return isinstance(text, str) and text != "" and not strip_line(text)
+
+
+def _stripped(block: Any) -> Any:
+    text = block.get("text") if isinstance(block, dict) else None
+    if not isinstance(text, str):
+        return block
+    rest = strip_line(text)
+    return block if len(rest) == len(text) else {**block, "text": rest}
+
+
+def _add_message(prompt: CanonicalPrompt, message: Any, index: int) -> None:
+    if not isinstance(message, dict):
+        where = f"messages[{index}]"
+        raise bad_request(f"{where} must be an object with 'role' and 'content'.", where)
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        where = f"messages[{index}].role"
+        raise bad_request(f"{where} must be 'user' or 'assistant'.", where)
+    if isinstance(content, str):
+        prompt.begin(role)
+        prompt.parts.append((strip_line(content) if role == "system" else content).encode())
+        return
+    where = f"messages[{index}].content"
+    if not isinstance(content, list):
+        raise bad_request(f"{where} must be a string or a list of content blocks.", where)
+    prompt.require(2 * len(content) - 1)
+    _add_blocks(prompt, role, content, where)
+
+
+def _add_blocks(prompt: CanonicalPrompt, role: str, content: list[Any], where: str) -> None:
+    """A turn of blocks: first the results of tools, then what it says, its reasoning and its calls."""
+    said, calls, thoughts, results = list[Any](), list[dict[str, Any]](), list[str](), 0
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_result":
+            results += 1
+            prompt.begin("tool")
+            add_content(prompt, block.get("content"), where)
+        elif kind == "tool_use":
+            calls.append(block)
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking") or ""))
+        elif kind != "redacted_thinking" and not (role == "system" and _is_billing(block)):
+            said.append(_stripped(block) if role == "system" else block)
+    if results and not (said or calls or thoughts):
+        return
+    prompt.begin(role)
+    for number, block in enumerate(said):
+        if number:
+            prompt.parts.append(PART)
+        prompt.parts.append(part_bytes(prompt, block, where))
+    if thoughts:
+        prompt.field(REASONING, to_json("".join(thoughts)))
+    for call in calls:
+        add_call(prompt, str(call.get("name")), to_json(call.get("input")))

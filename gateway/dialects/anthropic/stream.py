@@ -1,0 +1,57 @@
+"""Anthropic's streams: a reader that passes them on and notes their usage, their end, and the engine's report that it failed.
+
+    message_start
+    content_block_start, content_block_delta ..., content_block_stop        for each block
+    message_delta, message_stop
+
+with a `ping` anywhere, and an `error` in the place of all that is missing. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.dialects.anthropic.errors import failure_of
+from gateway.dialects.anthropic.usage import merge, usage_from
+from gateway.dialects.events.named import name_of
+from gateway.dialects.events.reader import EventReader
+from gateway.dialects.events.sse import object_of
+
+QUIET: Final = frozenset(["message_start", "ping"])  # events that come before the first token
+
+_OURS: Final = b"message_"  # in all events that are read, but for errors
+_ERRORS: Final = (b"event: error", b"event:error")
+
+
+class MessageReader(EventReader):
+    """One stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts = dict[str, Any]()
+
+    def feed(self, chunk: bytes) -> bytes:
+        if self.are_whole(chunk) and chunk.find(_OURS) < 0 and chunk.find(_ERRORS[0]) < 0 and chunk.find(_ERRORS[1]) < 0:
+            self.within_event = False
+            return chunk  # nearly all chunks of nearly all streams
+        return self.read(chunk)
+
+    def passes(self, event: bytes, *, unread: bool) -> bool:
+        if unread:
+            return True
+        name = name_of(event)
+        if name == "message_stop":
+            self.done = True
+        elif name == "message_delta":
+            self._merge(object_of(event).get("usage"))
+        elif name == "message_start":
+            message = object_of(event).get("message")
+            self._merge(message.get("usage") if isinstance(message, dict) else None)
+        elif name == "error":
+            self.reported = failure_of(event)
+            self.done = self.reported is None
+        return True
+
+    def _merge(self, usage: Any) -> None:
+        merge(self._counts, usage)
+        self.usage = usage_from(self._counts) or self.usage

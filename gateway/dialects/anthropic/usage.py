@@ -1,0 +1,43 @@
+"""The usage of Anthropic's Messages: `input_tokens` is the part of the prompt that no cache had.
+
+    the whole prompt = input_tokens + cache_creation_input_tokens + cache_read_input_tokens
+
+In a stream it comes in two events, and engines split it differently: vLLM's `message_start` has the whole prompt as
+`input_tokens`, and its `message_delta` the three parts; llama.cpp's `message_start` has the parts, and its `message_delta` the
+output only. So it is merged field by field: the last of each counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.dialects.usage import MAX_TOKENS, Usage, token_count
+
+_FIELDS: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+
+
+def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
+    """The usage of a whole answer, None if it has none that makes sense."""
+    usage = answer.get("usage")
+    return usage_from(usage) if isinstance(usage, dict) else None
+
+
+def merge(counts: dict[str, Any], usage: Any) -> None:
+    """Take over what one more event of a stream reports."""
+    if isinstance(usage, dict):
+        for name in _FIELDS:
+            if token_count(usage.get(name)) is not None:
+                counts[name] = usage[name]
+
+
+def usage_from(counts: Mapping[str, Any]) -> Usage | None:
+    """None: these counts make no sense. cached is None where no count of the cache is there: missing is not zero."""
+    fresh, created, read, completion = (token_count(counts.get(name)) for name in _FIELDS)
+    if fresh is None:
+        return None
+    prompt = fresh + (created or 0) + (read or 0)
+    if prompt > MAX_TOKENS:
+        return None
+    cached = read if created is None else read or 0
+    return Usage(prompt, completion or 0, cached)

@@ -1,0 +1,61 @@
+"""What the JSON bodies of all dialects have in common: an object, a model, a stream, a cache salt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.api_request import MAX_MODEL_CHARS
+from gateway.dialects.prompt.head import head_digest, short_digest
+from gateway.errors import bad_request
+
+MAX_SALT_CHARS: Final = 64  # a longer one is replaced by its digest
+_SEPARATOR: Final = "\x1c"  # before the digest of a salt, and between a salt and the digest of a prompt's head
+
+
+def json_object(raw: bytes) -> dict[str, Any]:
+    """Raises GatewayError 400 if the body is none."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"The body is not valid JSON in UTF-8: {error}.", code="invalid_json") from error
+    if not isinstance(body, dict):
+        raise bad_request("The body must be a JSON object.", code="invalid_json")
+    return body
+
+
+def model_of(body: Mapping[str, Any]) -> str:
+    """Raises GatewayError 400 if the body names none."""
+    model = body.get("model")
+    if not isinstance(model, str) or not 0 < len(model) <= MAX_MODEL_CHARS:
+        raise bad_request("'model' is required and must be a string: the name of a model that GET /v1/models lists.", "model")
+    return model
+
+
+def wants_stream(body: Mapping[str, Any]) -> bool:
+    """Raises GatewayError 400 if the body does not say it clearly."""
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise bad_request("'stream' must be true or false.", "stream")
+    return bool(stream)
+
+
+def salt_of(body: Mapping[str, Any]) -> str:
+    """The cache salt, of bounded length; "": there is none."""
+    salt = body.get("cache_salt")
+    if not isinstance(salt, str):
+        return ""
+    return salt if len(salt) <= MAX_SALT_CHARS and _SEPARATOR not in salt else digested(salt.encode())
+
+
+def digested(data: bytes) -> str:
+    """The digest of a salt, in a form that no salt can have by itself."""
+    return f"{_SEPARATOR}digest:{short_digest(data)}"
+
+
+def headed_salt(body: Mapping[str, Any]) -> str:
+    """The salt of a prompt that has no head of its own: the fields that belong into one are in it."""
+    head = head_digest(body)
+    return f"{salt_of(body)}{_SEPARATOR}{head}" if head else salt_of(body)

@@ -1,0 +1,1 @@
+"""Streams of server-sent events: as bytes, event by event, by name."""

@@ -1,0 +1,83 @@
+"""Streams whose events have names: the beginning, before the first token, and what an event is called.
+
+Engines begin such a stream with events that only say that they have the request (`response.created`, `message_start`, `ping`),
+some of them before the prompt is computed. They are no token: until one comes, the request can go to another replica, for
+nothing of it went to the client.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import ClassVar, Final
+
+from gateway.dialects.dialect import StreamOpening
+from gateway.dialects.events.sse import EVENT_END, LONGEST_END, object_of, skipped_at
+from gateway.errors import ReplicaFailure
+
+# Bytes; `response.created` repeats the instructions and tools of its request. A connection holds at most twice as many unread.
+MAX_OPENING: Final = 128 << 10
+ERRORS: Final = frozenset(["error", "response.failed"])
+
+_NAME: Final = re.compile(rb"(?:[^\r\n]++[\r\n]+)*?event:[ ]?([^\r\n]*)[\r\n]")
+_MAX_HEAD: Final = 300  # bytes of an event in which its name is looked for
+_FIELD: Final = b"event:"
+_DATA: Final = b"data:"
+
+FailureOf = Callable[[bytes], ReplicaFailure | None]
+"""The failure of the engine that an event reports, if it reports one."""
+
+
+def name_of(event: bytes) -> str:
+    """The name of an event, or else the `type` in its data; "" if it has neither. O(1), but for the data of one without."""
+    found = _NAME.match(event, 0, _MAX_HEAD)
+    if found:
+        return found[1].decode("ascii", "replace")
+    kind = object_of(event).get("type")
+    return kind if isinstance(kind, str) else ""
+
+
+class NamedOpening(StreamOpening):
+    """The beginning of a stream, until an event that is none of the `quiet` ones. O(bytes)."""
+
+    most: ClassVar[int] = 2 * MAX_OPENING  # never reached: beyond MAX_OPENING the stream has begun
+
+    def __init__(self, quiet: frozenset[str], failure_of: FailureOf) -> None:
+        super().__init__()
+        self._quiet = quiet
+        self._failure_of = failure_of
+        self._data = bytearray()  # from the begin of an event that is not whole yet
+        self._searched = 0
+        self._seen = 0
+
+    def feed(self, data: bytes) -> bool:
+        self._seen += len(data)
+        self._data += data
+        while self._data and self._seen <= MAX_OPENING:
+            begin = skipped_at(self._data, 0)
+            if begin:
+                del self._data[:begin]
+                self._searched = 0
+                continue
+            end = EVENT_END.search(self._data, self._searched)
+            if end is None:
+                self._searched = max(0, len(self._data) - LONGEST_END + 1)
+                return self._is_loud()
+            event = bytes(self._data[: end.end()])
+            if name_of(event) not in self._quiet:
+                if failure := self._failure_of(event):
+                    raise failure
+                self.silent = False
+                return True
+            del self._data[: end.end()]
+            self._searched = 0
+        return self._seen > MAX_OPENING
+
+    def _is_loud(self) -> bool:
+        """Whether the event that is not whole yet shows by its name that it is neither quiet nor an error."""
+        found = _NAME.match(self._data, 0, _MAX_HEAD)
+        if found is None:
+            return False
+        name = found[1].decode("ascii", "replace")
+        self.silent = name in self._quiet
+        return not self.silent and name not in ERRORS

@@ -1,0 +1,27 @@
+"""The usage of OpenAI's chat and completions: `prompt_tokens` includes the cached ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.dialects.usage import MAX_TOKENS, Usage, token_count
+
+
+def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
+    """The usage of an OpenAI-shaped answer or last chunk, None if it has none that makes sense.
+
+    Cached tokens: `prompt_tokens_details.cached_tokens` (OpenAI, vLLM, SGLang, llama.cpp), `prompt_cache_hit_tokens`
+    (DeepSeek). A count beyond the prompt is cut to it. A count beyond MAX_TOKENS makes no sense.
+    """
+    usage = answer.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    prompt, completion = token_count(usage.get("prompt_tokens")), usage.get("completion_tokens")
+    if prompt is None or (isinstance(completion, int) and completion > MAX_TOKENS):
+        return None
+    details = usage.get("prompt_tokens_details")
+    cached = token_count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    if cached is None:
+        cached = token_count(usage.get("prompt_cache_hit_tokens"))
+    return Usage(prompt, token_count(completion) or 0, None if cached is None else min(cached, prompt))

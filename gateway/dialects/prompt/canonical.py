@@ -1,0 +1,109 @@
+"""The canonical prompt: what the engine's template would see, as bytes. Its form, and what all dialects write into it.
+
+The one property that counts: a conversation that extends another in the engine extends it here, byte for byte. So the
+parts stand in the order of a template (tools first, then the turns), each turn begins with a separator, and nothing
+that does not enter the prompt (sampling, limits, ids) is in it. What is different for the engine must be different here, too,
+or an engine's report about one prompt is taken for one about the other: values keep the order of their keys, for templates
+print objects in that order, and every field of the body that shapes the prompt or turns the engine's cache off is in its head.
+
+The same conversation has the same canonical prompt in every dialect, because engines make the same prompt of it (seen on vLLM
+and llama.cpp: `docs/agents.md`):
+
+    head                        tools as OpenAI's chat writes them, and other fields that shape the prompt (head.py)
+    turn, turn, ...             role, content (content.py), further fields: the reasoning, tool calls without ids (calls.py)
+
+A client that types separators into its text fools only the prediction for its own requests.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.api_request import NeedsHelper
+from gateway.errors import bad_request
+
+# ASCII separators: file (head parts), group (content parts), record (turns), unit (fields of a turn).
+HEAD: Final = b"\x1c"
+PART: Final = b"\x1d"
+TURN: Final = b"\x1e"
+FIELD: Final = b"\x1f"
+DIGEST: Final = b"\x1a"
+
+# A marker for a provider's cache: it moves to the newest turn with every request, and no template prints it.
+MARKER: Final = "cache_control"
+
+MAX_FILLER: Final = 4 << 20  # bytes of a prompt that only stand for the size of images and files
+
+
+class CanonicalPrompt:
+    """A prompt that is being built: `parts`, to be joined at the end, so that a long text is copied once.
+
+    most: how many parts it may have, or NeedsHelper is raised; 0: any number. What has many values is counted before it is
+    read, so that no more than `most` are read in vain.
+    """
+
+    __slots__ = ("_filler", "_signs", "inline", "most", "parts")
+
+    def __init__(self, most: int = 0) -> None:
+        self.parts = list[bytes]()
+        self.inline = most > 0
+        self.most = most or 1 << 62
+        self._filler = 0
+        self._signs = 0
+
+    def begin(self, role: str) -> None:
+        """A turn of this role; its content follows."""
+        self.parts.append(TURN + role.encode())
+        self.parts.append(FIELD)
+
+    def field(self, name: bytes, value: bytes) -> None:
+        """A further field of a turn. value: JSON."""
+        self.parts.append(FIELD + name + b"=" + value)
+
+    def require(self, count: int) -> None:
+        """Raises NeedsHelper if so many parts more are too many."""
+        if len(self.parts) + count > self.most:
+            raise NeedsHelper
+
+    def filled(self, digest: bytes, size: int) -> bytes:
+        """A digest that takes as many bytes as what it stands for takes tokens, so that blocks, sizes and loads are right.
+
+        size: bytes, of which no more than MAX_FILLER are written in one prompt.
+        """
+        size = min(size, MAX_FILLER - self._filler)
+        if size <= len(digest):
+            return DIGEST + digest
+        self._filler += size
+        return DIGEST + digest * (size // len(digest))
+
+    def takes(self, signs: int, limit: int) -> bool:
+        """Whether JSON within JSON with this many brackets and commas is to be read: at most `limit` of them in a prompt."""
+        if self._signs + signs > limit:
+            return False
+        self._signs += signs
+        return True
+
+    def joined(self) -> bytes:
+        """The whole prompt. O(its length)."""
+        return b"".join(self.parts)
+
+    def __repr__(self) -> str:
+        return f"<CanonicalPrompt, {len(self.parts)} parts>"
+
+
+def to_json(value: Any) -> bytes:
+    """JSON, its keys in their own order. Raises GatewayError 400 for what is nested too deeply."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise bad_request("The body is nested too deeply.", code="invalid_json") from error
+
+
+def without(part: dict[str, Any], *names: str) -> dict[str, Any]:
+    """A copy, its fields in their order, without some. A part may have 100,000 fields: they are not copied one by one."""
+    others = part.copy()
+    for name in names:
+        others.pop(name, None)
+    return others

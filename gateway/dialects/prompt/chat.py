@@ -1,0 +1,95 @@
+"""The canonical prompts of OpenAI's chat and completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.dialects.prompt.calls import add_chat_calls
+from gateway.dialects.prompt.canonical import FIELD, MARKER, TURN, CanonicalPrompt, to_json
+from gateway.dialects.prompt.content import add_content
+from gateway.dialects.prompt.head import head_parts
+from gateway.errors import GatewayError, bad_request
+
+REASONING: Final = b"reasoning"
+
+_MAX_TOKEN_ID: Final = (1 << 32) - 1
+_KNOWN: Final = frozenset(["role", "name", "content", "tool_call_id", MARKER])  # fields of a message
+_CALLS: Final = b"tool_calls"
+_REASONING_CONTENT: Final = b"reasoning_content"  # the same in another engine's words
+
+
+def chat_prompt(body: Mapping[str, Any], most: int = 0) -> bytes:
+    """The canonical prompt of a chat request. Raises GatewayError 400 where the messages are not messages.
+
+    most: how many parts it may have, or NeedsHelper is raised; 0: any number.
+    """
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise bad_request("'messages' must be a list with at least one message.", "messages")
+    prompt = CanonicalPrompt(most)
+    prompt.parts += head_parts(body)
+    for index, message in enumerate(messages):
+        _add_message(prompt, message, index)
+        prompt.require(0)
+    return prompt.joined()
+
+
+def _add_message(prompt: CanonicalPrompt, message: Any, index: int) -> None:
+    if not isinstance(message, dict):
+        where = f"messages[{index}]"
+        raise bad_request(f"{where} must be an object with 'role' and 'content'.", where)
+    role, name, content = message.get("role"), message.get("name"), message.get("content")
+    if not isinstance(role, str):
+        where = f"messages[{index}].role"
+        raise bad_request(f"{where} must be a string such as 'user'.", where)
+    prompt.parts.append(TURN + role.encode())
+    if isinstance(name, str):
+        prompt.parts.append(b"@" + name.encode())
+    prompt.parts.append(FIELD)
+    if isinstance(content, str):
+        prompt.parts.append(content.encode())
+    elif content is not None:
+        add_content(prompt, content, f"messages[{index}].content")
+    if len(message) > 1 + ("content" in message) + ("name" in message):
+        _add_fields(prompt, message)
+
+
+def _add_fields(prompt: CanonicalPrompt, message: dict[str, Any]) -> None:
+    """The further fields of a message: how many they are is checked before they are read."""
+    prompt.require(len(message))
+    # A template reads a message's fields by name: their order does not matter. Names in UTF-8 sort as the texts do, by code
+    # point, and long ones that begin alike sort faster. No two are equal, so the values are not compared.
+    fields = [
+        (key.encode(), value) for key, value in message.items() if value is not None and value != [] and key not in _KNOWN
+    ]
+    fields.sort()
+    for key, value in fields:
+        if key == _CALLS:
+            add_chat_calls(prompt, value)
+        else:
+            prompt.field(REASONING if key == _REASONING_CONTENT else key, to_json(value))
+
+
+def completion_prompt(body: Mapping[str, Any], key: str) -> bytes | list[int]:
+    """The prompt of a completion or embedding request: text, or token ids. Of a batch, the first one.
+
+    Raises GatewayError 400 where it is neither.
+    """
+    prompt = body.get(key)
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return prompt.encode()
+    if isinstance(prompt, list) and prompt and all(type(item) is int and 0 <= item <= _MAX_TOKEN_ID for item in prompt):
+        return prompt
+    raise _bad_prompt(key)
+
+
+def is_batch(prompt: Any) -> bool:
+    """Whether the prompt of a completion is a list of several prompts."""
+    return isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list)
+
+
+def _bad_prompt(key: str) -> GatewayError:
+    return bad_request(f"'{key}' must be a string, a list of strings, a list of token ids, or a list of such lists.", key)

@@ -1,0 +1,90 @@
+"""The fields beside turns and prompt that shape the prompt, from its first token on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.dialects.prompt.canonical import HEAD, to_json
+
+# The fields of a body that stand in the head of its prompt, in this order. First what chat templates print or read, then what
+# changes how a template is applied or cuts the result, then what selects another cache or none. A name that one engine reads
+# and another does not only costs a match between a request that has it and one that has not.
+_KEYS: Final = (
+    "tools",
+    "functions",
+    "tool_choice",
+    "function_call",
+    "documents",
+    "system",
+    "instructions",
+    "previous_response_id",
+    "conversation",
+    "reasoning_effort",
+    "thinking",
+    "enable_thinking",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "truncation",
+    "suffix",
+    "input_ids",
+    "prompt_embeds",
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+    "lora",
+    "lora_path",
+    "extra_key",
+    "cache_prompt",
+    "prompt_logprobs",
+    "echo",
+)
+_IN_HEAD: Final = frozenset(_KEYS)
+# What engines do anyway. (A forced tool call is a matter of decoding; "none" and a named tool change the list that is printed.)
+_USUAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "tools": ([],),
+    "functions": ([],),
+    "documents": ([],),
+    "tool_choice": ("auto", "required"),
+    "function_call": ("auto",),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "truncation": ("disabled",),
+    "cache_prompt": (True,),
+    "echo": (False,),
+}
+
+
+def head_parts(body: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> list[bytes]:
+    """The parts of the head. other: fields that a dialect writes as OpenAI's chat would, in the place of the body's own; None
+    as a value: the field does not count.
+    """
+    if other is None and _IN_HEAD.isdisjoint(body):
+        return []
+    parts = list[bytes]()
+    for key in _KEYS:
+        if other is not None and key in other:
+            value = other[key]
+        elif key in body:
+            value = body[key]
+        else:
+            continue
+        if value is not None and value not in _USUAL.get(key, ()):
+            parts.append(HEAD + key.encode() + to_json(value))
+    return parts
+
+
+def head_digest(body: Mapping[str, Any]) -> str:
+    """The same as a short text, for prompts that have no head: "" if there are no such fields."""
+    parts = head_parts(body)
+    return short_digest(b"".join(parts)) if parts else ""
+
+
+def short_digest(data: bytes) -> str:
+    """One of fixed length that nobody can make equal to another's."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

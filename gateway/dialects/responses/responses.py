@@ -1,0 +1,76 @@
+"""OpenAI's Responses as a dialect, and the paths of stored responses below it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import orjson
+
+from gateway.dialects.answer import UsageTail, usage_of
+from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.body import json_object, model_of, salt_of, wants_stream
+from gateway.dialects.dialect import AnswerTail, Dialect, StreamOpening, StreamReader
+from gateway.dialects.events.named import NamedOpening
+from gateway.dialects.openai.errors import error_body, error_of
+from gateway.dialects.passthrough import PassThrough
+from gateway.dialects.responses.prompt import has_context, responses_prompt, runs_tools
+from gateway.dialects.responses.stream import QUIET, ResponseReader, failure_of
+from gateway.dialects.responses.usage import parse_usage
+from gateway.dialects.usage import Usage
+from gateway.errors import GatewayError
+
+
+class Responses(Dialect):
+    """POST /v1/responses."""
+
+    name: ClassVar[str] = "responses"
+
+    def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
+        body = json_object(raw)
+        model, stream = model_of(body), wants_stream(body)
+        api = ApiRequest(model, responses_prompt(body, most), salt_of(body), stream=stream, metered=True, body=raw)
+        api.countable = not (has_context(body) or runs_tools(body) or body.get("truncation") == "auto")
+        api.stores = body.get("background") is True
+        return api
+
+    def may_store(self, api: ApiRequest, path: str) -> bool:
+        """What runs in the background would run a second time. (A stored response whose id nobody has learned does no harm.)"""
+        return bool(api.stores)
+
+    def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
+        return ResponseReader()
+
+    def opening(self, data: bytes) -> StreamOpening | None:
+        return NamedOpening(QUIET, failure_of)
+
+    def usage_of(self, body: bytes) -> Usage | None:
+        return usage_of(body, parse_usage)
+
+    def answer_tail(self, begin: bytes) -> AnswerTail | None:
+        return UsageTail(begin, parse_usage)
+
+    def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
+        return error_body(error)
+
+    def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
+        return _error_event(error, reader)
+
+
+class StoredResponses(PassThrough):
+    """Paths below /v1/responses: GET, DELETE, cancel, input_items, and what has no dialect yet."""
+
+    name: ClassVar[str] = "stored_responses"
+
+    def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
+        return ResponseReader()
+
+    def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
+        return _error_event(error, reader)
+
+
+def _error_event(error: GatewayError, reader: StreamReader | None) -> bytes:
+    """`error` is what OpenAI's servers send and its clients raise; the flat fields are those of its documentation."""
+    number = reader.last_number + 1 if isinstance(reader, ResponseReader) else 0
+    data: dict[str, Any] = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+    data |= {"sequence_number": number, **error_of(error)}
+    return b"event: error\ndata: " + orjson.dumps(data) + b"\n\n"

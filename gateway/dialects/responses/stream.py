@@ -1,0 +1,105 @@
+"""The streams of OpenAI's Responses: a reader that passes them on and notes their usage, their numbers, and how they end.
+
+    response.created, response.in_progress, then the output's events, then response.completed, .incomplete or .failed
+
+Each event has a number. The last one repeats the whole response, with the usage near its end; clients such as Codex close the
+connection as soon as they have it. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gateway.dialects.answer import TAIL, usage_in
+from gateway.dialects.events.named import ERRORS, name_of
+from gateway.dialects.events.reader import EventReader
+from gateway.dialects.events.sse import MAX_PARSED_EVENT, object_of
+from gateway.dialects.excerpt import one_line
+from gateway.dialects.responses.usage import parse_usage
+from gateway.errors import ReplicaFailure
+
+QUIET: Final = frozenset(["response.created", "response.queued", "response.in_progress"])  # they come before the first token
+
+_COMPLETE: Final = frozenset(["response.completed", "response.incomplete"])
+_READ: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"event: error", b"event:error")
+# Codes and types of errors that a client has caused.
+_CLIENTS: Final = frozenset(["invalid_prompt", "rate_limit_exceeded", "invalid_request_error", "context_length_exceeded"])
+_NUMBER_NAME: Final = b'"sequence_number"'
+_NUMBER: Final = re.compile(rb'"sequence_number"\s{0,8}:\s{0,8}(\d{1,15})')
+
+
+class ResponseReader(EventReader):
+    """One stream. last_number: of the last event that was passed on and has one; -1: none had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last_number = -1
+        self._ending = False  # the last event is too long to be held, and goes on unread
+        self._tail = bytearray()  # its last bytes
+
+    def feed(self, chunk: bytes) -> bytes:
+        if self._ending:
+            self._tail += chunk[-TAIL:]
+            del self._tail[: -2 * TAIL]
+        out = chunk
+        if self.are_whole(chunk) and not _is_read(chunk):
+            self.within_event = False
+        else:
+            out = self.read(chunk)
+        self.last_number = number_in(out, self.last_number)
+        return out
+
+    def begun(self, head: bytes) -> None:
+        self._ending = name_of(head) in _COMPLETE
+
+    def passes(self, event: bytes, *, unread: bool) -> bool:
+        if unread:
+            if self._ending:
+                self._ended(bytes(self._tail) + event)
+                self._ending = False
+            return True
+        name = name_of(event)
+        if name in _COMPLETE:
+            self._ended(event)
+        elif name in ERRORS:
+            self.reported = failure_of(event)
+            self.done = self.reported is None
+        return True
+
+    def _ended(self, event: bytes) -> None:
+        self.done = True
+        if len(event) > MAX_PARSED_EVENT:
+            self.usage = usage_in(event[-TAIL:], parse_usage)
+            return
+        response = object_of(event).get("response")
+        self.usage = parse_usage(response) if isinstance(response, dict) else None
+
+
+def _is_read(chunk: bytes) -> bool:
+    """Whether a chunk may have an event that is read. `find`, for `in` makes and drops an exception each time."""
+    for mark in _READ:  # noqa: SIM110  (each chunk comes here: a generator would cost ten times as much)
+        if chunk.find(mark) >= 0:
+            return True
+    return False
+
+
+def number_in(events: bytes, before: int) -> int:
+    """The number of the last of these events that has one, else `before`. Within a text the quotes are escaped. O(length)."""
+    at = events.rfind(_NUMBER_NAME)
+    found = _NUMBER.match(events, at) if at >= 0 else None
+    return int(found[1]) if found else before
+
+
+def failure_of(event: bytes) -> ReplicaFailure | None:
+    """The failure that an engine's event reports, if the error is the engine's own and not the client's."""
+    if name_of(event) not in ERRORS:
+        return None
+    data = object_of(event)
+    response = data.get("response")
+    error = response.get("error") if isinstance(response, dict) else data.get("error")
+    if not isinstance(error, dict):
+        error = data
+    if error.get("code") in _CLIENTS or error.get("type") in _CLIENTS:
+        return None
+    return ReplicaFailure("status", f"its error: {one_line(str(error.get('message')))}")

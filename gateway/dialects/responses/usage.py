@@ -1,0 +1,21 @@
+"""The usage of OpenAI's Responses: `input_tokens` includes the cached ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.dialects.usage import Usage, token_count
+
+
+def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
+    """The usage of a response, None if it has none that makes sense. Cached tokens beyond the prompt are cut to it."""
+    usage = answer.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    prompt, completion = token_count(usage.get("input_tokens")), usage.get("output_tokens")
+    if prompt is None or (completion is not None and token_count(completion) is None):
+        return None
+    details = usage.get("input_tokens_details")
+    cached = token_count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    return Usage(prompt, completion or 0, None if cached is None else min(cached, prompt))
