@@ -1,0 +1,342 @@
+"""Messages and Responses through a whole gateway: routed, metered, and their errors as their clients understand them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from typing import Any
+
+import aiohttp
+import anthropic
+import openai
+import pytest
+
+from tests.gateway.conftest import Running, eventually, running
+from tests.gateway.dialects.anthropic.test_billing import CLAUDE, LINE
+from tests.gateway.dialects.events.test_named import named
+from tests.support.fakes import STREAM_HEAD, Behaviour, FakeReplica, FakeRequest, chunk, dies, http, writes
+
+MESSAGES, RESPONSES, CHAT = "/v1/messages", "/v1/responses", "/v1/chat/completions"
+LONG = "You help with code. " * 200
+ASKED: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+
+
+def message(**usage: int) -> Behaviour:
+    counts = {"input_tokens": 11, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 89, "output_tokens": 4, **usage}
+    body = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": [{"type": "text", "text": "hello"}]}
+    body |= {"stop_reason": "end_turn", "stop_sequence": None, "usage": counts}
+    return writes(http(200, json.dumps(body).encode(), "application/json", "Request-Id: req_of_the_engine"))
+
+
+def response(**more: Any) -> dict[str, Any]:
+    usage = {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 89, "cache_write_tokens": 0}, "output_tokens": 4}
+    usage |= {"output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 104}
+    content = [{"type": "output_text", "text": "hello", "annotations": []}]
+    item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": content}
+    body = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": "completed", "output": [item]}
+    return {**body, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "usage": usage, **more}
+
+
+def events(*parts: bytes, then: asyncio.Event | None = None, end: bytes = b"0\r\n\r\n") -> Behaviour:
+    async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for part in parts:
+            writer.write(chunk(part))
+            await writer.drain()
+        if then:
+            await then.wait()
+        writer.write(end)
+        if not end:
+            await writer.drain()
+            writer.close()
+
+    return behave
+
+
+BEGUN = named(
+    "message_start",
+    message={
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": 100, "output_tokens": 0},
+    },
+)
+SAYS = named("content_block_start", index=0, content_block={"type": "text", "text": ""}) + named(
+    "content_block_delta", index=0, delta={"type": "text_delta", "text": "hello"}
+)
+ENDS = (
+    named("content_block_stop", index=0)
+    + named(
+        "message_delta",
+        delta={"stop_reason": "end_turn", "stop_sequence": None},
+        usage={"input_tokens": 11, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 89, "output_tokens": 4},
+    )
+    + named("message_stop")
+)
+CREATED = named("response.created", response=response(output=[], usage=None, status="in_progress"), sequence_number=0)
+ITEM = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+PART = {"type": "output_text", "text": "", "annotations": []}
+DELTA = (
+    named("response.output_item.added", item=ITEM, output_index=0, sequence_number=1)
+    + named("response.content_part.added", part=PART, item_id="msg_1", output_index=0, content_index=0, sequence_number=2)
+    + named(
+        "response.output_text.delta",
+        delta="hello",
+        item_id="msg_1",
+        output_index=0,
+        content_index=0,
+        logprobs=[],
+        sequence_number=3,
+    )
+)
+COMPLETED = named("response.completed", response=response(), sequence_number=4)
+
+
+def counted(metrics: dict[str, float], name: str) -> float:
+    return sum(value for key, value in metrics.items() if key.startswith(f"warmroute_{name}{{"))
+
+
+async def metered(run: Running) -> tuple[float, float, float]:
+    """Prompt tokens that missed and that hit, and generated ones."""
+    await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
+    metrics = await run.metrics()
+
+    def of(cache: str) -> float:
+        name = "warmroute_prompt_tokens_total{"
+        return sum(value for key, value in metrics.items() if key.startswith(name) and f'cache="{cache}"' in key)
+
+    assert counted(metrics, "unmetered_requests_total") == 0
+    return of("miss"), of("hit"), counted(metrics, "completion_tokens_total")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "behaviour"),
+    [
+        (MESSAGES, ASKED, message()),
+        (MESSAGES, {**ASKED, "stream": True}, events(BEGUN + SAYS, ENDS)),
+        (RESPONSES, {"model": "m", "input": "hi"}, writes(http(200, json.dumps(response()).encode()))),
+        (RESPONSES, {"model": "m", "input": "hi", "stream": True}, events(CREATED, DELTA, COMPLETED)),
+    ],
+)
+async def test_answers_are_metered(path: str, body: dict[str, Any], behaviour: Behaviour) -> None:
+    async with FakeReplica([behaviour]) as replica, running(replica) as run:
+        async with run.session.post(run.url + path, json=body) as answer:
+            assert answer.status == 200
+            await answer.read()
+        assert await metered(run) == (11, 89, 4)
+
+
+# -- one conversation, one replica
+
+
+def conversation(turn: int, number: int) -> list[dict[str, Any]]:
+    said = [{"type": "text", "text": f"reminder {number}"}, {"type": "text", "text": f"question {number}"}]
+    found: list[dict[str, Any]] = [{"role": "user", "content": said}]
+    for at in range(turn):
+        use = {"type": "tool_use", "id": f"toolu_{number}_{at}", "name": "read", "input": {"path": f"file {at}"}}
+        found.append({"role": "assistant", "content": [{"type": "text", "text": f"reading {at}"}, use]})
+        result = {"type": "tool_result", "tool_use_id": f"toolu_{number}_{at}", "content": f"content {number} {at} " * 100}
+        found.append({"role": "user", "content": [{**result, "cache_control": {"type": "ephemeral"}}]})
+        if at < turn - 1:
+            del found[-1]["content"][0]["cache_control"]
+    return found
+
+
+def claude_code(turn: int, number: int) -> dict[str, Any]:
+    nonce = {
+        "type": "text",
+        "text": f"x-anthropic-billing-header: cc_version=2.1.177.{uuid.uuid4().hex[:3]}; cch={uuid.uuid4().hex[:5]};",
+    }
+    return {
+        "model": "m",
+        "messages": conversation(turn, number),
+        "system": [nonce, {"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}],
+        "tools": [{"name": "read", "description": "reads " * 50, "input_schema": {"type": "object"}}],
+        "max_tokens": 32000,
+    }
+
+
+def codex(turn: int, number: int) -> dict[str, Any]:
+    items: list[dict[str, Any]] = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": f"q {number}"}]}
+    ]
+    for at in range(turn):
+        call = {"type": "function_call", "call_id": f"call_{at}", "name": "shell", "arguments": f'{{"cmd": "cat {at}"}}'}
+        output = {"type": "function_call_output", "call_id": f"call_{at}", "output": f"content {number} {at} " * 100}
+        items += [{"type": "reasoning", "id": f"rs_{at}", "summary": [], "encrypted_content": uuid.uuid4().hex}, call, output]
+    tool = {"type": "function", "name": "shell", "description": "runs " * 50, "strict": False, "parameters": {"type": "object"}}
+    metadata = {uuid.uuid4().hex: 1}
+    return {"model": "m", "instructions": LONG, "input": items, "tools": [tool], "store": False, "client_metadata": metadata}
+
+
+@pytest.mark.parametrize(
+    ("path", "body_of", "behaviour"),
+    [(MESSAGES, claude_code, message()), (RESPONSES, codex, writes(http(200, json.dumps(response(usage=None)).encode())))],
+)
+async def test_agents_stay_where_their_conversation_is(path: str, body_of: Any, behaviour: Behaviour) -> None:
+    fleet = [FakeReplica([behaviour]) for _ in range(4)]
+    async with fleet[0], fleet[1], fleet[2], fleet[3], running(*fleet) as run:
+        places: dict[int, set[str]] = {}
+        for turn in range(6):
+            for number in range(8):
+                async with run.session.post(run.url + path, json=body_of(turn, number)) as answer:
+                    assert answer.status == 200
+                    places.setdefault(number, set()).add(answer.headers["X-Warmroute-Replica"])
+                    predicted = int(answer.headers["X-Warmroute-Cached-Tokens"])
+                    assert turn == 0 or predicted > 0
+    assert {len(seen) for seen in places.values()} == {1}
+
+
+async def test_a_conversation_goes_on_in_another_dialect() -> None:
+    question = {"role": "user", "content": "What is in a.txt?" * 50}
+    spoken = [question, {"role": "assistant", "content": "A list. " * 50}, {"role": "user", "content": "And in b.txt? " * 50}]
+    done = [*spoken, {"role": "assistant", "content": "Nothing. " * 50}, {"role": "user", "content": "Thanks."}]
+    fleet = [FakeReplica() for _ in range(4)]
+    async with fleet[0], fleet[1], fleet[2], fleet[3], running(*fleet) as run:
+        steps = [
+            (CHAT, {"model": "m", "messages": [{"role": "system", "content": LONG}, question]}),
+            (MESSAGES, {"model": "m", "max_tokens": 9, "system": LONG, "messages": spoken}),
+            (RESPONSES, {"model": "m", "instructions": LONG, "input": done}),
+        ]
+        cached = list[int]()
+        for path, body in steps:
+            async with run.session.post(run.url + path, json=body) as answer:
+                cached.append(int(answer.headers["X-Warmroute-Cached-Tokens"]))
+    assert sorted(len(replica.requests) for replica in fleet) == [0, 0, 0, 3]
+    assert cached[0] == 0
+    assert 1000 < cached[1] < cached[2]
+
+
+# -- the billing line
+
+
+async def test_the_billing_line_does_not_go_to_replicas() -> None:
+    async with FakeReplica([message()]) as replica, running(replica) as run:
+        raw = json.dumps({**CLAUDE, "model": "m"}).encode()
+        for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
+            async with run.session.post(run.url + path, data=raw) as answer:
+                assert answer.status == 200
+    block = json.dumps(CLAUDE["system"][0]).encode() + b", "  # type: ignore[index]
+    assert [request.body for request in replica.requests] == [raw.replace(block, b"")] * 2
+
+
+async def test_a_pool_may_want_the_billing_line() -> None:
+    raw = json.dumps({**CLAUDE, "model": "m"}).encode()
+    async with FakeReplica([message()]) as replica:
+        pool = {"replicas": [replica.url], "strip_billing_header": False}
+        async with running(pools=[pool]) as run, run.session.post(run.url + MESSAGES, data=raw) as answer:
+            assert answer.status == 200
+    assert replica.requests[0].body == raw
+    assert LINE.encode() in raw
+
+
+# -- errors
+
+
+async def test_errors_have_the_shape_of_their_dialect() -> None:
+    async with FakeReplica([message()]) as replica, running(replica) as run:
+        code, headers, error = await run.post({"model": "m", "messages": "hi"}, MESSAGES)
+        assert (code, error["type"], error["error"]["type"]) == (400, "error", "invalid_request_error")
+        assert error["request_id"] == headers["request-id"] == headers["x-request-id"]
+        code, headers, error = await run.post({**ASKED, "model": "unknown"}, MESSAGES)
+        assert (code, error["error"]["type"]) == (404, "not_found_error")
+        code, headers, error = await run.post({"model": "m", "input": 5}, RESPONSES)
+        assert (code, error["error"]["param"]) == (400, "input")
+        code, headers, _ = await run.post(ASKED, MESSAGES)
+        assert code == 200
+        assert headers.getall("request-id") == [headers["x-request-id"]], "of the gateway, whose log has it"
+
+
+async def test_a_replica_that_dies_before_its_first_token_is_not_seen() -> None:
+    """`message_start` and `response.created` are no tokens: what sends no more has answered nothing."""
+    for path, body, first, rest in (
+        (MESSAGES, {**ASKED, "stream": True}, BEGUN, SAYS + ENDS),
+        (RESPONSES, {"model": "m", "input": "hi", "stream": True}, CREATED, DELTA + COMPLETED),
+    ):
+        bad, good = FakeReplica([events(first, end=b"")]), FakeReplica([events(first + rest)])
+        async with bad, good, running(bad, good, routing={"policy": "round_robin"}) as run:
+            for _ in range(4):
+                async with run.session.post(run.url + path, json=body) as answer:
+                    assert await answer.read() == first + rest
+        assert bad.requests
+
+
+async def test_a_replica_that_dies_in_mid_stream_raises_in_the_official_clients() -> None:
+    fleet = FakeReplica([events(BEGUN + SAYS, end=b""), events(CREATED + DELTA, end=b"")])
+    async with fleet, running(fleet) as run:
+        async with anthropic.AsyncAnthropic(base_url=run.url, api_key="k", max_retries=0) as client:
+            with pytest.raises(anthropic.APIStatusError, match="failed while it answered"):
+                async with client.messages.stream(**ASKED) as stream:
+                    await stream.get_final_message()
+        with pytest.raises(openai.APIError, match="failed while it answered"):
+            async with run.client.responses.stream(model="m", input="hi") as events_:
+                await events_.get_final_response()
+
+
+async def test_the_official_clients_read_whole_streams() -> None:
+    fleet = FakeReplica([events(BEGUN, SAYS, ENDS), message()])
+    async with fleet, running(fleet) as run, anthropic.AsyncAnthropic(base_url=run.url, api_key="k", max_retries=0) as client:
+        async with client.messages.stream(**ASKED) as stream:
+            final = await stream.get_final_message()
+        assert (final.content[0].to_dict()["text"], final.usage.cache_read_input_tokens) == ("hello", 89)
+        raw = await client.messages.with_raw_response.create(**ASKED)
+        assert raw.request_id == raw.headers["x-request-id"]
+        with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+            await client.messages.create(**{**ASKED, "model": "unknown"})
+
+
+async def test_an_engine_that_reports_its_failure_is_not_spoken_over() -> None:
+    """Its own error event is the last: another one behind it would be a second end."""
+    failed = named("error", error={"type": "api_error", "message": "out of memory"})
+    async with FakeReplica([events(BEGUN + SAYS, failed)]) as replica, running(replica) as run:
+        async with run.session.post(run.url + MESSAGES, json={**ASKED, "stream": True}) as answer:
+            assert await answer.read() == BEGUN + SAYS + failed
+        await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
+        assert counted(await run.metrics(), "broken_responses_total") == 1
+
+
+async def test_a_client_that_leaves_at_the_last_event_had_everything() -> None:
+    """Codex closes its connection as soon as it has `response.completed`."""
+    held = asyncio.Event()
+    async with FakeReplica([events(CREATED, DELTA, COMPLETED, then=held)]) as replica, running(replica) as run:
+        async with aiohttp.ClientSession() as session:
+            answer = await session.post(run.url + RESPONSES, json={"model": "m", "input": "hi", "stream": True})
+            assert await answer.content.readexactly(len(CREATED + DELTA + COMPLETED))
+            answer.close()
+        await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
+        held.set()
+        metrics = await run.metrics()
+        assert metrics['warmroute_requests_total{code="200",model="m"}'] == 1
+        assert await metered(run) == (11, 89, 4)
+
+
+# -- counting of tokens
+
+
+async def test_counting_tokens_leaves_nothing_in_the_index() -> None:
+    count = writes(http(200, b'{"input_tokens": 700}'))
+    bad, good = FakeReplica([dies]), FakeReplica([count])
+    async with bad, good, running(bad, good, routing={"policy": "round_robin"}) as run:
+        body = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
+        for _ in range(4):
+            code, headers, answer = await run.post(body, f"{MESSAGES}/count_tokens")
+            assert (code, answer) == (200, {"input_tokens": 700})
+            assert headers["X-Warmroute-Cached-Tokens"] == "0"
+        assert bad.requests, "it may be sent twice"
+        assert await metered(run) == (0, 0, 0)
+
+
+async def test_other_paths_of_both_apis_pass_through() -> None:
+    page = writes(http(200, b'{"id": "x"}'))
+    async with FakeReplica([page]) as replica, running(replica) as run:
+        for method, path in (("GET", f"{RESPONSES}/resp_1"), ("DELETE", f"{RESPONSES}/resp_1"), ("GET", f"{MESSAGES}/batches")):
+            async with run.session.request(method, run.url + path) as answer:
+                assert (answer.status, await answer.json()) == (200, {"id": "x"})
+        assert (await run.get(MESSAGES))[0] == 405
+        assert await metered(run) == (0, 0, 0)
