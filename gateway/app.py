@@ -178,7 +178,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         live=live,
         lifecycle=lifecycle,
         fleet=fleet,
-        operator=Operator(live=live, local=local, parsing=parsing, control=control, access=access),
+        operator=Operator(live=live, local=local, dialects=around.dialects, parsing=parsing, control=control, access=access),
         status=Status(fleet=fleet, running=running, control=control, access=access),
         running=running,
         loops=loops,

@@ -9,6 +9,7 @@ from gateway.dialects.json_edits import Edit
 from router import Prompt, seed, text_keys, token_keys
 
 MAX_MODEL_CHARS: Final = 256  # of a model's name, in requests and in model lists
+MAX_SESSION_CHARS: Final = 256
 TEXT: Final = "text"
 
 
@@ -27,7 +28,7 @@ class ApiRequest:
     server, where the body says so. harmless: it may be sent twice, although it generates nothing. billing: edits of `body`
     that cut out what a client writes for its provider's bill (`anthropic/billing.py`). countable: the engine's count of prompt
     tokens is about this one prompt, so that the router may learn from it. Not so for a batch of prompts, several answers, or
-    a prompt that the engine cuts or replaces.
+    a prompt that the engine cuts or replaces. session: the conversation that the body names, "" if it names none.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class ApiRequest:
         "model",
         "prompt",
         "salt",
+        "session",
         "stores",
         "stream",
         "strip_usage",
@@ -68,6 +70,7 @@ class ApiRequest:
         self.stores: bool | None = None
         self.countable = True
         self.harmless = False
+        self.session = ""
         self.billing: list[Edit] = []
 
     def drop(self) -> None:

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.api_request import MAX_MODEL_CHARS
+from gateway.dialects.api_request import MAX_MODEL_CHARS, MAX_SESSION_CHARS
 from gateway.dialects.prompt.head import head_digest, short_digest
 from gateway.errors import bad_request
 
 MAX_SALT_CHARS: Final = 64  # a longer one is replaced by its digest
+_SESSIONS: Final = ("prompt_cache_key", "conversation", "session_params")
 _SEPARATOR: Final = "\x1c"  # before the digest of a salt, and between a salt and the digest of a prompt's head
 
 
@@ -40,6 +41,21 @@ def wants_stream(body: Mapping[str, Any]) -> bool:
     if stream is not None and not isinstance(stream, bool):
         raise bad_request("'stream' must be true or false.", "stream")
     return bool(stream)
+
+
+def session_of(body: Mapping[str, Any]) -> str:
+    """The conversation that a body names, of bounded length; "": it names none.
+
+    `prompt_cache_key` (OpenAI's APIs; Codex's session), `conversation` (Responses), `session_params.session_id` (SGLang).
+    """
+    for name in _SESSIONS:
+        if name in body:
+            value = body[name]
+            if isinstance(value, dict):
+                value = value.get("id") or value.get("session_id")
+            if isinstance(value, str) and value:
+                return value[:MAX_SESSION_CHARS]
+    return ""
 
 
 def salt_of(body: Mapping[str, Any]) -> str:

@@ -44,6 +44,7 @@ class ParsedBody(NamedTuple):
     harmless: bool
     edits: list[Edit]
     billing: list[Edit]
+    session: str
     prompt: tuple[bytes, int, int, str] | None
 
 
@@ -62,6 +63,7 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         api.harmless,
         list(api.edits),
         api.billing,
+        api.session,
         prompt,
     )
 
@@ -74,6 +76,7 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.countable = parsed.countable
     api.harmless = parsed.harmless
     api.billing = parsed.billing
+    api.session = parsed.session
     if parsed.prompt:
         api.made = Prompt(*parsed.prompt)
     return api

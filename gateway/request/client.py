@@ -14,10 +14,23 @@ from typing import Final, Protocol
 from xxhash import xxh3_64_intdigest
 
 from gateway.admission.memory import MemoryLease
+from gateway.dialects.api_request import MAX_SESSION_CHARS
 from gateway.upstream.client import ReplicaAnswer
 
 TENANT_HEADER: Final = "X-Tenant-Id"
-MAX_SESSION_CHARS: Final = 256
+# Headers by which clients name a conversation, the most reliable first: those of coding agents (Claude Code, Codex, its older
+# form, OpenCode, Amp), then those of servers, load generators and SDKs.
+SESSION_HEADERS: Final = (
+    "X-Claude-Code-Session-Id",
+    "Session-Id",
+    "Session_id",
+    "X-OpenCode-Session",
+    "X-Amp-Thread-Id",
+    "X-Session-Id",
+    "X-Session-Affinity",
+    "X-Correlation-Id",
+    "X-Dynamo-Session-Id",
+)
 
 
 class Headers(Protocol):
@@ -30,7 +43,7 @@ class Caller:
     """Who sends a request, as its headers name them.
 
     tenant: the tenant header, "" without one. key: a number of credentials and tenant that is the same in all workers; 0: the
-    headers name none. session: the conversation, "" where none is named.
+    headers name none. session: the conversation, "" where no header names one.
     """
 
     __slots__ = ("key", "session", "tenant")
@@ -48,7 +61,10 @@ def caller_of(headers: Headers) -> Caller:
     """The caller that these headers name."""
     credentials, tenant = headers.get("Authorization"), headers.get(TENANT_HEADER) or ""
     key = xxh3_64_intdigest(f"{credentials}\0{tenant}".encode("utf-8", "surrogatepass")) if credentials or tenant else 0
-    session = headers.get("X-Session-Id") or headers.get("X-Correlation-Id") or ""
+    session = ""
+    for name in SESSION_HEADERS:
+        if session := headers.get(name) or "":
+            break
     return Caller(tenant, key, session[:MAX_SESSION_CHARS])
 
 

@@ -264,7 +264,7 @@ def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, client: i
 
     label: the model's bounded name. client: a number for the client.
     """
-    return router_prompt(api, live.blocks, label, caller.session, client, scope_of(live, caller))
+    return router_prompt(api, live.blocks, label, caller.session or api.session, client, scope_of(live, caller))
 
 
 def scope_of(live: Live, caller: Caller) -> tuple[str, ...]:

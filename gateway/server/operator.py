@@ -8,10 +8,9 @@ for a proxy in front of the clients' port can look like one of these (`access.py
 A replica that drains gets no new requests, and is probed as before; when its count of requests in flight is 0, it can be taken
 down. It drains until it is undrained, or the gateway restarts. A replica that was added stays until it is removed or the
 gateway restarts; a reload ends it only if the new configuration names it itself, no longer has its pool, or has no room for it.
-What is to last
-belongs into the configuration. Its URL must not be link-local or a
-cloud's metadata service, unless the configuration allows that: an operator could otherwise read there with the
-gateway's network identity. One that is removed finishes the requests that run there.
+What is to last belongs into the configuration. Its URL must not be link-local or a cloud's metadata service, unless the
+configuration allows that: an operator could otherwise read there with the gateway's network identity. One that is removed
+finishes the requests that run there.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from gateway.cluster.messages import Drain, Join, Leave
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError, convert
 from gateway.config.schema import ReplicaConfig
-from gateway.dialects.table import DRY_RUN
+from gateway.dialects.table import DRY_RUN, Dialects
 from gateway.errors import GatewayError, bad_request, first_names
 from gateway.fleet.membership import CONFIGURATION, OPERATORS
 from gateway.fleet.state import ReplicaState
@@ -42,9 +41,19 @@ from router import Candidate
 class Operator:
     """The handlers; `routes` mounts them."""
 
-    def __init__(self, *, live: Live, local: LocalControl, parsing: Parsing, control: ControlPlane, access: Access) -> None:
+    def __init__(
+        self,
+        *,
+        live: Live,
+        local: LocalControl,
+        dialects: Dialects,
+        parsing: Parsing,
+        control: ControlPlane,
+        access: Access,
+    ) -> None:
         """local: this process; control: all of them."""
         self._live = live
+        self._dialects = dialects
         self._fleet = local.fleet
         self._membership = local.membership
         self._router = local.router
@@ -199,14 +208,18 @@ class Operator:
         return await request.read(max_bytes=limits.body_mb << 20, within_s=limits.body_s, opaque=False)
 
     async def route(self, request: web.Request) -> web.Response:
-        """A dry run: the decision for a chat or completion body, with every candidate's match, load and cost."""
+        """A dry run: the decision for a body, with every candidate's match, load and cost.
+
+        The body is a chat or a completion, whichever it looks like; of another API, its path is in the query.
+        """
         self._allow(request)
         client_request = adapt(request)
         raw, caller = await self._raw_body(client_request), client_request.caller()
-        api = await self._parsing.in_turn(DRY_RUN, raw)
+        dialect = self._dialects.at(request.query["path"]) if "path" in request.query else DRY_RUN
+        api = await self._parsing.in_turn(dialect, raw)
         if api is None:
             client = client_request.lease.account.client
-            api = await self._parsing.parse(DRY_RUN, raw, scope_of(self._live, caller), client)
+            api = await self._parsing.parse(dialect, raw, scope_of(self._live, caller), client)
         target = self._fleet.target(api.model)
         target.require()
         prompt = prompt_of(self._live, api, caller, target.label)

@@ -9,10 +9,11 @@ from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.anthropic import errors
 from gateway.dialects.anthropic.billing import billing_edits, needs_scan
 from gateway.dialects.anthropic.prompt import messages_prompt, runs_tools
+from gateway.dialects.anthropic.sessions import user_session
 from gateway.dialects.anthropic.stream import QUIET, MessageReader
 from gateway.dialects.anthropic.usage import parse_usage
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
-from gateway.dialects.body import json_object, model_of, salt_of, wants_stream
+from gateway.dialects.body import json_object, model_of, salt_of, session_of, wants_stream
 from gateway.dialects.dialect import AnswerTail, Dialect, StreamOpening, StreamReader
 from gateway.dialects.events.named import NamedOpening
 from gateway.dialects.json_edits import Edit
@@ -34,6 +35,7 @@ class Messages(Dialect):
         api = ApiRequest(model, messages_prompt(body, most), salt_of(body), stream=stream, metered=True, body=raw)
         api.countable = not runs_tools(body)
         api.billing = _billing(raw, body, most)
+        api.session = user_session(body.get("metadata")) or session_of(body)
         return api
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:

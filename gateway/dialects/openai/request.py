@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
-from gateway.dialects.body import headed_salt, json_object, model_of, salt_of, wants_stream
+from gateway.dialects.body import headed_salt, json_object, model_of, salt_of, session_of, wants_stream
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.prompt.chat import chat_prompt, completion_prompt, is_batch
 from gateway.errors import bad_request
@@ -52,6 +52,7 @@ def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
         prompt, salt = completion_prompt(body, "prompt"), headed_salt(body)
     api = ApiRequest(model, prompt, salt, stream=stream, metered=True, body=raw)
     api.countable = _counts_prompt(body) and (kind == CHAT or not is_batch(body.get("prompt")))
+    api.session = session_of(body)
     if stream and not _asks_usage(body):
         if most and _OPTIONS in body and len(raw) > SCANNED_AT_ONCE:
             raise NeedsHelper

@@ -8,7 +8,7 @@ import orjson
 
 from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.body import json_object, model_of, salt_of, wants_stream
+from gateway.dialects.body import json_object, model_of, salt_of, session_of, wants_stream
 from gateway.dialects.dialect import AnswerTail, Dialect, StreamOpening, StreamReader
 from gateway.dialects.events.named import NamedOpening
 from gateway.dialects.openai.errors import error_body, error_of
@@ -31,6 +31,7 @@ class Responses(Dialect):
         api = ApiRequest(model, responses_prompt(body, most), salt_of(body), stream=stream, metered=True, body=raw)
         api.countable = not (has_context(body) or runs_tools(body) or body.get("truncation") == "auto")
         api.stores = body.get("background") is True
+        api.session = session_of(body)
         return api
 
     def may_store(self, api: ApiRequest, path: str) -> bool:

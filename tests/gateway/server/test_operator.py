@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -10,7 +11,9 @@ from yarl import URL
 
 from gateway.config.schema import MAX_REPLICAS
 from gateway.config.source import load
+from gateway.dialects.anthropic.sessions import user_session
 from gateway.errors import ReplicaFailure
+from gateway.request.client import SESSION_HEADERS
 from gateway.server.endpoints import side_runner
 from gateway.upstream.client import Call
 from gateway.upstream.resolver import Resolver
@@ -234,7 +237,7 @@ async def test_a_link_local_replica_may_be_allowed() -> None:
         assert (await run.post({"url": "http://169.254.169.254"}, path="/warmroute/replicas"))[0] == 201
 
 
-@pytest.mark.parametrize("header", ["X-Session-Id", "X-Correlation-Id"])
+@pytest.mark.parametrize("header", ["X-Claude-Code-Session-Id", "session-id", "session_id", *SESSION_HEADERS[3:]])
 async def test_sticky_follows_the_session_that_the_client_names(header: str) -> None:
     async with FakeReplica() as one, FakeReplica() as two, running(one, two, routing={"policy": "sticky"}) as run:
         homes = set()
@@ -244,6 +247,45 @@ async def test_sticky_follows_the_session_that_the_client_names(header: str) -> 
             assert taken == {dry[2]["replica"]}
             homes |= taken
         assert homes == {one.name, two.name}, "the prompt is the same: only the header distinguishes the sessions"
+
+
+@pytest.mark.parametrize(
+    ("path", "body_of"),
+    [
+        ("/v1/messages", lambda id_: {**BODY, "metadata": {"user_id": json.dumps({"device_id": "d", "session_id": id_})}}),
+        ("/v1/messages", lambda id_: {**BODY, "metadata": {"user_id": f"user_5c_account__session_{id_}"}}),
+        ("/v1/responses", lambda id_: {"model": "m", "input": "x" * 1000, "prompt_cache_key": id_}),
+        ("/v1/responses", lambda id_: {"model": "m", "input": "x" * 1000, "conversation": {"id": id_}}),
+        ("/v1/chat/completions", lambda id_: {**BODY, "prompt_cache_key": id_}),
+        ("/v1/chat/completions", lambda id_: {**BODY, "session_params": {"session_id": id_}}),
+    ],
+)
+async def test_sticky_follows_the_session_that_the_body_names(path: str, body_of: Callable[[str], dict[str, Any]]) -> None:
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two, routing={"policy": "sticky"}) as run:
+        homes = set()
+        for session in range(20):
+            body = body_of(f"s{session}")
+            taken = {(await run.post(body, path=path))[1]["X-Warmroute-Replica"] for _ in range(3)}
+            dry = await run.post(body, path=f"/warmroute/route?path={path}")
+            assert taken == {dry[2]["replica"]}
+            homes |= taken
+        assert len(homes) == 2
+
+
+@pytest.mark.parametrize("user", ["u_1", "{", '{"session_id": 5}', "[1]", "{" * 5000, "user_session_", "_session_a b", 5])
+async def test_a_user_is_no_session(user: Any) -> None:
+    assert user_session({"user_id": user}) == ""
+    assert user_session(user) == ""
+
+
+async def test_a_dry_run_of_another_api_reads_its_body_as_that() -> None:
+    body = {"model": "m", "system": "s" * 1000, "messages": [{"role": "user", "content": "x" * 1000}]}
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two) as run:
+        home = (await run.post(body, path="/v1/messages"))[1]["X-Warmroute-Replica"]
+        _, _, dry = await run.post(body, path="/warmroute/route?path=/v1/messages")
+        assert (dry["replica"], dry["reason"]) == (home, "warm")
+        code, _, error = await run.post({"model": "m", "input": 5}, path="/warmroute/route?path=/v1/responses")
+        assert (code, error["error"]["param"]) == (400, "input")
 
 
 async def listed(run: Running) -> dict[str, dict[str, Any]]:
