@@ -105,7 +105,7 @@ def guided(module: str, mode: str, seconds: int) -> None:
     """libFuzzer chooses the inputs. It ends the process."""
     import atheris
 
-    with atheris.instrument_imports(include=["gateway.upstream.http1", "gateway.dialects.openai.stream"]):
+    with atheris.instrument_imports(include=["gateway.upstream.http1", "gateway.dialects"]):
         check = importlib.import_module(module).check
     folder = CORPUS.parents[2] / "build" / f"fuzz-{mode}"
     folder.mkdir(parents=True, exist_ok=True)

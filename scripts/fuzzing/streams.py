@@ -1,10 +1,16 @@
-"""Stream readers: any chunking of a stream gives the same bytes, and only the event that the gateway requested is removed."""
+"""Stream readers: any chunking of a stream gives the same bytes and findings, and only the event that the gateway requested is
+removed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
-from gateway.dialects.openai.stream import EventReader
+from gateway.dialects.anthropic.stream import MessageReader
+from gateway.dialects.dialect import StreamReader
+from gateway.dialects.openai.stream import ChunkReader
+from gateway.dialects.responses.stream import ResponseReader
 from scripts.fuzzing.mutate import cut, mutate
 
 _USAGE = b'{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}'
@@ -29,6 +35,14 @@ TOKENS = [
     b'{"usage":{"prompt_tokens":1e999}}',
     b'{"usage":{"prompt_tokens":-1,"completion_tokens":true}}',
     b"[" * 300,
+    b'event: message_start\ndata: {"message":{"usage":{"input_tokens":9,"output_tokens":0}}}\n\n',
+    b'event: message_delta\ndata: {"usage":{"output_tokens":5,"cache_read_input_tokens":3}}\n\n',
+    b'data: {"type":"message_stop"}\n\n',
+    b'event:error\ndata: {"type":"error","error":{"type":"api_error","message":"x"}}\n\n',
+    b'event: response.completed\ndata: {"response":{"usage":{"input_tokens":9,"output_tokens":1}},"sequence_number":4}\n\n',
+    b'data: {"type":"response.failed","response":{"error":{"code":"server_error","message":"x"}}}\n\n',
+    b"event: ",
+    b'"type":"error"',
 ]
 
 
@@ -39,21 +53,28 @@ def invent(chance: Random) -> bytes:
 def check(data: bytes, chance: Random) -> str:
     """Raises AssertionError, or whatever escapes. Returns the kind of outcome."""
     kinds = []
-    for strip in (False, True):
-        whole = _run(strip, [data])
-        assert _run(strip, cut(data, chance)) == whole
-        assert _run(strip, [bytes([byte]) for byte in data[:3000]] + [data[3000:]]) == whole
-        out, usage, done = whole
-        assert strip or out == data
+    for name, reader in _READERS.items():
+        whole = _run(reader(), [data])
+        assert _run(reader(), cut(data, chance)) == whole
+        assert _run(reader(), [bytes([byte]) for byte in data[:3000]] + [data[3000:]]) == whole
+        out, usage, done, reported = whole
+        assert name == "stripped" or out == data
         assert len(out) == len(data) or usage
-        kinds.append(f"{'all' if out == data else 'less'}, usage {usage is not None}, done {done}")
+        kinds.append(f"{name}: {'all' if out == data else 'less'}, usage {usage is not None}, done {done}, {reported}")
     return "; ".join(kinds)
 
 
-def _run(strip: bool, pieces: list[bytes]) -> tuple[bytes, object, bool]:
-    reader = EventReader(strip_usage=strip)
+_READERS: dict[str, Callable[[], StreamReader]] = {
+    "whole": lambda: ChunkReader(strip_usage=False),
+    "stripped": lambda: ChunkReader(strip_usage=True),
+    "messages": MessageReader,
+    "responses": ResponseReader,
+}
+
+
+def _run(reader: StreamReader, pieces: list[bytes]) -> tuple[bytes, object, bool, bool]:
     out = b"".join([reader.feed(piece) for piece in pieces])
-    return out + reader.finish(), reader.usage, reader.done
+    return out + reader.finish(), reader.usage, reader.done, reader.reported is not None
 
 
 def one(data: bytes, chance: Random) -> tuple[bytes, str]:

@@ -14,13 +14,12 @@ from typing import Any, Final
 from gateway.dialects.anthropic.errors import failure_of
 from gateway.dialects.anthropic.usage import merge, usage_from
 from gateway.dialects.events.named import name_of
-from gateway.dialects.events.reader import EventReader
+from gateway.dialects.events.reader import EventReader, has_any
 from gateway.dialects.events.sse import object_of
 
 QUIET: Final = frozenset(["message_start", "ping"])  # events that come before the first token
 
-_OURS: Final = b"message_"  # in all events that are read, but for errors
-_ERRORS: Final = (b"event: error", b"event:error")
+_READ: Final = (b"message_", b"event: error", b"event:error", b'"error"')  # one of them is in every event that is read
 
 
 class MessageReader(EventReader):
@@ -31,7 +30,7 @@ class MessageReader(EventReader):
         self._counts = dict[str, Any]()
 
     def feed(self, chunk: bytes) -> bytes:
-        if self.are_whole(chunk) and chunk.find(_OURS) < 0 and chunk.find(_ERRORS[0]) < 0 and chunk.find(_ERRORS[1]) < 0:
+        if self.are_whole(chunk) and not has_any(chunk, _READ):
             self.within_event = False
             return chunk  # nearly all chunks of nearly all streams
         return self.read(chunk)

@@ -29,12 +29,15 @@ FailureOf = Callable[[bytes], ReplicaFailure | None]
 
 
 def name_of(event: bytes) -> str:
-    """The name of an event, or else the `type` in its data; "" if it has neither. O(1), but for the data of one without."""
+    """The name of an event, or else the `type` in its data; "" if it has neither. O(1), but for the data of one without.
+
+    A type that is written with escapes is none: readers look for names in the bytes before they read an event.
+    """
     found = _NAME.match(event, 0, _MAX_HEAD)
     if found:
         return found[1].decode("ascii", "replace")
     kind = object_of(event).get("type")
-    return kind if isinstance(kind, str) else ""
+    return kind if isinstance(kind, str) and b'"%b"' % kind.encode() in event else ""
 
 
 class NamedOpening(StreamOpening):

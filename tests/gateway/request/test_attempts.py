@@ -572,7 +572,7 @@ async def test_a_408_on_a_kept_connection_is_its_end_and_no_answer() -> None:
 async def test_a_408_on_a_kept_connection_is_no_reason_to_send_again_what_may_be_sent_once() -> None:
     async with FakeReplica([answers(), LATE, answers()]) as replica, running(replica) as run:
         assert (await run.post())[0] == 200
-        code, _, body = await run.post({"model": "m", "input": "x"}, path="/v1/responses")
+        code, _, body = await run.post({"model": "m", "input": "x", "background": True}, path="/v1/responses")
         assert (code, body["error"]["code"], len(replica.requests)) == (502, "replica_failed", 2)
 
 

@@ -290,7 +290,8 @@ async def test_isolated_tenants_cannot_send_json_that_gets_no_salt(path: str, en
         for headers in ({"Content-Type": "application/json"}, {"Content-Type": "text/plain", "X-Tenant-Id": "a"}):
             async with run.session.post(run.url + path, data=raw, headers=headers) as answer:
                 error = (await answer.json())["error"]
-            assert (answer.status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_json")
+            assert (answer.status, error["type"]) == (400, "invalid_request_error")
+            assert path == "/v1/messages" or error["code"] == "invalid_json"  # Anthropic's errors have no code
             assert "UTF-8" in error["message"]
         assert not vllm.requests
 
@@ -308,7 +309,7 @@ async def test_a_form_and_a_get_need_no_salt() -> None:
 async def test_own_salts_of_large_bodies_count_wherever_they_begin() -> None:
     async with FakeReplica() as one, running(one, routing={"isolation": "tenant"}) as run:
         for own in (b"a", b"b"):
-            raw = b" " * 3000 + b'{"model":"m","cache_salt":"%b","x":"%b"}' % (own, b"x" * INLINE_BYTES)
+            raw = b" " * 3000 + b'{"model":"m","cache_salt":"%b","input":"%b"}' % (own, b"x" * INLINE_BYTES)
             assert (await run.post(io.BytesIO(raw), path="/v1/responses"))[0] == 200
         assert len({request.json["cache_salt"] for request in one.requests}) == 2
 
