@@ -62,9 +62,10 @@ class UsageTail(AnswerTail):
 
 def usage_in(text: bytes, parse: ParseUsage) -> Usage | None:
     """The last `usage` in a piece of JSON that makes sense: a tool's schema may have a property of that name. O(length)."""
-    for found in reversed(_USAGE.findall(text)):
+    found: list[bytes] = _USAGE.findall(text)
+    for last in reversed(found):
         try:
-            usage = parse({"usage": orjson.loads(found)})
+            usage = parse({"usage": orjson.loads(last)})
         except orjson.JSONDecodeError:
             continue
         if usage:

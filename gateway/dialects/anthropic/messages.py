@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.anthropic import errors
@@ -17,10 +17,11 @@ from gateway.dialects.body import json_object, model_of, salt_of, session_of, wa
 from gateway.dialects.dialect import AnswerTail, Dialect, StreamOpening, StreamReader
 from gateway.dialects.events.named import NamedOpening
 from gateway.dialects.json_edits import Edit
-from gateway.dialects.openai.request import SCANNED_AT_ONCE
 from gateway.dialects.passthrough import PassThrough
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
+
+_SCANNED_AT_ONCE: Final = 1 << 12  # bytes that may be scanned in the event loop, turn by turn
 
 
 class Messages(Dialect):
@@ -82,6 +83,6 @@ class OtherMessages(PassThrough):
 
 
 def _billing(raw: bytes, body: Mapping[str, Any], most: int) -> list[Edit]:
-    if most and len(raw) > SCANNED_AT_ONCE and needs_scan(raw):
+    if most and len(raw) > _SCANNED_AT_ONCE and needs_scan(raw):
         raise NeedsHelper
     return billing_edits(raw, body)

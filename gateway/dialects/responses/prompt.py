@@ -106,7 +106,7 @@ class _Answer:
 
     def __init__(self) -> None:
         self.content: tuple[Any, str] | None = None  # with its name, for errors
-        self.reasoning = ""
+        self.reasoning = list[str]()
         self.calls = list[tuple[str, bytes]]()
 
     @property
@@ -119,7 +119,7 @@ class _Answer:
         if self.content is not None:
             add_content(prompt, *self.content)
         if self.reasoning:
-            prompt.field(REASONING, to_json(self.reasoning))
+            prompt.field(REASONING, to_json("".join(self.reasoning)))
         for name, arguments in self.calls:
             add_call(prompt, name, arguments)
 
@@ -156,12 +156,12 @@ def _add_to_answer(prompt: CanonicalPrompt, answer: _Answer, kind: Any, item: di
     if kind == "message":
         answer.content = item.get("content"), f"input[{index}].content"
     elif kind == "reasoning":
-        answer.reasoning += _reasoning(item)
+        if text := _reasoning(item):
+            answer.reasoning.append(text)
     else:
         name = item.get("name")
         arguments = item.get("arguments") if kind == "function_call" else None
-        text = arguments if isinstance(arguments, str) else None
-        value = arguments_json(prompt, text) if text is not None else to_json(item.get("input"))
+        value = arguments_json(prompt, arguments) if isinstance(arguments, str) else to_json(item.get("input"))
         answer.calls.append((name if isinstance(name, str) else "", value))
 
 
