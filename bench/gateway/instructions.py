@@ -36,15 +36,27 @@ _TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """size: of the body, bytes. chunks: of each streamed answer; 0: not streamed. share: of the requests of a window."""
+    """size: of the body, bytes. chunks: of each streamed answer; 0: not streamed. share: of the requests of a window. path: of
+    the dialect; the body is the same for chat and Messages, and has its turns as `input` for Responses.
+    """
 
     name: str
     size: int
     chunks: int = 0
     share: float = 1.0
+    path: str = "/v1/chat/completions"
 
 
-WORKS = (Work("plain-2k", 2_000), Work("plain-32k", 32_000), Work("stream-1", 2_000, 1), Work("stream-101", 2_000, 101, 0.1))
+WORKS = (
+    Work("plain-2k", 2_000),
+    Work("plain-32k", 32_000),
+    Work("messages-2k", 2_000, path="/v1/messages"),
+    Work("messages-32k", 32_000, path="/v1/messages"),
+    Work("responses-2k", 2_000, path="/v1/responses"),
+    Work("responses-32k", 32_000, path="/v1/responses"),
+    Work("stream-1", 2_000, 1),
+    Work("stream-101", 2_000, 101, 0.1),
+)
 
 
 class CountFailed(Exception):
@@ -62,9 +74,9 @@ def per_request(tree: Path, work: Work, requests: int, windows: int, url: str) -
             _await_start(process, port)
             _control(process, "--instr=on")
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S)
-            bodies = (request.partition(b"\r\n\r\n")[2] for request in Requests(work.size, work.chunks))
-            _send(connection, bodies, requests)
-            counts = [_window(process, connection, bodies, requests, folder, number) for number in range(windows)]
+            bodies = _bodies(work)
+            _send(connection, work.path, bodies, requests)
+            counts = [_window(process, connection, work.path, bodies, requests, folder / str(n)) for n in range(windows)]
             connection.close()
         except (OSError, http.client.HTTPException, subprocess.SubprocessError) as error:
             raise CountFailed(f"{tree}, {work.name}: {error}") from error
@@ -108,18 +120,18 @@ def _await_start(process: subprocess.Popen[bytes], port: int) -> None:
 def _window(
     process: subprocess.Popen[bytes],
     connection: http.client.HTTPConnection,
+    path: str,
     bodies: Iterator[bytes],
     requests: int,
-    folder: Path,
-    number: int,
+    window: Path,
 ) -> int:
-    """Instructions of `requests` requests."""
+    """Instructions of `requests` requests. window: a name in the folder of callgrind's files."""
     _control(process, "--zero")
-    _send(connection, bodies, requests)
-    _control(process, f"--dump=window-{number}")
-    for path in folder.glob("out.*"):
-        text = path.read_text("utf-8")
-        if f"window-{number}" in text and (found := _TOTAL.search(text)):
+    _send(connection, path, bodies, requests)
+    _control(process, f"--dump=window-{window.name}")
+    for file in window.parent.glob("out.*"):
+        text = file.read_text("utf-8")
+        if f"window-{window.name}" in text and (found := _TOTAL.search(text)):
             return int(found[1])
     raise CountFailed("callgrind wrote no total")
 
@@ -129,10 +141,16 @@ def _control(process: subprocess.Popen[bytes], what: str) -> None:
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, timeout=START_S)
 
 
-def _send(connection: http.client.HTTPConnection, bodies: Iterator[bytes], requests: int) -> None:
+def _bodies(work: Work) -> Iterator[bytes]:
+    for request in Requests(work.size, work.chunks):
+        body = request.partition(b"\r\n\r\n")[2]
+        yield body.replace(b'"messages":', b'"input":', 1) if work.path.endswith("/responses") else body
+
+
+def _send(connection: http.client.HTTPConnection, path: str, bodies: Iterator[bytes], requests: int) -> None:
     """One after the other. Raises CountFailed."""
     for _ in range(requests):
-        connection.request("POST", "/v1/chat/completions", next(bodies), {"Content-Type": "application/json"})
+        connection.request("POST", path, next(bodies), {"Content-Type": "application/json"})
         response = connection.getresponse()
         response.read()
         if response.status != 200:

@@ -3,7 +3,8 @@
     python -m bench.measure.mock [--replicas 2] [--interval 0.01]
 
 Prints the ports, one a line. A chat completion is answered at once, a streamed one with `max_tokens` chunks of one word: the
-head at once, the first chunk after FIRST_S (as it is when a prompt is prefilled), one more every `--interval` seconds.
+head at once, the first chunk after FIRST_S (as it is when a prompt is prefilled), one more every `--interval` seconds. Messages
+and Responses are answered at once, without streaming.
 """
 
 from __future__ import annotations
@@ -46,6 +47,20 @@ def _response(body: bytes, kind: bytes = b"application/json", status: bytes = b"
 
 
 _ANSWER_RESPONSE = _response(_ANSWER)
+# The same text and counts in the words of the other dialects.
+_OTHER_RESPONSES = {
+    b"/v1/messages": _response(
+        b'{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"%s"}],"stop_reason":'
+        b'"end_turn","stop_sequence":null,"usage":{"input_tokens":244,"cache_creation_input_tokens":0,'
+        b'"cache_read_input_tokens":256,"output_tokens":%d}}' % (WORD * WORDS, WORDS)
+    ),
+    b"/v1/responses": _response(
+        b'{"id":"resp_1","object":"response","created_at":1700000000,"model":"m","status":"completed","output":[{"type":'
+        b'"message","id":"msg_1","role":"assistant","content":[{"type":"output_text","text":"%s","annotations":[]}]}],"usage":'
+        b'{"input_tokens":500,"input_tokens_details":{"cached_tokens":256},"output_tokens":%d,"total_tokens":%d}}'
+        % (WORD * WORDS, WORDS, 500 + WORDS)
+    ),
+}
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -112,6 +127,9 @@ class MockReplica(asyncio.Protocol):
 
     def _answer(self, head: bytes, body: bytes) -> None:
         method, target, _ = head.split(b" ", 2)
+        if method == b"POST" and target in _OTHER_RESPONSES:
+            self.transport.write(_OTHER_RESPONSES[target])
+            return
         if method != b"POST" or not target.endswith(b"/completions"):
             self.transport.write(PAGES.get(target.partition(b"?")[0], _NOT_FOUND))
             return
