@@ -62,7 +62,8 @@ class System:
     def path(self) -> str | None:
         """Where its executable is: of its own environment, else on PATH, where root's programs are, too."""
         if not self.program:
-            return sys.executable if self.name != "warmroute" or compiled() else None
+            stale = self.name == "warmroute" and self.environment is _COMPILED and not compiled()
+            return None if stale else sys.executable
         own = PEERS / self.package / "bin" / self.program
         search = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
         return str(own) if self.package and own.exists() else shutil.which(self.program, path=search)
