@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from typing import Protocol
 
 from bench.agents.rendering import TOKEN_BYTES, tokens
 
@@ -40,6 +41,24 @@ class Row:
     prompt: int
     cached: int
     wait: float
+
+
+class Clock(Protocol):
+    """Seconds from any beginning."""
+
+    def time(self) -> float: ...
+
+    async def until(self, when: float) -> None: ...
+
+
+class LoopClock:
+    """The event loop's."""
+
+    def time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def until(self, when: float) -> None:
+        await asyncio.sleep(max(0.0, when - self.time()))
 
 
 def block_keys(prompt: bytes) -> list[bytes]:
@@ -105,7 +124,7 @@ class Engine:
 
     number: int
     model: Model
-    time: Callable[[], float]
+    clock: Clock
     rows: list[Row] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
     cache: PrefixCache = field(init=False)
@@ -123,37 +142,36 @@ class Engine:
     @asynccontextmanager
     async def sequence(self, prompt: bytes, tag: str, path: str) -> AsyncIterator[Prefilled]:
         """Begins when its prefill is done, and runs until it is left."""
-        arrived, counters = self.time(), self.counters
+        arrived, counters, state = self.clock.time(), self.counters, "waiting"
         counters.waiting += 1
         try:
-            await self._places.acquire()
+            async with self._places:
+                ready = self.clock.time()
+                async with self._turn:
+                    counters.waiting -= 1
+                    counters.running += 1
+                    state = "running"
+                    prefilled = await self._prefill(prompt, ready)
+                self.rows.append(Row(self.number, tag, path, prefilled.prompt, prefilled.cached, prefilled.first - arrived))
+                yield prefilled
         finally:
-            counters.waiting -= 1
-        counters.running += 1
-        try:
-            yield await self._prefill(prompt, tag, path, arrived, self.time())
-        finally:
-            counters.running -= 1
-            self._places.release()
+            if state == "running":
+                counters.running -= 1
+            else:
+                counters.waiting -= 1
 
-    async def _prefill(self, prompt: bytes, tag: str, path: str, arrived: float, ready: float) -> Prefilled:
+    async def _prefill(self, prompt: bytes, ready: float) -> Prefilled:
+        """The last token is always computed. What was queued begins when the one before should have ended: timers are late."""
         count, keys = tokens(prompt), block_keys(prompt)
-        async with self._turn:
-            # The last token is always computed. Timers are late: what is queued begins when the one before should have ended.
-            cached = min(self.cache.match(keys), (count - 1) // BLOCK) * BLOCK
-            self.cache.use(keys)
-            self._free = max(ready, self._free) + (count - cached) / self.model.prefill_rate
-            await self.until(self._free)
-            first = self._free
+        cached = min(self.cache.match(keys), (count - 1) // BLOCK) * BLOCK
+        self.cache.use(keys)
+        self._free = first = max(ready, self._free) + (count - cached) / self.model.prefill_rate
+        await self.clock.until(first)
         self.counters.prompt += count
         self.counters.cached += cached
-        self.rows.append(Row(self.number, tag, path, count, cached, first - arrived))
         return Prefilled(count, cached, count // BLOCK * BLOCK - cached, first)
 
     def end(self, whole: bytes, answer_tokens: int) -> None:
         """The prompt with its answer is in the cache, used last."""
         self.counters.answered += answer_tokens
         self.cache.use(block_keys(whole))
-
-    async def until(self, when: float) -> None:
-        await asyncio.sleep(max(0.0, when - self.time()))

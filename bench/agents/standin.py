@@ -26,7 +26,7 @@ from aiohttp import web
 
 from bench.agents import rendering
 from bench.agents.answers import About, Call, Chat, Messages, Responses, Usage, Writer
-from bench.agents.engine import BLOCK, Engine, Model, Prefilled
+from bench.agents.engine import BLOCK, Engine, LoopClock, Model, Prefilled
 from bench.agents.rendering import BadRequest, Conversation, Turn
 from bench.measure.mock import many_files
 
@@ -129,7 +129,7 @@ class StandIn:
         async with self.engine.sequence(request.prompt, request.tag, request.path) as prefilled:
             text, call = request.answer(self.manner.answer_tokens)
             usage = _usage(prefilled, text)
-            await self.engine.until(prefilled.first + usage.output / self.engine.model.decode_rate)
+            await self.engine.clock.until(prefilled.first + usage.output / self.engine.model.decode_rate)
             self._remember(request, identity, text, call, usage)
         return web.json_response(writer.whole(text, call, usage))
 
@@ -146,10 +146,10 @@ class StandIn:
             head = b"".join(writer.first(usage))
             size = PIECE * rendering.TOKEN_BYTES
             for number, at in enumerate(range(0, len(text), size)):
-                await self.engine.until(prefilled.first + number * PIECE / self.engine.model.decode_rate)
+                await self.engine.clock.until(prefilled.first + number * PIECE / self.engine.model.decode_rate)
                 await response.write(head + b"".join(writer.piece(text[at : at + size])))
                 head = b""
-            await self.engine.until(prefilled.first + usage.output / self.engine.model.decode_rate)
+            await self.engine.clock.until(prefilled.first + usage.output / self.engine.model.decode_rate)
             self._remember(request, identity, text, call, usage)
         await response.write(head + b"".join(writer.ending(text, call, usage)))
         await response.write_eof()
@@ -251,8 +251,7 @@ def _llamacpp_page(engine: Engine) -> Iterable[str]:
 
 async def serve(replicas: int, model: Model, manner: Manner) -> None:
     """Until it is killed."""
-    loop = asyncio.get_running_loop()
-    fleet = [Engine(number, model, loop.time) for number in range(replicas)]
+    fleet = [Engine(number, model, LoopClock()) for number in range(replicas)]
     for engine in fleet:
         runner = web.AppRunner(StandIn(engine, manner, fleet).application(), access_log=None, handler_cancellation=True)
         await runner.setup()
