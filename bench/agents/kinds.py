@@ -1,10 +1,12 @@
-"""How clients send a conversation: chat, Messages plainly and as Claude Code, Responses as Codex and with previous ids."""
+"""How clients send a conversation: chat, Messages plainly and as Claude Code, Responses with all items (plainly and as Codex)
+and with previous ids.
+"""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,8 +120,22 @@ def billing(chance: random.Random) -> str:
 # -- Responses
 
 
+def _sdk(dialogue: Dialogue, head: Head, most: int, chance: random.Random) -> Body:
+    """All items each time, those of answers with their ids, as programs do that send back what they were sent."""
+    return _responses(head, most, list(_with_ids(_items(dialogue.entries), dialogue.number))) | {"store": False}, {}
+
+
+def _with_ids(items: Sequence[Json], conversation: int) -> Iterator[Json]:
+    for number, item in enumerate(items):
+        given = item["type"] == "function_call" or item.get("role") == "assistant"
+        prefix = "fc" if item["type"] == "function_call" else "msg"
+        yield {**item, "id": f"{prefix}_{conversation:08x}{number:08x}", "status": "completed"} if given else item
+
+
 def _codex(dialogue: Dialogue, head: Head, most: int, chance: random.Random) -> Body:
-    """Codex keeps no state at the server: all items each time. The keys of its metadata come in another order each time."""
+    """Codex keeps no state at the server: all items each time, without ids. The keys of its metadata are in another order each
+    time.
+    """
     session = dialogue.session
     metadata = {
         "session_id": session,
@@ -184,6 +200,7 @@ KINDS: Sequence[Kind] = (
     Kind("chat", "/v1/chat/completions", _chat),
     Kind("messages", "/v1/messages", _messages),
     Kind("messages-claude-code", "/v1/messages", _claude_code),
+    Kind("responses", "/v1/responses", _sdk),
     Kind("responses-list", "/v1/responses", _codex),
     Kind("responses-previous", "/v1/responses", _previous),
 )

@@ -103,7 +103,7 @@ class Reply:
 async def read(response: aiohttp.ClientResponse, now: Any) -> Reply:
     """All of an answer. Raises Failed."""
     if response.status != 200:
-        raise Failed(f"{response.status} {_refusal(await response.read())}")
+        raise Failed(f"{response.status} {_refusal(await response.read())}".strip())
     reply = Reply()
     async for event in _events(response):
         reply.feed(event)
@@ -141,4 +141,4 @@ def _refusal(raw: bytes) -> str:
 def _message(event: Any) -> str:
     error = event.get("error") if isinstance(event, dict) else None
     text = error.get("message") if isinstance(error, dict) else error or event
-    return " ".join("ID" if any(map(str.isdigit, word)) and len(word) > 15 else word for word in str(text)[:160].split())
+    return " ".join("ID" if any(map(str.isdigit, word)) and len(word) > 15 else word for word in str(text)[:180].split())

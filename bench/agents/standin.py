@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,7 @@ from typing import Any
 
 import uvloop
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage
 
 from bench.agents import rendering
 from bench.agents.answers import About, Call, Chat, Messages, Responses, Usage, Writer
@@ -249,6 +251,11 @@ def _llamacpp_page(engine: Engine) -> Iterable[str]:
     yield f"llamacpp:requests_deferred {count.waiting}"
 
 
+def _is_of_interest(record: logging.LogRecord) -> bool:
+    """sglang-router and its forks try HTTP/2 (for gRPC) first."""
+    return not (record.exc_info and isinstance(record.exc_info[1], BadHttpMessage))
+
+
 async def serve(replicas: int, model: Model, manner: Manner) -> None:
     """Until it is killed."""
     fleet = [Engine(number, model, LoopClock()) for number in range(replicas)]
@@ -272,6 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--keep", action="store_true")
     options = parser.parse_args(arguments)
     many_files()
+    logging.getLogger("aiohttp.server").addFilter(_is_of_interest)
     model = Model(options.kv_tokens, options.prefill_rate, options.decode_rate)
     uvloop.run(serve(options.replicas, model, Manner(options.engine, options.answer_tokens, options.keep)))
 

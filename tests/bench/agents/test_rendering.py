@@ -37,7 +37,7 @@ def read(kind: Kind, dialogue: Dialogue, chance: int = 0, *, verbatim: bool = Fa
     return READERS[kind.path](body, verbatim=verbatim)
 
 
-@pytest.mark.parametrize("name", ["messages", "messages-claude-code", "responses-list"])
+@pytest.mark.parametrize("name", ["messages", "messages-claude-code", "responses", "responses-list"])
 def test_a_conversation_has_the_prompt_that_it_has_as_chat(name: str) -> None:
     for turns in range(1, 5):
         chat = read(BY_NAME["chat"], grown(turns))
