@@ -64,7 +64,8 @@ class Metered:
 @dataclass(slots=True)
 class Score:
     """ttft: seconds, of each good answer. later, stayed: turns after a conversation's first, and those that went to where the
-    one before it was. prompt, cached: tokens as the stand-ins count them; told: the same as the answers' usage has them.
+    one before it was; lost: later ones (their tags) that failed. prompt, cached: tokens as the stand-ins count them; told: the
+    same as the answers' usage has them.
     """
 
     system: str
@@ -72,6 +73,7 @@ class Score:
     sent: int = 0
     later: int = 0
     stayed: int = 0
+    lost: list[str] = field(default_factory=list)
     prompt: int = 0
     cached: int = 0
     told: tuple[int, int] = (0, 0)
@@ -82,7 +84,7 @@ class Score:
     @property
     def refused(self) -> str:
         """Why no conversation came to a second turn, "" if one did."""
-        if self.later:
+        if self.later > len(self.lost):
             return ""
         return next((reason for reason, _ in self.errors.most_common(1)), "no answer")
 
@@ -154,14 +156,15 @@ def metered(url: str) -> Metered | None:
 
 
 def tally(score: Score, found: Sequence[Row]) -> None:
-    """A turn that was computed twice counts where it was last."""
+    """A turn that was computed twice counts where it was last; one that failed has not stayed."""
     where = {row.tag: row.replica for row in found}
     for tag, replica in where.items():
         conversation, _, turn = tag.partition(".")
         before = where.get(f"{conversation}.{int(turn) - 1}")
-        if before is not None:
+        if before is not None and tag not in score.lost:
             score.later += 1
             score.stayed += before == replica
+    score.later += len(score.lost)
     score.prompt = sum(row.prompt for row in found)
     score.cached = sum(row.cached for row in found)
 
@@ -197,6 +200,7 @@ class Load:
                 reply = await self._turn(session, dialogue, chance)
             except (Failed, aiohttp.ClientError, TimeoutError) as error:
                 self._score.errors[str(error) or type(error).__name__] += 1
+                self._score.lost += [dialogue.tag] if number else []
                 return
             dialogue.answered(reply.entry, reply.identity)
 

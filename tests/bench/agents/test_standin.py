@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from bench.agents.dialogues import Dialogue, Shape, head
-from bench.agents.engine import Engine, LoopClock, Model
+from bench.agents.engine import Engine, LoopClock, Model, Row
 from bench.agents.kinds import KINDS
 from bench.agents.reading import Failed, Reply, read
 from bench.agents.report import report
@@ -261,6 +261,16 @@ async def test_the_load_s_turns_are_counted_where_they_went() -> None:
     assert score.refused == ""
 
 
+def test_a_turn_that_failed_has_not_stayed() -> None:
+    rows = [
+        Row(place, tag, "", 10, 5, 0.1)
+        for tag, place in (("0.1", 0), ("0.2", 0), ("1.1", 1), ("1.2", 0), ("1.2", 1), ("2.1", 0))
+    ]
+    score = Score("none", "chat", lost=["2.2"])
+    tally(score, rows)
+    assert (score.later, score.stayed, score.prompt, score.cached, score.refused) == (3, 2, 60, 30, "")
+
+
 async def test_a_kind_that_is_refused_is_shown_with_the_reason() -> None:
     async with fleet() as standins:
         score = Score("none", "responses-previous")
@@ -268,7 +278,8 @@ async def test_a_kind_that_is_refused_is_shown_with_the_reason() -> None:
         tally(score, standins.engines[0].rows)
     assert score.sent == 4
     assert score.errors == {"404 Response with id ID not found.": 2}
-    good = Score("other", "responses-previous", 4, 2, 1, 1000, 905, (1000, 905), [0.1, 0.2])
+    assert (score.later, score.stayed, score.lost) == (2, 0, ["0.2", "1.2"])
+    good = Score("other", "responses-previous", 4, 2, 1, prompt=1000, cached=905, ttft=[0.1, 0.2])
     text = "\n".join(report("Made here.", PLAN, [score, good]))
     assert "| responses-previous | - | 50% / 90.5% |" in text
     assert "| none | - | - | - | - | - | 2 of 4 |  |  |" in text
