@@ -47,9 +47,10 @@ class TemplateOverride:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A constraint on an answer: a JSON schema, a JSON list of the allowed texts, or a regular expression."""
+    """A constraint on an answer: a JSON schema, a JSON list of the allowed texts, a regular expression, or one call of a
+    function (a JSON list of objects with a `name` and the JSON schema of its `parameters`)."""
 
-    kind: Literal["json", "choice", "regex"]
+    kind: Literal["json", "choice", "regex", "calls"]
     text: str
 
 

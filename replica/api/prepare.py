@@ -1,9 +1,10 @@
 """From a checked body to the engine's requests, one per prompt: tokenize, truncate, check against the engine's limits."""
 
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
+from replica.api.generation import GenerationRequest
 from replica.api.prompts import Prompt
-from replica.api.requests import GenerationRequest
 from replica.api.truncation import truncated
 from replica.api.validation import ApiError
 from replica.engine import Engine, Message, PromptError, Request, Sampling
@@ -12,6 +13,25 @@ from replica.engine import Engine, Message, PromptError, Request, Sampling
 MAX_ANSWER_TOKENS = 2048
 TOO_LONG = "context_length_exceeded"
 _SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
+
+
+class ContextError(ApiError):
+    """The prompt, or the prompt and `max_tokens` behind it, are more than the `context` of the engine. All in tokens;
+    `max_tokens` None: the prompt alone is too long."""
+
+    def __init__(self, message: str, param: str, tokens: int, max_tokens: int | None, context: int) -> None:
+        super().__init__(400, message, param, TOO_LONG)
+        self.tokens, self.max_tokens, self.context = tokens, max_tokens, context
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The engine's requests, the number of messages left out to make the prompts fit, and the positions of the first prompt's
+    marks in tokens."""
+
+    requests: Sequence[Request]
+    dropped: int = 0
+    marks: tuple[int, ...] = ()
 
 
 def prompt_tokens(engine: Engine, prompt: Prompt) -> list[int]:
@@ -33,14 +53,27 @@ def check_tokens(engine: Engine, tokens: list[int] | tuple[int, ...], name: str)
         raise ApiError(400, f"{name} has token ids outside 0 to {engine.info.vocab_size - 1}.", name)
 
 
-def prepare(engine: Engine, request: GenerationRequest) -> tuple[list[Request], int]:
-    """The engine's requests, and the number of messages left out to make the prompts fit. Raises ApiError. Can take seconds;
-    calls only those of the engine's methods that may run in another thread."""
+def prepare(engine: Engine, request: GenerationRequest) -> Prepared:
+    """Raises ApiError. Can take seconds; calls only those of the engine's methods that may run in another thread."""
     _check_supported(engine, request)
     check_tokens(engine, request.sampling.stop_tokens, "stop_token_ids")
     check_tokens(engine, list(request.sampling.logit_bias), "logit_bias")
     prepared = [_prepared(engine, request, prompt) for prompt in request.prompts]
-    return [one for one, _ in prepared], sum(dropped for _, dropped in prepared)
+    first, marks = request.prompts[0], tuple[int, ...]()
+    if first.marks:
+        marks = tuple(_position(engine, first, mark, prepared[0][0].prompt) for mark in first.marks)
+    return Prepared([one for one, _ in prepared], sum(dropped for _, dropped in prepared), marks)
+
+
+def _position(engine: Engine, prompt: Prompt, mark: list[Message] | None, tokens: Sequence[int]) -> int:
+    """How many of a prompt's tokens it shares with the conversation up to a mark."""
+    if mark is None:
+        return len(tokens)
+    try:
+        begun = engine.encode_chat(mark, prompt.tools, "none", prompt.template)
+    except PromptError:
+        return 0  # a template that wants more than this beginning
+    return next((at for at, (one, two) in enumerate(zip(begun, tokens, strict=False)) if one != two), len(begun))
 
 
 def echoed(engine: Engine, prompt: Prompt) -> str:
@@ -74,7 +107,8 @@ def _check_supported(engine: Engine, request: GenerationRequest) -> None:
     if request.sampling.grammar is not None:
         reason = engine.grammar_error(request.sampling.grammar)
         if reason is not None:
-            raise ApiError(400, f"The answer cannot be constrained to this format: {reason}", "response_format")
+            param = "tool_choice" if request.sampling.grammar.kind == "calls" else "response_format"
+            raise ApiError(400, f"The answer cannot be constrained to this format: {reason}", param)
 
 
 def _prompt_limit(engine: Engine, request: GenerationRequest) -> int:
@@ -96,18 +130,19 @@ def _answer_room(engine: Engine, request: GenerationRequest, prompt: Prompt, len
     """Tokens left for the answer behind a prompt of this length. Raises ApiError if that is none, or less than max_tokens."""
     context = engine.info.context
     room = context - length
-    param = "messages" if request.kind == "chat" else "prompt"
+    chat = prompt.messages is not None
+    param = "messages" if chat else "prompt"
     if not length:
         raise ApiError(400, "The prompt has no tokens: there is nothing to continue.", param)
     if room < 1:
-        truncatable = request.kind == "chat" and prompt.truncation != "auto"
+        truncatable = chat and prompt.truncation != "auto"
         advice = "Shorten it, or send truncation: 'auto'" if truncatable else "Shorten it"
         message = f"The prompt has {length} tokens; at most {context - 1} leave room for an answer. {advice}."
-        raise ApiError(400, message, param, TOO_LONG)
+        raise ContextError(message, param, length, None, context)
     if request.max_tokens is not None and request.max_tokens > room:
         message = (
             f"{length} prompt tokens and {request.max_tokens} for the answer are more than the {context} tokens of "
             f"this replica: ask for at most {room}, or shorten the prompt."
         )
-        raise ApiError(400, message, "max_tokens", TOO_LONG)
+        raise ContextError(message, "max_tokens", length, request.max_tokens, context)
     return room

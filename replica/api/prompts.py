@@ -3,12 +3,23 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+import orjson
 from msgspec import Meta, Struct
 
+from replica.api.tools import Function, ToolUse, json_text, tool_use
 from replica.api.validation import ApiError, Flag, kind_of
 from replica.engine import Message, PromptEnd, TemplateOverride
 
 Truncation = Literal["auto", "disabled"]
+
+
+class FunctionName(Struct):
+    name: Annotated[str, Meta(description="a string")]
+
+
+class NamedTool(Struct, kw_only=True):
+    type: Literal["function"] | None = None
+    function: Annotated[FunctionName, Meta(description="an object with a name")]
 
 
 class ChatPromptFields(Struct, kw_only=True):
@@ -18,8 +29,8 @@ class ChatPromptFields(Struct, kw_only=True):
     tools: Annotated[list[Any], Meta(description="a list")] | None = None
     tool_choice: (
         Annotated[
-            Literal["none", "auto"],
-            Meta(description="'auto' or 'none': a call cannot be forced here; to constrain the answer send response_format"),
+            Literal["none", "auto", "required"] | NamedTool,
+            Meta(description="'auto', 'none', 'required' or {'type': 'function', 'function': {'name': ...}}"),
         ]
         | None
     ) = None
@@ -32,7 +43,8 @@ class ChatPromptFields(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt before it is tokenized. Exactly one of messages, text, tokens is set."""
+    """A prompt before it is tokenized. Exactly one of messages, text, tokens is set. `marks`: beginnings of the conversation
+    whose length in tokens is asked for, None for the whole."""
 
     messages: list[Message] | None = None
     tools: list[Any] | None = None
@@ -41,13 +53,14 @@ class Prompt:
     truncation: Truncation = "disabled"
     text: str | None = None
     tokens: list[int] | None = None
+    marks: tuple[list[Message] | None, ...] = ()
     special: bool = True  # whether a text gets the tokenizer's own special tokens around it
 
 
 def chat_prompt(fields: ChatPromptFields) -> Prompt:
     """Raises ApiError."""
     return Prompt(
-        messages=[_message(message, f"messages[{at}]") for at, message in enumerate(fields.messages)],
+        messages=[chat_message(message, f"messages[{at}]") for at, message in enumerate(fields.messages)],
         tools=_tools(fields),
         end=_end(fields),
         template=TemplateOverride(fields.chat_template, fields.chat_template_kwargs or {}),
@@ -62,18 +75,39 @@ def text_prompts(prompt: object) -> list[Prompt]:
     return [_text_prompt(prompt)]
 
 
+def chat_tool_use(fields: ChatPromptFields) -> ToolUse:
+    """Raises ApiError."""
+    choice = fields.tool_choice
+    named = choice.function.name if isinstance(choice, NamedTool) else None
+    return tool_use(_functions(fields.tools or []), "required" if isinstance(choice, NamedTool) else choice or "auto", named)
+
+
+def _functions(tools: list[Any]) -> list[Function]:
+    """Those of a chat's tools that can be called."""
+    described = [tool.get("function") for tool in tools if isinstance(tool, dict)]
+    return [
+        Function(one["name"], one["parameters"] if isinstance(one.get("parameters"), dict) else None)
+        for one in described
+        if isinstance(one, dict) and isinstance(one.get("name"), str)
+    ]
+
+
 def _tools(fields: ChatPromptFields) -> list[Any] | None:
-    """They are part of the prompt; calls are part of the answer's text, so none can be forced. "none" keeps the tools in the
-    prompt, as in vLLM: the cached prefix stays the same."""
+    """They are part of the prompt, whatever the choice."""
     if fields.tool_choice == "auto" and not fields.tools:
         raise ApiError(400, "tool_choice is only allowed together with tools.", "tool_choice")
+    json_text(fields.tools, "tools")
     return fields.tools or None
 
 
-def _message(message: object, name: str) -> Message:
-    """A message whose content is a text; its other fields stay."""
+def chat_message(message: object, name: str) -> Message:
+    """A message as templates take it: its content is a text, the arguments of its calls are objects; other fields stay. Raises
+    ApiError, which calls the message `name`."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ApiError(400, f"{name} must be an object with a role (a string) and content.", name)
+    if "tool_calls" in message:
+        json_text(message["tool_calls"], f"{name}.tool_calls")
+        message = {**message, "tool_calls": _with_objects(message["tool_calls"])}
     content = message.get("content")
     if isinstance(content, str):
         return message
@@ -82,6 +116,25 @@ def _message(message: object, name: str) -> Message:
     if content is None:
         return {**message, "content": ""}  # an assistant's message that only calls tools
     raise ApiError(400, f"{name}.content must be a string or a list of parts, not {kind_of(content)}.", name)
+
+
+def _with_objects(calls: object) -> object:
+    """Calls whose arguments are objects, as vLLM hands them to templates; what is no JSON object stays a text."""
+    return [_with_object(call) for call in calls] if isinstance(calls, list) else calls
+
+
+def _with_object(call: object) -> object:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = orjson.loads(function["arguments"] or "{}")
+    except orjson.JSONDecodeError:
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    json_text(arguments, "arguments")
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _part(part: object, name: str) -> str:

@@ -1,43 +1,44 @@
-"""The HTTP server of a replica: OpenAI's API over an engine.
+"""The HTTP server of a replica: the APIs of OpenAI and Anthropic over an engine.
 
-Theory of operation. The phases of a generation: parse the body (requests), reserve room in the queue (admission), make the
-engine's requests (prepare), begin the choices (output/generation), write their text (stream, or `_whole`). What can take long
-to prepare, a large body or a grammar, is prepared in one other thread, in order of arrival: meanwhile streams continue, and
-small requests overtake. Reservation and choices are closed in one `finally` each; aiohttp cancels a handler whose client has
-left, so a disconnect ends there too.
+Theory of operation. The phases of a generation: parse the body (completions, messages, responses), reserve room in the queue
+(admission), make the engine's requests (prepare), begin the choices (output/generation), write their text (stream, or `_whole`)
+as the API's encoder has it. What can take long to prepare, a large body or a grammar, is prepared in one other thread, in order
+of arrival: meanwhile streams continue, and small requests overtake. Reservation and choices are closed in one `finally` each;
+aiohttp cancels a handler whose client has left, so a disconnect ends there too.
 """
 
 import asyncio
-import re
-import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import orjson
 from aiohttp import web
 
 from replica.api.admission import AdmissionQueue, Reservation
+from replica.api.completions.requests import parse, parse_detokenize, parse_tokenize
+from replica.api.errors import api_headers, errors, name_of
+from replica.api.generation import AnswerContext, Encoder, GenerationRequest
+from replica.api.messages.requests import parse_count as parse_messages_count
+from replica.api.messages.requests import parse_messages
 from replica.api.metrics import Metrics, Recorder
-from replica.api.prepare import check_tokens, echoed, prepare, prompt_tokens, with_seed
+from replica.api.prepare import Prepared, check_tokens, echoed, prepare, prompt_tokens, with_seed
 from replica.api.prompts import Prompt
-from replica.api.requests import GenerationRequest, Kind, parse, parse_detokenize, parse_tokenize
-from replica.api.responses import ResponseEncoder
+from replica.api.responses.requests import no_such_response, parse_responses
+from replica.api.responses.requests import parse_count as parse_responses_count
 from replica.api.stats import MINUTE_S, Stats
-from replica.api.stream import ClientStream, client_error, stream
+from replica.api.stream import ClientStream, stream
 from replica.api.validation import ApiError
-from replica.engine import Engine, Request
+from replica.engine import Engine
 from replica.output.generation import Choices, Delta, Generation, TextOptions
 from replica.output.transcript import PlacedScore
 
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 LONG_BODY = 16 * 1024  # bytes; tokenizing them takes about 10 ms
-_SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,17 @@ class ServerConfig:
 def create_app(engine: Engine, model: str, config: ServerConfig | None = None) -> web.Application:
     """The application; it starts and closes the engine."""
     config = config or ServerConfig()
-    app = web.Application(middlewares=[_errors], client_max_size=config.max_body_bytes)
+    app = web.Application(middlewares=[errors], client_max_size=config.max_body_bytes)
     server = Server(engine, model, config)
     app.add_routes(
         [
             web.post("/v1/chat/completions", server.chat),
             web.post("/v1/completions", server.completion),
+            web.post("/v1/messages", server.messages),
+            web.post("/v1/messages/count_tokens", server.count_messages),
+            web.post("/v1/responses", server.responses),
+            web.post("/v1/responses/input_tokens", server.count_responses),
+            web.route("*", "/v1/responses/{id:resp_[^/]*}{rest:.*}", server.stored_response),
             web.get("/v1/models", server.models),
             web.post("/tokenize", server.tokenize),
             web.post("/detokenize", server.detokenize),
@@ -104,10 +110,28 @@ class Server:
         self._prepare_thread.shutdown(wait=False, cancel_futures=True)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate("chat", request)
+        return await self._generate(partial(parse, "chat"), request)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate("completion", request)
+        return await self._generate(partial(parse, "completion"), request)
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(parse_messages, request)
+
+    async def count_messages(self, request: web.Request) -> web.Response:
+        body = {"input_tokens": await self._count(parse_messages_count, request)}
+        return _json(body, headers=api_headers(request))
+
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(parse_responses, request)
+
+    async def count_responses(self, request: web.Request) -> web.Response:
+        count = await self._count(parse_responses_count, request)
+        return _json({"object": "response.input_tokens", "input_tokens": count})
+
+    async def stored_response(self, request: web.Request) -> web.Response:
+        """A replica stores none: that is the gateway's part."""
+        raise no_such_response(request.match_info["id"])
 
     async def models(self, _: web.Request) -> web.Response:
         model = {
@@ -167,12 +191,12 @@ class Server:
         now = {"batch": load.running, "queue": load.waiting, "max_queue": self._config.max_queue}
         return _json({**now, "cache": {"usage": load.kv_usage, "blocks": blocks}, **self._stats.body(_now())})
 
-    async def _generate(self, kind: Kind, http: web.Request) -> web.StreamResponse:
+    async def _generate(self, read: Callable[[bytes, str], GenerationRequest], http: web.Request) -> web.StreamResponse:
         began = _now()
         self._check_alive()
         self._queue.check()
         raw = await http.read()
-        request = parse(kind, raw, self._model)
+        request = read(raw, self._model)
         self._check_alive()
         for prompt in request.prompts:
             self._check_template(prompt)
@@ -181,26 +205,32 @@ class Server:
         try:
             tokenising = _now()
             slow = len(raw) > LONG_BODY or request.sampling.grammar is not None
-            prepared, dropped = await self._run(slow, lambda: prepare(self._engine, request))
+            prepared = await self._run(slow, lambda: prepare(self._engine, request))
             self._stats.phase("tokenise", _now() - tokenising, _now())
             self._check_alive()
-            return await self._answer(_Prepared(http, request, prepared, dropped, reservation, began))
+            return await self._answer(_Admitted(http, request, prepared, reservation, began))
         finally:
             self._generating -= 1
             reservation.close()
+
+    async def _count(self, read: Callable[[bytes, str], Prompt], http: web.Request) -> int:
+        """The tokens of the prompt in a body."""
+        raw = await http.read()
+        prompt = read(raw, self._model)
+        return len(await self._run(len(raw) > LONG_BODY, lambda: prompt_tokens(self._engine, prompt)))
 
     async def _run(self, slow: bool, work: Callable[[], T]) -> T:
         """Here, or in the preparing thread if it can take long."""
         return await asyncio.get_running_loop().run_in_executor(self._prepare_thread, work) if slow else work()
 
-    async def _answer(self, prepared: "_Prepared") -> web.StreamResponse:
-        request, headers = prepared.request, _headers(prepared, self._engine.info.scores)
-        encoder = self._encoder(prepared)
-        choices = Choices(lambda index: self._begin(prepared, index), len(request.prompts), request.n)
-        client = ClientStream(prepared.http, headers, self._stats, self._config.send_timeout_s)
+    async def _answer(self, admitted: "_Admitted") -> web.StreamResponse:
+        request, headers = admitted.request, _headers(admitted, self._engine.info.scores)
+        encoder = request.encoder(self._context(admitted))
+        choices = Choices(lambda index: self._begin(admitted, index), len(request.prompts), request.n)
+        client = ClientStream(admitted.http, headers, self._stats, self._config.send_timeout_s)
         try:
             if request.output.stream:
-                return await stream(choices, encoder, client, request.output.usage)
+                return await stream(choices, encoder, client)
             return await _whole(choices, encoder, headers)
         except ConnectionError:
             raise
@@ -211,25 +241,25 @@ class Server:
             choices.close()
             client.close()
 
-    def _begin(self, prepared: "_Prepared", index: int) -> Generation:
-        request, (prompt, nth) = prepared.request, divmod(index, prepared.request.n)
+    def _begin(self, admitted: "_Admitted", index: int) -> Generation:
+        request, (prompt, nth) = admitted.request, divmod(index, admitted.request.n)
         echo = echoed(self._engine, request.prompts[prompt]) if request.output.echo else ""
         options = TextOptions(request.stops, request.output.special, echo, self._config.coalesce_s)
-        prepared.reservation.submitted()
-        return Generation(self._engine, self._recorder, with_seed(prepared.requests[prompt], nth), options, prepared.began)
+        admitted.reservation.submitted()
+        wanted = with_seed(admitted.prepared.requests[prompt], nth)
+        return Generation(self._engine, self._recorder, wanted, options, admitted.began)
 
-    def _encoder(self, prepared: "_Prepared") -> ResponseEncoder:
-        request, sent_id = prepared.request, prepared.http.headers.get("X-Request-Id", "")
-        name = sent_id if _SAFE_ID.fullmatch(sent_id) else secrets.token_hex(8)
-        return ResponseEncoder(
-            request.kind,
-            f"{'chatcmpl' if request.kind == 'chat' else 'cmpl'}-{name}",
+    def _context(self, admitted: "_Admitted") -> AnswerContext:
+        prepared = admitted.prepared
+        return AnswerContext(
+            name_of(admitted.http),
             self._model,
             int(time.time()),
+            [request.prompt for request in prepared.requests],
             spell=lambda token: self._engine.decode([token], special=True),
-            scored=request.sampling.logprobs is not None,
+            block_size=self._engine.info.block_size,
             dropped=prepared.dropped,
-            prompt_ids=(lambda index: prepared.requests[index // request.n].prompt) if request.output.token_ids else None,
+            marks=prepared.marks,
         )
 
     def _check_template(self, prompt: Prompt) -> None:
@@ -241,24 +271,24 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """One client's request, ready for the engine: `requests` has one per prompt. `began` is when it arrived."""
+class _Admitted:
+    """One client's request, ready for the engine. `began` is when it arrived."""
 
     http: web.Request
     request: GenerationRequest
-    requests: Items[Request]
-    dropped: int
+    prepared: Prepared
     reservation: Reservation
     began: float
 
 
-def _headers(prepared: _Prepared, scores: bool) -> dict[str, str]:
-    ignored = (*prepared.request.ignored, *(() if scores else prepared.request.needs_scores))
-    headers = {"x-warmroute-ignored": ",".join(ignored)} if ignored else {}
-    return headers | ({"x-warmroute-dropped-messages": str(prepared.dropped)} if prepared.dropped else {})
+def _headers(admitted: _Admitted, scores: bool) -> dict[str, str]:
+    ignored = (*admitted.request.ignored, *(() if scores else admitted.request.needs_scores))
+    headers = api_headers(admitted.http)
+    headers |= {"x-warmroute-ignored": ",".join(ignored)} if ignored else {}
+    return headers | ({"x-warmroute-dropped-messages": str(admitted.prepared.dropped)} if admitted.prepared.dropped else {})
 
 
-async def _whole(choices: Choices, encoder: ResponseEncoder, headers: dict[str, str]) -> web.Response:
+async def _whole(choices: Choices, encoder: Encoder, headers: dict[str, str]) -> web.Response:
     texts: list[list[str]] = [[] for _ in range(choices.count)]
     tokens: list[list[int]] = [[] for _ in range(choices.count)]
     scores: list[list[PlacedScore]] = [[] for _ in range(choices.count)]
@@ -276,37 +306,8 @@ async def _whole(choices: Choices, encoder: ResponseEncoder, headers: dict[str, 
     return web.Response(body=encoder.whole(whole, choices.usage()), content_type="application/json", headers=headers)
 
 
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The only place where errors become responses."""
-    try:
-        return await handler(request)
-    except ApiError as error:
-        return _error_response(error)
-    except web.HTTPRequestEntityTooLarge:
-        text = f"A body may have {request.client_max_size:,} bytes at most. Send a smaller body."
-        return _error_response(ApiError(413, text, code="request_too_large"))
-    except web.HTTPNotFound:
-        served = "/v1/chat/completions, /v1/completions, /v1/models"
-        return _error_response(ApiError(404, f"Unknown path {request.path}: this replica serves {served}."))
-    except web.HTTPMethodNotAllowed as error:
-        allowed = ", ".join(sorted(error.allowed_methods))
-        return _error_response(ApiError(405, f"{request.method} is not allowed here: use {allowed}."))
-    except (web.HTTPException, ConnectionError):
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, the client gets it in the API's format
-        return _error_response(client_error(error))
-
-
-def _error_response(error: ApiError) -> web.Response:
-    response = _json(error.body(), error.status)
-    if error.retry_after_s is not None:
-        response.headers["Retry-After"] = str(error.retry_after_s)
-    return response
-
-
-def _json(body: Mapping[str, object], status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+def _json(body: Mapping[str, object], headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=orjson.dumps(body), content_type="application/json", headers=headers)
 
 
 def _now() -> float:

@@ -7,12 +7,10 @@ an event in the stream. A client that takes no bytes for too long is disconnecte
 import asyncio
 import logging
 from contextlib import aclosing
-from dataclasses import replace
 
 from aiohttp import web
 
-from replica.api.requests import UsageReporting
-from replica.api.responses import DONE, ResponseEncoder, error_event
+from replica.api.generation import Encoder
 from replica.api.stats import Stats
 from replica.api.validation import ApiError
 from replica.engine import EngineError
@@ -57,35 +55,27 @@ class ClientStream:
             self._stats.phase("send", self._waited_s, _now())
 
 
-async def stream(choices: Choices, encoder: ResponseEncoder, client: ClientStream, usage: UsageReporting) -> web.StreamResponse:
+async def stream(choices: Choices, encoder: Encoder, client: ClientStream) -> web.StreamResponse:
     """Write the whole response. Errors are raised as long as nothing has been written."""
     out = b""
-    begun: set[int] = set()
     left = choices.count
     try:
         async with aclosing(choices.deltas()) as deltas:
             async for index, delta in deltas:
-                so_far = choices.usage_of(index) if usage == "each" else None
-                first = index not in begun
-                if first:
-                    begun.add(index)
-                    out += encoder.head(index, so_far and replace(so_far, completion_tokens=0))
-                if delta.text or delta.scores or delta.finish is not None or (delta.tokens and encoder.prompt_ids):
-                    out += encoder.chunk(index, delta, so_far, first)
+                out += encoder.delta(index, delta, choices)
                 left -= delta.finish is not None
                 if left and (out or not client.opened):
                     await client.write(out)
                     out = b""
-        if usage != "none":
-            out += encoder.usage(choices.usage())
+        out += encoder.end(choices)
     except ConnectionError:
         raise
     except Exception as error:
         if not client.opened:
             raise
         choices.fail()
-        out += error_event(client_error(error))
-    await client.write(out + DONE, last=True)
+        out += encoder.failed(client_error(error))
+    await client.write(out, last=True)
     return client.response
 
 

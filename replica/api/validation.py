@@ -7,6 +7,7 @@ the failing value. Null is the same as a field that was left out.
 """
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
@@ -17,6 +18,8 @@ from msgspec import Meta
 T = TypeVar("T", bound=msgspec.Struct)
 Flag = Annotated[bool, Meta(description="true or false")]
 TokenIds = Annotated[list[int], Meta(description="a list of token ids (integers)")]
+MAX_IGNORED = 20  # field names in the header; a body may have thousands
+_SAFE_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _PATH = re.compile(r" - at (?:`key` in )?`\$(.*)`$")
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 _MISSING = re.compile(r"missing required field `(\w+)`")
@@ -53,6 +56,23 @@ def checked(body: dict[str, Any], kind: type[T]) -> T:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
         raise _field_error(body, kind, str(error)) from None
+
+
+def check_model(body: Mapping[str, Any], model: str) -> None:
+    """`model` is the only name that is served; a body may leave it out. Raises ApiError."""
+    if body.get("model") not in (None, model):
+        message = f"The model {body['model']!r} does not exist; this replica serves {model!r}."
+        raise ApiError(404, message, "model", "model_not_found")
+
+
+def ignored_fields(body: Mapping[str, Any], supported: frozenset[str]) -> tuple[str, ...]:
+    """The fields of a body that have a value and are not supported, as far as they can be in a header."""
+    names = (name for name in body.keys() - supported if is_set(body[name]))
+    return tuple(sorted(name for name in names if _SAFE_NAME.fullmatch(name)))[:MAX_IGNORED]
+
+
+def is_set(value: object) -> bool:
+    return value not in (None, False, 0, {}, [], "")
 
 
 def kind_of(value: object) -> str:

@@ -158,7 +158,7 @@ class SimEngine:
         return [sim_text.decode([token]) for token in tokens]
 
     def grammar_error(self, grammar: Grammar) -> str | None:
-        return "the simulated engine has no token scores to constrain."
+        return None if grammar.kind == "calls" else "the simulated engine has no token scores to constrain."
 
     def failure(self) -> str | None:
         return None
@@ -187,9 +187,7 @@ class SimEngine:
     def submit(self, request: Request) -> Sequence:
         """O(prompt + answer)."""
         sequence = Sequence(request, self.cancel)
-        tokens, stops = sim_text.answer(
-            request.prompt, request.max_tokens, endless=request.ignore_eos, least=request.min_tokens, seed=_seed(request)
-        )
+        tokens, stops = _answer(request)
         cut = next((at for at in range(request.min_tokens, len(tokens)) if tokens[at] in request.stop_tokens), None)
         if cut is not None:
             del tokens[cut + 1 :]
@@ -347,6 +345,17 @@ class SimEngine:
             job.prefix.extend(job.answer[: max(0, job.emitted - 1)])  # the last token's K and V are not computed
             self._cache.commit(job.lease, len(job.prefix.keys))
         self._cache.release(job.lease, self._now())
+
+
+def _answer(request: Request) -> tuple[list[int], bool]:
+    """The tokens of a call if one is asked for, else of an ordinary answer; and whether it ends before max_tokens."""
+    grammar = request.grammar
+    call = sim_text.forced_call(grammar.text) if grammar else sim_text.requested_calls(request.prompt)
+    if call:
+        return call[: request.max_tokens], len(call) <= request.max_tokens
+    return sim_text.answer(
+        request.prompt, request.max_tokens, endless=request.ignore_eos, least=request.min_tokens, seed=_seed(request)
+    )
 
 
 def _seed(request: Request) -> int:

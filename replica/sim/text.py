@@ -5,12 +5,19 @@ is continued with the rest of that answer.
 A token is up to four characters with the space before them, or one white space, or a role marker: about four bytes of
 English. Splitting restarts at every space and line end, so a prompt that extends another one begins with its tokens (except
 for the last), and an answer sent back as part of the next prompt has the tokens that were generated.
+
+A conversation can have the engine call tools: each line of the last user's message with `<|call|>NAME {JSON}` (or several of
+these) is one step of an agent. The first line is the answer to that message, the next one the answer after that, and so on;
+then comes an ordinary answer. Only with tools in the prompt. A call in the prompt or in an answer is written as templates
+write it, in tokens that contain their text: so it can be generated without a vocabulary.
 """
 
+import json
 import re
 import zlib
 from array import array
 from collections.abc import Sequence as Items
+from typing import Any
 
 import xxhash
 
@@ -33,7 +40,13 @@ def _id(piece: str) -> int:
     return zlib.crc32(piece.encode())
 
 
-_PIECES = {_id(piece): piece for piece in _ANSWER}
+_CALL_MARK = "<|call|>"
+_CALL_LINE = re.compile(r"(<\|call\|>[^\n]*)")
+_PLAIN_PIECE = re.compile(r" ?\S{1,4}|\s")
+_TOOLS, _USER, _ASSISTANT, _CALL, _NEWLINE = map(_id, ("<|tools|>", "<|user|>", "<|assistant|>", _CALL_MARK, "\n"))
+_PIECES = {_id(piece): piece for piece in (*_ANSWER, _CALL_MARK, "\n", "\t", " ")}
+# A token that contains its text: a tag of three bits, whether there is a space before it, up to four ASCII characters.
+_SPELLED, _SPACE = 0b101 << 29, 1 << 28
 _BREAKS = frozenset(map(_id, "\n\t "))  # after these, no space before a word
 _FIRST = tuple(_id(word) for word in _WORDS)
 _NEXT = tuple(_id(" " + word) for word in _WORDS)
@@ -46,20 +59,93 @@ def encode(text: str) -> list[int]:
 
 def encode_chat(messages: list[Message], tools: list[object] | None, end: PromptEnd = "answer") -> list[int]:
     """Token ids of a conversation."""
-    lines = [f"<|tools|>\n{tools}\n"] if tools else []
-    for message in messages:
+    tokens = encode(f"<|tools|>\n{tools}\n") if tools else []
+    for at, message in enumerate(messages):
         role = message["role"]
         if not role.isalpha() or not role.islower():
             raise PromptError(f"unknown role {role!r}: use system, user, assistant or tool")
-        lines.append(f"<|{role}|>\n{message['content']}\n")
-    if end == "open":
-        lines[-1] = lines[-1][:-1]
-    return encode("".join(lines) + ("<|assistant|>\n" if end == "answer" else ""))
+        tokens += encode(f"<|{role}|>\n") + _content(message)
+        if end != "open" or at < len(messages) - 1:
+            tokens.append(_NEWLINE)
+    return tokens + encode("<|assistant|>\n") if end == "answer" else tokens
+
+
+def _content(message: Message) -> list[int]:
+    content: str = message["content"]
+    tokens = encode(content) if _CALL_MARK not in content else _with_marks(content)
+    calls = message.get("tool_calls")
+    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    texts = [call_text(one.get("name"), one.get("arguments")) for one in functions if isinstance(one, dict)]
+    if texts and tokens:
+        tokens.append(_NEWLINE)
+    return tokens + spelled("\n".join(texts))
+
+
+def _with_marks(content: str) -> list[int]:
+    tokens: list[int] = []
+    for at, text in enumerate(_CALL_LINE.split(content)):
+        if at % 2 == 0:
+            tokens += encode(text)
+            continue
+        for call in text.split(_CALL_MARK)[1:]:
+            tokens += [_CALL, *spelled(call)]
+    return tokens
+
+
+def call_text(name: object, arguments: object) -> str:
+    """A call as templates write it, in ASCII."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def spelled(text: str) -> list[int]:
+    """Tokens that contain their text. Characters beyond ASCII are escaped as in JSON."""
+    ascii_text = "".join(one if one.isascii() else json.dumps(one)[1:-1] for one in text)
+    return [_id(piece) if piece.isspace() else _spelled(piece) for piece in _PLAIN_PIECE.findall(ascii_text)]
+
+
+def _spelled(piece: str) -> int:
+    word = piece.removeprefix(" ")
+    return _SPELLED | (_SPACE if word != piece else 0) | sum(ord(one) << 7 * at for at, one in enumerate(word))
+
+
+def _text_of(token: int) -> str:
+    if token >> 29 != _SPELLED >> 29:
+        return "\ufffd"
+    letters = [chr(token >> 7 * at & 127) for at in range(4)]
+    word = "".join(letters).rstrip("\0")
+    return (" " if token & _SPACE else "") + word if word.isprintable() and word else "\ufffd"
 
 
 def decode(tokens: Items[int]) -> str:
     """Text of generated tokens; ids that this engine never generates become a replacement character."""
-    return "".join(_PIECES.get(token, "\ufffd") for token in tokens)
+    return "".join(_PIECES.get(token) or _text_of(token) for token in tokens)
+
+
+def requested_calls(prompt: Items[int]) -> list[int]:
+    """The tokens of the calls that the last user's message asks for at this step; none if it asks for no more. O(prompt)."""
+    if not prompt or prompt[0] != _TOOLS or prompt[-1] != _NEWLINE or prompt[-2] != _ASSISTANT or _CALL not in prompt:
+        return []
+    turn = list(prompt)
+    turn = turn[len(turn) - 1 - turn[::-1].index(_USER) :] if _USER in turn else []
+    lines = _CALL_LINE.findall(decode(turn))
+    step = turn.count(_ASSISTANT) - 1
+    if step >= len(lines):
+        return []
+    calls = (call.strip().partition(" ") for call in lines[step].split(_CALL_MARK)[1:])
+    return spelled("\n".join(call_text(name, _object(arguments)) for name, _, arguments in calls))
+
+
+def forced_call(functions: str) -> list[int]:
+    """The tokens of a call of the first of these functions (a JSON list), without arguments."""
+    return spelled(call_text(json.loads(functions)[0]["name"], {}))
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 class WordDetokenizer:

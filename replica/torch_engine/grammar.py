@@ -5,6 +5,7 @@ an end token may be drawn. So a bad grammar ends its own answer and never the en
 """
 
 import importlib.util
+import json
 import logging
 from functools import lru_cache
 from typing import Any
@@ -55,7 +56,22 @@ class Grammars:
         return GrammarState(self._compiled(grammar).deep_copy(), self._ends)
 
     def _compile(self, grammar: Grammar) -> Any:
-        return self._lib.LLMatcher(self._tokenizer, self._lib.grammar_from(grammar.kind, grammar.text), log_level=0)
+        kind, text = ("lark", _calls(grammar.text)) if grammar.kind == "calls" else (grammar.kind, grammar.text)
+        return self._lib.LLMatcher(self._tokenizer, self._lib.grammar_from(kind, text), log_level=0)
+
+
+def _calls(functions: str) -> str:
+    """The form of a call that `replica.output.tool_calls` reads."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": function["name"]}, "arguments": function["parameters"]},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for function in json.loads(functions)
+    ]
+    return 'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json ' + json.dumps({"anyOf": calls})
 
 
 class GrammarState:

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from replica.api.requests import SUPPORTED, Kind
+from replica.api.completions.requests import SUPPORTED, Kind
 from tests.replica.tiny import serving, spoken_model
 
 pytestmark = pytest.mark.model

@@ -1,17 +1,19 @@
 """Response bodies as bytes, in OpenAI's formats with vLLM's additions: whole bodies, stream chunks, usage, token scores."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
-from replica.api.requests import Kind
 from replica.api.validation import ApiError
 from replica.engine import TokenScore
 from replica.output.generation import Delta, Usage
+from replica.output.tool_calls import Call
 from replica.output.transcript import PlacedScore
 
+ToolCalls = list[dict[str, Any]]
+Kind = Literal["chat", "completion"]
 DONE = b"data: [DONE]\n\n"
 
 
@@ -34,19 +36,20 @@ class ResponseEncoder:
         frame = {"id": self.id, "object": name, "created": self.created, "model": self.model, "choices": choices}
         return frame | {"usage": usage_body(usage)} if usage else frame
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
-        """The body of a response that is not streamed."""
-        bodies = [self._choice(index, delta) for index, delta in enumerate(choices)]
+    def whole(self, choices: Sequence[Delta], usage: Usage, calls: Mapping[int, ToolCalls] | None = None) -> bytes:
+        """The body of a response that is not streamed. `calls`: those of each choice that has any."""
+        bodies = [self._choice(index, delta, (calls or {}).get(index, [])) for index, delta in enumerate(choices)]
         frame = self._frame("chat.completion" if self.kind == "chat" else "text_completion", bodies, usage)
         return orjson.dumps(frame | self._truncation() | self._chat_prompt())
 
-    def _choice(self, index: int, delta: Delta) -> dict[str, Any]:
+    def _choice(self, index: int, delta: Delta, calls: ToolCalls) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index}
         if self.kind == "chat":
-            choice["message"] = {"role": "assistant", "content": delta.text}
+            called = {"content": delta.text or None, "tool_calls": calls} if calls else {"content": delta.text}
+            choice["message"] = {"role": "assistant", **called}
         else:
             choice |= {"text": delta.text} | self._text_prompt(index)
-        reasons = {"finish_reason": delta.finish, "stop_reason": delta.stop_reason}
+        reasons = {"finish_reason": _finish(delta, bool(calls)), "stop_reason": delta.stop_reason}
         return choice | {"logprobs": self._logprobs(delta.scores), **reasons} | self._token_ids(delta)
 
     def _truncation(self) -> dict[str, Any]:
@@ -68,11 +71,23 @@ class ResponseEncoder:
         choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         return _event(self._frame(self._stream_name, [choice], usage) | self._truncation() | self._chat_prompt())
 
-    def chunk(self, index: int, delta: Delta, usage: Usage | None = None, first: bool = False) -> bytes:
-        """`first`: it is the first one of its choice."""
+    def chunk(
+        self,
+        index: int,
+        delta: Delta,
+        usage: Usage | None = None,
+        first: bool = False,
+        calls: ToolCalls | None = None,
+        called: bool = False,
+    ) -> bytes:
+        """`first`: it is the first one of its choice. `calls` are those of this chunk; `called`: the choice has had any."""
         choice: dict[str, Any] = {"index": index}
         choice |= {"delta": {"content": delta.text}} if self.kind == "chat" else {"text": delta.text}
-        choice |= {"logprobs": self._logprobs(delta.scores), "finish_reason": delta.finish} | self._token_ids(delta)
+        if calls:
+            choice["delta"] = {"content": delta.text} if delta.text else {}
+            choice["delta"]["tool_calls"] = calls
+        finish = _finish(delta, called)
+        choice |= {"logprobs": self._logprobs(delta.scores), "finish_reason": finish} | self._token_ids(delta)
         if delta.finish is not None:
             choice["stop_reason"] = delta.stop_reason
         if first and self.kind == "completion":
@@ -109,6 +124,15 @@ class ResponseEncoder:
     def _logprob(self, token: int, logprob: float) -> dict[str, Any]:
         text = self.spell(token)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def tool_call(index: int, name: str, call: Call) -> dict[str, Any]:
+    """A chat's call; `name` is its id."""
+    return {"index": index, "id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _finish(delta: Delta, called: bool) -> str | None:
+    return "tool_calls" if called and delta.finish == "stop" else delta.finish
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from replica.api.response_format import AnswerFields, grammar_of
+from replica.api.completions.response_format import AnswerFields, grammar_of
 from replica.api.validation import ApiError, checked
 from replica.engine import Grammar
 

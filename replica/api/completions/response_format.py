@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal
 import orjson
 from msgspec import Meta, Struct
 
+from replica.api.tools import json_text
 from replica.api.validation import ApiError, Flag, kind_of
 from replica.engine import Grammar
 
 FIELDS = ("response_format", "guided_json", "guided_choice", "guided_regex", "structured_outputs")
-_ANY_OBJECT = '{"type":"object"}'
+ANY_OBJECT = '{"type":"object"}'
 _TYPES = "'text', 'json_object' or 'json_schema'"
 Schema = Annotated[dict[str, Any] | bool | str, Meta(description="a JSON schema (an object)")]
 Regex = Annotated[str, Meta(description="a string")]
@@ -46,15 +47,16 @@ class AnswerFields(Struct, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, description="an integer of at least 0")] | None = None
 
 
-def grammar_of(fields: AnswerFields) -> Grammar | None:
-    """The constraint in a body, if any. Raises ApiError."""
-    found = list(_from_response_format(fields.response_format))
+def grammar_of(fields: AnswerFields, call: Grammar | None = None) -> Grammar | None:
+    """The constraint in a body, if any; `call`: the one of a forced tool call. Raises ApiError."""
+    found = [*_from_response_format(fields.response_format), *([call] if call else [])]
     found += _guided("guided_", fields.guided_json, fields.guided_choice, fields.guided_regex)
     outputs = fields.structured_outputs
     if outputs is not None:
         found += _guided("structured_outputs.", outputs.json, outputs.choice, outputs.regex)
     if len(found) > 1:
-        raise ApiError(400, f"Only one format per request: send one of {', '.join(FIELDS)}.", "response_format")
+        fields_of_formats = ", ".join((*FIELDS, "a tool_choice that forces a call"))
+        raise ApiError(400, f"Only one format per request: send one of {fields_of_formats}.", "response_format")
     for name, value in (("ignore_eos", fields.ignore_eos), ("min_tokens", fields.min_tokens)):
         if found and value:
             raise ApiError(400, f"The format decides where the answer ends: leave out {name}.", name)
@@ -65,26 +67,26 @@ def _from_response_format(wanted: ResponseFormat | str | None) -> Iterator[Gramm
     described = wanted.json_schema if isinstance(wanted, ResponseFormat) else None
     kind = wanted.type if isinstance(wanted, ResponseFormat) else wanted
     if kind == "json_object":
-        yield Grammar("json", _ANY_OBJECT)
+        yield Grammar("json", ANY_OBJECT)
     if kind == "json_schema":
         if described is None:
             raise ApiError(400, "response_format.json_schema must be an object with a schema.", "response_format.json_schema")
-        yield _json(described.schema, "response_format.json_schema.schema")
+        yield json_grammar(described.schema, "response_format.json_schema.schema")
 
 
 def _guided(
     prefix: str, schema: dict[str, Any] | bool | str | None, choice: list[str] | None, regex: str | None
 ) -> Iterator[Grammar]:
     if schema is not None:
-        yield _json(schema, f"{prefix}json")
+        yield json_grammar(schema, f"{prefix}json")
     if choice is not None:
         yield Grammar("choice", orjson.dumps(choice).decode())
     if regex is not None:
         yield Grammar("regex", regex)
 
 
-def _json(schema: dict[str, Any] | bool | str, name: str) -> Grammar:
-    """A schema may also be sent as JSON text."""
+def json_grammar(schema: dict[str, Any] | bool | str, name: str) -> Grammar:
+    """The constraint to a JSON schema, which may also be sent as JSON text. Raises ApiError, which names the field."""
     parsed: object = schema
     if isinstance(schema, str):
         try:
@@ -93,4 +95,4 @@ def _json(schema: dict[str, Any] | bool | str, name: str) -> Grammar:
             raise ApiError(400, f"{name} is not valid JSON: {error}.", name) from None
     if not isinstance(parsed, dict | bool):
         raise ApiError(400, f"{name} must be a JSON schema (an object), not {kind_of(parsed)}.", name)
-    return Grammar("json", orjson.dumps(parsed).decode())
+    return Grammar("json", json_text(parsed, name))

@@ -1,23 +1,32 @@
 """Bodies in, answers out: every mistake has its own status, field and advice."""
 
+import json
 from typing import Any
 
 import orjson
 import pytest
 
-from replica.api.requests import GenerationRequest, Kind, OutputOptions, parse
-from replica.api.responses import ResponseEncoder
+from replica.api.completions.encoder import ResponseEncoder
+from replica.api.completions.requests import GenerationRequest, Kind, OutputOptions, parse
 from replica.api.validation import ApiError
 from replica.cache.prefix import Scope
 from replica.engine import Sampling
 from replica.output.generation import Delta, Usage
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 def call(kind: Kind = "chat", **fields: Any) -> GenerationRequest:
     base: dict[str, Any] = {"messages": MESSAGES} if kind == "chat" else {"prompt": "Hi"}
-    return parse(kind, orjson.dumps(base | fields), "m")
+    return parse(kind, json.dumps(base | fields).encode(), "m")  # orjson writes no deep nesting
+
+
+def nested(levels: int) -> Any:
+    value: Any = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
 
 
 @pytest.mark.parametrize(
@@ -63,8 +72,14 @@ def test_bodies_that_are_no_chat(raw: bytes, param: str | None, message: str) ->
         ({"ignore_eos": True, "guided_regex": "a"}, "ignore_eos", "leave out ignore_eos"),
         ({"skip_special_tokens": 1}, "skip_special_tokens", "true or false"),
         ({"return_token_ids": "yes"}, "return_token_ids", "true or false"),
-        ({"tool_choice": "required", "tools": [{}]}, "tool_choice", "cannot be forced"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "cannot be forced"),
+        ({"tool_choice": "required", "tools": [{}]}, "tool_choice", "together with tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "together with tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": TOOLS}, "tool_choice", "names the function"),
+        ({"tool_choice": "any", "tools": TOOLS}, "tool_choice", "'auto', 'none', 'required' or"),
+        ({"tool_choice": "required", "tools": TOOLS, "guided_regex": "a"}, "response_format", "Only one format"),
+        ({"tools": [nested(500)]}, "tools", "nested too deeply"),
+        ({"guided_json": nested(500)}, "guided_json", "nested too deeply"),
+        ({"messages": [{"role": "user", "tool_calls": nested(500)}]}, "messages[0].tool_calls", "nested too deeply"),
         ({"tool_choice": "auto"}, "tool_choice", "together with tools"),
         (
             {"stream": True, "stream_options": {"continuous_usage_stats": 1}},

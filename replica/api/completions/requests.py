@@ -5,30 +5,33 @@ it is listed in `GenerationRequest.ignored`, for the response header `x-warmrout
 value is an `ApiError`. The supported fields are those of the Structs here; a chat's body is read as two of them.
 """
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from replica.api.prompts import ChatPromptFields, Prompt, chat_prompt, text_prompts
-from replica.api.response_format import AnswerFields, grammar_of
-from replica.api.validation import ApiError, Flag, TokenIds, checked, read_object
+from replica.api.completions.answer import CompletionAnswer
+from replica.api.completions.encoder import Kind
+from replica.api.completions.response_format import AnswerFields, grammar_of
+from replica.api.generation import (
+    MAX_SALT,
+    MAX_STOPS,
+    RETENTION_S,
+    GenerationRequest,
+    OutputOptions,
+    Retention,
+    UsageReporting,
+)
+from replica.api.prompts import ChatPromptFields, Prompt, chat_prompt, chat_tool_use, text_prompts
+from replica.api.tools import ToolUse
+from replica.api.validation import ApiError, Flag, TokenIds, check_model, checked, ignored_fields, is_set, read_object
 from replica.cache.prefix import Scope
 from replica.engine import Sampling
 
-Kind = Literal["chat", "completion"]
-UsageReporting = Literal["none", "last", "each"]  # in a stream: in no chunk, in one of its own at the end, in each chunk
-
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's and vLLM's default for a completion without max_tokens
-MAX_STOPS = 16
-MAX_SALT = 1024
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
-MAX_IGNORED = 20  # field names in the header; a body may have thousands
-RETENTION_S: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
-_SAFE_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _NEEDS_SCORES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "top_k", "min_p")
 
 Count = Annotated[int, Meta(ge=1, description="an integer of at least 1")]
@@ -38,7 +41,6 @@ Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer f
 TokenKey = Annotated[str, Meta(pattern="^[0-9]{1,11}$")]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Stop = Annotated[str, Meta(min_length=1)]
-Retention = Literal["5m", "1h"]  # RETENTION_S
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -123,68 +125,34 @@ class DetokenizeBody(Struct):
     tokens: TokenIds
 
 
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """How answers are returned: as a stream, with `usage` in it, the prompt before them (`echo`), token ids, special tokens."""
-
-    stream: bool = False
-    usage: UsageReporting = "none"
-    echo: bool = False
-    token_ids: bool = False
-    special: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """A checked request body: `n` answers to each prompt. `needs_scores`: the fields sent that only an engine with token
-    scores can apply."""
-
-    kind: Kind
-    prompts: list[Prompt]
-    n: int
-    max_tokens: int | None
-    sampling: Sampling
-    stops: tuple[str, ...]
-    output: OutputOptions
-    scope: Scope
-    keep_s: float
-    needs_scores: tuple[str, ...]
-    ignored: tuple[str, ...]
-
-
 def parse(kind: Kind, raw: bytes, model: str) -> GenerationRequest:
     """Check one body; `model` is the only name that is served. Raises ApiError."""
     body = read_object(raw)
     check_model(body, model)
     if kind == "chat":
-        chat = checked(body, ChatFields)
-        prompts, logprobs, output = [chat_prompt(checked(body, ChatPromptFields))], _chat_logprobs(chat), _output(chat)
+        chat, prompted = checked(body, ChatFields), checked(body, ChatPromptFields)
+        prompts, logprobs, output = [chat_prompt(prompted)], _chat_logprobs(chat), _output(chat)
         fields: GenerationFields = chat
-        max_tokens = chat.max_completion_tokens or chat.max_tokens
+        tools, max_tokens = chat_tool_use(prompted), chat.max_completion_tokens or chat.max_tokens
     else:
         fields = text = checked(body, CompletionFields)
         prompts, logprobs, output = text_prompts(text.prompt), text.logprobs, _completion_output(text)
-        max_tokens = text.max_tokens or DEFAULT_COMPLETION_TOKENS
-    sampling = _sampling(fields, logprobs)
+        tools, max_tokens = ToolUse(), text.max_tokens or DEFAULT_COMPLETION_TOKENS
+    sampling = _sampling(fields, logprobs, tools)
+    n = _choices(fields, sampling)
     return GenerationRequest(
-        kind=kind,
         prompts=prompts,
-        n=_choices(fields, sampling),
+        n=n,
         max_tokens=max_tokens,
         sampling=sampling,
         stops=tuple([fields.stop] if isinstance(fields.stop, str) else fields.stop or ()),
         output=output,
+        encoder=partial(CompletionAnswer, kind, n, output, scored=logprobs is not None, tools=tools.read),
         scope=Scope(salt=fields.cache_salt),
         keep_s=RETENTION_S[fields.cache_retention] if fields.cache_retention else 0.0,
-        needs_scores=tuple(name for name in _NEEDS_SCORES if name in body and _is_set(body[name])),
-        ignored=_ignored(kind, body),
+        needs_scores=tuple(name for name in _NEEDS_SCORES if name in body and is_set(body[name])),
+        ignored=ignored_fields(body, SUPPORTED[kind]),
     )
-
-
-def check_model(body: Mapping[str, Any], model: str) -> None:
-    if body.get("model") not in (None, model):
-        message = f"The model {body['model']!r} does not exist; this replica serves {model!r}."
-        raise ApiError(404, message, "model", "model_not_found")
 
 
 def parse_tokenize(raw: bytes, model: str) -> tuple[Prompt, bool]:
@@ -245,7 +213,7 @@ def _choices(fields: GenerationFields, sampling: Sampling) -> int:
     return n
 
 
-def _sampling(fields: GenerationFields, logprobs: int | None) -> Sampling:
+def _sampling(fields: GenerationFields, logprobs: int | None, tools: ToolUse) -> Sampling:
     return Sampling(
         # Greedy by default: the same prompt then gives the same answer, which makes caches comparable.
         temperature=fields.temperature or 0.0,
@@ -261,7 +229,7 @@ def _sampling(fields: GenerationFields, logprobs: int | None) -> Sampling:
         stop_tokens=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
         min_tokens=fields.min_tokens or 0,
-        grammar=grammar_of(fields),
+        grammar=grammar_of(fields, tools.forced),
     )
 
 
@@ -272,12 +240,3 @@ def _chat_logprobs(fields: ChatFields) -> int | None:
     if fields.top_logprobs:
         raise ApiError(400, "top_logprobs is only allowed together with logprobs: true.", "top_logprobs")
     return None
-
-
-def _is_set(value: object) -> bool:
-    return value not in (None, False, 0, {}, [], "")
-
-
-def _ignored(kind: Kind, body: dict[str, Any]) -> tuple[str, ...]:
-    names = (name for name in body.keys() - SUPPORTED[kind] if _is_set(body[name]))
-    return tuple(sorted(name for name in names if _SAFE_NAME.fullmatch(name)))[:MAX_IGNORED]

@@ -1,0 +1,92 @@
+"""What the HTTP server and an API exchange: a checked request with its encoder, and what the encoder is told about the answer.
+
+Theory of operation. An API (chat and completions, Messages, Responses) is two things: a function from a body to a
+`GenerationRequest`, and an `Encoder` that turns what the engine generates into the API's bytes. All between them is shared:
+admission, tokenizing, generation, stop strings, metrics, the connection to the client. A request brings the maker of its own
+encoder along, so the server does not know which API it serves.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from replica.api.prompts import Prompt
+from replica.api.validation import ApiError
+from replica.cache.prefix import Scope
+from replica.engine import Sampling
+from replica.output.generation import Delta, Usage
+
+UsageReporting = Literal["none", "last", "each"]  # in a stream: in no chunk, in one of its own at the end, in each chunk
+Retention = Literal["5m", "1h"]
+RETENTION_S: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}  # seconds of each Retention
+MAX_STOPS = 16
+MAX_SALT = 1024
+
+
+class Counts(Protocol):
+    """The tokens of a request until now: of all its answers, and of one of them."""
+
+    def usage(self) -> Usage: ...
+
+    def usage_of(self, index: int) -> Usage: ...
+
+
+class Encoder(Protocol):
+    """The bytes of one response: either `whole`, once; or as a stream each `delta`, then `end` or `failed`."""
+
+    def whole(self, answers: Sequence[Delta], usage: Usage) -> bytes:
+        """The body of a response that is not streamed; `answers` have all their text."""
+
+    def delta(self, index: int, delta: Delta, counts: Counts) -> bytes:
+        """New text of one answer, as events; empty if there is nothing to send."""
+
+    def end(self, counts: Counts) -> bytes:
+        """The events after the last delta of the last answer."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """The events by which a stream that has begun ends with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerContext:
+    """What is known before the first token. `name`: the client's id of this request, or a random one. `created` in seconds of
+    Unix time. `prompts`: token ids of each prompt. `marks`: positions in the first prompt, in tokens, of its own marks.
+    `dropped`: messages left out to make the prompt fit. `spell` gives a token's text. `block_size`: of the cache, in tokens."""
+
+    name: str
+    model: str
+    created: int
+    prompts: Sequence[Sequence[int]]
+    spell: Callable[[int], str]
+    block_size: int = 1
+    dropped: int = 0
+    marks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """How answers are returned: as a stream, with `usage` in it, the prompt before them (`echo`), token ids, special tokens."""
+
+    stream: bool = False
+    usage: UsageReporting = "none"
+    echo: bool = False
+    token_ids: bool = False
+    special: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A checked request body: `n` answers to each prompt. `needs_scores`: the fields sent that only an engine with token
+    scores can apply."""
+
+    prompts: list[Prompt]
+    n: int
+    max_tokens: int | None
+    sampling: Sampling
+    stops: tuple[str, ...]
+    output: OutputOptions
+    encoder: Callable[[AnswerContext], Encoder]
+    scope: Scope = field(default_factory=Scope)
+    keep_s: float = 0.0
+    needs_scores: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()

@@ -1,0 +1,63 @@
+"""The tools of a request: which functions there are, whether calls are read out of the answer, and whether one is forced.
+
+"none" keeps the tools in the prompt, as in vLLM: the cached prefix stays the same. A forced call is a constraint on the answer
+(`Grammar` of the kind "calls"), so the engine must be able to follow one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from replica.api.validation import ApiError
+from replica.engine import Grammar
+
+Choice = Literal["auto", "none", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that the model may call; `parameters` is a JSON schema, None if it was not sent."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """`read`: calls are read out of the answer's text. `forced`: the answer is one call."""
+
+    read: bool = False
+    forced: Grammar | None = None
+
+
+def tool_use(functions: Sequence[Function], choice: Choice, named: str | None = None) -> ToolUse:
+    """`named`: the only function that may be called. Raises ApiError."""
+    if not functions:
+        if choice == "required":
+            raise ApiError(400, "tool_choice is only allowed together with tools.", "tool_choice")
+        return ToolUse()
+    if choice != "required":
+        return ToolUse(read=choice == "auto")
+    wanted = [one for one in functions if named in (None, one.name)]
+    if not wanted:
+        raise ApiError(400, f"tool_choice names the function {named!r}, which is not among the tools.", "tool_choice")
+    described = [{"name": one.name, "parameters": one.parameters or {"type": "object"}} for one in wanted]
+    return ToolUse(read=True, forced=Grammar("calls", json_text(described, "tools")))
+
+
+def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """A tool as chats have it, which is how templates print it: the same for every API."""
+    function: dict[str, Any] = {"name": name}
+    function |= {} if description is None else {"description": description}
+    function |= {} if parameters is None else {"parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def json_text(value: object, name: str) -> str:
+    """A value as JSON. Raises ApiError if it is nested deeper than orjson writes, which is 254 levels."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        raise ApiError(400, f"{name} is nested too deeply: 250 levels at most.", name) from None
