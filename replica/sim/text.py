@@ -126,8 +126,8 @@ def requested_calls(prompt: Items[int]) -> list[int]:
     if not prompt or prompt[0] != _TOOLS or prompt[-1] != _NEWLINE or prompt[-2] != _ASSISTANT or _CALL not in prompt:
         return []
     turn = list(prompt)
-    turn = turn[len(turn) - 1 - turn[::-1].index(_USER) :] if _USER in turn else []
-    lines = _CALL_LINE.findall(decode(turn))
+    turn = turn[len(turn) - 1 - turn[::-1].index(_USER) :] if _USER in turn else [_ASSISTANT]
+    lines = _CALL_LINE.findall(decode(turn[: turn.index(_ASSISTANT)]))
     step = turn.count(_ASSISTANT) - 1
     if step >= len(lines):
         return []

@@ -36,9 +36,9 @@ def _add(found: list[Message], thoughts: list[str], item: object, path: str) -> 
     if kind == "message":
         message = _message(item, path)
         found.append(_with_thoughts(message, thoughts) if message["role"] == "assistant" else message)
-    elif kind == "function_call":
+    elif kind in ("function_call", "custom_tool_call"):
         _add_call(found, thoughts, _call(item, path))
-    elif kind == "function_call_output":
+    elif kind in ("function_call_output", "custom_tool_call_output"):
         found.append(_result(item, path))
     elif kind == "reasoning":
         thoughts += _thoughts(item.get("content"))
@@ -79,12 +79,13 @@ def _text(part: object, path: str) -> str:
 
 
 def _call(item: dict[str, Any], path: str) -> dict[str, Any]:
-    fields = {name: item.get(name) for name in ("call_id", "name", "arguments")}
-    for name, value in fields.items():
-        if not isinstance(value, str):
+    custom = item["type"] == "custom_tool_call"
+    given = "input" if custom else "arguments"
+    for name in ("call_id", "name", given):
+        if not isinstance(item.get(name), str):
             raise ApiError(400, f"{path}.{name} must be a string.", f"{path}.{name}")
-    function = {"name": fields["name"], "arguments": fields["arguments"]}
-    return {"id": fields["call_id"], "type": "function", "function": function}
+    function = {"name": item["name"], "arguments": {"input": item["input"]} if custom else item["arguments"]}
+    return {"id": item["call_id"], "type": "function", "function": function}
 
 
 def _add_call(found: list[Message], thoughts: list[str], call: dict[str, Any]) -> None:

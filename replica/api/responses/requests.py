@@ -26,6 +26,10 @@ _CHOICES = "'auto', 'none', 'required' or {'type': 'function', 'name': ...}"
 _STATE = "This replica stores no responses: send the whole input, or ask a gateway that keeps them."
 
 
+Text = Annotated[str, Meta(min_length=1)]
+Items = Annotated[list[Any], Meta(min_length=1)]
+
+
 class TextFormat(Struct, kw_only=True):
     type: Annotated[Literal["text", "json_object", "json_schema"], Meta(description=_FORMATS)]
     schema: Annotated[dict[str, Any], Meta(description="a JSON schema (an object)")] | None = None
@@ -45,7 +49,7 @@ class PromptFields(Struct, kw_only=True):
     """The fields that the prompt is made from, which is all that input_tokens reads."""
 
     model: Any = None
-    input: Annotated[str | list[Any], Meta(min_length=1, description="a string or a list of items, not empty")]
+    input: Annotated[Text | Items, Meta(description="a string or a list of items, not empty")]
     instructions: Annotated[str, Meta(description="a string")] | None = None
     tools: Annotated[list[Any], Meta(description="a list")] | None = None
     tool_choice: Annotated[Literal["auto", "none", "required"] | NamedFunction, Meta(description=_CHOICES)] | None = None

@@ -1,10 +1,14 @@
 """The simulated language: stable, prefix-preserving, and the same after a round trip."""
 
+import json
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.engine import PromptError
+from replica.engine import Message, PromptError
+from replica.output.tool_calls import Call, parts_of
 from replica.sim import text as sim_text
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What  is it?\n\tSay."}]
@@ -80,3 +84,48 @@ def test_the_tokenizer_gives_the_same_ids_in_every_process() -> None:
         2564639436,
         852952723,
     ]  # crc32 of the pieces
+
+
+TOOLS = [{"type": "function", "function": {"name": "find"}}]
+ASKED = 'Look.\n<|call|>find {"what": "é"} <|call|>find {}\n<|call|>end no JSON'
+
+
+def test_a_marked_message_is_answered_with_its_calls_step_by_step() -> None:
+    messages: list[Message] = [{"role": "user", "content": ASKED}]
+    texts = []
+    for _ in range(3):
+        prompt = sim_text.encode_chat(messages, TOOLS)
+        answer = sim_text.requested_calls(prompt)
+        texts.append(sim_text.decode(answer))
+        parts = parts_of(texts[-1])
+        calls = [
+            {"function": {"name": one.name, "arguments": json.loads(one.arguments)}} for one in parts if isinstance(one, Call)
+        ]
+        messages += [{"role": "assistant", "content": "", "tool_calls": calls}, {"role": "tool", "content": "<|call|>x {}"}]
+        if answer:  # sent back it has the tokens that were generated
+            assert sim_text.encode_chat(messages, TOOLS)[: len(prompt) + len(answer)] == prompt + answer
+    assert [parts_of(text) for text in texts] == [
+        [Call("find", '{"what":"é"}'), Call("find", "{}")],
+        [Call("end", "{}")],
+        [],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "end"),
+    [
+        ([{"role": "user", "content": ASKED}], None, "answer"),
+        ([{"role": "user", "content": ASKED}], TOOLS, "none"),
+        ([{"role": "user", "content": ASKED}, {"role": "user", "content": "And now?"}], TOOLS, "answer"),
+        ([{"role": "system", "content": ASKED}], TOOLS, "answer"),
+        ([{"role": "user", "content": ASKED}, {"role": "assistant", "content": "I"}], TOOLS, "open"),
+    ],
+)
+def test_calls_are_made_only_for_the_last_users_message_and_with_tools(messages: Any, tools: Any, end: Any) -> None:
+    assert sim_text.requested_calls(sim_text.encode_chat(messages, tools, end)) == []
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_tokens_that_contain_their_text_give_it_back(name: str, value: str) -> None:
+    text = sim_text.call_text(name, {"a": value})
+    assert sim_text.decode(sim_text.spelled(text)) == text
