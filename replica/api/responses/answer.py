@@ -60,9 +60,8 @@ class ResponseAnswer:
         return self._end_message(status) + self._lifecycle(status, status, counts.usage())
 
     def failed(self, error: ApiError) -> bytes:
-        code = error.code or "server_error"
-        event = self._event("error", code=code, message=error.message, param=error.param)
-        out = self._end_message("incomplete") + event
+        out = self._end_message("incomplete")
+        out += self._event("error", code=error.code or "server_error", message=error.message, param=error.param)
         # A response's error has a code of OpenAI's list.
         return out + self._lifecycle("failed", "failed", error={"code": "server_error", "message": error.message})
 
