@@ -11,15 +11,23 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from replica.api.completions.requests import SUPPORTED, Kind
+from replica.api.completions.requests import SUPPORTED
+from replica.api.messages.requests import SUPPORTED as MESSAGES
+from replica.api.responses.requests import SUPPORTED as RESPONSES
 from tests.replica.tiny import serving, spoken_model
 
 pytestmark = pytest.mark.model
-BASE: dict[Kind, dict[str, Any]] = {
-    "chat": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
-    "completion": {"prompt": "Hi", "max_tokens": 1},
+HI = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+# Each API: its path, its fields, a good body.
+APIS: dict[str, tuple[str, frozenset[str], dict[str, Any]]] = {
+    "chat": ("chat/completions", SUPPORTED["chat"], HI | {"temperature": 1.0}),
+    "completion": ("completions", SUPPORTED["completion"], {"prompt": "Hi", "max_tokens": 1, "temperature": 1.0}),
+    "messages": ("messages", MESSAGES, HI),
+    "count_tokens": ("messages/count_tokens", MESSAGES, HI),
+    "responses": ("responses", RESPONSES, {"input": "Hi", "max_output_tokens": 1}),
+    "input_tokens": ("responses/input_tokens", RESPONSES, {"input": "Hi"}),
 }
-PATHS: dict[Kind, str] = {"chat": "chat/completions", "completion": "completions"}
+HEAD = orjson.dumps(HI)
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 0.5, -0.5, 1e-30, 1e300, 1 << 63, -(1 << 63)),
     *("", "x", "\x00", "\ud7ff\U0010ffff", "([" * 50, "{" * 50, "auto", "1e400"),
@@ -31,6 +39,13 @@ VALUES: list[Any] = [
     [{"role": "user", "content": [{"type": "text", "text": {}}]}],
     [{"role": {}, "content": "x"}],
     [{"role": "assistant", "content": "x", "tool_calls": 5}],
+    [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": []}]}],
+    [{"type": "text", "text": 5, "cache_control": {"type": "ephemeral"}}],
+    [{"type": []}],
+    [{"type": "function", "name": "f", "parameters": []}],
+    [{"type": "function_call", "name": 1}],
+    {"type": "tool", "name": 5},
+    {"format": {"type": "json_schema", "schema": {"$ref": "#/nowhere"}}},
 ]
 
 
@@ -45,13 +60,13 @@ async def client(model: Path) -> AsyncIterator[openai.AsyncOpenAI]:
         yield asking
 
 
-@pytest.mark.parametrize("kind", ["chat", "completion"])
-async def test_no_value_of_any_field_is_the_servers_mistake(client: openai.AsyncOpenAI, kind: Kind) -> None:
-    url = f"{client.base_url}{PATHS[kind]}"
+@pytest.mark.parametrize("kind", ["chat", "completion", "messages", "responses"])
+async def test_no_value_of_any_field_is_the_servers_mistake(client: openai.AsyncOpenAI, kind: str) -> None:
+    path, fields, good = APIS[kind]
     wrong = {}
-    for field in sorted(SUPPORTED[kind]):
+    for field in sorted(fields):
         for value in VALUES:
-            answer = await client._client.post(url, content=orjson.dumps(BASE[kind] | {"temperature": 1.0, field: value}))
+            answer = await client._client.post(f"{client.base_url}{path}", content=orjson.dumps(good | {field: value}))
             if answer.status_code not in (200, 400, 404):
                 wrong[f"{field}={value!r}"] = (answer.status_code, answer.text[:200])
     assert not wrong
@@ -73,7 +88,31 @@ async def test_no_value_of_any_field_is_the_servers_mistake(client: openai.Async
     ],
 )
 async def test_bodies_that_are_no_requests(client: openai.AsyncOpenAI, raw: bytes) -> None:
-    for path in PATHS.values():
+    for path, *_ in APIS.values():
         answer = await client._client.post(f"{client.base_url}{path}", content=raw)
         assert answer.status_code == 400
-        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        shape = {"type", "message"} if path.startswith("messages") else {"message", "type", "param", "code"}
+        assert set(answer.json()["error"]) == shape
+
+
+@pytest.mark.parametrize("depth", [300, 900])
+async def test_deep_nesting_is_refused_wherever_a_prompt_is_made_of_it(client: openai.AsyncOpenAI, depth: int) -> None:
+    deep = b'{"a":' * depth + b"1" + b"}" * depth
+    use = b'{"type":"tool_use","id":"t","name":"f","input":' + deep + b"}"
+    call = b'{"id":"c","type":"function","function":{"name":"f","arguments":' + deep + b"}}"
+    text = orjson.dumps(deep.decode())
+    bodies = [
+        ("messages", b'{"max_tokens":1,"messages":[{"role":"assistant","content":[' + use + b"]}]}"),
+        ("messages", HEAD[:-1] + b',"tools":[{"name":"f","input_schema":' + deep + b"}]}"),
+        ("messages", HEAD[:-1] + b',"output_config":{"format":{"type":"json_schema","schema":' + deep + b"}}}"),
+        ("chat/completions", HEAD[:-1] + b',"tools":[{"type":"function","function":' + deep + b"}]}"),
+        ("chat/completions", b'{"messages":[{"role":"assistant","tool_calls":[' + call + b"]}]}"),
+        ("responses", b'{"input":[{"type":"function_call","call_id":"c","name":"f","arguments":' + text + b"}]}"),
+        ("responses", b'{"input":"x","tools":[{"type":"function","name":"f","parameters":' + deep + b"}]}"),
+        ("responses", b'{"input":"x","text":{"format":{"type":"json_schema","schema":' + deep + b"}}}"),
+        ("responses", b'{"input":"x","metadata":' + deep + b"}"),
+    ]
+    for path, body in bodies:
+        answer = await client._client.post(f"{client.base_url}{path}", content=body)
+        assert answer.status_code == 400, (path, body[:100], answer.text)
+        assert "nested too deeply" in answer.text, (path, answer.text)
