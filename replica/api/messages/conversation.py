@@ -33,7 +33,7 @@ class Conversation:
         self.messages: list[Message] = []
         self.marks: list[list[Message]] = []
         self._breakpoints = Breakpoints()
-        self._system = ""
+        self._system: list[str] = []
         self._head_marks: list[str | None] = []  # breakpoints in it: the system prompt so far; None: on a tool
         self._called: set[str] = set()  # ids of the calls that the next user's turn may answer
         self._turns = 0  # behind the system prompt
@@ -63,8 +63,11 @@ class Conversation:
             return
         self._begin()
         self._turns += 1
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        if role == "assistant":
+        blocks = [{"type": "text", "text": content}] if role == "system" and isinstance(content, str) else content
+        if isinstance(blocks, str):
+            self._called = set()
+            self.messages.append({"role": role, "content": blocks})
+        elif role == "assistant":
             self._assistant(blocks, path)
         else:
             self._user(blocks, path, role)
@@ -94,18 +97,20 @@ class Conversation:
                 raise _wrong(f"{where}.type", "Input should be 'text'")
             text = without_nonce(_text(block, where))
             if text:
-                self._system, gap = self._system + (gap if self._system else "") + text, ""
-            if self._breakpoints.read(block, where):
-                self._head_marks.append(self._system)
+                self._system += [gap, text] if self._system else [text]
+                gap = ""
+            if self._breakpoints.read(block, where) and self._breakpoints.few:
+                self._head_marks.append("".join(self._system))
 
     def _begin(self) -> None:
         """The head is complete: its message, and its marks."""
         if self._turns or self.messages:
             return
-        if self._system:
-            self.messages.append({"role": "system", "content": self._system})
+        system = "".join(self._system)
+        if system:
+            self.messages.append({"role": "system", "content": system})
         for text in self._head_marks:
-            head = self._system if text is None else text
+            head = system if text is None else text
             self._snapshot([{"role": "system", "content": head}] if head else [{"role": "user", "content": ""}])
         self._head_marks.clear()
 

@@ -71,8 +71,9 @@ def parse_messages(raw: bytes, model: str) -> GenerationRequest:
     if body.get("max_tokens") is None:
         raise ApiError(400, "max_tokens: Field required", "max_tokens")
     fields = checked(body, MessagesFields)
-    prompt, marks = _prompt(fields, body)
-    tools = _tool_use(fields)
+    own = _own_tools(fields)
+    prompt, marks = _prompt(fields, body, own)
+    tools = _tool_use(fields, own)
     return GenerationRequest(
         prompts=[prompt],
         n=1,
@@ -93,11 +94,12 @@ def parse_count(raw: bytes, model: str) -> Prompt:
     body = read_object(raw)
     check_model(body, model)
     fields = checked(body, PromptFields)
-    _tool_use(fields)
-    return _prompt(fields, body)[0]
+    own = _own_tools(fields)
+    _tool_use(fields, own)
+    return _prompt(fields, body, own)[0]
 
 
-def _prompt(fields: PromptFields, body: dict[str, Any]) -> tuple[Prompt, CacheMarks]:
+def _prompt(fields: PromptFields, body: dict[str, Any], own: list[dict[str, Any]]) -> tuple[Prompt, CacheMarks]:
     conversation = Conversation()
     conversation.tools(fields.tools or [])
     conversation.system(fields.system)
@@ -109,7 +111,7 @@ def _prompt(fields: PromptFields, body: dict[str, Any]) -> tuple[Prompt, CacheMa
         raise ApiError(400, "messages: at least one message with content is required", "messages")
     last = dict(zip(cache.ttls, conversation.marks, strict=True))  # of each ttl the last one: those before it are in it
     marks = tuple(None if mark == messages else mark for mark in last.values())
-    tools = [function_tool(tool["name"], tool.get("description"), tool["input_schema"]) for tool in _own_tools(fields)]
+    tools = [function_tool(tool["name"], tool.get("description"), tool["input_schema"]) for tool in own]
     end: PromptEnd = "open" if conversation.open else "answer"
     return Prompt(messages=messages, tools=tools or None, end=end, marks=marks), CacheMarks(tuple(last))
 
@@ -133,11 +135,11 @@ def _own_tools(fields: PromptFields) -> list[dict[str, Any]]:
     return own
 
 
-def _tool_use(fields: PromptFields) -> ToolUse:
+def _tool_use(fields: PromptFields, own: list[dict[str, Any]]) -> ToolUse:
     choice = fields.tool_choice
     if choice is not None and choice.type == "tool" and not choice.name:
         raise ApiError(400, "tool_choice.tool.name: Field required", "tool_choice")
-    functions = [Function(tool["name"], tool["input_schema"]) for tool in _own_tools(fields)]
+    functions = [Function(tool["name"], tool["input_schema"]) for tool in own]
     named = choice.name if choice is not None and choice.type == "tool" else None
     return tool_use(functions, CHOICES[choice.type] if choice else "auto", named)
 

@@ -154,9 +154,27 @@ async def test_tools_are_in_the_prompt(client: openai.AsyncOpenAI, choice: Any) 
     assert json.loads(prompt.removesuffix("[user]Hi[assistant]")) == TOOLS
 
 
-async def test_a_tool_cannot_be_forced(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="cannot be forced"):
-        await client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS, tool_choice="required")
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "seek"}}])
+async def test_a_call_can_be_forced_streamed_or_not(client: openai.AsyncOpenAI, choice: Any) -> None:
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    tools: Any = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ("find", "seek")]
+    asked: Any = {"model": "tiny", "messages": HI, "tools": tools, "tool_choice": choice, "temperature": 1.0, "seed": 4}
+    whole = (await client.chat.completions.create(max_tokens=300, **asked)).choices[0]
+    assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+    (call,) = whole.message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name in (("find", "seek") if choice == "required" else ("seek",))
+    assert json.loads(call.function.arguments)["n"] in (1, 2)
+    async with client.chat.completions.stream(max_tokens=300, **asked) as stream:
+        (choice_,) = (await stream.get_final_completion()).choices
+    assert choice_.finish_reason == "tool_calls"
+    (streamed,) = choice_.message.tool_calls or []
+    assert (streamed.function.name, streamed.function.arguments) == (call.function.name, call.function.arguments)
+    cut = (await client.chat.completions.create(max_tokens=5, **asked)).choices[0]
+    assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
+    assert cut.message.content
+    assert "<tool_call>".startswith(cut.message.content)
 
 
 async def test_the_last_message_goes_on(client: openai.AsyncOpenAI) -> None:

@@ -240,6 +240,9 @@ def test_many_blocks_and_breakpoints_take_no_longer_than_they_must() -> None:
     with pytest.raises(ApiError, match=r"Found 100000\."):
         call(content=blocks)
     assert messages(content=[text("a")] * 100_000)[0]["content"] == "a" * 100_000
+    assert messages(system=[text("a")] * 100_000)[0]["content"] == "a" * 100_000
+    with pytest.raises(ApiError, match=r"Found 100000\."):
+        call(system=blocks)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 413, 429, 500, 503, 504])
