@@ -4,9 +4,9 @@
                  └──► breaks off ──► resumption.py, or an error event  any other ──► copied as it comes, cut if it breaks off
 
 No finished event is held back any more, and nothing waits for a task: what goes on is written where the replica's bytes are
-read. After the first byte an error can only be an event of the stream, in the form of its dialect. Where the dialect has none, or
-the client has the head of an event and not its end, the connection is cut: what followed would be a part of that event, or make
-it look whole.
+read. After the first byte an error can only be an event of the stream, in the form of its dialect. Where the dialect has none,
+or the client has the head of an event and not its end, the connection is cut: what followed would be a part of that event, or
+make it look whole.
 """
 
 from __future__ import annotations
