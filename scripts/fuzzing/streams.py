@@ -52,11 +52,12 @@ def invent(chance: Random) -> bytes:
 
 def check(data: bytes, chance: Random) -> str:
     """Raises AssertionError, or whatever escapes. Returns the kind of outcome."""
-    kinds = []
+    kinds, bytewise = [], chance.choice(list(_READERS))  # one of them: this takes most of the time
     for name, reader in _READERS.items():
         whole = _run(reader(), [data])
         assert _run(reader(), cut(data, chance)) == whole
-        assert _run(reader(), [bytes([byte]) for byte in data[:3000]] + [data[3000:]]) == whole
+        if name == bytewise:
+            assert _run(reader(), [bytes([byte]) for byte in data[:3000]] + [data[3000:]]) == whole
         out, usage, done, reported = whole
         assert name == "stripped" or out == data
         assert len(out) == len(data) or usage
