@@ -7,6 +7,7 @@ and `router.follower` keep several routers in step. Everything else is private t
 from router.booking import Booking
 from router.index.blocks import seed, text_keys, token_keys
 from router.learning.scales import DEFAULT_UNITS_PER_TOKEN
+from router.learning.sessions import session_key
 from router.policies.table import POLICIES
 from router.router import Router
 from router.types import Candidate, Cost, Decision, Outcome, Prompt, Replica
@@ -23,6 +24,7 @@ __all__ = [
     "Replica",
     "Router",
     "seed",
+    "session_key",
     "text_keys",
     "token_keys",
 ]

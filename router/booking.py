@@ -31,7 +31,8 @@ class Booking:
     matched_blocks: of the prompt, believed to be held by the lease's replica. weight: of a block of the prompt, as estimated
     when it was made; in the index a block that was credited before keeps the weight that it has.
     number: in the journal. idle_s: time since the match was last used there. pending: the credit is neither confirmed nor
-    removed; tail: its end in the index; reserved: bytes of the index reserved for it.
+    removed; tail: its end in the index; reserved: bytes of the index reserved for it. unseen: units of the prompt that the
+    lease's replica may hold of the session beyond the match (`learning/sessions.py`).
     """
 
     __slots__ = (
@@ -45,6 +46,7 @@ class Booking:
         "prompt",
         "reserved",
         "tail",
+        "unseen",
         "weight",
     )
 
@@ -56,6 +58,7 @@ class Booking:
         self.lease = lease
         self.matched_blocks = matched_blocks
         self.weight = weight
+        self.unseen = 0
         self.idle_s: float | None = None
         self.pending = False
         self.tail: Hold | None = None

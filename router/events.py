@@ -20,7 +20,9 @@ Number = Annotated[int, Meta(ge=1)]
 
 
 class Opened(Struct, frozen=True, array_like=True, gc=False, tag=0):
-    """A prompt was booked. The fields from `keys` to `client` are those of `Prompt`, from `replica` on those of `Lease`."""
+    """A prompt was booked. The fields from `keys` to `session_key` are those of `Prompt`, from `replica` to `silent` those of
+    `Lease`; unseen: `Booking.unseen`.
+    """
 
     number: Number
     keys: bytes
@@ -28,12 +30,14 @@ class Opened(Struct, frozen=True, array_like=True, gc=False, tag=0):
     block_units: Number
     scale: str
     client: int
+    session_key: int
     replica: str
     matched_blocks: Count
     prompt_tokens: Count
     uncached_tokens: Count
     since: float
     silent: bool
+    unseen: Count
 
 
 class FirstToken(Struct, frozen=True, array_like=True, gc=False, tag=1):
@@ -52,6 +56,7 @@ class Moved(Struct, frozen=True, array_like=True, gc=False, tag=2):
     prompt_tokens: Count
     uncached_tokens: Count
     since: float
+    unseen: Count
 
 
 class Closed(Struct, frozen=True, array_like=True, gc=False, tag=3):

@@ -68,8 +68,9 @@ class Follower:
         # This router's own string object: dictionaries find an identical key without comparing.
         lease = router.ledger.open(known.name, event.prompt_tokens, event.uncached_tokens, event.since, silent=event.silent)
         lease.load.remote_inflight += 1
-        prompt = Prompt(event.keys, event.units, event.block_units, event.scale, client=event.client)
-        booking = router.book(prompt, lease, event.matched_blocks)
+        client, session = event.client, event.session_key
+        prompt = Prompt(event.keys, event.units, event.block_units, event.scale, client=client, session_key=session)
+        booking = router.book(prompt, lease, event.matched_blocks, event.unseen)
         booking.number = event.number
         bookings[event.number] = booking
 
@@ -79,6 +80,7 @@ class Follower:
             self._close(bookings, booking, Outcome(ok=False), event.since)
             return
         booking.lease.load.remote_inflight -= 1
+        booking.unseen = event.unseen
         self._router.rebook(booking, known.name, event.matched_blocks, event.prompt_tokens, event.uncached_tokens, event.since)
         booking.lease.load.remote_inflight += 1
 

@@ -63,6 +63,7 @@ class Journal:
                 lease.prompt_tokens,
                 lease.uncached_tokens,
                 lease.since,
+                booking.unseen,
             )
         )
 
@@ -100,10 +101,12 @@ def _opened(booking: Booking, *, silent: bool) -> Opened:
         prompt.block_units,
         prompt.scale,
         prompt.client,
+        prompt.session_key,
         lease.replica,
         booking.matched_blocks,
         lease.prompt_tokens,
         lease.uncached_tokens,
         lease.since,
         silent,
+        booking.unseen,
     )

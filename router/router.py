@@ -27,6 +27,7 @@ from router.booking import Booking, Owner
 from router.index.trie import RadixTrie
 from router.learning.evidence import Evidence, Miss
 from router.learning.scales import MAX_SCALES, Scales
+from router.learning.sessions import Sessions
 from router.load import Lease, Ledger
 from router.policies.least_cost import LeastCost
 from router.policies.policy import Policies
@@ -60,6 +61,7 @@ class Router(Owner):
         self.trie = RadixTrie(ttl_s, memory_bytes)
         self.ledger = Ledger()
         self.rents = Rents()
+        self.sessions = Sessions()
         self.policy_name = policy
         self._policies = policies
         self._policy = policies[policy]()
@@ -114,6 +116,7 @@ class Router(Owner):
         self._record_loss(name)
         self._replicas.pop(name, None)
         self._evidence.pop(name, None)
+        self.sessions.lost(name, self.trie.now, self.trie.ttl_s)
         self.trie.remove_replica(name)
         self.ledger.remove(name)
 
@@ -125,6 +128,7 @@ class Router(Owner):
     def purge(self, name: str) -> None:
         """A replica lost its cache, by this or another router's knowledge. Not recorded in the journal."""
         self.trie.purge(name)
+        self.sessions.lost(name, self.trie.now, self.trie.ttl_s)
         if evidence := self._evidence.get(name):
             evidence.purged(self.trie.now)
 
@@ -165,14 +169,16 @@ class Router(Owner):
         lease = self.ledger.open(best.replica, decision.prompt_tokens, best.uncached_tokens, now, silent=silent)
         booking = Booking(self, prompt, lease, best.matched_blocks, quotes.block_weight)
         booking.decision = decision
+        booking.unseen = quotes.unseen.get(best.replica, 0)
         self._credit(booking)
         if self.journal:
             self.journal.opened(booking)
         return booking
 
-    def book(self, prompt: Prompt, lease: Lease, matched_blocks: int) -> Booking:
+    def book(self, prompt: Prompt, lease: Lease, matched_blocks: int, unseen: int) -> Booking:
         """Book another router's decision. Not recorded in the journal."""
         booking = Booking(self, prompt, lease, matched_blocks, prompt.block_weight(self.units_per_token(prompt.scale)))
+        booking.unseen = unseen
         self._credit(booking)
         return booking
 
@@ -194,8 +200,10 @@ class Router(Owner):
 
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""
-        booking.decision = decision = self._decide(self._quotes(booking.prompt, replicas, now))
+        quotes = self._quotes(booking.prompt, replicas, now)
+        booking.decision = decision = self._decide(quotes)
         best = decision.best
+        booking.unseen = quotes.unseen.get(best.replica, 0)
         self.rebook(booking, best.replica, best.matched_blocks, decision.prompt_tokens, best.uncached_tokens, now)
         if self.journal:
             self.journal.moved(booking)
@@ -240,8 +248,13 @@ class Router(Owner):
         if tokens is not None and cached is not None and 0 <= cached <= tokens < MAX_TOKENS_PER_UNIT * prompt.units:
             computed = tokens - cached
             restarted = self._believe(booking, evidence, cached, now)
+        else:
+            cached = None
         if lease.prefill_s is not None:  # from what the engine really computed, where it reports that; else from our estimate
             lease.load.learn(computed, lease.prefill_s)
+        if prompt.session_key:
+            self._learn_session(booking, cached)
+            self.sessions.answered(prompt.session_key, name, prompt.units, now)
         if now - since > LONG_S or evidence.purged_at >= since:
             self.trie.insert(name, prompt.keys, now, weight=booking.weight)
         return restarted
@@ -254,6 +267,8 @@ class Router(Owner):
             raise ValueError("no replica to choose from")
         quotes = Quotes(self.trie, self.ledger, prompt, self.units_per_token(prompt.scale), replicas, now)
         quotes.discount(self.rents)
+        if prompt.session_key and (session := self.sessions.find(prompt.session_key)):
+            quotes.expect(self.sessions, session, now - self.trie.ttl_s, self.units_per_token(prompt.scale))
         return quotes
 
     def _ranked(self, quotes: Quotes) -> tuple[Decision, list[Candidate]]:
@@ -316,6 +331,15 @@ class Router(Owner):
         self.trie.pending_bytes -= booking.reserved
         booking.pending, booking.tail, booking.reserved = False, None, 0
 
+    def _learn_session(self, booking: Booking, cached: int | None) -> None:
+        """Learn how much of what the session left the replica has had beyond the match. cached: tokens, as reported."""
+        prompt, blocks, scale = booking.prompt, booking.matched_blocks, self.units_per_token(booking.prompt.scale)
+        matched, unseen = blocks * prompt.block_units / scale, booking.unseen / scale
+        if not booking.unseen:
+            self.sessions.matched(prompt.session_key, prompt.units, blocks, prompt.block_units, int(matched))
+        elif cached is not None:
+            self.sessions.learn(prompt.session_key, unseen, min(max(0.0, cached - matched), unseen))
+
     def _believe(self, booking: Booking, evidence: Evidence, cached: int, now: float) -> bool:
         """Learn from the engine's reported cached tokens. True if it had lost its cache."""
         prompt, name, matched, known = booking.prompt, booking.lease.replica, booking.matched_blocks, evidence.capacity
@@ -368,6 +392,7 @@ class Router(Owner):
         """Raises AssertionError if an invariant of any part is broken. O(everything)."""
         self.trie.check()
         self.ledger.check()
+        self.sessions.check()
         assert len(self._scales) <= MAX_SCALES
         assert self.trie.pending_bytes >= 0
         assert set(self.trie.held()) == set(self._replicas) == set(self._evidence)

@@ -31,18 +31,29 @@ class Prompt:
     block_units: the length of one block, in the same units.
     scale: the name under which units per token are learned (a model's bounded label); "" when a unit is a token.
     session: the conversation that it belongs to, where the client names one; read by sticky policies only.
+    session_key: a number for it, 0 without one; the cost goes by it (`learning/sessions.py`).
     client: a hash that identifies the client, as far as the gateway can distinguish clients.
     """
 
-    __slots__ = ("block_units", "client", "keys", "scale", "session", "units")
+    __slots__ = ("block_units", "client", "keys", "scale", "session", "session_key", "units")
 
-    def __init__(self, keys: BlockKeys, units: int, block_units: int, scale: str, session: str = "", client: int = 0) -> None:
+    def __init__(
+        self,
+        keys: BlockKeys,
+        units: int,
+        block_units: int,
+        scale: str,
+        session: str = "",
+        client: int = 0,
+        session_key: int = 0,
+    ) -> None:
         self.keys = keys
         self.units = units
         self.block_units = block_units
         self.scale = scale
         self.session = session
         self.client = client
+        self.session_key = session_key
 
     @property
     def blocks(self) -> int:
@@ -53,7 +64,7 @@ class Prompt:
         return int(self.block_units * TOKEN_WEIGHT / units_per_token + 0.5) or 1
 
     def _fields(self) -> tuple[object, ...]:
-        return self.keys, self.units, self.block_units, self.scale, self.session, self.client
+        return self.keys, self.units, self.block_units, self.scale, self.session, self.client, self.session_key
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Prompt) and self._fields() == other._fields()
@@ -88,6 +99,7 @@ class Cost(NamedTuple):
     evicted_s: float  # the price of the blocks that must be evicted to make room
     decode_s: float  # slowdown of its prefill by running sequences
     rent_s: float = 0.0  # discount on a copy: earlier waiting for lack of one (not above 0)
+    session_s: float = 0.0  # discount for what it probably holds of the session beyond its match (not above 0)
 
     @property
     def total_s(self) -> float:
@@ -97,6 +109,7 @@ class Cost(NamedTuple):
 class Candidate(NamedTuple):
     """A replica's state when the router chose. Tokens are estimates.
 
+    uncached_tokens: of the prompt, without the match and without what it is expected to hold of the session beyond it;
     booked_tokens: uncached prompt tokens of leases before their first token. inflight: open leases; decoding: those past their
     first token; active_tokens: prompt tokens of all open leases.
     """
@@ -117,7 +130,8 @@ class Decision:
     """Which replica a prompt goes to, and why.
 
     reason: "warm" (the best holds the longest match), "spill" (another holds more but costs more), "cold" (no candidate
-    holds any of it), "blind" (the prompt has no full block to match). available_tokens: the longest match of all.
+    holds any of it), "blind" (the prompt has no full block to match), "session" (instead of the last three: the best was priced
+    with what it probably holds of the session beyond its match). available_tokens: the longest match of all.
     """
 
     __slots__ = ("available_tokens", "best", "prompt_tokens", "reason")

@@ -95,27 +95,29 @@ def router_prompt(
     api: ApiRequest,
     blocks: tuple[int, int],
     scale: str = TEXT,
-    session: str = "",
+    session: tuple[str, int] = ("", 0),
     client: int = 0,
     scope: tuple[str, ...] = (),
 ) -> Prompt:
     """The prompt for the router: its block keys, in units of bytes of its canonical text, or of token ids.
 
     Seeded so that models and cache salts never match each other, nor do different scopes (names that the caller adds).
-    blocks: the length of a block in bytes, and in token ids. scale: the name under which bytes per token are learned.
+    blocks: the length of a block in bytes, and in token ids. scale: the name under which bytes per token are learned. session:
+    its name and its number, as in `Prompt`.
 
     O(length of the prompt) the first time. From then on the request has the keys, and no longer the canonical prompt; one that
     was parsed by another process has them from the beginning, made with the blocks and the scope of then.
     """
+    name, number = session
     if (made := api.made) is not None:
-        return Prompt(made.keys, made.units, made.block_units, scale if made.scale else "", session, client)
+        return Prompt(made.keys, made.units, made.block_units, scale if made.scale else "", name, client, number)
     prompt = api.prompt
     if prompt is None:
-        return Prompt(b"", 0, blocks[0], scale, session, client)
-    name = seed(api.model, api.salt, *scope)
+        return Prompt(b"", 0, blocks[0], scale, name, client, number)
+    first = seed(api.model, api.salt, *scope)
     if isinstance(prompt, bytes):
-        made = Prompt(text_keys(prompt, blocks[0], name), len(prompt), blocks[0], scale, session, client)
+        made = Prompt(text_keys(prompt, blocks[0], first), len(prompt), blocks[0], scale, name, client, number)
     else:
-        made = Prompt(token_keys(prompt, blocks[1], name), len(prompt), blocks[1], "", session, client)
+        made = Prompt(token_keys(prompt, blocks[1], first), len(prompt), blocks[1], "", name, client, number)
     api.made, api.prompt = made, None
     return made

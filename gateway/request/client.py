@@ -31,6 +31,8 @@ SESSION_HEADERS: Final = (
     "X-Correlation-Id",
     "X-Dynamo-Session-Id",
 )
+# Some clients name the conversation here, others each request: worth something only where it comes again.
+WEAK_SESSION_HEADER: Final = "X-Client-Request-Id"
 
 
 class Headers(Protocol):
@@ -43,15 +45,16 @@ class Caller:
     """Who sends a request, as its headers name them.
 
     tenant: the tenant header, "" without one. key: a number of credentials and tenant that is the same in all workers; 0: the
-    headers name none. session: the conversation, "" where no header names one.
+    headers name none. session: the conversation, "" where no header names one. weak_session: what may be one.
     """
 
-    __slots__ = ("key", "session", "tenant")
+    __slots__ = ("key", "session", "tenant", "weak_session")
 
-    def __init__(self, tenant: str, key: int, session: str) -> None:
+    def __init__(self, tenant: str, key: int, session: str, weak_session: str = "") -> None:
         self.tenant = tenant
         self.key = key
         self.session = session
+        self.weak_session = weak_session
 
     def __repr__(self) -> str:
         return f"<Caller {self.tenant!r}, {self.key:x}>"
@@ -65,7 +68,8 @@ def caller_of(headers: Headers) -> Caller:
     for name in SESSION_HEADERS:
         if session := headers.get(name) or "":
             break
-    return Caller(tenant, key, session[:MAX_SESSION_CHARS])
+    weak = "" if session else headers.get(WEAK_SESSION_HEADER) or ""
+    return Caller(tenant, key, session[:MAX_SESSION_CHARS], weak[:MAX_SESSION_CHARS])
 
 
 def address_number(address: str) -> int:

@@ -49,7 +49,7 @@ from gateway.request.settle import Observer, settle
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
-from router import Booking, Prompt, Router
+from router import Booking, Prompt, Router, session_key
 
 log = logging.getLogger("warmroute.gateway")
 
@@ -264,7 +264,16 @@ def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, client: i
 
     label: the model's bounded name. client: a number for the client.
     """
-    return router_prompt(api, live.blocks, label, caller.session or api.session, client, scope_of(live, caller))
+    return router_prompt(api, live.blocks, label, session_of(api, caller, label), client, scope_of(live, caller))
+
+
+def session_of(api: ApiRequest, caller: Caller, label: str) -> tuple[str, int]:
+    """The session that a request belongs to: its name, "" without one, and its number for the router's memory, which takes less
+    reliable names as well: one that never comes again costs nothing there.
+    """
+    name = caller.session or api.session
+    known = name or caller.weak_session
+    return name, session_key(known, label, caller.tenant) if known else 0
 
 
 def scope_of(live: Live, caller: Caller) -> tuple[str, ...]:

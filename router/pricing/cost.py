@@ -21,7 +21,8 @@ reuse (`reuse_chance`).
 
 decode_r: running sequences take turns with our prefill; each is priced as DECODE_TOKENS tokens of prefill.
 
-`discounted` subtracts the rent paid for a missing copy (`replication.py`).
+`discounted` subtracts the rent paid for a missing copy (`replication.py`). What a replica probably holds of the prompt's
+session beyond its match is subtracted from its uncached tokens, and shown as session_s (`quotes.py`).
 
 There are no thresholds or modes: an overloaded holder is expensive.
 """
@@ -60,6 +61,7 @@ def cost(
         DUPLICATE_WEIGHT * duplicate / prefill_rate,
         evicted / prefill_rate,
         decoding * DECODE_TOKENS / prefill_rate,
+        0.0,
         0.0,
     )
     return tuple.__new__(Cost, parts)  # half the time of calling it, and this is done for dozens of replicas a request

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from router.index.trie import RadixTrie
+from router.learning.sessions import COINCIDENCE_BLOCKS, Session, Sessions
 from router.load import Ledger, ReplicaLoad
 from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, discounted, reuse_chance
 from router.pricing.replication import Rents
@@ -22,11 +23,13 @@ NO_COST: Final = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 class Quotes:
     """matched: replica -> leading blocks that it is believed to hold; longest: the maximum over `replicas`; shared_prefix: the
     key of the last block of the longest match; empty without a match. total: tokens of the prompt; least: of these, uncached
-    on the holder of the longest match. block_weight: of a block of the prompt (`Prompt.block_weight`).
+    on the holder of the longest match. block_weight: of a block of the prompt (`Prompt.block_weight`). unseen: replica -> units
+    of the prompt that it may hold of the session beyond the longest match, where there are any.
     """
 
     __slots__ = (
         "_blocks",
+        "_expected",
         "_gap_s",
         "_holder",
         "_ledger",
@@ -43,6 +46,7 @@ class Quotes:
         "prompt",
         "shared_prefix",
         "total",
+        "unseen",
     )
 
     def __init__(
@@ -59,6 +63,8 @@ class Quotes:
         self._lifetime_s = trie.lifetime.value if trie.lifetime else 0.0  # 0: nothing was ever evicted
         self._gap_s = ledger.turn_gap.value
         self._rent = 0.0
+        self.unseen: dict[str, int] = {}
+        self._expected: dict[str, int] = {}  # tokens, of the unseen ones
         self.total = int(prompt.units / units_per_token + 0.5)
         self.matched = trie.match(prompt.keys, now)
         self._holder, self.longest = _longest(self.matched, replicas) if self.matched else ("", 0)
@@ -70,6 +76,21 @@ class Quotes:
         """Apply the discount for copies of the prompt's longest match."""
         self._rent = rents.paid(self.shared_prefix) if self.longest else 0.0
 
+    def expect(self, sessions: Sessions, session: Session, since: float, units_per_token: float) -> None:
+        """Apply the discount for what the prompt's session has probably left beyond the longest match. since: older answers are
+        not counted on.
+        """
+        prompt = self.prompt
+        matched = self.longest * prompt.block_units
+        least = COINCIDENCE_BLOCKS * prompt.block_units if self._blocks else 0
+        share = sessions.share(session)
+        for name in session.holders:
+            unseen = min(sessions.held(session, name, since), prompt.units) - matched
+            if unseen > least and name in self._replicas:
+                self.unseen[name] = unseen
+                if expected := min(int(share * unseen / units_per_token), self.least):
+                    self._expected[name] = expected
+
     def tokens(self, blocks: int) -> int:
         """Leading blocks of the prompt, in tokens."""
         tokens = int(blocks * self._per_block + 0.5)
@@ -77,17 +98,22 @@ class Quotes:
 
     def price(self, name: str, load: ReplicaLoad, blocks: int, uncached: int) -> Cost:
         """The cost on a replica (its load advanced) that holds `blocks` of the prompt and would compute `uncached` tokens."""
-        now = self._now
+        now, beyond = self._now, uncached - self.least
         full = cost(
             booked=load.remaining_tokens(now) if load.first else 0,
             uncached=uncached,
-            duplicate=uncached - self.least,
+            duplicate=beyond if beyond > 0 else 0,
             evicted=self._evicted(name, blocks, uncached) if self._lifetime_s else 0.0,
             decoding=load.decoding,
             prefill_rate=load.rate.value,
             return_rate=load.return_rate(now, self._gap_s) if uncached else 0.0,
         )
         return discounted(full, self._rent) if self._rent and blocks < self.longest else full
+
+    def _session_price(self, name: str, load: ReplicaLoad, blocks: int, uncached: int) -> Cost:
+        """`price`, with the discount for what is expected of the session. uncached: without what is expected."""
+        full = self.price(name, load, blocks, uncached + self._expected[name])
+        return full._replace(session_s=sum(self.price(name, load, blocks, uncached)) - sum(full))
 
     def _evicted(self, name: str, blocks: int, uncached: int) -> float:
         """Tokens that a replica would have to evict, weighted by their probability of reuse."""
@@ -130,19 +156,38 @@ class Quotes:
                 ties += 1
                 if chance.random() * ties < 1:
                     best, price = name, quote
+        if self._expected:
+            best, price = self._cheapest_holder(best, price, least_s)
         return self.candidate(best, price), idle
+
+    def _cheapest_holder(self, best: str, price: Cost, least_s: float) -> tuple[str, Cost]:
+        """The best, or a holder of the session that its discount makes cheaper. O(holders)."""
+        for name in self._expected:
+            load = self._ledger.of(name)
+            load.advance(self._now)
+            quote = self._session_price(name, load, self.matched.get(name, 0), self._uncached(name))
+            if (seconds := sum(quote)) < least_s:
+                best, price, least_s = name, quote, seconds
+        return best, price
+
+    def _uncached(self, name: str) -> int:
+        """Tokens of the prompt that a replica would compute, as expected."""
+        blocks = self.matched.get(name, 0)
+        uncached = self.least if blocks == self.longest else self.total - self.tokens(blocks)
+        return uncached - self._expected.get(name, 0) if self._expected else uncached
 
     def candidate(self, name: str, price: Cost | None = None) -> Candidate:
         """A replica's state with its price. price: given only if its load was advanced for it; else computed here."""
         load, blocks = self._ledger.of(name), self.matched.get(name, 0)
-        uncached = self.least if blocks == self.longest else self.total - self.tokens(blocks)
+        uncached = self._uncached(name)
         if price is None:
             load.advance(self._now)
-            price = self.price(name, load, blocks, uncached)
+            session = name in self._expected
+            price = (self._session_price if session else self.price)(name, load, blocks, uncached)
         fields = (
             name,
             blocks,
-            self.total - uncached,
+            self.tokens(blocks),
             uncached,
             load.remaining_tokens(self._now) if load.first else 0,
             load.inflight,
@@ -159,12 +204,14 @@ class Quotes:
 
     def decision(self, best: Candidate) -> Decision:
         """The decision for `best`, with its reason."""
-        if not self.prompt.keys:
-            reason = "blind"
+        if self.longest and best.matched_blocks == self.longest:
+            reason = "warm"
+        elif best.replica in self._expected:
+            reason = "session"
         elif not self.longest:
-            reason = "cold"
+            reason = "cold" if self.prompt.keys else "blind"
         else:
-            reason = "warm" if best.matched_blocks == self.longest else "spill"
+            reason = "spill"
         return Decision(best, reason, self.total, self.total - self.least)
 
 

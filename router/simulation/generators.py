@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 import xxhash
 
+from router.learning.sessions import session_key
 from router.simulation.workloads import ClosedLoop, OpenLoop, Request, Source, Turn
 from router.types import Prompt, Random
 
@@ -67,7 +68,8 @@ class Text:
         return Text(end, self.keys + keys, state)
 
     def request(self, output_tokens: int, session: str) -> Request:
-        return Request(Prompt(self.keys, self.tokens, BLOCK, "", session), output_tokens, session)
+        prompt = Prompt(self.keys, self.tokens, BLOCK, "", session, session_key=session_key(session))
+        return Request(prompt, output_tokens, session)
 
 
 # -- open loops: arrivals do not depend on answers

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import xxhash
 
 from router.index.blocks import seed
+from router.learning.sessions import session_key
 from router.types import KEY_BYTES, Prompt, Random
 
 THINK_CAP_S = 300.0
@@ -158,7 +159,8 @@ def _agent_turns(row: Row, size: int, session: str, name: str) -> Iterator[Turn]
         think = request.get("think_time") or 0.0
         if not think >= 0:
             raise ValueError(f"think_time of request {number} is below 0")
-        prompt = Prompt(b"".join(path[:blocks]), request["in"], size, "", session)
+        key = session_key(session)
+        prompt = Prompt(b"".join(path[:blocks]), request["in"], size, "", session, session_key=key)
         yield min(think, THINK_CAP_S), _request(prompt, request["out"], session)
 
 

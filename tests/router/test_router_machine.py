@@ -20,7 +20,7 @@ NAMES = ["r1", "r2", "r3"]
 nonsense = st.sampled_from([-(10**9), 10**12])
 counts = st.none() | st.integers(0, 12) | nonsense
 prompts = st.builds(
-    lambda text, more, scale, session, client: Prompt(keys_of(text), len(text) + more, 1, scale, session, client),
+    lambda text, more, scale, session, client: Prompt(keys_of(text), len(text) + more, 1, scale, session, client, len(session)),
     letters,
     st.integers(0, 3) | st.just(20_000),  # units beyond the last full block, few or many
     st.sampled_from(["", "m", "n"]),
@@ -33,7 +33,8 @@ def shown(router: Router) -> str:
     """Everything that the router knows, as far as it can be seen."""
     scales = [router.units_per_token(scale) for scale in "mn"]
     capacities = [router.learned_capacity(name) for name in NAMES]
-    return f"{router!r} {router.rents!r} {router.ledger.turn_gap!r} {router.trie.held()} {scales} {capacities}"
+    known = [session and (session.holders, router.sessions.share(session)) for session in map(router.sessions.find, (3, 5))]
+    return f"{router!r} {router.rents!r} {router.ledger.turn_gap!r} {router.trie.held()} {scales} {capacities} {known}"
 
 
 class RouterMachine(CountedMachine):

@@ -13,7 +13,7 @@ from gateway.config.schema import MAX_REPLICAS
 from gateway.config.source import load
 from gateway.dialects.anthropic.sessions import user_session
 from gateway.errors import ReplicaFailure
-from gateway.request.client import SESSION_HEADERS
+from gateway.request.client import SESSION_HEADERS, WEAK_SESSION_HEADER
 from gateway.server.endpoints import side_runner
 from gateway.upstream.client import Call
 from gateway.upstream.resolver import Resolver
@@ -235,6 +235,32 @@ async def test_a_link_local_replica_may_be_allowed() -> None:
     short = {"connect_s": 0.01}
     async with FakeReplica() as one, running(one, allow_link_local=True, timeouts=short, health={"timeout_s": 0.1}) as run:
         assert (await run.post({"url": "http://169.254.169.254"}, path="/warmroute/replicas"))[0] == 201
+
+
+@pytest.mark.parametrize("header", [*SESSION_HEADERS, WEAK_SESSION_HEADER])
+async def test_the_cost_knows_the_session_that_the_client_names(header: str) -> None:
+    """Its prompts share no block: a session is expected where it was answered last, and the dry run shows it."""
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two) as run:
+        bodies = [{**BODY, "messages": [{"role": "user", "content": f"{number} " * 2000}]} for number in range(40)]
+        homes = set()
+        for number, body in enumerate(bodies[:20]):
+            home = (await run.post(body, headers={header: f"s{number}"}))[1]["X-Warmroute-Replica"]
+            dry = await run.post(bodies[20 + number], path="/warmroute/route", headers={header: f"s{number}"})
+            assert (dry[2]["replica"], dry[2]["reason"]) == (home, "session")
+            assert dry[2]["candidates"][0]["cost"]["session_s"] < 0
+            stranger = {header: f"s{number}", "X-Tenant-Id": "another"}
+            dry = await run.post(bodies[20 + number], path="/warmroute/route", headers=stranger)
+            assert dry[2]["reason"] == "cold", "a tenant knows nothing of another's sessions"
+            homes.add(home)
+        assert homes == {one.name, two.name}
+
+
+async def test_sticky_ignores_ids_that_may_change_with_every_request() -> None:
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two, routing={"policy": "sticky"}) as run:
+        taken = [
+            (await run.post(headers={WEAK_SESSION_HEADER: f"r{number}"}))[1]["X-Warmroute-Replica"] for number in range(20)
+        ]
+        assert len(set(taken)) == 1, "it goes by the prompt's head"
 
 
 @pytest.mark.parametrize("header", ["X-Claude-Code-Session-Id", "session-id", "session_id", *SESSION_HEADERS[3:]])

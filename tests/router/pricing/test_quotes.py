@@ -22,11 +22,12 @@ RATES = [500.0, 8000.0, 8000.0, 50_000.0]
 BLOCK = 200  # tokens: so that prefills take as long as queues, rents and returns matter
 
 
-def prompt(text: bytes) -> Prompt:
-    return Prompt(keys_of(text), BLOCK * len(text) + 7, BLOCK, "")
+def prompt(text: bytes, session: int = 0) -> Prompt:
+    return Prompt(keys_of(text), BLOCK * len(text) + 7, BLOCK, "", session_key=session)
 
 
-texts = st.binary(min_size=1, max_size=7).map(lambda data: prompt(bytes(byte % 2 for byte in data)))
+letters = st.binary(min_size=1, max_size=7).map(lambda data: bytes(byte % 2 for byte in data))
+texts = st.builds(prompt, letters, st.integers(0, 2))
 names = st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True).map(lambda some: [f"r{one}" for one in some])
 
 
@@ -56,6 +57,8 @@ def histories(draw: st.DrawFn) -> tuple[Router, float]:
 def quotes_of(router: Router, asked: Prompt, replicas: Collection[str], now: float, kind: type[Quotes] = Quotes) -> Quotes:
     quotes = kind(router.trie, router.ledger, asked, router.units_per_token(asked.scale), replicas, now)
     quotes.discount(router.rents)
+    if session := router.sessions.find(asked.session_key):
+        quotes.expect(router.sessions, session, -1.0, router.units_per_token(asked.scale))
     return quotes
 
 

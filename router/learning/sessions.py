@@ -1,0 +1,166 @@
+"""What sessions show beyond block keys: which replicas have answered a session, and what they hold that the keys do not show.
+
+A client may name the conversation that a request belongs to. Mostly that adds nothing, for the block keys find the replica that
+holds the conversation's prefix. It does where the keys break and the engine's cache does not: at a line that changes with every
+request and that the engine drops (a nonce of a kind nobody knows yet), or with prompts too short to have a key. So a session's
+holder is expected to have more of the prompt than the longest match:
+
+    unseen(r) = min(the session's last prompt on r, this prompt) - the longest match of all replicas
+    expected(r) = share * unseen(r)
+
+The share is learned from what engines report as cached of unseen parts, for each session, and for all sessions as the prior of
+new ones. Where the keys break because the prompt changed indeed (a compaction, a sub-agent, one id for a whole company), the
+reports bring it down to nothing. So does each turn whose keys show all of the turn before it: what is missing in the index
+then is missing in the cache, too (evicted, say). Where nothing is reported and no key ever matches, it stays at PRIOR.
+
+It is a belief about one replica's cache, priced in seconds as the matched blocks are (`pricing/quotes.py`): a holder that is
+busy costs more than it is worth, and a dead one is no candidate.
+
+Bounds: MAX_NEW sessions that were answered once, and MAX_RETURNED others, the least recently answered of either are forgotten;
+so ids that never return displace none that do. MAX_HOLDERS replicas of a session.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+import xxhash
+
+MAX_NEW: Final = 8192
+MAX_RETURNED: Final = 32768
+MAX_HOLDERS: Final = 4  # a conversation, and its sub-agents on other replicas
+COINCIDENCE_BLOCKS: Final = 2  # fewer unseen blocks of a session are its last, partial block, and rounding
+
+PRIOR: Final = 0.5  # the share before anything was reported
+PRIOR_TOKENS: Final = 16_384  # its weight
+SESSION_PRIOR_TOKENS: Final = 4_096  # the weight of what other sessions have shown
+RECENT_TOKENS: Final = 1_048_576  # older reports fade: with every doubling beyond it they count half
+
+
+def session_key(session: str, *scope: str) -> int:
+    """The number of a session; 0 without one. scope: the names of what it belongs to (a model, a tenant)."""
+    return xxhash.xxh3_64_intdigest("\0".join((session, *scope)).encode("utf-8", "surrogatepass")) if session else 0
+
+
+class Share:
+    """A learned share: `found` of `unseen` tokens. O(1)."""
+
+    __slots__ = ("found", "unseen")
+
+    def __init__(self) -> None:
+        self.found = 0.0
+        self.unseen = 0.0
+
+    def learn(self, unseen: float, found: float) -> None:
+        self.unseen += unseen
+        self.found += found
+        if self.unseen > RECENT_TOKENS:
+            self.unseen /= 2
+            self.found /= 2
+
+    def value(self, prior: float, weight: float) -> float:
+        return (prior * weight + self.found) / (weight + self.unseen)
+
+
+class Session:
+    """holders: replica -> (units of the last prompt that it answered, when), the last one answered last."""
+
+    __slots__ = ("holders", "share")
+
+    def __init__(self) -> None:
+        self.holders: dict[str, tuple[int, float]] = {}
+        self.share: Share | None = None  # None: nothing reported yet
+
+
+class Sessions:
+    """See the top of this file. Sessions are numbers (`session_key`). All operations O(1), but `lost`."""
+
+    def __init__(self) -> None:
+        self._new: OrderedDict[int, Session] = OrderedDict()
+        self._returned: OrderedDict[int, Session] = OrderedDict()
+        self._all = Share()
+        self._lost: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._returned)
+
+    def find(self, number: int) -> Session | None:
+        """None: it has not been answered yet, or is forgotten."""
+        return self._returned.get(number) or self._new.get(number)
+
+    def held(self, session: Session, replica: str, since: float) -> int:
+        """Units of the session's last prompt there, if it was after `since` and the replica has not lost its cache; else 0."""
+        holder = session.holders.get(replica)
+        if holder is None or holder[1] < since or holder[1] <= self._lost.get(replica, since):
+            return 0
+        return holder[0]
+
+    def share(self, session: Session) -> float:
+        """The share of unseen units that its holders are expected to have."""
+        prior = self._all.value(PRIOR, PRIOR_TOKENS)
+        return prior if session.share is None else session.share.value(prior, SESSION_PRIOR_TOKENS)
+
+    def learn(self, number: int, unseen: float, found: float) -> None:
+        """The engine has reported that it had `found` of `unseen` tokens. found: 0 to unseen."""
+        self._all.learn(unseen, found)
+        if session := self.find(number):
+            if session.share is None:
+                session.share = Share()
+            session.share.learn(unseen, found)
+
+    def matched(self, number: int, units: int, blocks: int, block_units: int, tokens: int) -> None:
+        """A prompt of the session was matched by its keys. If they showed all of the session's last prompt, they are relied on.
+
+        units: of the prompt; blocks, tokens: of the match.
+        """
+        session = self.find(number)
+        if session is None:
+            return
+        last = next(reversed(session.holders.values()))[0]
+        if (blocks + COINCIDENCE_BLOCKS) * block_units >= min(last, units):
+            if session.share is None:
+                session.share = Share()
+            session.share.learn(tokens, 0.0)
+
+    def answered(self, number: int, replica: str, units: int, now: float) -> None:
+        """The replica has computed a prompt of this session."""
+        session = self._place(number)
+        session.holders.pop(replica, None)
+        session.holders[replica] = units, now
+        if len(session.holders) > MAX_HOLDERS:
+            del session.holders[next(iter(session.holders))]
+
+    def lost(self, replica: str, now: float, ttl_s: float) -> None:
+        """The replica has lost its cache. ttl_s: older holders are not asked for. O(replicas that lost theirs since)."""
+        self._lost = {name: at for name, at in self._lost.items() if at > now - ttl_s}
+        self._lost[replica] = now
+
+    def _place(self, number: int) -> Session:
+        """The session, as the most recently answered one."""
+        session = self._returned.get(number)
+        if session is not None:
+            self._returned.move_to_end(number)
+            return session
+        session = self._new.pop(number, None)
+        if session is None:
+            session = self._new[number] = Session()
+            if len(self._new) > MAX_NEW:
+                self._new.popitem(last=False)
+            return session
+        self._returned[number] = session
+        if len(self._returned) > MAX_RETURNED:
+            self._returned.popitem(last=False)
+        return session
+
+    def check(self) -> None:
+        """Raises AssertionError if a bound is broken. O(sessions)."""
+        assert len(self._new) <= MAX_NEW
+        assert len(self._returned) <= MAX_RETURNED
+        assert not self._new.keys() & self._returned.keys()
+        for session in (*self._new.values(), *self._returned.values()):
+            assert 0 < len(session.holders) <= MAX_HOLDERS
+            assert 0.0 <= self.share(session) <= 1.0
+
+    def __repr__(self) -> str:
+        return f"<Sessions: {len(self)}, share {self._all.value(PRIOR, PRIOR_TOKENS):.2f}>"
