@@ -1,7 +1,8 @@
 """Usage -> tokens -> money.
 
 What an engine reports is the truth; what it does not report is unknown, not zero: without a count of cached tokens the
-whole prompt is priced as uncached and nothing is claimed as saved.
+whole prompt is priced as uncached and nothing is claimed as saved. Tokens that the engine reports as written to its cache have
+prices of their own where these are configured, as providers do that.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ class Bill(NamedTuple):
     cached_input: float
     output: float
     saved: float
+    cache_write: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.input + self.cached_input + self.output
+        return self.input + self.cached_input + self.output + self.cache_write
 
 
 class Meter:
@@ -53,11 +55,16 @@ class Meter:
         if price is None:
             return None
         cached, cached_input = usage.cached or 0, price.cached_input or 0.0
+        written, cache_write = usage.written, 0.0
+        if written:
+            five_minutes, hour = price.cache_write or 0.0, price.cache_write_1h or 0.0
+            cache_write = ((written - usage.hours) * five_minutes + usage.hours * hour) / 1e6
         return Bill(
-            input=(usage.prompt - cached) * price.input / 1e6,
+            input=(usage.prompt - cached - written) * price.input / 1e6,
             cached_input=cached * cached_input / 1e6,
             output=usage.completion * price.output / 1e6,
             saved=cached * (price.input - cached_input) / 1e6,
+            cache_write=cache_write,
         )
 
     def _take_prices(self, prices: Mapping[str, PriceConfig]) -> None:
@@ -81,9 +88,13 @@ class Meter:
         metrics.prompt_tokens.add((model, replica, "miss"), usage.prompt - cached)
         metrics.prompt_tokens.add((model, replica, "hit"), cached)
         metrics.completion_tokens.add((model, replica), usage.completion)
+        if usage.written:
+            metrics.cache_writes.add((model, replica), usage.written)
         if bill:
             tenant = self._tenants.label(tenant)
             metrics.cost_usd.add((model, tenant, "input"), bill.input)
             metrics.cost_usd.add((model, tenant, "cached_input"), bill.cached_input)
             metrics.cost_usd.add((model, tenant, "output"), bill.output)
+            if bill.cache_write:
+                metrics.cost_usd.add((model, tenant, "cache_write"), bill.cache_write)
             metrics.savings_usd.add((model, tenant), max(0.0, bill.saved))  # a price list can be upside down

@@ -144,10 +144,18 @@ class PriceConfig(_Section, frozen=True):
     input: Price
     output: Price
     cached_input: Annotated[Price | None, _about("Null: a tenth of input.")] = None
+    cache_write: Annotated[
+        Price | None, _about("Of tokens that the engine reports as newly written to its cache. Null: as input.")
+    ] = None
+    cache_write_1h: Annotated[Price | None, _about("The same, of what is to stay for an hour. Null: as cache_write.")] = None
 
     def __post_init__(self) -> None:
         if self.cached_input is None:
             force_setattr(self, "cached_input", self.input / 10)
+        if self.cache_write is None:
+            force_setattr(self, "cache_write", self.input)
+        if self.cache_write_1h is None:
+            force_setattr(self, "cache_write_1h", self.cache_write)
 
 
 class HealthConfig(_Section, frozen=True):

@@ -146,6 +146,8 @@ def _line(request: SettledRequest) -> dict[str, Any]:
         "cost_usd": round(bill.total, 9) if bill else None,
         "saved_usd": round(bill.saved, 9) if bill else None,
     }
+    if usage and usage.written:
+        line["cache_write_tokens"] = usage.written
     if request.resumed:
         line["resumed"] = request.resumed
     if request.failed_attempts:

@@ -133,6 +133,9 @@ class Metrics:
         self.unmetered = make.counter(
             "unmetered_requests_total", "Successful generations whose response had no valid usage.", "model"
         )
+        self.cache_writes = make.counter(
+            "cache_write_tokens_total", "Prompt tokens that the engine reported as newly written to its cache.", *_TOKEN_LABELS
+        )
         self.cost_usd = make.counter("cost_usd_total", "Cost by the configured prices, in USD.", "model", "tenant", "kind")
         self.savings_usd = make.counter(
             "savings_usd_total", "Additional cost of the cached tokens, had they not been cached, in USD.", "model", "tenant"

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.anthropic import errors
 from gateway.dialects.anthropic.billing import billing_edits, needs_scan
+from gateway.dialects.anthropic.breakpoints import may_mark, require_breakpoints
 from gateway.dialects.anthropic.prompt import messages_prompt, runs_tools
 from gateway.dialects.anthropic.sessions import user_session
 from gateway.dialects.anthropic.stream import QUIET, MessageReader
@@ -34,6 +35,8 @@ class Messages(Dialect):
         body = json_object(raw)
         model, stream = model_of(body), wants_stream(body)
         api = ApiRequest(model, messages_prompt(body, most), salt_of(body), stream=stream, metered=True, body=raw)
+        if may_mark(raw):
+            require_breakpoints(body)
         api.countable = not runs_tools(body)
         api.billing = _billing(raw, body, most)
         api.session = user_session(body.get("metadata")) or session_of(body)

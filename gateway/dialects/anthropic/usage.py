@@ -4,7 +4,8 @@
 
 In a stream it comes in two events, and engines split it differently: vLLM's `message_start` has the whole prompt as
 `input_tokens`, and its `message_delta` the three parts; llama.cpp's `message_start` has the parts, and its `message_delta` the
-output only. So it is merged field by field: the last of each counts.
+output only. So it is merged field by field: the last of each counts. `cache_creation` splits what was written to the cache by
+how long it stays there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
 def merge(counts: dict[str, Any], usage: Any) -> None:
     """Take over what one more event of a stream reports."""
     if isinstance(usage, dict):
+        if isinstance(usage.get("cache_creation"), dict):
+            counts["cache_creation"] = usage["cache_creation"]
         for name in _FIELDS:
             if token_count(usage.get(name)) is not None:
                 counts[name] = usage[name]
@@ -40,4 +43,8 @@ def usage_from(counts: Mapping[str, Any]) -> Usage | None:
     if prompt > MAX_TOKENS:
         return None
     cached = read if created is None else read or 0
-    return Usage(prompt, completion or 0, cached)
+    if not created:
+        return Usage(prompt, completion or 0, cached)
+    by_ttl = counts.get("cache_creation")
+    hours = token_count(by_ttl.get("ephemeral_1h_input_tokens")) if isinstance(by_ttl, dict) else None
+    return Usage(prompt, completion or 0, cached, created, min(hours or 0, created))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.dialects.usage import MAX_TOKENS, Usage, token_count
+from gateway.dialects.usage import MAX_TOKENS, Usage, token_count, written_tokens
 
 
 def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
@@ -24,4 +24,5 @@ def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
     cached = token_count(details.get("cached_tokens")) if isinstance(details, dict) else None
     if cached is None:
         cached = token_count(usage.get("prompt_cache_hit_tokens"))
-    return Usage(prompt, token_count(completion) or 0, None if cached is None else min(cached, prompt))
+    cached = None if cached is None else min(cached, prompt)
+    return Usage(prompt, token_count(completion) or 0, cached, written_tokens(details, prompt, cached))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.dialects.usage import Usage, token_count
+from gateway.dialects.usage import Usage, token_count, written_tokens
 
 
 def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
@@ -18,4 +18,5 @@ def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
         return None
     details = usage.get("input_tokens_details")
     cached = token_count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    return Usage(prompt, completion or 0, None if cached is None else min(cached, prompt))
+    cached = None if cached is None else min(cached, prompt)
+    return Usage(prompt, completion or 0, cached, written_tokens(details, prompt, cached))

@@ -39,6 +39,9 @@ PRICES = {"m": PriceConfig(input=2.0, output=10.0, cached_input=0.5), "m-large":
         ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": -1}}, Usage(10, 0, None)),
         ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": "8"}}, Usage(10, 0, None)),
         ({"prompt_tokens": 10, "prompt_cache_hit_tokens": 4}, Usage(10, 0, 4)),
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 5}}, Usage(10, 0, 4, 5)),
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 99}}, Usage(10, 0, 4, 6)),
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cache_write_tokens": -1}}, Usage(10, 0, None)),
         ({"prompt_tokens": True}, None),
         ({"prompt_tokens": -5}, None),
         ({"input_tokens": 5}, None),
@@ -87,6 +90,30 @@ def test_cost_and_savings_add_up_to_the_uncached_price(prompt: int, cached: int,
     bill = Meter(priced(PRICES), Metrics()).bill("m", Usage(prompt, completion, min(cached, prompt)))
     assert bill is not None
     assert bill.total + bill.saved == pytest.approx((prompt * 2.0 + completion * 10.0) / 1e6)
+
+
+def test_what_is_written_to_the_cache_has_prices_of_its_own() -> None:
+    price = PriceConfig(input=3.0, output=15.0, cached_input=0.3, cache_write=3.75, cache_write_1h=6.0)
+    metrics = Metrics()
+    meter = Meter(priced({"m": price}), metrics)
+    usage = Usage(10_000, 100, 6_000, 3_000, 1_000)
+    bill = meter.bill("m", usage)
+    assert bill is not None
+    assert bill == pytest.approx((0.003, 0.0018, 0.0015, 0.0162, 0.0135))  # 1,000 fresh, 2,000 for 5 minutes, 1,000 for an hour
+    assert bill.total == pytest.approx(0.0198)
+    meter.count(usage, bill, model="m", replica="r", tenant="t")
+    costs = {sample.labels["kind"]: sample.value for sample in metrics.cost_usd.family().samples}
+    assert costs == pytest.approx({"input": 0.003, "cached_input": 0.0018, "output": 0.0015, "cache_write": 0.0135})
+    assert [sample.value for sample in metrics.cache_writes.family().samples] == [3_000]
+
+
+def test_without_prices_of_its_own_it_costs_what_input_costs() -> None:
+    meter = Meter(priced(PRICES), Metrics())
+    written, fresh = meter.bill("m", Usage(1000, 5, 0, 800, 300)), meter.bill("m", Usage(1000, 5, 0))
+    assert written is not None
+    assert fresh is not None
+    assert written.total == pytest.approx(fresh.total)
+    assert PriceConfig(input=1.0, output=1.0, cache_write=2.0).cache_write_1h == 2.0
 
 
 def test_prices_go_by_the_longest_prefix() -> None:

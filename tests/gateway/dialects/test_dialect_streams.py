@@ -97,7 +97,7 @@ def test_recorded_streams(file: str, path: str, usage: Usage) -> None:
     ("file", "path", "usage"),
     [
         ("vllm/messages_billing_header_blocks.json", MESSAGES, Usage(215, 4, 192)),
-        ("vllm/messages_tool_result.json", MESSAGES, Usage(93, 4, 0)),
+        ("vllm/messages_tool_result.json", MESSAGES, Usage(93, 4, 0, 64)),
         ("vllm/responses_list_input.json", RESPONSES, None),
         ("vllm/responses_tools_call_items.json", RESPONSES, Usage(229, 8, 192)),
         ("llamacpp/responses.json", RESPONSES, Usage(37, 16, 6)),
@@ -178,11 +178,25 @@ def test_counts_that_make_no_sense_are_none(path: str, counts: Any) -> None:
     assert read(path, [stream])[1].usage is None
 
 
+def test_what_was_written_to_the_cache_is_known() -> None:
+    hours = {"ephemeral_5m_input_tokens": 4, "ephemeral_1h_input_tokens": 12}
+    counts = {"input_tokens": 5, "cache_creation_input_tokens": 16, "cache_read_input_tokens": 8, "output_tokens": 2}
+    odd: list[tuple[Any, int]] = [(hours, 12), (None, 0), ({"ephemeral_1h_input_tokens": 99}, 16), ([1], 0)]
+    for by_ttl, found in odd:
+        usage = {**counts, "cache_creation": by_ttl}
+        assert dialect(MESSAGES).usage_of(json.dumps({"usage": usage}).encode()) == Usage(29, 2, 8, 16, found)
+        stream = named("message_start", message={"usage": usage}) + named("message_delta", usage={"output_tokens": 2})
+        assert read(MESSAGES, [stream])[1].usage == Usage(29, 2, 8, 16, found)
+    details = {"cached_tokens": 8, "cache_write_tokens": 20}
+    body = {"usage": {"input_tokens": 29, "input_tokens_details": details, "output_tokens": 2}}
+    assert dialect(RESPONSES).usage_of(json.dumps(body).encode()) == Usage(29, 2, 8, 20)
+
+
 def test_cached_tokens_that_are_not_reported_are_not_zero() -> None:
     def usage_of(path: str, **counts: int) -> Usage | None:
         return dialect(path).usage_of(json.dumps({"usage": {"output_tokens": 1, **counts}}).encode())
 
     assert usage_of(MESSAGES, input_tokens=5) == Usage(5, 1, None)
-    assert usage_of(MESSAGES, input_tokens=5, cache_creation_input_tokens=16) == Usage(21, 1, 0)
+    assert usage_of(MESSAGES, input_tokens=5, cache_creation_input_tokens=16) == Usage(21, 1, 0, 16)
     assert usage_of(MESSAGES, input_tokens=5, cache_read_input_tokens=0) == Usage(5, 1, 0)
     assert usage_of(RESPONSES, input_tokens=5) == Usage(5, 1, None)
