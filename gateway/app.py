@@ -25,7 +25,7 @@ from gateway.cluster.reload import Parts, Reload
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
 from gateway.cluster.workers.handover import Receiver
 from gateway.config.live import Live
-from gateway.config.schema import Config
+from gateway.config.schema import Config, RoutingConfig
 from gateway.config.source import Source
 from gateway.dialects.table import Dialects
 from gateway.fleet.directory import FIRST_PROBES_S, Fleet
@@ -144,7 +144,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     around = around or Surroundings()
     clock, loops = around.clock, around.loops or LoopGuard()
     live, metrics, chance, routing = Live(config), Metrics(), random.Random(), config.routing
-    router = Router(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20, chance=chance)
+    router = _router_of(routing, chance)
     fleet = Fleet(config, router, metrics, chance, clock)
     upstream = UpstreamClient(live, around.resolver, fleet.connection_closed, loops, around.dials)
     parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)
@@ -187,6 +187,16 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         seam=around.seam or Seam(),
     )
     return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, local, control, served)
+
+
+def _router_of(routing: RoutingConfig, chance: random.Random) -> Router:
+    return Router(
+        policy=routing.policy,
+        ttl_s=routing.ttl_s,
+        memory_bytes=routing.memory_mb << 20,
+        promise_wait_s=routing.breakpoint_wait_s,
+        chance=chance,
+    )
 
 
 async def serve(

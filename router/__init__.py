@@ -6,6 +6,7 @@ and `router.follower` keep several routers in step. Everything else is private t
 
 from router.booking import Booking
 from router.index.blocks import seed, text_keys, token_keys
+from router.learning.promises import HELD
 from router.learning.scales import DEFAULT_UNITS_PER_TOKEN
 from router.learning.sessions import session_key
 from router.policies.table import POLICIES
@@ -14,6 +15,7 @@ from router.types import Candidate, Cost, Decision, Outcome, Prompt, Replica
 
 __all__ = [
     "DEFAULT_UNITS_PER_TOKEN",
+    "HELD",
     "POLICIES",
     "Booking",
     "Candidate",

@@ -20,7 +20,7 @@ Number = Annotated[int, Meta(ge=1)]
 
 
 class Opened(Struct, frozen=True, array_like=True, gc=False, tag=0):
-    """A prompt was booked. The fields from `keys` to `session_key` are those of `Prompt`, from `replica` to `silent` those of
+    """A prompt was booked. The fields from `keys` to `breakpoints` are those of `Prompt`, from `replica` to `silent` those of
     `Lease`; unseen: `Booking.unseen`.
     """
 
@@ -31,6 +31,7 @@ class Opened(Struct, frozen=True, array_like=True, gc=False, tag=0):
     scale: str
     client: int
     session_key: int
+    breakpoints: tuple[tuple[Number, Count], ...]
     replica: str
     matched_blocks: Count
     prompt_tokens: Count

@@ -70,6 +70,7 @@ class Follower:
         lease.load.remote_inflight += 1
         client, session = event.client, event.session_key
         prompt = Prompt(event.keys, event.units, event.block_units, event.scale, client=client, session_key=session)
+        prompt.breakpoints = event.breakpoints
         booking = router.book(prompt, lease, event.matched_blocks, event.unseen)
         booking.number = event.number
         bookings[event.number] = booking

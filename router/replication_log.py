@@ -102,6 +102,7 @@ def _opened(booking: Booking, *, silent: bool) -> Opened:
         prompt.scale,
         prompt.client,
         prompt.session_key,
+        prompt.breakpoints,
         lease.replica,
         booking.matched_blocks,
         lease.prompt_tokens,

@@ -26,6 +26,7 @@ from typing import Final
 from router.booking import Booking, Owner
 from router.index.trie import RadixTrie
 from router.learning.evidence import Evidence, Miss
+from router.learning.promises import BUSY, GONE, HELD, LEAST_TOKENS, LOST, WAIT_S, Promises
 from router.learning.scales import MAX_SCALES, Scales
 from router.learning.sessions import Sessions
 from router.load import Lease, Ledger
@@ -55,13 +56,18 @@ class Router(Owner):
         chance: Random,
         journal: Journal | None = None,
         policies: Policies = POLICIES,
+        promise_wait_s: float = WAIT_S,
     ) -> None:
-        """policy: one of `policies`. journal: records what is booked here, for other routers."""
+        """policy: one of `policies`. journal: records what is booked here, for other routers. promise_wait_s: the longest queue
+        that a promised prefix is worth (`learning/promises.py`).
+        """
         self.journal = journal
         self.trie = RadixTrie(ttl_s, memory_bytes)
         self.ledger = Ledger()
         self.rents = Rents()
         self.sessions = Sessions()
+        self.promises = Promises()
+        self.promise_wait_s = promise_wait_s
         self.policy_name = policy
         self._policies = policies
         self._policy = policies[policy]()
@@ -73,13 +79,14 @@ class Router(Owner):
         self._scales = Scales()
         self._least_context = math.inf  # tokens: a lower bound of all replicas' context
 
-    def retune(self, *, policy: str, ttl_s: float, memory_bytes: int) -> None:
+    def retune(self, *, policy: str, ttl_s: float, memory_bytes: int, promise_wait_s: float) -> None:
         """Change policy and bounds. An unchanged policy keeps its state. O(1)."""
         if policy != self.policy_name:
             self.policy_name = policy
             self._policy = self._policies[policy]()
             self._least_cost = isinstance(self._policy, LeastCost)
         self._memory_bytes = memory_bytes
+        self.promise_wait_s = promise_wait_s
         self.trie.ttl_s = ttl_s
         self.trie.max_bytes = max(memory_bytes, min(self.trie.max_bytes, self.trie.needed_bytes))
 
@@ -116,7 +123,7 @@ class Router(Owner):
         self._record_loss(name)
         self._replicas.pop(name, None)
         self._evidence.pop(name, None)
-        self.sessions.lost(name, self.trie.now, self.trie.ttl_s)
+        self._forget(name)
         self.trie.remove_replica(name)
         self.ledger.remove(name)
 
@@ -128,9 +135,14 @@ class Router(Owner):
     def purge(self, name: str) -> None:
         """A replica lost its cache, by this or another router's knowledge. Not recorded in the journal."""
         self.trie.purge(name)
-        self.sessions.lost(name, self.trie.now, self.trie.ttl_s)
+        self._forget(name)
         if evidence := self._evidence.get(name):
             evidence.purged(self.trie.now)
+
+    def _forget(self, name: str) -> None:
+        """What is known beside the index of a replica that has lost its cache."""
+        self.sessions.lost(name, self.trie.now, self.trie.ttl_s)
+        self.promises.lost(name, self.trie.now)
 
     def known(self, name: str) -> Replica | None:
         """The replica of this name, if there is one here."""
@@ -255,6 +267,8 @@ class Router(Owner):
         if prompt.session_key:
             self._learn_session(booking, cached)
             self.sessions.answered(prompt.session_key, name, prompt.units, now)
+        if prompt.breakpoints:
+            self.promises.make(prompt, self._promisable(prompt), name, now)
         if now - since > LONG_S or evidence.purged_at >= since:
             self.trie.insert(name, prompt.keys, now, weight=booking.weight)
         return restarted
@@ -273,7 +287,11 @@ class Router(Owner):
 
     def _ranked(self, quotes: Quotes) -> tuple[Decision, list[Candidate]]:
         ranking = self._policy.order(quotes.prompt, quotes.candidates(), self._chance)
-        return quotes.decision(ranking[0]), ranking
+        decision = quotes.decision(ranking[0])
+        if quotes.prompt.breakpoints and self._least_cost:
+            decision = self._keep_promise(quotes, decision)
+            ranking.sort(key=lambda candidate: candidate.replica != decision.best.replica)
+        return decision, ranking
 
     def _decide(self, quotes: Quotes) -> Decision:
         if not self._least_cost:
@@ -283,7 +301,32 @@ class Router(Owner):
             self._rent(quotes.shared_prefix, None)
         elif idle and best.cost.queue_s > 0:
             self._rent(quotes.shared_prefix, best.cost.queue_s)
-        return quotes.decision(best)
+        decision = quotes.decision(best)
+        return self._keep_promise(quotes, decision) if quotes.prompt.breakpoints else decision
+
+    def _keep_promise(self, quotes: Quotes, decision: Decision) -> Decision:
+        """The decision, or another one for the replica that keeps a promised prefix."""
+        prompt = quotes.prompt
+        promise = self.promises.find(prompt, self._promisable(prompt), quotes.now)
+        if promise is None:
+            return decision
+        name, outcome = promise.replica, HELD
+        if self.promises.is_lost(promise):
+            outcome = LOST
+        elif name not in quotes.replicas:
+            outcome = GONE
+        elif name != decision.best.replica:
+            holder = quotes.candidate(name)
+            if holder.cost.queue_s <= self.promise_wait_s:
+                decision = quotes.decision(holder)
+            else:
+                outcome = BUSY
+        decision.promise, decision.promised_tokens = outcome, quotes.tokens(promise.blocks)
+        return decision
+
+    def _promisable(self, prompt: Prompt) -> int:
+        """The blocks of the shortest prefix of this prompt that is worth a promise."""
+        return max(1, math.ceil(LEAST_TOKENS * self.units_per_token(prompt.scale) / prompt.block_units))
 
     def _rent(self, prefix: bytes, seconds: float | None) -> None:
         if self.journal:
@@ -393,6 +436,7 @@ class Router(Owner):
         self.trie.check()
         self.ledger.check()
         self.sessions.check()
+        self.promises.check()
         assert len(self._scales) <= MAX_SCALES
         assert self.trie.pending_bytes >= 0
         assert set(self.trie.held()) == set(self._replicas) == set(self._evidence)

@@ -33,9 +33,11 @@ class Prompt:
     session: the conversation that it belongs to, where the client names one; read by sticky policies only.
     session_key: a number for it, 0 without one; the cost goes by it (`learning/sessions.py`).
     client: a hash that identifies the client, as far as the gateway can distinguish clients.
+    breakpoints: (blocks, seconds) each: up to there the client wants the prompt cached, for so long; 0 seconds: up to there it
+    may have wanted that in an earlier prompt (`learning/promises.py`). Set by whoever makes the prompt.
     """
 
-    __slots__ = ("block_units", "client", "keys", "scale", "session", "session_key", "units")
+    __slots__ = ("block_units", "breakpoints", "client", "keys", "scale", "session", "session_key", "units")
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class Prompt:
         self.session = session
         self.client = client
         self.session_key = session_key
+        self.breakpoints: tuple[tuple[int, int], ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -64,7 +67,8 @@ class Prompt:
         return int(self.block_units * TOKEN_WEIGHT / units_per_token + 0.5) or 1
 
     def _fields(self) -> tuple[object, ...]:
-        return self.keys, self.units, self.block_units, self.scale, self.session, self.client, self.session_key
+        names = self.session, self.client, self.session_key
+        return self.keys, self.units, self.block_units, self.scale, *names, self.breakpoints
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Prompt) and self._fields() == other._fields()
@@ -73,7 +77,7 @@ class Prompt:
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        return f"Prompt{self._fields()!r}"
+        return f"Prompt{self._fields()[:-1]!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +135,19 @@ class Decision:
 
     reason: "warm" (the best holds the longest match), "spill" (another holds more but costs more), "cold" (no candidate
     holds any of it), "blind" (the prompt has no full block to match), "session" (instead of the last three: the best was priced
-    with what it probably holds of the session beyond its match). available_tokens: the longest match of all.
+    with what it probably holds of the session beyond its match). available_tokens: the longest match of all. promise: what
+    became of the longest prefix that was promised to this client (`learning/promises.py`); promised_tokens: its length.
     """
 
-    __slots__ = ("available_tokens", "best", "prompt_tokens", "reason")
+    __slots__ = ("available_tokens", "best", "promise", "promised_tokens", "prompt_tokens", "reason")
 
     def __init__(self, best: Candidate, reason: str, prompt_tokens: int, available_tokens: int) -> None:
         self.best = best
         self.reason = reason
         self.prompt_tokens = prompt_tokens
         self.available_tokens = available_tokens
+        self.promise = ""
+        self.promised_tokens = 0
 
     def __repr__(self) -> str:
         return f"Decision({self.best!r}, {self.reason!r}, {self.prompt_tokens}, {self.available_tokens})"

@@ -58,7 +58,12 @@ class Parts:
     def apply(self, config: Config) -> None:
         """All but the fleet."""
         routing = config.routing
-        self.router.retune(policy=routing.policy, ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20)
+        self.router.retune(
+            policy=routing.policy,
+            ttl_s=routing.ttl_s,
+            memory_bytes=routing.memory_mb << 20,
+            promise_wait_s=routing.breakpoint_wait_s,
+        )
         self.memory.limit = budget_bytes(config)
         self.connections.limit = connection_limit(config)
 

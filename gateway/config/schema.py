@@ -128,6 +128,13 @@ class RoutingConfig(_Section, frozen=True):
     block_tokens: Annotated[Positive, _about("Length of a block of token ids.")] = 64
     ttl_s: Annotated[Seconds, _about("Seconds after its last use that a prefix is believed to be cached.")] = 900.0
     memory_mb: Annotated[Positive, _about("Bound of the prefix index of each worker, in MiB.")] = 256
+    breakpoint_wait_s: Annotated[
+        Annotated[float, Meta(ge=0, le=MAX_NUMBER)],
+        _about(
+            "The longest queue, in seconds, for which a prompt with cache_control goes to the replica that keeps its prefix, "
+            "although another one would answer sooner. 0: it goes by the cost, as all others."
+        ),
+    ] = 2.0
     isolation: Annotated[
         Isolation,
         _about("tenant: tenants (X-Tenant-Id) share no prefixes, neither in the index nor in engines that know cache_salt."),

@@ -28,12 +28,14 @@ class ApiRequest:
     server, where the body says so. harmless: it may be sent twice, although it generates nothing. billing: edits of `body`
     that cut out what a client writes for its provider's bill (`anthropic/billing.py`). countable: the engine's count of prompt
     tokens is about this one prompt, so that the router may learn from it. Not so for a batch of prompts, several answers, or
-    a prompt that the engine cuts or replaces. session: the conversation that the body names, "" if it names none.
+    a prompt that the engine cuts or replaces. breakpoints: where in the canonical prompt the client wants it cached, and how
+    long (`prompt/marks.py`). session: the conversation that the body names, "" if it names none.
     """
 
     __slots__ = (
         "billing",
         "body",
+        "breakpoints",
         "countable",
         "edits",
         "harmless",
@@ -71,6 +73,7 @@ class ApiRequest:
         self.countable = True
         self.harmless = False
         self.session = ""
+        self.breakpoints: tuple[tuple[int, int], ...] = ()
         self.billing: list[Edit] = []
 
     def drop(self) -> None:
@@ -110,14 +113,28 @@ def router_prompt(
     """
     name, number = session
     if (made := api.made) is not None:
-        return Prompt(made.keys, made.units, made.block_units, scale if made.scale else "", name, client, number)
+        again = Prompt(made.keys, made.units, made.block_units, scale if made.scale else "", name, client, number)
+        again.breakpoints = made.breakpoints
+        return again
     prompt = api.prompt
     if prompt is None:
         return Prompt(b"", 0, blocks[0], scale, name, client, number)
     first = seed(api.model, api.salt, *scope)
     if isinstance(prompt, bytes):
         made = Prompt(text_keys(prompt, blocks[0], first), len(prompt), blocks[0], scale, name, client, number)
+        if api.breakpoints:
+            made.breakpoints = _in_blocks(api.breakpoints, blocks[0])
     else:
         made = Prompt(token_keys(prompt, blocks[1], first), len(prompt), blocks[1], "", name, client, number)
     api.made, api.prompt = made, None
     return made
+
+
+def _in_blocks(breakpoints: tuple[tuple[int, int], ...], block: int) -> tuple[tuple[int, int], ...]:
+    """Their full blocks in the place of their offsets; of those in the same block the one that lasts longest."""
+    longest = dict[int, int]()
+    for offset, seconds in breakpoints:
+        blocks = offset // block
+        if blocks:
+            longest[blocks] = max(seconds, longest.get(blocks, 0))
+    return tuple(longest.items())

@@ -100,7 +100,7 @@ def _lenient_prompt(body: Mapping[str, Any], most: int) -> tuple[bytes | list[in
     """The prompt, if it has one that we know, and its salt."""
     try:
         if "messages" in body:
-            return chat_prompt(body, most), salt_of(body)
+            return chat_prompt(body, most).joined(), salt_of(body)
         return completion_prompt(body, "prompt" if "prompt" in body else "input"), headed_salt(body)
     except GatewayError:
         return None, salt_of(body)

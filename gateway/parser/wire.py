@@ -30,8 +30,8 @@ FAILED: Final = "failed"  # a bug, with its traceback
 
 
 class ParsedBody(NamedTuple):
-    """An ApiRequest without its body. edits: to be applied to the body, and billing to that. prompt: the fields of a
-    router.Prompt.
+    """An ApiRequest without its body. edits: to be applied to the body, and billing to that. prompt, breakpoints: the fields of
+    a router.Prompt.
     """
 
     model: str
@@ -45,6 +45,7 @@ class ParsedBody(NamedTuple):
     edits: list[Edit]
     billing: list[Edit]
     session: str
+    breakpoints: tuple[tuple[int, int], ...]
     prompt: tuple[bytes, int, int, str] | None
 
 
@@ -64,6 +65,7 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         list(api.edits),
         api.billing,
         api.session,
+        made.breakpoints if made else (),
         prompt,
     )
 
@@ -79,6 +81,7 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.session = parsed.session
     if parsed.prompt:
         api.made = Prompt(*parsed.prompt)
+        api.made.breakpoints = parsed.breakpoints
     return api
 
 

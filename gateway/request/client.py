@@ -56,13 +56,20 @@ class Caller:
         self.session = session
         self.weak_session = weak_session
 
+    def number(self, address: str) -> int:
+        """A number for the client, the same in all workers: by its headers; by its address if they name none.
+
+        address: of IPv6 the network.
+        """
+        return self.key or xxh3_64_intdigest(address.encode())
+
     def __repr__(self) -> str:
         return f"<Caller {self.tenant!r}, {self.key:x}>"
 
 
 def caller_of(headers: Headers) -> Caller:
     """The caller that these headers name."""
-    credentials, tenant = headers.get("Authorization"), headers.get(TENANT_HEADER) or ""
+    credentials, tenant = headers.get("Authorization") or headers.get("X-Api-Key"), headers.get(TENANT_HEADER) or ""
     key = xxh3_64_intdigest(f"{credentials}\0{tenant}".encode("utf-8", "surrogatepass")) if credentials or tenant else 0
     session = ""
     for name in SESSION_HEADERS:
@@ -70,11 +77,6 @@ def caller_of(headers: Headers) -> Caller:
             break
     weak = "" if session else headers.get(WEAK_SESSION_HEADER) or ""
     return Caller(tenant, key, session[:MAX_SESSION_CHARS], weak[:MAX_SESSION_CHARS])
-
-
-def address_number(address: str) -> int:
-    """A number for a client that its headers do not name, the same in all workers. address: of IPv6 the network."""
-    return xxh3_64_intdigest(address.encode())
 
 
 class ClientReply:

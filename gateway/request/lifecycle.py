@@ -40,7 +40,7 @@ from gateway.errors import GatewayError, internal_error, shutting_down
 from gateway.fleet.directory import Fleet, Target
 from gateway.parser.parsing import Parsing
 from gateway.request.attempts import Attempts
-from gateway.request.client import Audience, Caller, ClientReply, ClientRequest, address_number
+from gateway.request.client import Audience, Caller, ClientReply, ClientRequest
 from gateway.request.delivery import Delivery
 from gateway.request.exchange import Exchange
 from gateway.request.record import CLIENT_LEFT, SettledRequest, request_id, tenant_label
@@ -191,8 +191,7 @@ class Lifecycle:
 
     def _book(self, api: ApiRequest, target: Target, caller: Caller, address: str, record: SettledRequest) -> Booking:
         begun = self.clock()
-        client = caller.key or address_number(address)
-        prompt = prompt_of(self.live, api, caller, target.label, client)
+        prompt = prompt_of(self.live, api, caller, target.label, caller.number(address))
         live = self.fleet.candidates(target, begun)
         booking = self.router.choose(prompt, live, begun, silent=not (api.metered and api.stream and api.countable))
         decision = booking.decision

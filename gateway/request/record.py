@@ -49,12 +49,13 @@ class SettledRequest:
     label: the model's bounded name for metrics. tenant: bounded text. booking: its way through the router, None if no replica
     was chosen; ok: the replica answered as it should. metered: a generation; countable: the engine's count of prompt tokens is
     about this one prompt. complete: the answer was good and went out whole. resumed: how often another replica went on with the
-    answer. failed_attempts: replica, reason and error of each. bill: set by the meter, for the observers after it.
+    answer. failed_attempts: replica, reason and error of each. bill, breakpoint: set by an observer, for those after it.
     """
 
     answered = 0
     bill: Bill | None = None
     booking: Booking | None = None
+    breakpoint = ""
     complete = False
     countable = False
     ended = 0.0

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from gateway.accounting.meter import Meter
 from gateway.fleet.directory import Fleet
 from gateway.request.record import SettledRequest, code_label
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
-from router import Outcome
+from router import HELD, Outcome
 
 log = logging.getLogger("warmroute.gateway")
+
+NEW: Final = "new"
+# A prefix counts as kept with so much of it, less a constant: its tokens are an estimate, and an engine caches whole blocks.
+_KEPT_SHARE: Final = 0.9
+_KEPT_SLACK: Final = 128
 
 Observer = Callable[[SettledRequest], None]
 
@@ -29,6 +34,7 @@ def observers_of(fleet: Fleet, meter: Meter, metrics: Metrics, requests: Request
         RouterOutcome(fleet),
         CacheReports(fleet),
         Metering(meter, metrics),
+        Breakpoints(metrics),
         RequestMetrics(metrics),
         AccessLog(requests),
     ]
@@ -91,6 +97,29 @@ class Metering:
             self._metrics.unmetered.add((label,))
 
 
+class Breakpoints:
+    """What became of what was promised to clients that mark breakpoints: the router's word, then the engine's."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def __call__(self, request: SettledRequest) -> None:
+        booking = request.booking
+        if booking is None or not booking.prompt.breakpoints:
+            return
+        decision, usage = booking.decision, request.usage
+        found = decision.promise or NEW
+        if found == HELD and not request.ok:
+            found = "failed"
+        elif found == HELD and (usage is None or usage.cached is None):
+            found = "unreported"
+        elif found == HELD and usage is not None and usage.cached is not None:
+            kept = usage.cached >= decision.promised_tokens * _KEPT_SHARE - _KEPT_SLACK
+            found = "kept" if kept else "missed"
+        request.breakpoint = found
+        self._metrics.breakpoints.add((request.label, found))
+
+
 class RequestMetrics:
     """Counts and times every request."""
 
@@ -148,6 +177,8 @@ def _line(request: SettledRequest) -> dict[str, Any]:
     }
     if usage and usage.written:
         line["cache_write_tokens"] = usage.written
+    if request.breakpoint:
+        line["breakpoint"] = request.breakpoint
     if request.resumed:
         line["resumed"] = request.resumed
     if request.failed_attempts:

@@ -222,7 +222,8 @@ class Operator:
             api = await self._parsing.parse(dialect, raw, scope_of(self._live, caller), client)
         target = self._fleet.target(api.model)
         target.require()
-        prompt = prompt_of(self._live, api, caller, target.label)
+        number = caller.number(client_request.lease.account.client)
+        prompt = prompt_of(self._live, api, caller, target.label, number)
         decision, ranking = self._router.rank(prompt, target.replicas, self._clock())
         return _json(
             {
@@ -230,6 +231,8 @@ class Operator:
                 "policy": self._router.policy_name,
                 "replica": decision.best.replica,
                 "reason": decision.reason,
+                "promise": decision.promise,
+                "promised_tokens": decision.promised_tokens,
                 "estimated_prompt_tokens": decision.prompt_tokens,
                 "candidates": [_candidate(candidate) for candidate in ranking],
             }

@@ -133,6 +133,12 @@ class Metrics:
         self.unmetered = make.counter(
             "unmetered_requests_total", "Successful generations whose response had no valid usage.", "model"
         )
+        self.breakpoints = make.counter(
+            "breakpoints_total",
+            "Requests with cache_control, by what became of the prefix to be kept.",
+            "model",
+            "result",
+        )
         self.cache_writes = make.counter(
             "cache_write_tokens_total", "Prompt tokens that the engine reported as newly written to its cache.", *_TOKEN_LABELS
         )

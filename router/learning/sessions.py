@@ -27,6 +27,8 @@ from typing import Final
 
 import xxhash
 
+from router.learning.losses import Losses
+
 MAX_NEW: Final = 8192
 MAX_RETURNED: Final = 32768
 MAX_HOLDERS: Final = 4  # a conversation, and its sub-agents on other replicas
@@ -80,7 +82,7 @@ class Sessions:
         self._new: OrderedDict[int, Session] = OrderedDict()
         self._returned: OrderedDict[int, Session] = OrderedDict()
         self._all = Share()
-        self._lost: dict[str, float] = {}
+        self._losses = Losses()
 
     def __len__(self) -> int:
         return len(self._new) + len(self._returned)
@@ -92,7 +94,7 @@ class Sessions:
     def held(self, session: Session, replica: str, since: float) -> int:
         """Units of the session's last prompt there, if it was after `since` and the replica has not lost its cache; else 0."""
         holder = session.holders.get(replica)
-        if holder is None or holder[1] < since or holder[1] <= self._lost.get(replica, since):
+        if holder is None or holder[1] < since or self._losses.after(replica, holder[1]):
             return 0
         return holder[0]
 
@@ -133,8 +135,7 @@ class Sessions:
 
     def lost(self, replica: str, now: float, ttl_s: float) -> None:
         """The replica has lost its cache. ttl_s: older holders are not asked for. O(replicas that lost theirs since)."""
-        self._lost = {name: at for name, at in self._lost.items() if at > now - ttl_s}
-        self._lost[replica] = now
+        self._losses.add(replica, now, ttl_s)
 
     def _place(self, number: int) -> Session:
         """The session, as the most recently answered one."""

@@ -21,10 +21,11 @@ NO_COST: Final = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Quotes:
-    """matched: replica -> leading blocks that it is believed to hold; longest: the maximum over `replicas`; shared_prefix: the
-    key of the last block of the longest match; empty without a match. total: tokens of the prompt; least: of these, uncached
-    on the holder of the longest match. block_weight: of a block of the prompt (`Prompt.block_weight`). unseen: replica -> units
-    of the prompt that it may hold of the session beyond the longest match, where there are any.
+    """now: when it was asked. matched: replica -> leading blocks that it is believed to hold; longest: the maximum over
+    `replicas`; shared_prefix: the key of the last block of the longest match; empty without a match. total: tokens of the
+    prompt; least: of these, uncached on the holder of the longest match. block_weight: of a block of the prompt
+    (`Prompt.block_weight`). unseen: replica -> units of the prompt that it may hold of the session beyond the longest match,
+    where there are any.
     """
 
     __slots__ = (
@@ -34,16 +35,16 @@ class Quotes:
         "_holder",
         "_ledger",
         "_lifetime_s",
-        "_now",
         "_per_block",
         "_rent",
-        "_replicas",
         "_trie",
         "block_weight",
         "least",
         "longest",
         "matched",
+        "now",
         "prompt",
+        "replicas",
         "shared_prefix",
         "total",
         "unseen",
@@ -55,8 +56,8 @@ class Quotes:
         self._trie = trie
         self._ledger = ledger
         self.prompt = prompt
-        self._replicas = replicas
-        self._now = now
+        self.replicas = replicas
+        self.now = now
         self._per_block = prompt.block_units / units_per_token  # tokens
         self.block_weight = prompt.block_weight(units_per_token)
         self._blocks = prompt.blocks
@@ -86,7 +87,7 @@ class Quotes:
         share = sessions.share(session)
         for name in session.holders:
             unseen = min(sessions.held(session, name, since), prompt.units) - matched
-            if unseen > least and name in self._replicas:
+            if unseen > least and name in self.replicas:
                 self.unseen[name] = unseen
                 if expected := min(int(share * unseen / units_per_token), self.least):
                     self._expected[name] = expected
@@ -98,7 +99,7 @@ class Quotes:
 
     def price(self, name: str, load: ReplicaLoad, blocks: int, uncached: int) -> Cost:
         """The cost on a replica (its load advanced) that holds `blocks` of the prompt and would compute `uncached` tokens."""
-        now, beyond = self._now, uncached - self.least
+        now, beyond = self.now, uncached - self.least
         full = cost(
             booked=load.remaining_tokens(now) if load.first else 0,
             uncached=uncached,
@@ -113,7 +114,9 @@ class Quotes:
     def _session_price(self, name: str, load: ReplicaLoad, blocks: int, uncached: int) -> Cost:
         """`price`, with the discount for what is expected of the session. uncached: without what is expected."""
         full = self.price(name, load, blocks, uncached + self._expected[name])
-        return full._replace(session_s=sum(self.price(name, load, blocks, uncached)) - sum(full))
+        whole: float = sum(full)  # with types of their own, for mypyc
+        less: float = sum(self.price(name, load, blocks, uncached))
+        return full._replace(session_s=less - whole)
 
     def _evicted(self, name: str, blocks: int, uncached: int) -> float:
         """Tokens that a replica would have to evict, weighted by their probability of reuse."""
@@ -121,17 +124,17 @@ class Quotes:
         if not new:
             return 0.0
         out, used = self._trie.room(name, new, self.block_weight)
-        return uncached * out / new * reuse_chance(self._now - used, self._lifetime_s) if out else 0.0
+        return uncached * out / new * reuse_chance(self.now - used, self._lifetime_s) if out else 0.0
 
     def cheapest(self, chance: Random) -> tuple[Candidate, bool]:
         """(the candidate with the least cost, whether an idle replica lacks the longest match)."""
         matched, longest, total, least = self.matched, self.longest, self.total, self.least
-        loads, load_of, now = self._ledger.loads, self._ledger.of, self._now
+        loads, load_of, now = self._ledger.loads, self._ledger.of, self.now
         lacking = total + DUPLICATE_WEIGHT * (total - least)  # the floor of a replica that holds nothing and runs nothing
         least_s = bound_s = float("inf")
         best, price, ties, idle = "", NO_COST, 1, False
         first = self._holder
-        for name in (first, *self._replicas) if first else self._replicas:
+        for name in (first, *self.replicas) if first else self.replicas:
             load = loads.get(name) or load_of(name)
             if blocks := matched.get(name, 0):
                 uncached = least if blocks == longest else total - self.tokens(blocks)
@@ -164,7 +167,7 @@ class Quotes:
         """The best, or a holder of the session that its discount makes cheaper. O(holders)."""
         for name in self._expected:
             load = self._ledger.of(name)
-            load.advance(self._now)
+            load.advance(self.now)
             quote = self._session_price(name, load, self.matched.get(name, 0), self._uncached(name))
             if (seconds := sum(quote)) < least_s:
                 best, price, least_s = name, quote, seconds
@@ -181,7 +184,7 @@ class Quotes:
         load, blocks = self._ledger.of(name), self.matched.get(name, 0)
         uncached = self._uncached(name)
         if price is None:
-            load.advance(self._now)
+            load.advance(self.now)
             session = name in self._expected
             price = (self._session_price if session else self.price)(name, load, blocks, uncached)
         fields = (
@@ -189,7 +192,7 @@ class Quotes:
             blocks,
             self.tokens(blocks),
             uncached,
-            load.remaining_tokens(self._now) if load.first else 0,
+            load.remaining_tokens(self.now) if load.first else 0,
             load.inflight,
             load.decoding,
             load.active_tokens,
@@ -200,7 +203,7 @@ class Quotes:
 
     def candidates(self) -> list[Candidate]:
         """Every replica's state with its price. O(replicas)."""
-        return [self.candidate(name) for name in self._replicas]
+        return [self.candidate(name) for name in self.replicas]
 
     def decision(self, best: Candidate) -> Decision:
         """The decision for `best`, with its reason."""

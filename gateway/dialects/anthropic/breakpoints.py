@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from gateway.dialects.prompt.canonical import MARKER
+from gateway.dialects.prompt.marks import MARKER, MAX_MARKS
 from gateway.errors import bad_request
-
-MAX_BREAKPOINTS: Final = 4
 
 _TTLS: Final = (None, "5m", "1h")
 _RAW: Final = MARKER.encode()
@@ -45,8 +43,8 @@ def require_breakpoints(body: Mapping[str, Any]) -> None:
     if marker is not None:
         _checked(marker, MARKER, minutes)
         found += not marked  # it means the last block, which may be marked already
-    if found > MAX_BREAKPOINTS:
-        raise bad_request(f"{found} breakpoints are set ({MARKER}); at most {MAX_BREAKPOINTS} are allowed.", MARKER)
+    if found > MAX_MARKS:
+        raise bad_request(f"{found} breakpoints are set ({MARKER}); at most {MAX_MARKS} are allowed.", MARKER)
 
 
 def _checked(marker: Any, where: str, minutes: str) -> str:

@@ -34,7 +34,9 @@ class Messages(Dialect):
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         body = json_object(raw)
         model, stream = model_of(body), wants_stream(body)
-        api = ApiRequest(model, messages_prompt(body, most), salt_of(body), stream=stream, metered=True, body=raw)
+        prompt = messages_prompt(body, most)
+        api = ApiRequest(model, prompt.joined(), salt_of(body), stream=stream, metered=True, body=raw)
+        api.breakpoints = prompt.breakpoints()
         if may_mark(raw):
             require_breakpoints(body)
         api.countable = not runs_tools(body)

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from gateway.dialects.anthropic.billing import strip_line
 from gateway.dialects.prompt.calls import add_call
-from gateway.dialects.prompt.canonical import MARKER, PART, CanonicalPrompt, to_json, without
+from gateway.dialects.prompt.canonical import PART, CanonicalPrompt, to_json, without
 from gateway.dialects.prompt.chat import REASONING
 from gateway.dialects.prompt.content import add_content, part_bytes
 from gateway.dialects.prompt.head import head_parts
+from gateway.dialects.prompt.marks import MARKER
 from gateway.errors import bad_request
 
 _CLIENT_TOOLS: Final = (None, "custom")  # types of tools that the client runs; others the server runs
@@ -25,7 +26,7 @@ _FUNCTION: Final = frozenset(
 )
 
 
-def messages_prompt(body: Mapping[str, Any], most: int = 0) -> bytes:
+def messages_prompt(body: Mapping[str, Any], most: int = 0) -> CanonicalPrompt:
     """The canonical prompt. Raises GatewayError 400 where the messages are not messages.
 
     most: how many parts it may have, or NeedsHelper is raised; 0: any number.
@@ -35,11 +36,13 @@ def messages_prompt(body: Mapping[str, Any], most: int = 0) -> bytes:
         raise bad_request("'messages' must be a list with at least one message.", "messages")
     prompt = CanonicalPrompt(most)
     prompt.parts += head_parts(body, _head(prompt, body))
+    _mark_tools(prompt, body.get("tools"))
     _add_system(prompt, body.get("system"))
     for index, message in enumerate(messages):
         _add_message(prompt, message, index)
         prompt.require(0)
-    return prompt.joined()
+    prompt.marks.add(body, len(prompt.parts))
+    return prompt
 
 
 def runs_tools(body: Mapping[str, Any]) -> bool:
@@ -64,6 +67,14 @@ def _head(prompt: CanonicalPrompt, body: Mapping[str, Any]) -> dict[str, Any]:
         elif kind == "tool":
             head["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
     return head
+
+
+def _mark_tools(prompt: CanonicalPrompt, tools: Any) -> None:
+    """They are one part of the prompt: a breakpoint on any of them is one at its end."""
+    if isinstance(tools, list):
+        for tool in tools:
+            if isinstance(tool, dict) and MARKER in tool:
+                prompt.marks.add(tool, len(prompt.parts))
 
 
 def _chat_tool(tool: Any, index: int) -> dict[str, Any]:
@@ -143,6 +154,7 @@ def _add_blocks(prompt: CanonicalPrompt, role: str, content: list[Any], where: s
             results += 1
             prompt.begin("tool")
             add_content(prompt, block.get("content"), where)
+            prompt.marks.add(block, len(prompt.parts))
         elif kind == "tool_use":
             calls.append(block)
         elif kind == "thinking":
@@ -160,3 +172,4 @@ def _add_blocks(prompt: CanonicalPrompt, role: str, content: list[Any], where: s
         prompt.field(REASONING, to_json("".join(thoughts)))
     for call in calls:
         add_call(prompt, str(call.get("name")), to_json(call.get("input")))
+        prompt.marks.add(call, len(prompt.parts))

@@ -46,13 +46,16 @@ def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
     body = json_object(raw)
     model, stream = model_of(body), wants_stream(body)
     prompt: bytes | list[int]
+    breakpoints: tuple[tuple[int, int], ...]
     if kind == CHAT or (kind == GUESS and "messages" in body):
-        prompt, salt = chat_prompt(body, most), salt_of(body)
+        chat = chat_prompt(body, most)
+        prompt, salt, breakpoints = chat.joined(), salt_of(body), chat.breakpoints()
     else:
+        breakpoints = ()
         prompt, salt = completion_prompt(body, "prompt"), headed_salt(body)
     api = ApiRequest(model, prompt, salt, stream=stream, metered=True, body=raw)
     api.countable = _counts_prompt(body) and (kind == CHAT or not is_batch(body.get("prompt")))
-    api.session = session_of(body)
+    api.session, api.breakpoints = session_of(body), breakpoints
     if stream and not _asks_usage(body):
         if most and _OPTIONS in body and len(raw) > SCANNED_AT_ONCE:
             raise NeedsHelper

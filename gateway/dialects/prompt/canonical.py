@@ -22,6 +22,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.api_request import NeedsHelper
+from gateway.dialects.prompt.marks import Marks
 from gateway.errors import bad_request
 
 # ASCII separators: file (head parts), group (content parts), record (turns), unit (fields of a turn).
@@ -31,25 +32,23 @@ TURN: Final = b"\x1e"
 FIELD: Final = b"\x1f"
 DIGEST: Final = b"\x1a"
 
-# A marker for a provider's cache: it moves to the newest turn with every request, and no template prints it.
-MARKER: Final = "cache_control"
-
 MAX_FILLER: Final = 4 << 20  # bytes of a prompt that only stand for the size of images and files
 
 
 class CanonicalPrompt:
-    """A prompt that is being built: `parts`, to be joined at the end, so that a long text is copied once.
+    """A prompt that is being built: `parts`, to be joined at the end, so that a long text is copied once; `marks` in it.
 
     most: how many parts it may have, or NeedsHelper is raised; 0: any number. What has many values is counted before it is
     read, so that no more than `most` are read in vain.
     """
 
-    __slots__ = ("_filler", "_signs", "inline", "most", "parts")
+    __slots__ = ("_filler", "_signs", "inline", "marks", "most", "parts")
 
     def __init__(self, most: int = 0) -> None:
         self.parts = list[bytes]()
         self.inline = most > 0
         self.most = most or 1 << 62
+        self.marks = Marks()
         self._filler = 0
         self._signs = 0
 
@@ -84,6 +83,10 @@ class CanonicalPrompt:
             return False
         self._signs += signs
         return True
+
+    def breakpoints(self) -> tuple[tuple[int, int], ...]:
+        """See `Marks.places`."""
+        return self.marks.places(self.parts)
 
     def joined(self) -> bytes:
         """The whole prompt. O(its length)."""

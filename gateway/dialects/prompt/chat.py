@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.dialects.prompt.calls import add_chat_calls
-from gateway.dialects.prompt.canonical import FIELD, MARKER, TURN, CanonicalPrompt, to_json
+from gateway.dialects.prompt.canonical import FIELD, TURN, CanonicalPrompt, to_json
 from gateway.dialects.prompt.content import add_content
 from gateway.dialects.prompt.head import head_parts
+from gateway.dialects.prompt.marks import MARKER
 from gateway.errors import GatewayError, bad_request
 
 REASONING: Final = b"reasoning"
@@ -19,7 +20,7 @@ _CALLS: Final = b"tool_calls"
 _REASONING_CONTENT: Final = b"reasoning_content"  # the same in another engine's words
 
 
-def chat_prompt(body: Mapping[str, Any], most: int = 0) -> bytes:
+def chat_prompt(body: Mapping[str, Any], most: int = 0) -> CanonicalPrompt:
     """The canonical prompt of a chat request. Raises GatewayError 400 where the messages are not messages.
 
     most: how many parts it may have, or NeedsHelper is raised; 0: any number.
@@ -32,7 +33,7 @@ def chat_prompt(body: Mapping[str, Any], most: int = 0) -> bytes:
     for index, message in enumerate(messages):
         _add_message(prompt, message, index)
         prompt.require(0)
-    return prompt.joined()
+    return prompt
 
 
 def _add_message(prompt: CanonicalPrompt, message: Any, index: int) -> None:

@@ -10,13 +10,14 @@ from typing import Any, Final
 
 import xxhash
 
-from gateway.dialects.prompt.canonical import DIGEST, MARKER, PART, CanonicalPrompt, to_json, without
+from gateway.dialects.prompt.canonical import DIGEST, PART, CanonicalPrompt, to_json, without
 from gateway.dialects.prompt.images import data_tokens, image_tokens
+from gateway.dialects.prompt.marks import MARKER, OPENAI_MARKER
 from gateway.errors import bad_request
 
 TEXT_TYPES: Final = frozenset(["text", "input_text", "output_text"])
 # Fields of a text that no template prints: markers for a provider's cache, and what a server has noted about its own answer.
-NOT_PRINTED: Final = ("type", "text", MARKER, "prompt_cache_breakpoint", "citations", "annotations", "logprobs")
+NOT_PRINTED: Final = ("type", "text", MARKER, OPENAI_MARKER, "citations", "annotations", "logprobs")
 
 _BYTES_PER_TOKEN: Final = 4
 _OPAQUE_TOKENS: Final = 1000  # at most, of a part that we do not know: a sound, a search result
@@ -44,14 +45,18 @@ def add_content(prompt: CanonicalPrompt, content: Any, where: str) -> None:
 
 
 def part_bytes(prompt: CanonicalPrompt, part: Any, where: str) -> bytes:
-    """One part of a content. Raises GatewayError 400 if it is no object."""
+    """One part of a content, to be appended to the prompt. Raises GatewayError 400 if it is no object."""
     if not isinstance(part, dict):
         raise bad_request(f"{where}: each content part must be an object with a 'type'.", where)
     kind, text = part.get("type", "text"), part.get("text")
     if not isinstance(kind, str):
         return _opaque(prompt, part)
     if not isinstance(text, str) or kind not in TEXT_TYPES:
+        prompt.marks.add(part, len(prompt.parts) + 1)
         return _no_text(prompt, kind, part)
+    if len(part) == 1 + ("type" in part):
+        return text.encode()
+    prompt.marks.add(part, len(prompt.parts) + 1)
     if len(part) == 1 + ("type" in part) + (MARKER in part):
         return text.encode()
     others = without(part, *NOT_PRINTED)
@@ -83,7 +88,7 @@ def _image(part: dict[str, Any]) -> tuple[bytes, int]:
     image, source = part.get("image_url"), part.get("source")
     if isinstance(image, dict) and not image.keys() - {"url", "detail"}:
         image = image.get("url")
-    if isinstance(image, str) and not part.keys() - {"type", "image_url", "detail", MARKER, "prompt_cache_breakpoint"}:
+    if isinstance(image, str) and not part.keys() - {"type", "image_url", "detail", MARKER, OPENAI_MARKER}:
         return image.encode(), image_tokens(image)
     if isinstance(source, dict):
         data, kind = source.get("data"), source.get("media_type")

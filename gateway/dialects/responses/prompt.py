@@ -28,7 +28,7 @@ _NOT_PRINTED: Final = ("id", "call_id", "status")  # of an item
 _CLIENT_TOOLS: Final = frozenset(["function", "custom", "local_shell", "shell", "apply_patch", "computer", "namespace"])
 
 
-def responses_prompt(body: Mapping[str, Any], most: int = 0) -> bytes:
+def responses_prompt(body: Mapping[str, Any], most: int = 0) -> CanonicalPrompt:
     """The canonical prompt. Raises GatewayError 400 where the input is none.
 
     most: how many parts it may have, or NeedsHelper is raised; 0: any number.
@@ -49,7 +49,7 @@ def responses_prompt(body: Mapping[str, Any], most: int = 0) -> bytes:
         _add_items(prompt, items)
     elif items is not None or not has_context(body):
         raise bad_request("'input' is required: a string, or a list of items.", "input")
-    return prompt.joined()
+    return prompt
 
 
 def has_context(body: Mapping[str, Any]) -> bool:

@@ -28,7 +28,9 @@ class Responses(Dialect):
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         body = json_object(raw)
         model, stream = model_of(body), wants_stream(body)
-        api = ApiRequest(model, responses_prompt(body, most), salt_of(body), stream=stream, metered=True, body=raw)
+        prompt = responses_prompt(body, most)
+        api = ApiRequest(model, prompt.joined(), salt_of(body), stream=stream, metered=True, body=raw)
+        api.breakpoints = prompt.breakpoints()
         api.countable = not (has_context(body) or runs_tools(body) or body.get("truncation") == "auto")
         api.stores = body.get("background") is True
         api.session = session_of(body)

@@ -99,7 +99,7 @@ def test_recorded_streams(file: str, path: str, usage: Usage) -> None:
         ("vllm/messages_billing_header_blocks.json", MESSAGES, Usage(215, 4, 192)),
         ("vllm/messages_tool_result.json", MESSAGES, Usage(93, 4, 0, 64)),
         ("vllm/responses_list_input.json", RESPONSES, None),
-        ("vllm/responses_tools_call_items.json", RESPONSES, Usage(229, 8, 192)),
+        ("vllm/responses_tools_call_items.json", RESPONSES, Usage(229, 8, 192, 32)),
         ("llamacpp/responses.json", RESPONSES, Usage(37, 16, 6)),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.request.client import address_number, caller_of
+from gateway.request.client import caller_of
 from tests.gateway.conftest import Running, eventually, running
 from tests.support.fakes import DONE, Behaviour, FakeReplica, FakeRequest, http, status, usage, writes
 
@@ -134,7 +134,7 @@ async def test_a_batch_does_not_change_what_is_learned(stream: bool) -> None:
 
 def number_of(address: str = "192.0.2.1", **headers: str) -> int:
     """What the router knows of who sends a request."""
-    return caller_of({name.replace("_", "-"): value for name, value in headers.items()}).key or address_number(address)
+    return caller_of({name.replace("_", "-"): value for name, value in headers.items()}).number(address)
 
 
 def test_clients_differ_by_key_tenant_and_address() -> None:
@@ -145,9 +145,10 @@ def test_clients_differ_by_key_tenant_and_address() -> None:
         number_of(X_Tenant_Id="tenant"),
         number_of(Authorization="Bearer a"),
         number_of(Authorization="Bearer b"),
+        number_of(X_Api_Key="b"),
         number_of(Authorization="Bearer a", X_Tenant_Id="tenant"),
     ]
-    assert len({one, *others}) == 6
+    assert len({one, *others}) == 7
     assert number_of("192.0.2.2", Authorization="Bearer a") == others[2], "a key is the same from anywhere"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -340,3 +341,44 @@ async def test_other_paths_of_both_apis_pass_through() -> None:
                 assert (answer.status, await answer.json()) == (200, {"id": "x"})
         assert (await run.get(MESSAGES))[0] == 405
         assert await metered(run) == (0, 0, 0)
+
+
+async def test_what_became_of_breakpoints_is_logged_and_counted(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    asked = {**ASKED, "system": [{"type": "text", "text": "".join(f"{number}. You help. " for number in range(800))}]}
+    asked["system"][0]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
+    cached, none = message(cache_read_input_tokens=3000), message(cache_read_input_tokens=0)
+    created = message(cache_read_input_tokens=0, cache_creation_input_tokens=3000, input_tokens=11)
+    unreported = writes(http(200, b'{"type": "message", "usage": {"input_tokens": 9, "output_tokens": 1}}'))
+    script = [created, cached, none, unreported, cached]
+    async with FakeReplica(script) as one, FakeReplica(script) as two, running(one, two) as run:
+        for _ in range(4):
+            assert (await run.post(asked, path=MESSAGES))[0] == 200
+        home = one if one.requests else two
+        assert len(home.requests) == 4
+        await home.stop()
+        assert (await run.post(asked, path=MESSAGES))[0] == 200, (
+            "the other replica answers: whoever refuses connections has lost its cache"
+        )
+        assert (await run.post(ASKED, path=MESSAGES))[0] == 200
+        lines = request_lines()
+        assert [line.get("breakpoint") for line in lines] == ["new", "kept", "missed", "unreported", "lost", None]
+        assert [line.get("cache_write_tokens") for line in lines][:2] == [3000, None]
+        page = await run.metrics()
+        counted = {name: value for name, value in page.items() if name.startswith("warmroute_breakpoints_total")}
+        results = "new", "kept", "missed", "unreported", "lost"
+        assert counted == {f'warmroute_breakpoints_total{{model="m",result="{result}"}}': 1 for result in results}
+
+
+async def test_a_dry_run_shows_the_promise() -> None:
+    asked = {
+        **ASKED,
+        "system": "".join(f"{number}. You help. " for number in range(800)),
+        "cache_control": {"type": "ephemeral"},
+    }
+    async with FakeReplica([message()]) as one, FakeReplica([message()]) as two, running(one, two) as run:
+        _, _, before = await run.post(asked, path=f"/warmroute/route?path={MESSAGES}")
+        assert (before["promise"], before["promised_tokens"]) == ("", 0)
+        assert (await run.post(asked, path=MESSAGES))[0] == 200
+        _, _, after = await run.post(asked, path=f"/warmroute/route?path={MESSAGES}")
+        assert after["promise"] == "held"
+        assert after["promised_tokens"] > 1024

@@ -50,7 +50,7 @@ def test_a_lost_cache_holds_nothing_of_before() -> None:
     for number in range(1000):  # replicas that come and go
         sessions.lost(f"pod-{number}", 3.0 + number, 10.0)
     assert held(sessions, 1, "a") == 50
-    assert len(sessions._lost) <= 11
+    assert len(sessions._losses) <= 11
 
 
 def test_sessions_by_the_million_displace_none_that_return() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.anthropic.breakpoints import MAX_BREAKPOINTS
 from gateway.dialects.anthropic.messages import CountTokens, Messages
+from gateway.dialects.prompt.marks import MAX_MARKS
 from gateway.errors import GatewayError
 
 SHORT = {"type": "ephemeral"}
@@ -97,5 +97,5 @@ def test_the_rules_by_counting(tools: list[Any], system: list[Any], said: list[A
     ttls = [marker.get("ttl", "5m") for marker in [*tools, *system, *said] if marker]
     count = len(ttls) + bool(last and not said[-1])
     ttls += [last.get("ttl", "5m")] if last else []
-    wrong = count > MAX_BREAKPOINTS or ttls != sorted(ttls)  # "1h" comes before "5m" in the alphabet, too
+    wrong = count > MAX_MARKS or ttls != sorted(ttls)  # "1h" comes before "5m" in the alphabet, too
     assert (refusal(body) is not None) == wrong

@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.api_request import NeedsHelper
-from gateway.dialects.prompt.chat import chat_prompt, completion_prompt
+from gateway.dialects.prompt import chat
+from gateway.dialects.prompt.chat import completion_prompt
 from gateway.errors import GatewayError
+
+
+def chat_prompt(body: dict[str, Any], most: int = 0) -> bytes:
+    return chat.chat_prompt(body, most).joined()
+
 
 texts = st.text(max_size=8)
 parts = st.lists(

@@ -9,12 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.anthropic.prompt import messages_prompt
+from gateway.dialects.anthropic import prompt as anthropic
 from gateway.dialects.api_request import NeedsHelper
-from gateway.dialects.prompt.chat import chat_prompt
-from gateway.dialects.responses.prompt import responses_prompt
+from gateway.dialects.prompt import chat
+from gateway.dialects.responses import prompt as responses
 from tests.gateway.dialects import conversations
 from tests.gateway.dialects.conversations import SYSTEMS, TOOLS, TURNS, Call, Turn
+
+
+def chat_prompt(body: dict[str, Any], most: int = 0) -> bytes:
+    return chat.chat_prompt(body, most).joined()
+
+
+def messages_prompt(body: dict[str, Any], most: int = 0) -> bytes:
+    return anthropic.messages_prompt(body, most).joined()
+
+
+def responses_prompt(body: dict[str, Any], most: int = 0) -> bytes:
+    return responses.responses_prompt(body, most).joined()
+
 
 PROMPTS: dict[str, Callable[..., bytes]] = {
     "chat": lambda *parts: chat_prompt(conversations.chat(*parts)),
