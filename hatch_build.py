@@ -69,6 +69,7 @@ PLAIN = (
     "gateway/server/http/connection.py",
     "gateway/server/http/connections.py",
     "gateway/server/http/half_closed.py",
+    "gateway/server/models.py",
     "gateway/server/operator.py",
     "gateway/server/side_listeners.py",
     "gateway/server/status.py",

@@ -43,6 +43,7 @@ from gateway.server.access import Access
 from gateway.server.aiohttp_seam import Seam
 from gateway.server.endpoints import AnyRunner, Served, clients_runner, side_runner
 from gateway.server.http.accept import Acceptor
+from gateway.server.models import Models
 from gateway.server.operator import Operator
 from gateway.server.shutdown import stop_accepting
 from gateway.server.side_listeners import serving
@@ -177,11 +178,10 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     served = Served(
         live=live,
         lifecycle=lifecycle,
-        fleet=fleet,
+        models=Models(live=live, fleet=fleet, loops=loops),
         operator=Operator(live=live, local=local, dialects=around.dialects, parsing=parsing, control=control, access=access),
         status=Status(fleet=fleet, running=running, control=control, access=access),
         running=running,
-        loops=loops,
         memory=memory,
         connections=connections,
         seam=around.seam or Seam(),

@@ -14,7 +14,7 @@ from gateway.config.source import Loaded
 def warnings_of(loaded: Loaded) -> list[Problem]:
     """All warnings, with file and line."""
     config = loaded.config
-    found = (*_patterns(config), *_repeated_urls(config), *_prices(config), *_limits(config))
+    found = (*_patterns(config), *_repeated_urls(config), *_prices(config), *_aliases(config), *_limits(config))
     empty = [Problem((), f"the variable {name} is set, but empty: it counts as not set") for name in loaded.empty]
     return empty + sorted(map(loaded.at, found), key=lambda problem: problem.line)
 
@@ -57,6 +57,16 @@ def _prices(config: Config) -> Iterator[Problem]:
             continue
         if not any(model.startswith(name) or name.startswith(model) for name in served):
             yield Problem(("prices", model), f"no pool serves a model whose name begins with {model!r}")
+
+
+def _aliases(config: Config) -> Iterator[Problem]:
+    """Aliases of models that no pool serves."""
+    prefixes = [name for pool in config.pools for name in pool.models]
+    if MATCH_ALL in prefixes or not all(pool.models for pool in config.pools):
+        return  # any model may be served
+    for alias, model in config.model_aliases.items():
+        if not any(model.startswith(name) for name in prefixes):
+            yield Problem(("model_aliases", alias), f"no pool serves a model with the name {model!r}")
 
 
 def _limits(config: Config) -> Iterator[Problem]:

@@ -1,5 +1,5 @@
 """What is wrong between values of the configuration that are right by themselves: listeners and replicas at one address, two
-replicas with one name, model prefixes that two pools claim.
+replicas with one name, model prefixes that two pools claim, aliases of aliases.
 
 The values come by key, those with a problem of their own left out (`Parsed.good`), so that one of them does not hide what is
 wrong between others.
@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gateway.config.aliases import chains
 from gateway.config.listen import KEYWORDS, listener_problems
 from gateway.config.parse import ConfigError, Key, Problem, key_name, values_of
 from gateway.config.schema import MAX_REPLICAS, Config, ReplicaConfig
+
+ALIASES = "model_aliases"
 
 
 def checked(config: Config) -> Config:
@@ -46,6 +49,11 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
     prefixes: dict[Key, str] = {key: value for key, value in values.items() if len(key) == 4 and key[2] == "models"}
     for key, first in _repeated(prefixes.items()):
         yield Problem(key, f"the model prefix {prefixes[key]!r} is claimed twice, first by {key_name(first)}")
+    aliases: dict[str, str] = {str(key[1]): value for key, value in values.items() if len(key) == 2 and key[0] == ALIASES}
+    for alias, model, further in chains(aliases):
+        own = f"or add `{model}: {model}` if the model {model!r} is meant"
+        text = f"{model!r} is itself an alias, of {further!r}: write that, {own}"
+        yield Problem((ALIASES, alias), text)
 
 
 def address_problem(config: Config, url: str) -> str:

@@ -29,6 +29,8 @@ def complaint(hint: Any, value: object, number: float | None, reason: str) -> st
             return f"{shown(value)} is not one of {', '.join(typing.get_args(bare(hint)))}"
         case inspect.VarTupleType(max_length=int(most)) if isinstance(value, tuple) and len(value) > most:
             return f"at most {most} are possible, got {len(value)}"
+        case inspect.DictType(max_length=int(most)) if isinstance(value, dict) and len(value) > most:
+            return f"at most {most} are possible, got {len(value)}"
         case inspect.IntType() | inspect.FloatType():
             wrong = _number_complaint(info, value if number is None else number, expected) or reason
         case inspect.StrType() if isinstance(value, str):

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr, replace
 
 from gateway.config.addresses import host_and_port, is_link_local, parse_base_url, shown
+from gateway.config.aliases import MAX_ALIASES, MAX_NAME_CHARS, alias_name, model_name
 from gateway.config.hints import EXPECTED, FALSE, MAX_NUMBER, READ, SECRET
 from gateway.config.listen import AUTO, OFF, Endpoint, parse_listen
 from router import POLICIES
@@ -76,6 +77,23 @@ Price = Annotated[float, Meta(ge=0, le=MAX_NUMBER)]
 BaseUrl = Annotated[str, Meta(extra={READ: _base_url}, extra_json_schema={"pattern": _URL_PATTERN})]
 Name = Annotated[str, Meta(extra={READ: _name}, extra_json_schema={"pattern": f"^{_NAME.pattern}$"})]
 ModelPrefix = Annotated[str, Meta(min_length=1, extra={EXPECTED: f'a model name or its beginning ("{MATCH_ALL}": any model)'})]
+
+ModelAlias = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_NAME_CHARS,
+        extra={READ: alias_name, EXPECTED: f"a name of 1 to {MAX_NAME_CHARS} characters, with a star at its end or none"},
+    ),
+]
+ModelName = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_NAME_CHARS,
+        extra={READ: model_name, EXPECTED: f"a model's name of 1 to {MAX_NAME_CHARS} characters"},
+    ),
+]
 
 
 class _Section(Struct, frozen=True, forbid_unknown_fields=True):
@@ -254,6 +272,11 @@ class Config(_Section, frozen=True):
     )
     routing: RoutingConfig = RoutingConfig()
     prices: Annotated[Mapping[ModelPrefix, PriceConfig], _about('By model name or its beginning; "*" for any model.')] = {}
+    model_aliases: Annotated[
+        Mapping[ModelAlias, ModelName],
+        Meta(max_length=MAX_ALIASES),
+        _about("Other names of models: ALIAS: MODEL; an alias that ends with a star stands for all names that begin so."),
+    ] = {}
     health: HealthConfig = HealthConfig()
     timeouts: TimeoutConfig = TimeoutConfig()
     limits: LimitConfig = LimitConfig()

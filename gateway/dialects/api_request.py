@@ -29,10 +29,12 @@ class ApiRequest:
     that cut out what a client writes for its provider's bill (`anthropic/billing.py`). countable: the engine's count of prompt
     tokens is about this one prompt, so that the router may learn from it. Not so for a batch of prompts, several answers, or
     a prompt that the engine cuts or replaces. breakpoints: where in the canonical prompt the client wants it cached, and how
-    long (`prompt/marks.py`). session: the conversation that the body names, "" if it names none.
+    long (`prompt/marks.py`). session: the conversation that the body names, "" if it names none. alias:
+    the name that the client has used for the model, "" if that was the model's own.
     """
 
     __slots__ = (
+        "alias",
         "billing",
         "body",
         "breakpoints",
@@ -75,6 +77,7 @@ class ApiRequest:
         self.session = ""
         self.breakpoints: tuple[tuple[int, int], ...] = ()
         self.billing: list[Edit] = []
+        self.alias = ""
 
     def drop(self) -> None:
         """The request is over: drop what is large, whatever still refers to it."""

@@ -19,10 +19,12 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, router_prompt
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.json_edits import Edit
 from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds
+from gateway.dialects.models.rename import rename
 from gateway.dialects.table import Dialects
 from gateway.errors import GatewayError
 from gateway.parser import wire
@@ -74,8 +76,12 @@ def answer(job: tuple[Any, ...], body: bytes) -> bytes:
         return wire.result(wire.FAILED, traceback.format_exc())
 
 
-def _parse(body: bytes, name: str, block_bytes: int, block_tokens: int, scope: tuple[str, ...]) -> wire.ParsedBody:
+def _parse(
+    body: bytes, name: str, block_bytes: int, block_tokens: int, scope: tuple[str, ...], aliases: dict[str, str]
+) -> wire.ParsedBody:
     api = _read(_DIALECTS.named(name), body)
+    if aliases:
+        rename(api, body, Aliases(aliases), at_once=False)
     if api.prompt is not None:
         router_prompt(api, (block_bytes, block_tokens), scope=scope)  # as `api.made`
     return wire.parsed_body(api)

@@ -20,10 +20,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.dialect import COMPLETE, IMPOSSIBLE, Continuation, Dialect, PartialAnswer
 from gateway.dialects.json_edits import Edit, apply, pieces
 from gateway.dialects.json_structure import signs
+from gateway.dialects.models.rename import rename
 from gateway.parser import wire
 from gateway.parser.process import ParserProcess
 from gateway.turns import Turns, turns_of
@@ -54,27 +56,34 @@ class Parsing:
             self._turns = turns_of(asyncio.get_running_loop())
         return self._turns
 
-    def at_once(self, dialect: Dialect, raw: bytes) -> ApiRequest | None:
+    def at_once(self, dialect: Dialect, raw: bytes, aliases: Aliases | None = None) -> ApiRequest | None:
         """The request, if it can be parsed here; None: await `parse`. Raises GatewayError. While `turns` is not free, await
-        `in_turn` instead.
+        `in_turn` instead. aliases: of models; the request has the model's own name.
         """
         begin = time.perf_counter()
         try:
-            return _here(dialect, raw)
+            return _here(dialect, raw, aliases)
         finally:
             self.turns.spent(time.perf_counter() - begin)
 
-    async def in_turn(self, dialect: Dialect, raw: bytes) -> ApiRequest | None:
+    async def in_turn(self, dialect: Dialect, raw: bytes, aliases: Aliases | None = None) -> ApiRequest | None:
         """`at_once`, in this body's turn."""
-        return await self.turns.take(partial(_here, dialect, raw))
+        return await self.turns.take(partial(_here, dialect, raw, aliases))
 
-    async def parse(self, dialect: Dialect, raw: bytes, scope: tuple[str, ...] = (), client: str = "") -> ApiRequest:
+    async def parse(
+        self,
+        dialect: Dialect,
+        raw: bytes,
+        scope: tuple[str, ...] = (),
+        client: str = "",
+        aliases: Aliases | None = None,
+    ) -> ApiRequest:
         """The request, parsed by the parser process. scope: seeds the block keys, beside model and salt. client: the unit of
-        fairness.
+        fairness. aliases: as for `at_once`.
 
         Raises GatewayError: 400 or 413 for the body, 500 or 503 if it could not be parsed.
         """
-        arguments = wire.PARSE, dialect.name, self._block_bytes, self._block_tokens, scope
+        arguments = wire.PARSE, dialect.name, self._block_bytes, self._block_tokens, scope, aliases.names if aliases else {}
         parsed = wire.ParsedBody(*await self.process.run(arguments, raw, client))
         return wire.request_of(parsed, await _edited(raw, parsed.edits))
 
@@ -101,7 +110,7 @@ def continued(continuation: Continuation | None, body: bytes, so_far: PartialAns
     return b"" if verdict == COMPLETE else apply(body, edits)
 
 
-def _here(dialect: Dialect, raw: bytes) -> ApiRequest | None:
+def _here(dialect: Dialect, raw: bytes, aliases: Aliases | None) -> ApiRequest | None:
     if len(raw) > UNCOUNTED_BYTES:
         if dialect.is_opaque(raw):
             return dialect.parse_opaque(raw)
@@ -109,6 +118,8 @@ def _here(dialect: Dialect, raw: bytes) -> ApiRequest | None:
             return None
     try:
         api = dialect.parse(raw, MAX_PARTS)
+        if aliases is not None:
+            rename(api, raw, aliases, at_once=True)
     except NeedsHelper:
         return None
     if api.edits:

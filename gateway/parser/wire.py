@@ -21,7 +21,7 @@ from router import Prompt
 JOB: Final = struct.Struct("<IQ")
 RESULT: Final = struct.Struct("<I")
 
-PARSE: Final = "parse"  # dialect, block_bytes, block_tokens, scope -> the fields of `ParsedBody`
+PARSE: Final = "parse"  # dialect, block_bytes, block_tokens, scope, aliases -> the fields of `ParsedBody`
 CONTINUE: Final = "continue"  # dialect, text, tokens -> verdict, edits (Continuation.request)
 
 DONE: Final = "done"
@@ -45,6 +45,7 @@ class ParsedBody(NamedTuple):
     edits: list[Edit]
     billing: list[Edit]
     session: str
+    alias: str
     breakpoints: tuple[tuple[int, int], ...]
     prompt: tuple[bytes, int, int, str] | None
 
@@ -65,6 +66,7 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         list(api.edits),
         api.billing,
         api.session,
+        api.alias,
         made.breakpoints if made else (),
         prompt,
     )
@@ -79,6 +81,7 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.harmless = parsed.harmless
     api.billing = parsed.billing
     api.session = parsed.session
+    api.alias = parsed.alias
     if parsed.prompt:
         api.made = Prompt(*parsed.prompt)
         api.made.breakpoints = parsed.breakpoints

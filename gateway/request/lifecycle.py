@@ -133,13 +133,14 @@ class Lifecycle:
     async def _parse(self, request: ClientRequest, dialect: Dialect, caller: Caller, record: SettledRequest) -> ApiRequest:
         """Raises GatewayError 400, 408, 413, 415 or 503."""
         raw = request.take() if request.here else await self._read(request, dialect, record)
-        now = self.parsing.turns.free
-        api = self.parsing.at_once(dialect, raw) if now else await self.parsing.in_turn(dialect, raw)
+        now, aliases = self.parsing.turns.free, self.live.aliases
+        api = self.parsing.at_once(dialect, raw, aliases) if now else await self.parsing.in_turn(dialect, raw, aliases)
         if api is None:
             with parsing(request.lease, len(raw)):
                 client = request.lease.account.client
-                api = await self.parsing.parse(dialect, raw, scope_of(self.live, caller), client)
+                api = await self.parsing.parse(dialect, raw, scope_of(self.live, caller), client, aliases)
         record.stream, record.metered, record.countable = api.stream, api.metered, api.countable
+        record.alias = api.alias
         return api
 
     async def _read(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> bytes:

@@ -50,8 +50,10 @@ class SettledRequest:
     was chosen; ok: the replica answered as it should. metered: a generation; countable: the engine's count of prompt tokens is
     about this one prompt. complete: the answer was good and went out whole. resumed: how often another replica went on with the
     answer. failed_attempts: replica, reason and error of each. bill, breakpoint: set by an observer, for those after it.
+    alias: the name that the client has used for the model, "" if that was the model's own.
     """
 
+    alias = ""
     answered = 0
     bill: Bill | None = None
     booking: Booking | None = None

@@ -14,7 +14,6 @@ from gateway.admission.memory import Budget
 from gateway.cluster.process import connection_limit
 from gateway.config.live import Live
 from gateway.errors import GatewayError, internal_error, too_many_connections
-from gateway.fleet.directory import Fleet
 from gateway.request.client import ClientReply, ClientRequest
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.running import Running
@@ -24,9 +23,9 @@ from gateway.server.errors import error_response
 from gateway.server.fallback.request import adapt
 from gateway.server.fallback.server import PublicRunner, held_by
 from gateway.server.http.connections import ClientServer
+from gateway.server.models import Models
 from gateway.server.operator import Operator
 from gateway.server.status import Status
-from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 
 log = logging.getLogger("warmroute.gateway")
 
@@ -51,11 +50,10 @@ class Served:
 
     live: Live
     lifecycle: Lifecycle
-    fleet: Fleet
+    models: Models
     operator: Operator
     status: Status
     running: Running
-    loops: LoopGuard
     memory: Budget
     connections: ConnectionLimit
     seam: Seam
@@ -114,8 +112,7 @@ def clients_app(served: Served) -> web.Application:
     app.router.add_routes(
         [
             *served.status.routes(for_all=False),
-            web.get("/v1/models", _models),
-            web.get("/v1/models/{model:.+}", _model),
+            *served.models.routes(),
             *served.operator.routes(),
             web.route("*", "/v1/{path:.*}", _forward),
         ]
@@ -149,21 +146,6 @@ async def _finish_headers(request: web.Request, response: web.StreamResponse) ->
 async def _forward(request: web.Request) -> Any:
     """Returns a `ClientReply`, which stands in for a `web.StreamResponse` (see `http/response.py`)."""
     return await request.app[_SERVED].lifecycle.serve(adapt(request))
-
-
-async def _models(request: web.Request) -> web.Response:
-    """The models of all live replicas."""
-    served = request.app[_SERVED]
-    served.loops.require_no_loop(request.headers.get(VIA_HEADER))
-    return _json_response(served.fleet.catalog.answer)
-
-
-async def _model(request: web.Request) -> web.Response:
-    return _json_response(request.app[_SERVED].fleet.entry(request.match_info["model"]))
-
-
-def _json_response(body: bytes) -> web.Response:
-    return web.Response(body=body, content_type="application/json")
 
 
 @web.middleware

@@ -216,10 +216,11 @@ class Operator:
         client_request = adapt(request)
         raw, caller = await self._raw_body(client_request), client_request.caller()
         dialect = self._dialects.at(request.query["path"]) if "path" in request.query else DRY_RUN
-        api = await self._parsing.in_turn(dialect, raw)
+        aliases = self._live.aliases
+        api = await self._parsing.in_turn(dialect, raw, aliases)
         if api is None:
             client = client_request.lease.account.client
-            api = await self._parsing.parse(dialect, raw, scope_of(self._live, caller), client)
+            api = await self._parsing.parse(dialect, raw, scope_of(self._live, caller), client, aliases)
         target = self._fleet.target(api.model)
         target.require()
         number = caller.number(client_request.lease.account.client)

@@ -35,8 +35,8 @@ def result(job: tuple[Any, ...], body: bytes) -> tuple[Any, ...]:
     return values
 
 
-def parsed(kind: str, body: bytes, scope: tuple[str, ...] = ()) -> tuple[Any, ...]:
-    return result((wire.PARSE, kind, *BLOCKS, scope), body)
+def parsed(kind: str, body: bytes, scope: tuple[str, ...] = (), aliases: dict[str, str] | None = None) -> tuple[Any, ...]:
+    return result((wire.PARSE, kind, *BLOCKS, scope, aliases or {}), body)
 
 
 BILLED = [{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "You help."}]
@@ -85,6 +85,16 @@ def test_it_is_the_same_as_parsing_at_once(body: dict[str, Any], kind: str, tail
         router_prompt(api, BLOCKS)  # in the place of the canonical prompt, as in the other process
     there = wire.ParsedBody(*fields)
     assert of_request(wire.request_of(there, apply(raw, there.edits))) == of_request(api)
+
+
+@pytest.mark.parametrize("kind", [CHAT, OTHER.name, Messages.name])
+def test_an_alias_is_replaced_before_keys_are_made(kind: str) -> None:
+    raw = orjson.dumps({"model": "claude-x", "messages": [{"role": "user", "content": "x" * 99}], "x": {"model": "claude-x"}})
+    there = wire.ParsedBody(*parsed(kind, raw, aliases={"claude-*": "m"})[1:])
+    own = raw.replace(b"claude-x", b"m", 1)
+    assert apply(raw, there.edits) == own
+    assert (there.model, there.alias) == ("m", "claude-x")
+    assert there.prompt == wire.ParsedBody(*parsed(kind, own)[1:]).prompt
 
 
 def of_request(api: ApiRequest) -> dict[str, Any]:

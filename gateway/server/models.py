@@ -1,0 +1,76 @@
+"""GET /v1/models and /v1/models/NAME: in OpenAI's form, or in Anthropic's for a request with the header `anthropic-version`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import web
+
+from gateway.config.aliases import Aliases
+from gateway.config.live import Live
+from gateway.dialects.anthropic import errors
+from gateway.dialects.models.listing import Listing, alias_entry, anthropic_entry
+from gateway.errors import GatewayError
+from gateway.fleet.catalog import Catalog
+from gateway.fleet.directory import Fleet
+from gateway.server.errors import error_response
+from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
+
+ANTHROPIC_HEADER: Final = "anthropic-version"
+
+
+class Models:
+    """The models of all live replicas, and their aliases."""
+
+    def __init__(self, *, live: Live, fleet: Fleet, loops: LoopGuard) -> None:
+        self._live = live
+        self._fleet = fleet
+        self._loops = loops
+        self._listed: tuple[Catalog, Aliases | None, Listing] | None = None
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/v1/models", self._all), web.get("/v1/models/{model:.+}", self._one)]
+
+    @property
+    def listing(self) -> Listing:
+        """O(1) until a replica changes its models, or the configuration its aliases."""
+        catalog, aliases = self._fleet.catalog, self._live.aliases
+        known = self._listed
+        if known is None or known[0] is not catalog or known[1] is not aliases:
+            known = self._listed = catalog, aliases, Listing(catalog.entries, aliases)
+        return known[2]
+
+    async def _all(self, request: web.Request) -> web.Response:
+        def answer() -> bytes:
+            self._loops.require_no_loop(request.headers.get(VIA_HEADER))
+            if ANTHROPIC_HEADER not in request.headers:
+                return self.listing.answer
+            query = request.query
+            return self.listing.page(query.get("after_id", ""), query.get("before_id", ""), query.get("limit", ""))
+
+        return _answered(request, answer)
+
+    async def _one(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+
+        def answer() -> bytes:
+            aliases = self._live.aliases
+            model = (aliases.of(name) if aliases else "") or name
+            entry = self._fleet.entry(model)
+            if ANTHROPIC_HEADER in request.headers:
+                return anthropic_entry(name, entry)
+            return entry if model == name else alias_entry(name, model, entry)
+
+        return _answered(request, answer)
+
+
+def _answered(request: web.Request, answer: Callable[[], bytes]) -> web.Response:
+    try:
+        return web.Response(body=answer(), content_type="application/json")
+    except GatewayError as error:
+        if ANTHROPIC_HEADER not in request.headers:
+            raise
+        response = error_response(error)
+        response.body = errors.error_body(error)
+        return response
