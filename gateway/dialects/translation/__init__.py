@@ -1,0 +1,1 @@
+"""Other dialects in the words of OpenAI's chat, for replicas that speak only that."""

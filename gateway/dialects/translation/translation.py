@@ -1,0 +1,144 @@
+"""A dialect in the words of OpenAI's chat completions: what a replica that speaks only that is asked, and what its answer means.
+
+    body ── request ──► a chat request ──► replica ──► whole answer ── answer ──► the dialect's
+                                                  ├──► stream ── TranslatingReader, EventWriter ──► the dialect's events
+                                                  └──► error ── error ──► the dialect's
+
+Pure: bytes in, bytes out. What cannot be said in chat is a GatewayError 400 that names the field: nothing is dropped in silence
+that would change the answer.
+
+The stream's end is written when the chat stream ends ([DONE]): only then its usage is known.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+from gateway.dialects.dialect import StreamReader
+from gateway.dialects.events.sse import EVENT_END, LONGEST_END, data_of, object_of
+from gateway.dialects.openai.stream import failure_of
+from gateway.dialects.openai.usage import parse_usage
+from gateway.dialects.usage import Usage
+from gateway.errors import ReplicaFailure
+
+CHAT_PATH: Final = "/v1/chat/completions"
+MAX_EVENT: Final = 1 << 20  # bytes; no engine writes such a chunk
+
+
+class TranslatedRequest:
+    """body: the chat request. echo: JSON that the answer repeats of the request, as its dialect wants that; b"": nothing."""
+
+    __slots__ = ("body", "echo")
+
+    def __init__(self, body: bytes, echo: bytes = b"") -> None:
+        self.body = body
+        self.echo = echo
+
+
+class EventWriter:
+    """Writes one answer's events, from chunks of a chat stream. Each method returns the bytes for the client."""
+
+    def begin(self, chunk: dict[str, Any]) -> bytes:
+        """The first chunk is here (its deltas come to `delta` as well)."""
+        raise NotImplementedError
+
+    def delta(self, delta: dict[str, Any]) -> bytes:
+        """The `delta` of the first choice. It may have anything in it, of any type."""
+        raise NotImplementedError
+
+    def end(self, reason: str, usage: Usage | None) -> bytes:
+        """All is here. reason: chat's `finish_reason`, "" if there was none."""
+        raise NotImplementedError
+
+    def failed(self, message: str) -> bytes:
+        """The engine has reported an error: what makes the dialect's official clients raise."""
+        raise NotImplementedError
+
+
+class Translation:
+    """One dialect. One object serves all requests."""
+
+    name: ClassVar[str] = ""  # the dialect's
+
+    def request(self, raw: bytes) -> TranslatedRequest:
+        """The chat request for a body that the dialect has parsed (`Dialect.parse`). A stream always asks for its usage.
+
+        Raises GatewayError 400 that names the field that cannot be translated. O(length).
+        """
+        raise NotImplementedError
+
+    def answer(self, body: bytes, echo: bytes) -> bytes:
+        """A whole chat completion as the dialect's answer. Raises ReplicaFailure "garbage" if it is none."""
+        raise NotImplementedError
+
+    def error(self, status: int, body: bytes) -> bytes:
+        """The body of a replica's error in the dialect's shape. body: whatever it sent, cut to a few kB."""
+        raise NotImplementedError
+
+    def writer(self, echo: bytes) -> EventWriter:
+        raise NotImplementedError
+
+    def reader(self, echo: bytes) -> TranslatingReader:
+        """For one answer's stream."""
+        return TranslatingReader(self.writer(echo))
+
+
+class TranslatingReader(StreamReader):
+    """Reads a chat stream, event by event; what it returns is in the dialect of its writer. O(bytes)."""
+
+    def __init__(self, writer: EventWriter) -> None:
+        super().__init__()
+        self.writer = writer
+        self._held = bytearray()
+        self._begun = False
+        self._reason = ""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Raises ReplicaFailure "garbage" for an event beyond MAX_EVENT."""
+        searched = max(0, len(self._held) - LONGEST_END + 1)
+        self._held += chunk
+        out, start = list[bytes](), 0
+        for match in EVENT_END.finditer(self._held, searched):
+            out.append(self._event(bytes(self._held[start : match.end()])))
+            start = match.end()
+        del self._held[:start]
+        if len(self._held) > MAX_EVENT:
+            raise ReplicaFailure("garbage", f"an event of more than {MAX_EVENT} bytes")
+        return b"".join(out)
+
+    def finish(self) -> bytes:
+        held, self._held = bytes(self._held), bytearray()
+        return self._event(held) if held else b""
+
+    def _event(self, event: bytes) -> bytes:
+        if self.done or self.reported:
+            return b""
+        if data_of(event).strip() == b"[DONE]":
+            self.done = True
+            return self._opened({}) + self.writer.end(self._reason, self.usage)
+        chunk = object_of(event)
+        error = chunk.get("error")
+        if error:
+            self.reported = failure_of(event)
+            self.done = self.reported is None  # the client's own fault, which it reads in the event
+            message = error.get("message") if isinstance(error, dict) else error
+            return self.writer.failed(message if isinstance(message, str) else "The engine has failed.")
+        self.usage = parse_usage(chunk) or self.usage
+        choices = chunk.get("choices")
+        if not isinstance(choices, list):
+            return b""
+        out = self._opened(chunk)
+        choice = choices[0] if choices else None
+        if isinstance(choice, dict) and choice.get("index") in (None, 0):
+            delta, reason = choice.get("delta"), choice.get("finish_reason")
+            if isinstance(delta, dict):
+                out += self.writer.delta(delta)
+            if isinstance(reason, str):
+                self._reason = reason
+        return out
+
+    def _opened(self, chunk: dict[str, Any]) -> bytes:
+        if self._begun:
+            return b""
+        self._begun = True
+        return self.writer.begin(chunk)
