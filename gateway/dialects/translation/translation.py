@@ -1,4 +1,4 @@
-"""A dialect in the words of OpenAI's chat completions: what a replica that speaks only that is asked, and what its answer means.
+"""A dialect in the words of OpenAI's chat: what a replica that speaks only that is asked, and what its answer means.
 
     body ── request ──► a chat request ──► replica ──► whole answer ── answer ──► the dialect's
                                                   ├──► stream ── TranslatingReader, EventWriter ──► the dialect's events
