@@ -151,7 +151,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)
     running, access = Running(), Access(live)
     memory, connections = Budget(budget_bytes(config)), ConnectionLimit(connection_limit(config))
-    attempts = Attempts(fleet=fleet, upstream=upstream, metrics=metrics, clock=clock, chance=chance)
+    attempts = Attempts(fleet=fleet, upstream=upstream, parsing=parsing, metrics=metrics, clock=clock, chance=chance)
     resumption = Resumption(live=live, attempts=attempts, parsing=parsing, metrics=metrics, clock=clock)
     lifecycle = Lifecycle(
         live=live,

@@ -241,6 +241,12 @@ class Fleet:
             if state.url == url:
                 self._prober.connection_closed(state, idle_s)
 
+    def lacks(self, state: ReplicaState, dialect: str, now: float) -> None:
+        """It did not know the path of this dialect: such requests go there in chat for a while."""
+        if dialect not in state.lacks:
+            log.info("replica does not speak a dialect: translated", extra={"replica": state.name, "dialect": dialect})
+        state.lacks[dialect] = now
+
     def zero_hits(self, name: str) -> None:
         """The router has forgotten what this replica held, for the engine reported zero hits again and again."""
         if state := self._by_name.get(name):

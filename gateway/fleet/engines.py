@@ -47,8 +47,8 @@ class Engine:
     its ranks. page_kv, answer_kv: the size of its KV cache in tokens, read from its page, or from the JSON answer to one of
     `inquiries` (paths, tried in turn). kv_metrics: the names of all metrics that page_kv reads; a `Page` has only the metrics
     that the table names. bounded: what leaves the KV cache is lost; else its size bounds nothing. salts: it keeps prefixes with
-    different `cache_salt` apart. silent, zero: what to do when it does not report cached tokens, or reports none though a
-    prefix was sent before.
+    different `cache_salt` apart. lacks: names of dialects that it does not speak; what is not here is found out. silent, zero:
+    what to do when it does not report cached tokens, or reports none though a prefix was sent before.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Engine:
     inquiries: tuple[str, ...] = ()
     bounded: bool = True
     salts: bool = False
+    lacks: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +302,7 @@ TGI = Engine(
     rank="",
     silent="TGI does not report them at all.",
     zero="TGI does not report them at all.",
+    lacks=frozenset(["messages", "responses"]),
 )
 
 UNKNOWN: Engine = Engine(

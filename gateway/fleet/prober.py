@@ -273,6 +273,7 @@ class Prober:
         self._changed(state)
         state.probes = 0
         state.facts = Facts()
+        state.lacks.clear()
         self._metrics.replica_up.set((state.name,), 1)
         log.info("replica up", extra={"replica": state.name, **first_of("models", state.models, LOGGED_MODELS)})
 

@@ -17,6 +17,7 @@ NOT_PROBED = "not probed yet"
 DRAINING = "draining"
 SLOW_START_S = 10.0  # a replica that came back gets less than its share for that long
 FIRST_SHARE = 0.1
+LACKS_S = 600.0  # then it is asked again whether it speaks a dialect: it may have been upgraded
 EXTRA_PROBES = 3  # beside the regular ones, at once
 
 
@@ -58,6 +59,7 @@ class ReplicaState:
     drained: an operator wants no new requests there. leaving: no source names it any more; it is here until what runs there is
     over. probed: its first probe is over, or it has left. closed_after_s: an extra probe is under way, because it closed a
     connection that had been idle for that time. idle_limit_s: the shortest such time that was no sign of a restart.
+    lacks: names of dialects whose path it did not know, and when that was.
     """
 
     member: Member
@@ -85,6 +87,7 @@ class ReplicaState:
     probe_budget: ProbeBudget = field(default_factory=ProbeBudget)
     closed_after_s: float | None = None
     idle_limit_s: float = float("inf")
+    lacks: dict[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -116,6 +119,11 @@ class ReplicaState:
     def down_reason(self) -> str:
         """Why it is not live."""
         return self.error if not self.up else DRAINING
+
+    def speaks(self, dialect: str, now: float) -> bool:
+        """Whether requests of this dialect go to it as they are; else they are translated."""
+        at = self.lacks.get(dialect)
+        return (at is None or now - at > LACKS_S) and dialect not in self.facts.engine.lacks
 
     def share(self, now: float) -> float:
         """The part of its share of requests that it gets now: less in the first seconds after it came up."""

@@ -26,6 +26,7 @@ from gateway.dialects.json_edits import Edit
 from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds
 from gateway.dialects.models.rename import rename
 from gateway.dialects.table import Dialects
+from gateway.dialects.translation.table import TRANSLATIONS
 from gateway.errors import GatewayError
 from gateway.parser import wire
 
@@ -110,4 +111,15 @@ def _too_complex() -> GatewayError:
     return GatewayError(413, "request_too_complex", text)
 
 
-_OPERATIONS: Final[Mapping[str, Callable[..., tuple[Any, ...]]]] = {wire.PARSE: _parse, wire.CONTINUE: _continue}
+def _translate(body: bytes, name: str) -> tuple[bytes, bytes]:
+    if exceeds(body, MAX_STRUCTURE):
+        raise _too_complex()
+    translated = TRANSLATIONS[name].request(body)
+    return translated.body, translated.echo
+
+
+_OPERATIONS: Final[Mapping[str, Callable[..., tuple[Any, ...]]]] = {
+    wire.PARSE: _parse,
+    wire.CONTINUE: _continue,
+    wire.TRANSLATE: _translate,
+}

@@ -26,6 +26,9 @@ from gateway.dialects.dialect import COMPLETE, IMPOSSIBLE, Continuation, Dialect
 from gateway.dialects.json_edits import Edit, apply, pieces
 from gateway.dialects.json_structure import signs
 from gateway.dialects.models.rename import rename
+from gateway.dialects.translation.answers import TranslatedAnswers
+from gateway.dialects.translation.table import TRANSLATIONS
+from gateway.dialects.translation.translation import TranslatedRequest
 from gateway.parser import wire
 from gateway.parser.process import ParserProcess
 from gateway.turns import Turns, turns_of
@@ -38,6 +41,8 @@ INLINE_STRUCTURE: Final = (
 MAX_PARTS: Final = 8192  # of a prompt that is built in the loop: three per message, two per part of its content, ...
 _COPIED_AT_ONCE: Final = 1 << 20
 _CONTINUED_INLINE_BYTES: Final = 1 << 15  # of a body whose continuation is made in the event loop
+
+_TRANSLATED_INLINE_BYTES: Final = 1 << 16
 
 
 class Parsing:
@@ -99,6 +104,17 @@ class Parsing:
         if verdict == IMPOSSIBLE:
             return None
         return b"" if verdict == COMPLETE else await _edited(body, edits)
+
+    async def translated(self, dialect: Dialect, body: bytes, client: str = "") -> TranslatedAnswers:
+        """The request in chat, and how to read its answers. dialect: must be translatable. client: as for `parse`.
+
+        Raises GatewayError 400 for what cannot be said in chat; as `parse` if the body could not be parsed.
+        """
+        translation = TRANSLATIONS[dialect.name]
+        if len(body) <= _TRANSLATED_INLINE_BYTES:
+            return TranslatedAnswers(translation, translation.request(body))
+        request = TranslatedRequest(*await self.process.run((wire.TRANSLATE, dialect.name), body, client))
+        return TranslatedAnswers(translation, request)
 
 
 def continued(continuation: Continuation | None, body: bytes, so_far: PartialAnswer) -> bytes | None:

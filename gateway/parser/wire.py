@@ -23,6 +23,7 @@ RESULT: Final = struct.Struct("<I")
 
 PARSE: Final = "parse"  # dialect, block_bytes, block_tokens, scope, aliases -> the fields of `ParsedBody`
 CONTINUE: Final = "continue"  # dialect, text, tokens -> verdict, edits (Continuation.request)
+TRANSLATE: Final = "translate"  # dialect -> body, echo (TranslatedRequest)
 
 DONE: Final = "done"
 REFUSED: Final = "refused"  # with a GatewayError for the client

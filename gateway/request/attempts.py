@@ -26,8 +26,12 @@ from typing import Final, Protocol
 
 from gateway.dialects.dialect import StreamOpening
 from gateway.dialects.excerpt import excerpt
+from gateway.dialects.translation.answers import TranslatedAnswers
+from gateway.dialects.translation.unknown_path import MOST_READ, is_unknown_path, may_be
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
 from gateway.fleet.directory import Fleet
+from gateway.fleet.state import ReplicaState
+from gateway.parser.parsing import Parsing
 from gateway.request.exchange import Exchange
 from gateway.request.lone_failures import LoneFailures
 from gateway.request.retries import RetryBudget, jitter
@@ -40,6 +44,7 @@ MAX_REACHED: Final = 3  # times that a request is sent before its answer's first
 MAX_SENT: Final = 4  # times that it is sent in all, where broken streams are resumed
 MAX_HELD_ANSWER: Final = 1 << 20  # bytes of a plain answer that is read whole before any of it goes to the client
 
+_MAX_ERROR: Final = 64 << 10  # bytes of an error that is translated
 EVENT_STREAM: Final = "text/event-stream"
 _LOST: Final = frozenset([REFUSED, UNREACHABLE, "reset"])
 
@@ -52,6 +57,7 @@ class Attempts:
         *,
         fleet: Fleet,
         upstream: UpstreamClient,
+        parsing: Parsing,
         metrics: Metrics,
         clock: Callable[[], float],
         chance: random.Random,
@@ -59,6 +65,7 @@ class Attempts:
     ) -> None:
         self._fleet = fleet
         self._upstream = upstream
+        self._parsing = parsing
         self._metrics = metrics
         self._clock = clock
         self._chance = chance
@@ -221,7 +228,10 @@ class Attempts:
         state = exchange.target.replicas[candidate.replica]
         trial = state.breaker.begin(self._clock())
         try:
-            answer = await self._upstream.open(state.url, exchange.call_to(state, call), fresh=fresh)
+            if exchange.dialect.translatable:
+                answer = await self._open_translatable(exchange, state, call, fresh=fresh)
+            else:
+                answer = await self._upstream.open(state.url, exchange.call_to(state, call), fresh=fresh)
             trial.answers()
             if exchange.api.metered and answer.status == 200:
                 try:
@@ -242,9 +252,32 @@ class Attempts:
             trial.abandoned()
             raise
 
+    async def _open_translatable(self, exchange: Exchange, state: ReplicaState, call: Call, *, fresh: bool) -> ReplicaAnswer:
+        """As the replica speaks: in the client's dialect, or in chat. One that does not know the dialect's path is asked again
+        at once, and remembered.
+        """
+        dialect, now = exchange.dialect, self._clock()
+        exchange.attempts.body = b""  # an earlier replica's error
+        if state.speaks(dialect.name, now):
+            exchange.answers = dialect
+            answer = await self._upstream.open(state.url, exchange.call_to(state, call), fresh=fresh)
+            if not (may_be(answer.status) and is_unknown_path(answer.status, await _begin_of(answer, MOST_READ))):
+                return answer
+            answer.close()
+            self._fleet.lacks(state, dialect.name, now)
+        translated = exchange.translated
+        if translated is None:
+            client = exchange.request.lease.account.client
+            translated = await self._parsing.translated(dialect, exchange.api.body, client)
+        answer = await self._upstream.open(state.url, exchange.translated_call(state, call, translated), fresh=fresh)
+        if answer.status != 200:
+            error = await _begin_of(answer, _MAX_ERROR)
+            exchange.attempts.body = translated.error(answer.status, error)
+        return answer
+
     async def _inspect(self, exchange: Exchange, answer: ReplicaAnswer) -> None:
         """Check that it is what an engine would answer. Raises ReplicaFailure if not."""
-        dialect, attempts = exchange.dialect, exchange.attempts
+        dialect, attempts = exchange.answers, exchange.attempts
         if answer.content_type == EVENT_STREAM and exchange.api.stream:
             data = answer.peek()
             if opening := dialect.opening(data):  # nearly all streams begin with their first data
@@ -259,9 +292,24 @@ class Attempts:
             raise
         if len(body) <= MAX_HELD_ANSWER:
             attempts.usage = dialect.usage_of(body)
+            if isinstance(dialect, TranslatedAnswers):
+                body = dialect.answer(body)
+        elif isinstance(dialect, TranslatedAnswers):
+            raise ReplicaFailure("garbage", f"an answer of more than {MAX_HELD_ANSWER} bytes is not translated")
         else:
             attempts.tail = dialect.answer_tail(body)
         attempts.body = body
+
+
+async def _begin_of(answer: ReplicaAnswer, most: int) -> bytes:
+    """The first bytes of its body, up to `most`, without taking them. Closes it if it fails."""
+    try:
+        while not answer.complete and len(answer.peek()) < most:
+            await answer.more()
+        return answer.peek()[:most]
+    except BaseException:
+        answer.close()
+        raise
 
 
 class BegunAnswer(Protocol):

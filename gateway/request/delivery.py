@@ -90,7 +90,7 @@ class Delivery:
             if api.countable:  # else the router would take the prefill of several prompts for that of one
                 exchange.booking.first_token(delivered.last_byte)
             kept = Kept(exchange.request.lease) if exchange.target.resume_streams else None
-        reader = exchange.dialect.reader(api, watchful=kept is not None)
+        reader = exchange.answers.reader(api, watchful=kept is not None)
         try:
             failure = await pump(exchange, answer, reader, kept, self._clock, headers=headers, needs_done=counted)
             if failure and kept:

@@ -15,6 +15,8 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerTail, Dialect, StreamReader
 from gateway.dialects.json_edits import apply
 from gateway.dialects.salts import is_object, salted
+from gateway.dialects.translation.answers import TranslatedAnswers
+from gateway.dialects.translation.translation import CHAT_PATH
 from gateway.dialects.usage import Usage
 from gateway.errors import over_budget
 from gateway.fleet.breaker import Trial
@@ -23,6 +25,7 @@ from gateway.fleet.state import ReplicaState
 from gateway.request.client import ClientReply, ClientRequest
 from gateway.request.record import SettledRequest
 from gateway.upstream.client import Call, ReplicaAnswer
+from gateway.upstream.headers import with_bearer
 from gateway.upstream.loop_guard import VIA_HEADER
 from router import Booking
 
@@ -83,11 +86,14 @@ class Exchange:
     """A request that is to be forwarded.
 
     id, begun: of the request. salt: the tenant's, for engines, where tenants are isolated; else empty. target: where it may go,
-    renewed when replicas come and go. label: the model's, for metrics. booking: its way through the router.
+    renewed when replicas come and go. label: the model's, for metrics. booking: its way through the router. translated: the
+    request in chat, once a replica needed that. answers: what reads the answer of the replica in charge, `dialect` or
+    `translated`.
     """
 
     __slots__ = (
         "_copied",
+        "answers",
         "api",
         "attempts",
         "begun",
@@ -99,6 +105,7 @@ class Exchange:
         "request",
         "salt",
         "target",
+        "translated",
     )
 
     def __init__(
@@ -121,6 +128,8 @@ class Exchange:
         self.salt = b""
         self.attempts = AttemptLog()
         self.delivered = Delivered()
+        self.answers: Dialect = dialect
+        self.translated: TranslatedAnswers | None = None
         self._copied = False  # a changed copy of the body is charged
 
     def call(self, body: bytes) -> Call:
@@ -153,6 +162,21 @@ class Exchange:
         body = salted(call.body, self.salt)
         return call if body is None else call.with_body(body)
 
+    def translated_call(self, replica: ReplicaState, call: Call, translated: TranslatedAnswers) -> Call:
+        """The call as it goes to a replica that speaks chat only. Raises GatewayError if there is no room for a large body."""
+        if self.translated is None:
+            self.translated = translated
+            if len(translated.request.body) >= LARGE_BODY:
+                self.charge(len(translated.request.body))
+        self.answers = translated
+        body, headers, of_client = translated.request.body, call.headers, self.request.headers
+        if self.salt and replica.facts.engine.salts:
+            body = salted(body, self.salt) or body
+        key = of_client.get("X-Api-Key")
+        if key and of_client.get("Authorization") is None:
+            headers = with_bearer(headers, key)
+        return Call("POST", CHAT_PATH, headers, body, repeatable=call.repeatable, via=call.via)
+
     def _charge_copy(self, body: bytes) -> None:
         if len(body) >= LARGE_BODY and not self._copied:
             self.charge(len(body))
@@ -161,6 +185,8 @@ class Exchange:
     def drop_body(self, answer: ReplicaAnswer) -> None:
         """The request will not be sent again: its body is dropped as soon as this answer's request has been sent."""
         self.api.body = b""
+        if self.translated:
+            self.translated.request.body = b""
         answer.when_sent(self.request.lease.drop_body)
 
     def charge(self, size: int) -> None:

@@ -236,6 +236,7 @@ class Lifecycle:
             record.answered = delivered.status
             record.first_byte, record.last_byte = delivered.first_byte, delivered.last_byte
             record.usage, record.resumed = delivered.usage, delivered.resumed
+            record.translated = exchange.answers is not exchange.dialect
             record.error = record.error or delivered.error or attempts.error
         record.ended = self.clock()
         settle(record, self.observers)

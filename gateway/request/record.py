@@ -50,6 +50,7 @@ class SettledRequest:
     was chosen; ok: the replica answered as it should. metered: a generation; countable: the engine's count of prompt tokens is
     about this one prompt. complete: the answer was good and went out whole. resumed: how often another replica went on with the
     answer. failed_attempts: replica, reason and error of each. bill, breakpoint: set by an observer, for those after it.
+    translated: the replica was asked in chat.
     alias: the name that the client has used for the model, "" if that was the model's own.
     """
 
@@ -77,6 +78,7 @@ class SettledRequest:
     status = 500
     stream = False
     tenant = NO_TENANT
+    translated = False
     usage: Usage | None = None
 
     def __init__(self, id_: str, path: str, begun: float) -> None:

@@ -179,6 +179,8 @@ def _line(request: SettledRequest) -> dict[str, Any]:
         line["cache_write_tokens"] = usage.written
     if request.breakpoint:
         line["breakpoint"] = request.breakpoint
+    if request.translated:
+        line["translated"] = True
     if request.alias:
         line["model_alias"] = request.alias[:100]
     if request.resumed:

@@ -51,6 +51,11 @@ def upstream_headers(headers: Iterable[tuple[bytes, bytes]], *, encoded: bool = 
     return lines(_without(headers, _ENCODED_OWN if encoded else _REQUEST_OWN)) + b"Accept-Encoding: identity\r\n"
 
 
+def with_bearer(headers: bytes, key: str) -> bytes:
+    """Header lines of a client that has named its key as Anthropic's clients do, for a server that reads it as OpenAI's do."""
+    return b"%bAuthorization: Bearer %b\r\n" % (headers, key.encode("latin-1", "replace"))
+
+
 def downstream_headers(head: AnswerHead, address: Address) -> bytes:
     """A replica's headers as lines for the client, without the body's framing and the gateway's own headers.
 
