@@ -1,4 +1,4 @@
-"""The table: from a path to the dialect that is spoken there."""
+"""The tables of paths: which dialect is spoken there, and how metrics name them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,49 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
         "/v1/responses/": StoredResponses(),
     }
 )
+# The paths that metrics name, and whether what they answer is computed by a model: tokens that could be counted.
+ENDPOINTS: Final[Mapping[str, bool]] = MappingProxyType(
+    {
+        "/v1/chat/completions": True,
+        "/v1/completions": True,
+        "/v1/messages": True,
+        "/v1/messages/count_tokens": False,
+        "/v1/messages/batches": False,
+        "/v1/responses": True,
+        "/v1/responses/compact": True,
+        "/v1/responses/": False,
+        "/v1/embeddings": True,
+        "/v1/rerank": True,
+        "/v1/score": True,
+        "/v1/moderations": True,
+        "/v1/audio/transcriptions": True,
+        "/v1/audio/translations": True,
+        "/v1/audio/speech": True,
+        "/v1/images/generations": True,
+        "/v1/images/edits": True,
+        "/v1/files": False,
+        "/v1/files/": False,
+        "/v1/batches": False,
+        "/v1/batches/": False,
+    }
+)
+OTHER_ENDPOINT: Final = "other"
+_BELOW: Final = tuple(path for path in ENDPOINTS if path.endswith("/"))
+
 OTHER: Final = PassThrough()  # of all other paths
 DRY_RUN: Final = DryRun()
+
+
+def endpoint_of(path: str) -> str:
+    """The path as a label: itself, or the one that it is below, if the table has it. O(1)."""
+    if path in ENDPOINTS:
+        return path
+    return next((below for below in _BELOW if path.startswith(below)), OTHER_ENDPOINT)
+
+
+def generates(endpoint: str, *, has_prompt: bool) -> bool:
+    """Whether a model computes the answers there. Of a path that the table does not have: if the request has a prompt."""
+    return ENDPOINTS.get(endpoint, has_prompt)
 
 
 class Dialects:

@@ -35,7 +35,7 @@ from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest, router_prompt
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.salts import require_saltable, tenant_salt
-from gateway.dialects.table import Dialects
+from gateway.dialects.table import Dialects, generates
 from gateway.errors import GatewayError, internal_error, shutting_down
 from gateway.fleet.directory import Fleet, Target
 from gateway.parser.parsing import Parsing
@@ -141,6 +141,7 @@ class Lifecycle:
                 api = await self.parsing.parse(dialect, raw, scope_of(self.live, caller), client, aliases)
         record.stream, record.metered, record.countable = api.stream, api.metered, api.countable
         record.alias = api.alias
+        record.generates = api.metered or (request.method == "POST" and generates(record.endpoint, has_prompt=api.has_prompt))
         return api
 
     async def _read(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> bytes:

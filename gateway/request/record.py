@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import Final
 
 from gateway.accounting.meter import Bill
+from gateway.dialects.table import OTHER_ENDPOINT, endpoint_of
 from gateway.dialects.usage import Usage
 from router import Booking
 
@@ -52,6 +53,7 @@ class SettledRequest:
     answer. failed_attempts: replica, reason and error of each. bill, breakpoint: set by an observer, for those after it.
     translated: the replica was asked in chat.
     alias: the name that the client has used for the model, "" if that was the model's own.
+    endpoint: the path's bounded name. generates: a model computes the answer, whether its usage is read (metered) or not.
     """
 
     alias = ""
@@ -62,10 +64,12 @@ class SettledRequest:
     complete = False
     countable = False
     ended = 0.0
+    endpoint = OTHER_ENDPOINT
     error = ""
     estimated_prompt_tokens = 0
     failed_attempts: Sequence[dict[str, str]] = ()
     first_byte: float | None = None
+    generates = False
     label = UNKNOWN
     last_byte: float | None = None
     metered = False
@@ -84,6 +88,7 @@ class SettledRequest:
     def __init__(self, id_: str, path: str, begun: float) -> None:
         self.id = id_
         self.path = path
+        self.endpoint = endpoint_of(path)
         self.begun = begun
 
     def __repr__(self) -> str:

@@ -85,16 +85,18 @@ class Metering:
 
     def __call__(self, request: SettledRequest) -> None:
         booking = request.booking
-        if booking is None or not request.metered or request.answered != 200:
+        if booking is None or not request.generates or request.answered != 200:
             return
         label, usage = request.label, request.usage
+        if request.complete and not usage:
+            self._metrics.unmetered.add((label, request.endpoint))
+        if not request.metered:
+            return
         self._metrics.predicted_cached.add((label, request.replica), request.predicted_cached_tokens)
         self._metrics.available_cached.add((label,), booking.decision.available_tokens)
         if usage:
             request.bill = bill = self._meter.bill(request.model, usage)
             self._meter.count(usage, bill, model=label, replica=request.replica, tenant=request.tenant)
-        elif request.complete:
-            self._metrics.unmetered.add((label,))
 
 
 class Breakpoints:
@@ -127,14 +129,14 @@ class RequestMetrics:
         self._metrics = metrics
 
     def __call__(self, request: SettledRequest) -> None:
-        metrics, label, first = self._metrics, (request.label,), request.first_byte
-        metrics.requests.add((request.label, code_label(request.status)))
-        metrics.request_seconds.observe(label, request.ended - request.begun)
+        metrics, label, endpoint, first = self._metrics, request.label, request.endpoint, request.first_byte
+        metrics.requests.add((label, endpoint, code_label(request.status)))
+        metrics.request_seconds.observe((label, endpoint), request.ended - request.begun)
         if first is not None:
             cache = "hit" if request.predicted_cached_tokens else "miss"
-            metrics.ttft_seconds.observe((request.label, cache), first - request.begun)
+            metrics.ttft_seconds.observe((label, endpoint, cache), first - request.begun)
             if request.usage and request.usage.completion > 1 and request.last_byte is not None:
-                metrics.inter_token_seconds.observe(label, (request.last_byte - first) / (request.usage.completion - 1))
+                metrics.inter_token_seconds.observe((label,), (request.last_byte - first) / (request.usage.completion - 1))
 
 
 class AccessLog:

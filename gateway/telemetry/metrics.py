@@ -1,9 +1,9 @@
 """All metric names.
 
 Labels are bounded: `model` is a name that a replica lists or a configured prefix, `replica` its name, from the configuration,
-an operator or another source, `tenant` one of the first TENANTS distinct values of the tenant header, `code` a known HTTP
-status, else its class ("5xx"). The number of their combinations is bounded by `counters.MAX_LABEL_SETS`. Units are in the
-names. `merge_rule`: how the values of several workers are merged (`counters.py`).
+an operator or another source, `endpoint` a path of a table (`dialects/table.py`), `tenant` one of the first TENANTS distinct
+values of the tenant header, `code` a known HTTP status, else its class ("5xx"). The number of their combinations is bounded by
+`counters.MAX_LABEL_SETS`. Units are in the names. `merge_rule`: how the values of several workers are merged (`counters.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 TENANTS = 100
 
 _TOKEN_LABELS = ("model", "replica")
+_REQUEST_LABELS = ("model", "endpoint")
 
 
 class _Family:
@@ -55,13 +56,13 @@ class Metrics:
 
     def _add_requests(self, make: _Family) -> None:
         self.requests = make.counter(
-            "requests_total", "Requests answered, by HTTP status (499: the client disconnected).", "model", "code"
+            "requests_total", "Requests answered, by HTTP status (499: the client disconnected).", *_REQUEST_LABELS, "code"
         )
-        self.request_seconds = make.seconds("request", "Request read to last byte of its response.", "model")
+        self.request_seconds = make.seconds("request", "Request read to last byte of its response.", *_REQUEST_LABELS)
         self.ttft_seconds = make.seconds(
             "ttft",
             "Request read to first byte of a stream; hit: cached tokens were predicted.",
-            "model",
+            *_REQUEST_LABELS,
             "cache",
         )
         self.inter_token_seconds = make.seconds("inter_token", "Mean seconds between the tokens of a stream.", "model")
@@ -131,7 +132,9 @@ class Metrics:
             "completion_tokens_total", "Generated tokens as the engine reported them.", *_TOKEN_LABELS
         )
         self.unmetered = make.counter(
-            "unmetered_requests_total", "Successful generations whose response had no valid usage.", "model"
+            "unmetered_requests_total",
+            "Successful generations whose response had no valid usage, or one that is not read.",
+            *_REQUEST_LABELS,
         )
         self.breakpoints = make.counter(
             "breakpoints_total",

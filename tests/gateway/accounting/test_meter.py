@@ -73,7 +73,7 @@ async def test_an_answer_with_counts_that_cannot_be_is_unmetered() -> None:
                 assert answer.status == 200
                 assert str(absurd).encode() in await answer.read(), "the client gets what the replica sent"
         page = await run.metrics()
-        assert page['warmroute_unmetered_requests_total{model="m"}'] == 3
+        assert page['warmroute_unmetered_requests_total{endpoint="/v1/chat/completions",model="m"}'] == 3
         counted = [value for name, value in page.items() if name.startswith(("warmroute_prompt_tokens", "warmroute_cost_usd"))]
         assert sum(counted) == 0
 

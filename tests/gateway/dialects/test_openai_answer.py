@@ -106,7 +106,7 @@ async def test_usage_far_before_the_end_of_a_large_answer_is_not_found() -> None
     async with FakeReplica([writes(http(200, body))]) as replica, running(replica) as run:
         async with run.session.post(run.url + "/v1/chat/completions", json=BODY) as answer:
             assert await answer.read() == body
-        assert (await run.metrics())['warmroute_unmetered_requests_total{model="m"}'] == 1
+        assert (await run.metrics())['warmroute_unmetered_requests_total{endpoint="/v1/chat/completions",model="m"}'] == 1
 
 
 async def test_a_client_that_does_not_read_holds_the_replica_back() -> None:

@@ -16,6 +16,7 @@ import io
 import json
 import logging
 import random
+import re
 import sys
 import types
 from collections import Counter, deque
@@ -304,13 +305,14 @@ async def flooded(routing: Mapping[str, Any], replicas: Sequence[FakeReplica]) -
             yield run
 
 
+CHATS = 'endpoint="/v1/chat/completions",model="*"'
 # Samples of /metrics that show that a way was taken.
 WAYS = [
-    *(f'requests_total{{code="{code}",model="*"}}' for code in (200, 400, 404, 429, 499, 502)),
+    *(f'requests_total{{code="{code}",{CHATS}}}' for code in (200, 400, 404, 429, 499, 502)),
     *(f'retries_total{{reason="{reason}"}}' for reason in ("refused", "reset", "status", "garbage", "timeout")),
     *(f'admission_rejected_total{{pool="*",reason="{reason}"}}' for reason in ("queue_full", "displaced", "queue_timeout")),
     *(f'resumed_streams_total{{model="*",result="{result}"}}' for result in ("good", "failed", "impossible")),
-    'ttft_seconds_count{cache="miss",model="*"}',
+    f'ttft_seconds_count{{cache="miss",{CHATS}}}',
 ]
 
 
@@ -353,6 +355,8 @@ async def test_a_flood_of_names_leaves_no_more_behind_than_the_tables_hold(routi
             grew = [repr(found)[:300] for found in kept(run) if id(found) in leaks] if leaks else []
             metrics = await run.metrics()
     assert not [way for way in WAYS if not metrics.get(f"warmroute_{way}")], "the flood reached everything"
+    endpoints = {found for name in metrics for found in re.findall(r'endpoint="([^"]*)"', name)}
+    assert endpoints == {"/v1/chat/completions", "other"}
     assert not grew
     full, then = sizes[:FULL], sizes[FULL:]
     grown = (then[-1].by_type - full[-1].by_type).most_common(10)

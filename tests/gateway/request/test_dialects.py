@@ -16,7 +16,7 @@ import pytest
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.dialects.anthropic.test_billing import CLAUDE, LINE
 from tests.gateway.dialects.events.test_named import named
-from tests.support.fakes import STREAM_HEAD, Behaviour, FakeReplica, FakeRequest, chunk, dies, http, writes
+from tests.support.fakes import STREAM_HEAD, Behaviour, FakeReplica, FakeRequest, chunk, dies, http, status, writes
 
 MESSAGES, RESPONSES, CHAT = "/v1/messages", "/v1/responses", "/v1/chat/completions"
 LONG = "You help with code. " * 200
@@ -313,7 +313,7 @@ async def test_a_client_that_leaves_at_the_last_event_had_everything() -> None:
         await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
         held.set()
         metrics = await run.metrics()
-        assert metrics['warmroute_requests_total{code="200",model="m"}'] == 1
+        assert metrics['warmroute_requests_total{code="200",endpoint="/v1/responses",model="m"}'] == 1
         assert await metered(run) == (11, 89, 4)
 
 
@@ -382,3 +382,45 @@ async def test_a_dry_run_shows_the_promise() -> None:
         _, _, after = await run.post(asked, path=f"/warmroute/route?path={MESSAGES}")
         assert after["promise"] == "held"
         assert after["promised_tokens"] > 1024
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "unmetered"),
+    [
+        ("POST", CHAT, ASKED, 1),
+        ("POST", "/v1/completions", {"model": "m", "prompt": "hi"}, 1),
+        ("POST", MESSAGES, ASKED, 1),
+        ("POST", RESPONSES, {"model": "m", "input": "hi"}, 1),
+        ("POST", "/v1/embeddings", {"model": "m", "input": ["hi"]}, 1),
+        ("POST", "/v1/audio/speech", {"model": "m"}, 1),
+        ("POST", "/v1/of_tomorrow", {"model": "m", "prompt": "hi"}, 1),
+        ("POST", "/v1/of_tomorrow", {"model": "m"}, 0),
+        ("GET", "/v1/embeddings", None, 0),
+        ("POST", "/v1/files", {"model": "m", "prompt": "hi"}, 0),
+        ("POST", "/v1/messages/count_tokens", ASKED, 0),
+    ],
+)
+async def test_every_answer_of_a_model_whose_tokens_are_not_counted_is_counted(
+    method: str, path: str, body: Any, unmetered: int
+) -> None:
+    endpoint = "other" if path == "/v1/of_tomorrow" else path
+    labels = f'endpoint="{endpoint}",model="m"' if body else f'endpoint="{endpoint}",model="none"'
+    answer = writes(http(200, b'{"id": "x"}'))
+    async with FakeReplica([answer, status(400), status(500)]) as replica, running(replica) as run:
+        for code in (200, 400, 500):
+            async with run.session.request(method, run.url + path, json=body) as got:
+                assert got.status == code
+        metrics = await run.metrics()
+        assert metrics.get(f"warmroute_unmetered_requests_total{{{labels}}}", 0) == unmetered
+        for code in (200, 400, 500):
+            assert metrics[f'warmroute_requests_total{{code="{code}",{labels}}}'] == 1
+        assert metrics[f"warmroute_request_seconds_count{{{labels}}}"] == 3
+
+
+async def test_a_stream_s_first_byte_is_timed_by_its_endpoint() -> None:
+    async with FakeReplica([events(BEGUN, SAYS, ENDS)]) as replica, running(replica) as run:
+        async with run.session.post(run.url + MESSAGES, json={**ASKED, "stream": True}) as answer:
+            await answer.read()
+        metrics = await run.metrics()
+        assert metrics[f'warmroute_ttft_seconds_count{{cache="miss",endpoint="{MESSAGES}",model="m"}}'] == 1
+        assert counted(metrics, "unmetered_requests_total") == 0

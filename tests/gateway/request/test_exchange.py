@@ -99,7 +99,7 @@ async def test_a_large_answer_is_metered_without_being_parsed() -> None:
             run.url + "/v1/chat/completions", json={"model": "m", "messages": [{"role": "user"}]}
         ) as answer:
             assert await answer.read() == bomb, "what it holds is the client's business"
-        assert (await run.metrics())['warmroute_unmetered_requests_total{model="m"}'] == 1
+        assert (await run.metrics())['warmroute_unmetered_requests_total{endpoint="/v1/chat/completions",model="m"}'] == 1
         assert (await run.post())[0] == 502, "no JSON object at all"
 
 

@@ -176,7 +176,7 @@ async def test_with_all_replicas_down_a_client_gets_a_502_and_then_a_503() -> No
         assert one.name in body["error"]["message"]
         code, headers, body = await run.post()
         assert (code, headers["Retry-After"], body["error"]["code"]) == (503, "2", "no_replica_available")
-        assert (await run.metrics())['warmroute_requests_total{code="503",model="m"}'] == 1
+        assert (await run.metrics())['warmroute_requests_total{code="503",endpoint="/v1/chat/completions",model="m"}'] == 1
         assert (await run.get("/ready"))[0] == 503
         assert (await run.get("/health"))[0] == 200
 
@@ -250,7 +250,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(request_lines: 
         assert (line["level"], line["status"]) == ("warning", 200)
         metrics = await run.metrics()
         assert metrics[f'warmroute_broken_responses_total{{model="m",replica="{one.name}"}}'] == 1
-        assert metrics['warmroute_requests_total{code="200",model="m"}'] == 1
+        assert metrics['warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"}'] == 1
 
 
 HALF_AN_EVENT = writes(STREAM_HEAD + chunk(event("a") + event("b")[:30]))
@@ -437,7 +437,7 @@ async def test_conversations_stay_and_the_log_has_what_was_predicted_and_reporte
         assert samples['warmroute_cost_usd_total{kind="output",model="m",tenant="acme"}'] == pytest.approx(5 * 1e-3)
         assert samples['warmroute_savings_usd_total{model="m",tenant="acme"}'] == pytest.approx(5 * 9e-4)
         assert samples['warmroute_routing_decisions_total{policy="cost",reason="warm"}'] == 4
-        assert samples['warmroute_requests_total{code="200",model="m"}'] == 5
+        assert samples['warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"}'] == 5
 
 
 async def test_other_paths_pass_through_by_the_same_routing() -> None:
@@ -461,7 +461,7 @@ async def test_a_plain_pass_through_that_breaks_off_is_cut_not_completed() -> No
 async def test_an_answer_without_usage_is_counted_as_unmetered() -> None:
     async with FakeReplica([writes(http(200, b'{"choices": []}'))]) as replica, running(replica) as run:
         await run.post()
-        assert (await run.metrics())['warmroute_unmetered_requests_total{model="m"}'] == 1
+        assert (await run.metrics())['warmroute_unmetered_requests_total{endpoint="/v1/chat/completions",model="m"}'] == 1
 
 
 async def test_a_client_that_leaves_after_done_has_had_everything(request_lines: Callable[[], list[dict[str, Any]]]) -> None:

@@ -82,7 +82,9 @@ async def test_a_body_over_the_limit_is_a_413() -> None:
         code, _, body = await run.post(bomb, path="/warmroute/route", headers={"Content-Encoding": "gzip"})
         assert (code, body["error"]["code"]) == (413, "request_too_large")
         assert not replica.requests
-        assert (await run.metrics())['warmroute_requests_total{code="413",model="unknown"}'] == 2
+        assert (await run.metrics())[
+            'warmroute_requests_total{code="413",endpoint="/v1/chat/completions",model="unknown"}'
+        ] == 2
 
 
 async def test_a_large_body_under_the_limit_arrives_whole() -> None:
@@ -179,8 +181,10 @@ async def test_counters_equal_what_clients_saw() -> None:
     async with FakeReplica([answers(prompt=50, completion=3, cached=20)]) as replica, running(replica) as run:
         seen = [(await run.post(BODY if index % 3 else b"{"))[0] for index in range(12)]
         samples = await run.metrics()
-        assert samples['warmroute_requests_total{code="200",model="m"}'] == seen.count(200)
-        assert samples['warmroute_requests_total{code="400",model="unknown"}'] == seen.count(400)
+        assert samples['warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"}'] == seen.count(200)
+        assert samples['warmroute_requests_total{code="400",endpoint="/v1/chat/completions",model="unknown"}'] == seen.count(
+            400
+        )
         labels = f'model="m",replica="{replica.name}"'
         assert samples[f"warmroute_completion_tokens_total{{{labels}}}"] == 3 * seen.count(200)
         assert samples[f'warmroute_prompt_tokens_total{{cache="hit",{labels}}}'] == 20 * seen.count(200)
@@ -198,7 +202,7 @@ async def test_a_status_code_that_no_standard_knows_is_counted_as_its_class() ->
         for code in codes:
             status, _, _ = await run.post()
             assert status in (code, 502)
-        seen = {labels[1] for labels in run.gateway.metrics.requests.values}
+        seen = {labels[2] for labels in run.gateway.metrics.requests.values}
         assert {"200", "418", "5xx"} <= seen
         assert all(code in {"200", "418", "499", "502"} or code.endswith("xx") for code in seen), seen
 
@@ -206,7 +210,7 @@ async def test_a_status_code_that_no_standard_knows_is_counted_as_its_class() ->
 def test_of_900_codes_few_are_labels() -> None:
     requests = Metrics().requests
     for code in range(100, 1000):
-        requests.add(("m", code_label(code)))
+        requests.add(("m", "other", code_label(code)))
     assert len(requests.values) < 80
     assert sum(requests.values.values()) == 900
     assert [code_label(code) for code in (200, 404, 499, 503, 460, 599, 777)] == [

@@ -90,7 +90,7 @@ async def test_a_chat_request_a_stream_and_an_operator_are_answered_and_the_log_
             assert (answer.status, (await answer.json())["draining"]) == (200, True)
         assert (await run.post())[0] == 503
         async with run.session.get(f"{run.admin_url}/metrics") as answer:
-            assert 'warmroute_requests_total{code="200",model="m"} 2.0' in await answer.text()
+            assert 'warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"} 2.0' in await answer.text()
     records = [record for record in caplog.records if "aiohttp has moved" in record.message]
     assert [vars(record)["moved"] for record in records] == [["RequestHandler._waiter"]]
 

@@ -127,7 +127,7 @@ async def test_label_sets_may_come_and_go_while_a_page_is_rendered() -> None:
     while not rendering.done():
         await asyncio.sleep(0)
         number += 1
-        metrics.requests.add((f"new-{number}", "200"))
+        metrics.requests.add((f"new-{number}", "other", "200"))
         gauge.values.clear()
         gauge.set((f"new-{number}",), 1)
     assert number > 50

@@ -436,13 +436,13 @@ def test_counters_that_do_not_decode_are_lost_and_nothing_else_is(caplog: pytest
     made = Hub(config_of(), Now(), lambda _: None)
     (first, one), (second, two), (third, three) = joined(made), joined(made), joined(made)
     metrics = Metrics()
-    metrics.requests.add(("m", "200"))
+    metrics.requests.add(("m", "other", "200"))
     one.receives(Counters(b"junk"))
     two.receives(Counters(packed(metrics.instruments)))
     made.leave(first)
     assert "counters are lost" in caplog.text
     made.leave(second)
-    assert made.ended.requests.values[("m", "200")] == 1
+    assert made.ended.requests.values[("m", "other", "200")] == 1
     assert [worker for worker, _ in three.of(Gone)] == [first, second]
     assert list(made.workers) == [third]
 

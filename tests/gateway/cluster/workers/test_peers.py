@@ -87,8 +87,8 @@ async def test_the_page_is_the_sum_of_what_all_count_whoever_is_asked() -> None:
                 await worker.run.post()
         pages = [await worker.run.metrics() for worker in workers]
         for page in pages:
-            assert page['warmroute_requests_total{code="200",model="m"}'] == 3
-            assert page['warmroute_request_seconds_count{model="m"}'] == 3
+            assert page['warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"}'] == 3
+            assert page['warmroute_request_seconds_count{endpoint="/v1/chat/completions",model="m"}'] == 3
             assert page["warmroute_workers"] == 2
             assert page[f'warmroute_replica_up{{replica="{one.name}"}}'] == 1
             assert page["warmroute_trie_blocks"] == workers[0].gateway.router.trie.blocks, "the same index, seen twice"
@@ -104,12 +104,14 @@ async def test_what_a_worker_had_counted_stays_counted_when_it_is_gone() -> None
         made.hub.leave(first.who)
         made.hub.restarted()
         page = await second.run.metrics()
-        assert page['warmroute_requests_total{code="200",model="m"}'] == 2
+        assert page['warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"}'] == 2
         assert page["warmroute_workers"] == 1
         assert page["warmroute_worker_restarts_total"] == 1
         third = await made.join()
         await third.run.post()
-        assert (await third.run.metrics())['warmroute_requests_total{code="200",model="m"}'] == 3
+        assert (await third.run.metrics())[
+            'warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"}'
+        ] == 3
 
 
 async def test_a_worker_that_was_held_up_while_it_sent_its_counters_sends_them_again_soon() -> None:
@@ -124,7 +126,7 @@ async def test_a_worker_that_was_held_up_while_it_sent_its_counters_sends_them_a
 
     async with FakeReplica() as one, star(one) as (made, (first, _)):
         for number in range(10_000):  # 20 turns and more to send
-            first.gateway.metrics.requests.add((f"m{number}", "200"), 0)
+            first.gateway.metrics.requests.add((f"m{number}", "other", "200"), 0)
             first.gateway.metrics.broken_responses.add((f"m{number}", "r"), 0)
         hold()
         await first.run.post()
@@ -144,12 +146,14 @@ async def test_a_worker_that_does_not_answer_is_counted_by_its_last_snapshot(cap
         await first.run.post()
         await eventually(lambda: counted(made.hub.workers[first.who].counters) == 1)
         first.channel.receive(lambda *_: None, lambda: None)  # it receives nothing any more
-        assert (await second.run.metrics())['warmroute_requests_total{code="200",model="m"}'] == 1
+        assert (await second.run.metrics())[
+            'warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"}'
+        ] == 1
         assert "not all workers answer" in caplog.text
 
 
 async def test_a_worker_that_ends_within_a_scrape_is_counted_by_its_last_snapshot() -> None:
-    key = 'warmroute_requests_total{code="200",model="m"}'
+    key = 'warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"}'
     async with FakeReplica() as one, star(one) as (made, (first, second)):
         for worker in (first, second):
             await worker.run.post()
@@ -515,7 +519,7 @@ async def test_counters_that_do_not_decode_are_left_out_of_the_page(caplog: pyte
 
         its.receive(receive, lambda: None)
         page = await first.run.metrics()
-        assert page['warmroute_requests_total{code="200",model="m"}'] == 1
+        assert page['warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"}'] == 1
         assert page["warmroute_workers"] == 2, "of three"
         assert "counters are left out" in caplog.text
         await closed(its, ours)

@@ -107,7 +107,7 @@ async def test_a_worker_that_is_killed_is_replaced_and_what_it_counted_stays() -
             assert (await run.post())[0] == 200
         first, second = run.pids
         await eventually(lambda: sum(counted(state.counters) for state in run.made.hub.workers.values()) == 30)
-        assert (await run.metrics())['warmroute_requests_total{code="200",model="m"}'] == 30
+        assert (await run.metrics())['warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"}'] == 30
         os.kill(run.pids[first], signal.SIGKILL)
         await run.replaced(first)
         assert second in run.pids
@@ -116,7 +116,7 @@ async def test_a_worker_that_is_killed_is_replaced_and_what_it_counted_stays() -
         page = await run.metrics()
         assert page["warmroute_workers"] == 2
         assert page["warmroute_worker_restarts_total"] == 1
-        assert page['warmroute_requests_total{code="200",model="m"}'] == 60
+        assert page['warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"}'] == 60
 
 
 def counted(counters: bytes) -> float:
@@ -280,7 +280,7 @@ async def test_the_last_counts_of_workers_that_go_down_are_received() -> None:
         run.stop.set()
         async with asyncio.timeout(40):
             await asyncio.shield(run.over)
-        assert run.made.hub.ended.requests.values == {("m", "200"): 20}
+        assert run.made.hub.ended.requests.values == {("m", "/v1/chat/completions", "200"): 20}
 
 
 async def test_workers_that_cannot_start_are_given_up() -> None:
