@@ -53,6 +53,17 @@ class PassThrough(Dialect):
         return error_body(error)
 
 
+class Tokenize(PassThrough):
+    """Engines' /tokenize: it takes prompts, of which nothing remains in a cache."""
+
+    name: ClassVar[str] = "tokenize"
+
+    def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
+        api = parse_leniently(raw, most)
+        api.prompt, api.harmless = None, True
+        return api
+
+
 def parse_leniently(raw: bytes, most: int = 0) -> ApiRequest:
     """Read what can be read of a body on a path that we only pass through; nothing in it is an error."""
     try:

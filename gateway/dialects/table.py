@@ -9,7 +9,7 @@ from typing import Final
 from gateway.dialects.anthropic.messages import CountTokens, Messages, OtherMessages
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.openai.generations import Chat, Completion, DryRun
-from gateway.dialects.passthrough import PassThrough
+from gateway.dialects.passthrough import PassThrough, Tokenize
 from gateway.dialects.responses.responses import Responses, StoredResponses
 
 # A path that ends with a slash stands for all below it that are not named themselves.
@@ -22,6 +22,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
         "/v1/messages/": OtherMessages(),
         "/v1/responses": Responses(),
         "/v1/responses/": StoredResponses(),
+        "/tokenize": Tokenize(),
     }
 )
 # The paths that metrics name, and whether what they answer is computed by a model: tokens that could be counted.
@@ -48,8 +49,17 @@ ENDPOINTS: Final[Mapping[str, bool]] = MappingProxyType(
         "/v1/files/": False,
         "/v1/batches": False,
         "/v1/batches/": False,
+        "/tokenize": False,
+        "/detokenize": False,
+        "/version": False,
+        "/rerank": True,
+        "/v2/rerank": True,
+        "/score": True,
+        "/pooling": True,
+        "/classify": True,
     }
 )
+ENGINES_OWN: Final = tuple(path for path in ENDPOINTS if not path.startswith("/v1/"))  # paths of engines beside the API's
 OTHER_ENDPOINT: Final = "other"
 _BELOW: Final = tuple(path for path in ENDPOINTS if path.endswith("/"))
 

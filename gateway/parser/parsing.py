@@ -90,7 +90,7 @@ class Parsing:
         """
         arguments = wire.PARSE, dialect.name, self._block_bytes, self._block_tokens, scope, aliases.names if aliases else {}
         parsed = wire.ParsedBody(*await self.process.run(arguments, raw, client))
-        return wire.request_of(parsed, await _edited(raw, parsed.edits))
+        return wire.request_of(parsed, await edited(raw, parsed.edits))
 
     async def continuation(self, dialect: Dialect, body: bytes, so_far: PartialAnswer, client: str = "") -> bytes | None:
         """The request for the rest of an answer; b"": the answer is complete; None: it cannot be continued.
@@ -103,7 +103,7 @@ class Parsing:
         verdict, edits = await self.process.run(arguments, body, client)
         if verdict == IMPOSSIBLE:
             return None
-        return b"" if verdict == COMPLETE else await _edited(body, edits)
+        return b"" if verdict == COMPLETE else await edited(body, edits)
 
     async def translated(self, dialect: Dialect, body: bytes, client: str = "") -> TranslatedAnswers:
         """The request in chat, and how to read its answers. dialect: must be translatable. client: as for `parse`.
@@ -149,7 +149,7 @@ def _has_many_values(raw: bytes) -> bool:
     return 2 * count > INLINE_STRUCTURE and count + raw.count(b"{") > INLINE_STRUCTURE
 
 
-async def _edited(raw: bytes, edits: Sequence[Edit]) -> bytes:
+async def edited(raw: bytes, edits: Sequence[Edit]) -> bytes:
     """The edited body, copied piece by piece while the loop runs."""
     if len(raw) <= _COPIED_AT_ONCE:
         return apply(raw, edits)

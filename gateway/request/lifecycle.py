@@ -26,10 +26,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.admission.memory import parsing
+from gateway.admission.memory import LARGE_BODY, parsing
 from gateway.admission.pool_queue import Permit
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest, router_prompt
@@ -38,6 +39,7 @@ from gateway.dialects.salts import require_saltable, tenant_salt
 from gateway.dialects.table import Dialects, generates
 from gateway.errors import GatewayError, internal_error, shutting_down
 from gateway.fleet.directory import Fleet, Target
+from gateway.parser.naming import name_outside
 from gateway.parser.parsing import Parsing
 from gateway.request.attempts import Attempts
 from gateway.request.client import Audience, Caller, ClientReply, ClientRequest
@@ -139,10 +141,19 @@ class Lifecycle:
             with parsing(request.lease, len(raw)):
                 client = request.lease.account.client
                 api = await self.parsing.parse(dialect, raw, scope_of(self.live, caller), client, aliases)
+        if not api.model and not dialect.strict:
+            await self._find_model(request, api)
         record.stream, record.metered, record.countable = api.stream, api.metered, api.countable
         record.alias = api.alias
         record.generates = api.metered or (request.method == "POST" and generates(record.endpoint, has_prompt=api.has_prompt))
         return api
+
+    async def _find_model(self, request: ClientRequest, api: ApiRequest) -> None:
+        """In a form, or in the query. Raises GatewayError 413 or 503."""
+        size, aliases = len(api.body), self.live.aliases
+        with parsing(request.lease, size) if aliases and size >= LARGE_BODY else nullcontext():  # an alias takes a copy
+            content_type = request.headers.get("Content-Type") or ""
+            request.target = await name_outside(api, content_type, request.target, aliases)
 
     async def _read(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> bytes:
         limits = self.live.config.limits

@@ -13,6 +13,7 @@ from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
 from gateway.cluster.process import connection_limit
 from gateway.config.live import Live
+from gateway.dialects.table import ENGINES_OWN
 from gateway.errors import GatewayError, internal_error, too_many_connections
 from gateway.request.client import ClientReply, ClientRequest
 from gateway.request.lifecycle import Lifecycle
@@ -115,6 +116,7 @@ def clients_app(served: Served) -> web.Application:
             *served.models.routes(),
             *served.operator.routes(),
             web.route("*", "/v1/{path:.*}", _forward),
+            *(web.route("*", path, _forward) for path in ENGINES_OWN),
         ]
     )
     return app
