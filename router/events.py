@@ -83,7 +83,16 @@ class CacheLost(Struct, frozen=True, array_like=True, gc=False, tag=5):
     replica: str
 
 
-Event = Opened | FirstToken | Moved | Closed | Rent | CacheLost
+class Stored(Struct, frozen=True, array_like=True, gc=False, tag=6):
+    """A replica has an object that later requests may name (`Objects.put`)."""
+
+    object: int
+    replica: str
+    model: str
+    now: float
+
+
+Event = Opened | FirstToken | Moved | Closed | Rent | CacheLost | Stored
 
 
 class EventError(ValueError):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from router.booking import Booking
-from router.events import CacheLost, Closed, Event, FirstToken, Moved, Opened, Rent
+from router.events import CacheLost, Closed, Event, FirstToken, Moved, Opened, Rent, Stored
 from router.router import Router
 from router.types import KEY_BYTES, Outcome, Prompt
 
@@ -37,6 +37,9 @@ class Follower:
                 continue
             if isinstance(event, Rent):
                 router.rents.record(event.prefix, event.seconds)
+                continue
+            if isinstance(event, Stored):
+                router.objects.put(event.object, event.replica, event.model, event.now)
                 continue
             if isinstance(event, CacheLost):
                 if past:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from router.booking import Booking
-from router.events import CacheLost, Closed, Event, FirstToken, Moved, Opened, Rent
+from router.events import CacheLost, Closed, Event, FirstToken, Moved, Opened, Rent, Stored
 from router.types import Outcome
 
 MAX_TOKENS: Final = 1 << 50
@@ -74,6 +74,10 @@ class Journal:
     def rent(self, prefix: bytes, seconds: float | None) -> None:
         """See `Rents.record`."""
         self._add(Rent(prefix, seconds))
+
+    def stored(self, number: int, replica: str, model: str, now: float) -> None:
+        """See `Objects.put`."""
+        self._add(Stored(number, replica, model, now))
 
     def cache_lost(self, replica: str) -> None:
         self._add(CacheLost(replica))

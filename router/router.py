@@ -26,6 +26,7 @@ from typing import Final
 from router.booking import Booking, Owner
 from router.index.trie import RadixTrie
 from router.learning.evidence import Evidence, Miss
+from router.learning.objects import Objects
 from router.learning.promises import BUSY, GONE, HELD, LEAST_TOKENS, LOST, WAIT_S, Promises
 from router.learning.scales import MAX_SCALES, Scales
 from router.learning.sessions import Sessions
@@ -67,6 +68,7 @@ class Router(Owner):
         self.rents = Rents()
         self.sessions = Sessions()
         self.promises = Promises()
+        self.objects = Objects()
         self.promise_wait_s = promise_wait_s
         self.policy_name = policy
         self._policies = policies
@@ -273,6 +275,12 @@ class Router(Owner):
             self.trie.insert(name, prompt.keys, now, weight=booking.weight)
         return restarted
 
+    def stored(self, number: int, replica: str, model: str, now: float) -> None:
+        """A replica keeps an object of this number, for later requests that name it."""
+        if self.journal:
+            self.journal.stored(number, replica, model, now)
+        self.objects.put(number, replica, model, now)
+
     # -- deciding
 
     def _quotes(self, prompt: Prompt, replicas: Collection[str], now: float) -> Quotes:
@@ -437,6 +445,7 @@ class Router(Owner):
         self.ledger.check()
         self.sessions.check()
         self.promises.check()
+        self.objects.check()
         assert len(self._scales) <= MAX_SCALES
         assert self.trie.pending_bytes >= 0
         assert set(self.trie.held()) == set(self._replicas) == set(self._evidence)

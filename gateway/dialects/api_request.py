@@ -30,7 +30,8 @@ class ApiRequest:
     tokens is about this one prompt, so that the router may learn from it. Not so for a batch of prompts, several answers, or
     a prompt that the engine cuts or replaces. breakpoints: where in the canonical prompt the client wants it cached, and how
     long (`prompt/marks.py`). session: the conversation that the body names, "" if it names none. alias:
-    the name that the client has used for the model, "" if that was the model's own.
+    the name that the client has used for the model, "" if that was the model's own. refers: the id of an object at the server
+    that the request goes on with, "" without one. keeps: the answer is such an object.
     """
 
     __slots__ = (
@@ -41,10 +42,12 @@ class ApiRequest:
         "countable",
         "edits",
         "harmless",
+        "keeps",
         "made",
         "metered",
         "model",
         "prompt",
+        "refers",
         "salt",
         "session",
         "stores",
@@ -78,6 +81,8 @@ class ApiRequest:
         self.breakpoints: tuple[tuple[int, int], ...] = ()
         self.billing: list[Edit] = []
         self.alias = ""
+        self.refers = ""
+        self.keeps = False
 
     def drop(self) -> None:
         """The request is over: drop what is large, whatever still refers to it."""

@@ -175,6 +175,10 @@ class Dialect:
         """Whether the server may keep something for this request, so that sending it twice does harm."""
         return False
 
+    def refers(self, path: str) -> str:
+        """The id of the object at the server that a path names, "" if it names none."""
+        return ""
+
     # -- answers
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
@@ -188,6 +192,10 @@ class Dialect:
     def usage_of(self, body: bytes) -> Usage | None:
         """The usage in a whole plain answer. Raises ReplicaFailure if no engine answers so."""
         return None
+
+    def object_in(self, begin: bytes) -> str:
+        """The id of the object that an answer is. begin: of a plain answer, or of a stream's events. "": there is none."""
+        return ""
 
     def answer_tail(self, begin: bytes) -> AnswerTail | None:
         """For a large plain answer that begins so. Raises ReplicaFailure if no engine answers so."""

@@ -47,6 +47,8 @@ class ParsedBody(NamedTuple):
     billing: list[Edit]
     session: str
     alias: str
+    refers: str
+    keeps: bool
     breakpoints: tuple[tuple[int, int], ...]
     prompt: tuple[bytes, int, int, str] | None
 
@@ -68,6 +70,8 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         api.billing,
         api.session,
         api.alias,
+        api.refers,
+        api.keeps,
         made.breakpoints if made else (),
         prompt,
     )
@@ -83,6 +87,8 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.billing = parsed.billing
     api.session = parsed.session
     api.alias = parsed.alias
+    api.refers = parsed.refers
+    api.keeps = parsed.keeps
     if parsed.prompt:
         api.made = Prompt(*parsed.prompt)
         api.made.breakpoints = parsed.breakpoints

@@ -280,6 +280,8 @@ class Attempts:
         dialect, attempts = exchange.answers, exchange.attempts
         if answer.content_type == EVENT_STREAM and exchange.api.stream:
             data = answer.peek()
+            if exchange.api.keeps:
+                attempts.object = dialect.object_in(data)
             if opening := dialect.opening(data):  # nearly all streams begin with their first data
                 await first_data(answer, opening, data)
             return
@@ -290,6 +292,8 @@ class Attempts:
         except BaseException:
             lease.shrink(lease.held - before)  # what there was of this answer is dropped
             raise
+        if exchange.api.keeps:
+            attempts.object = dialect.object_in(body)
         if len(body) <= MAX_HELD_ANSWER:
             attempts.usage = dialect.usage_of(body)
             if isinstance(dialect, TranslatedAnswers):

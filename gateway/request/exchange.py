@@ -39,10 +39,10 @@ class AttemptLog:
     answer's first byte was here. resumptions: attempts to go on with a broken stream that may have reached one. error: why the
     client gets an error of a replica, "" if it gets none. trial: the one that the replica in charge answers; broken: those
     whose answer broke off, until it is known whose fault that was. body: of a plain answer, read whole, or the beginning of a
-    large one; usage: that in it; tail: of a large one only.
+    large one; object: the id of the object that the answer is; usage: that in it; tail: of a large one only.
     """
 
-    __slots__ = ("body", "broken", "error", "failed", "resumptions", "sent", "tail", "trial", "usage")
+    __slots__ = ("body", "broken", "error", "failed", "object", "resumptions", "sent", "tail", "trial", "usage")
 
     def __init__(self) -> None:
         self.failed: tuple[dict[str, str], ...] = ()  # a tuple, for nearly always it stays empty
@@ -52,6 +52,7 @@ class AttemptLog:
         self.trial: tuple[Trial, ReplicaState] | None = None
         self.broken: tuple[tuple[Trial, ReplicaState], ...] = ()
         self.body = b""
+        self.object = ""
         self.usage: Usage | None = None
         self.tail: AnswerTail | None = None
 

@@ -57,6 +57,7 @@ log = logging.getLogger("warmroute.gateway")
 
 PRIORITY_HEADER: Final = "X-Priority"
 REQUEST_ID_HEADER: Final = "X-Request-Id"
+OBJECT: Final = "object"  # a number of one never is that of a session
 MODELS_PATH: Final = "/v1/models"
 
 
@@ -99,6 +100,8 @@ class Lifecycle:
             finally:
                 answer.close()
             self._delivered(exchange, answer, record)
+            if exchange.attempts.object:
+                self._stored(exchange, caller)
             return reply
         except GatewayError as error:
             return self._refuse(request, dialect, record, error)
@@ -141,12 +144,20 @@ class Lifecycle:
             with parsing(request.lease, len(raw)):
                 client = request.lease.account.client
                 api = await self.parsing.parse(dialect, raw, scope_of(self.live, caller), client, aliases)
-        if not api.model and not dialect.strict:
-            await self._find_model(request, api)
+        if not dialect.strict:
+            if not api.model:
+                await self._find_model(request, api)
+            api.refers = dialect.refers(record.path)
+            if api.refers and not api.model and (known := self._object(api.refers, caller)):
+                api.model = known[1]
         record.stream, record.metered, record.countable = api.stream, api.metered, api.countable
         record.alias = api.alias
         record.generates = api.metered or (request.method == "POST" and generates(record.endpoint, has_prompt=api.has_prompt))
         return api
+
+    def _object(self, id_: str, caller: Caller) -> tuple[str, str] | None:
+        """(replica, model) of an object that a request names."""
+        return self.router.objects.find(session_key(id_, OBJECT, *scope_of(self.live, caller)), self.clock())
 
     async def _find_model(self, request: ClientRequest, api: ApiRequest) -> None:
         """In a form, or in the query. Raises GatewayError 413 or 503."""
@@ -206,6 +217,8 @@ class Lifecycle:
         begun = self.clock()
         prompt = prompt_of(self.live, api, caller, target.label, caller.number(address))
         live = self.fleet.candidates(target, begun)
+        if api.refers and (known := self._object(api.refers, caller)) and known[0] in live:
+            live = [known[0]]  # no other one has it
         booking = self.router.choose(prompt, live, begun, silent=not (api.metered and api.stream and api.countable))
         decision = booking.decision
         self.metrics.routing_seconds.observe((), self.clock() - begun)
@@ -221,6 +234,13 @@ class Lifecycle:
         if answer.status < 400 and not exchange.delivered.error:
             record.ok = record.complete = True
             self.attempts.completed(exchange)
+
+    def _stored(self, exchange: Exchange, caller: Caller) -> None:
+        """The answer is an object that later requests may name; and the replica knew the one that this request has named."""
+        for name in (exchange.attempts.object, exchange.api.refers):
+            if name:
+                number = session_key(name, OBJECT, *scope_of(self.live, caller))
+                self.router.stored(number, exchange.booking.chosen.replica, exchange.api.model, self.clock())
 
     def _left(self, exchange: Exchange | None, record: SettledRequest, left: BaseException) -> None:
         """The client has left, or all requests are to end."""

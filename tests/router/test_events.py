@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router import Outcome, Prompt, Replica, Router
-from router.events import CacheLost, Closed, Event, EventError, FirstToken, Moved, Opened, Rent, decode, encode
+from router.events import CacheLost, Closed, Event, EventError, FirstToken, Moved, Opened, Rent, Stored, decode, encode
 from router.follower import Follower
 from router.replication_log import MAX_TOKENS, Journal
 from tests.support.strategies import keys_of, prompt_of
@@ -44,6 +44,7 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(Closed, numbers, st.booleans(), st.none() | counts, st.none() | counts, times),
     st.builds(Rent, st.binary(max_size=8), st.none() | times),
     st.builds(CacheLost, names),
+    st.builds(Stored, st.integers(0, 2**64 - 1), names, names, times),
 )
 
 

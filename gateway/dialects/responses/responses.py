@@ -13,6 +13,7 @@ from gateway.dialects.dialect import AnswerTail, Dialect, StreamOpening, StreamR
 from gateway.dialects.events.named import NamedOpening
 from gateway.dialects.openai.errors import error_body, error_of
 from gateway.dialects.passthrough import PassThrough
+from gateway.dialects.responses.ids import id_in, path_id, refers
 from gateway.dialects.responses.prompt import has_context, responses_prompt, runs_tools
 from gateway.dialects.responses.stream import QUIET, ResponseReader, failure_of
 from gateway.dialects.responses.usage import parse_usage
@@ -34,6 +35,7 @@ class Responses(Dialect):
         api.countable = not (has_context(body) or runs_tools(body) or body.get("truncation") == "auto")
         api.stores = body.get("background") is True
         api.session = session_of(body)
+        api.refers, api.keeps = refers(body), body.get("store") is not False
         return api
 
     def may_store(self, api: ApiRequest, path: str) -> bool:
@@ -42,6 +44,9 @@ class Responses(Dialect):
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
         return ResponseReader()
+
+    def object_in(self, begin: bytes) -> str:
+        return id_in(begin)
 
     def opening(self, data: bytes) -> StreamOpening | None:
         return NamedOpening(QUIET, failure_of)
@@ -63,6 +68,9 @@ class StoredResponses(PassThrough):
     """Paths below /v1/responses: GET, DELETE, cancel, input_items, and what has no dialect yet."""
 
     name: ClassVar[str] = "stored_responses"
+
+    def refers(self, path: str) -> str:
+        return path_id(path)
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
         return ResponseReader()

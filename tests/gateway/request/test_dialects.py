@@ -424,3 +424,66 @@ async def test_a_stream_s_first_byte_is_timed_by_its_endpoint() -> None:
         metrics = await run.metrics()
         assert metrics[f'warmroute_ttft_seconds_count{{cache="miss",endpoint="{MESSAGES}",model="m"}}'] == 1
         assert counted(metrics, "unmetered_requests_total") == 0
+
+
+def keeper(name: str) -> Behaviour:
+    """A replica that keeps its responses: what it has not made itself is a 404."""
+    made = list[str]()
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        asked = request.json if request.method == "POST" and request.body else {}
+        known = asked.get("previous_response_id") or asked.get("conversation") or request.path.removeprefix(f"{RESPONSES}/")
+        if known != RESPONSES and known not in made:
+            writer.write(http(404, b'{"error": {"message": "Response with id x not found."}}'))
+            return
+        if asked.get("conversation"):
+            made.append(asked["conversation"])
+        made.append(f"resp_{name}{len(made)}")
+        if asked.get("stream"):
+            started = named("response.created", response=response(id=made[-1], status="in_progress"), sequence_number=0)
+            ended = named("response.completed", response=response(id=made[-1]), sequence_number=1)
+            writer.write(STREAM_HEAD + chunk(started) + chunk(ended) + b"0\r\n\r\n")
+        else:
+            writer.write(http(200, json.dumps(response(id=made[-1])).encode()))
+
+    return behave
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_names_a_response_goes_to_the_replica_that_has_it(stream: bool) -> None:
+    asked = {"model": "m", "input": "hi", "stream": stream}
+    async with FakeReplica([keeper("a")] * 99) as one, FakeReplica([keeper("b")] * 99) as two, running(one, two) as run:
+
+        async def ask(path: str = RESPONSES, **more: Any) -> str:
+            async with run.session.post(run.url + path, json={**asked, **more}) as answer:
+                assert answer.status == 200, await answer.text()
+                return json.loads((await answer.text()).partition('"id": ')[2].partition(",")[0])
+
+        first = await ask()
+        for _ in range(6):
+            last = await ask(previous_response_id=first)
+            await ask(previous_response_id=last)
+        for path in (f"{RESPONSES}/{first}", f"{RESPONSES}/{last}/input_items"):
+            async with run.session.get(run.url + path) as answer:
+                assert answer.status in (200, 404)
+        assert sorted([len(one.requests), len(two.requests)]) == [0, 15]
+
+
+async def test_a_response_that_is_not_stored_is_not_remembered() -> None:
+    async with FakeReplica([keeper("a")] * 9) as one, running(one) as run:
+        assert (await run.post({"model": "m", "input": "hi", "store": False}, path=RESPONSES))[0] == 200
+        assert len(run.gateway.router.objects) == 0
+        assert (await run.post({"model": "m", "input": "hi"}, path=RESPONSES))[0] == 200
+        assert len(run.gateway.router.objects) == 1
+
+
+async def test_with_several_pools_a_path_alone_finds_its_response() -> None:
+    async with FakeReplica([keeper("a")] * 9) as one, FakeReplica([keeper("b")] * 9) as two:
+        pools = [{"replicas": [one.url], "models": ["m"]}, {"replicas": [two.url], "models": ["n"]}]
+        async with running(pools=pools) as run:
+            _, _, made = await run.post({"model": "n", "input": "hi"}, path=RESPONSES)
+            async with run.session.delete(f"{run.url}{RESPONSES}/{made['id']}") as answer:
+                assert answer.status == 200
+            async with run.session.get(f"{run.url}{RESPONSES}/resp_unknown") as answer:
+                assert answer.status == 400
+        assert (len(one.requests), len(two.requests)) == (0, 2)

@@ -1,0 +1,40 @@
+"""Ids of responses and conversations: in a request, in a path, in an answer.
+
+An answer is searched and not parsed: engines write the id of a response among its first members, before anything that a model or
+a client has written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+MAX_ID_CHARS: Final = 256
+
+_SEARCHED: Final = 512  # bytes
+# Members before it: numbers and plain words, as llama.cpp writes `created_at` and others.
+_MEMBER: Final = rb'"\w{1,40}+"\s{0,8}+:\s{0,8}+(?:[\d.]{1,30}+|null|true|false|"[\w.:-]{0,100}+")\s{0,8}+,\s{0,64}+'
+_ID: Final = rb'\{\s{0,64}+(?:(?!"id")%b){0,20}+"id"\s{0,8}+:\s{0,8}+"([\w.:-]{1,256}+)"' % _MEMBER
+_PLAIN: Final = re.compile(rb"\s{0,64}+" + _ID)
+_EVENT: Final = re.compile(rb'"response"\s{0,8}+:\s{0,8}+' + _ID)
+_BELOW: Final = "/v1/responses/"
+
+
+def refers(body: Mapping[str, Any]) -> str:
+    """The response, or the conversation, that a request goes on with; "" without one."""
+    conversation = body.get("conversation")
+    found = body.get("previous_response_id") or (conversation.get("id") if isinstance(conversation, dict) else conversation)
+    return found if isinstance(found, str) and len(found) <= MAX_ID_CHARS else ""
+
+
+def path_id(path: str) -> str:
+    """Of a path below /v1/responses."""
+    found = path.removeprefix(_BELOW).partition("/")[0] if path.startswith(_BELOW) else ""
+    return found if len(found) <= MAX_ID_CHARS else ""
+
+
+def id_in(begin: bytes) -> str:
+    """The id of the response that an answer or a stream begins with."""
+    found = _PLAIN.match(begin, 0, _SEARCHED) or _EVENT.search(begin, 0, _SEARCHED)
+    return found[1].decode("ascii", "replace") if found else ""

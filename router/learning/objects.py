@@ -1,0 +1,49 @@
+"""Which replica has an object that a server has made and keeps: a response that a later request names by its id.
+
+Only that replica can go on with it, or give it out. Learned from answers; bounded: MAX_OBJECTS, the ones that were named least
+recently are forgotten, and each of them after TTL_S.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+MAX_OBJECTS: Final = 65_536
+TTL_S: Final = 86_400.0
+
+
+class Objects:
+    """Objects are numbers (`session_key` of their ids). All operations O(1), but `check`."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, tuple[str, str, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def put(self, number: int, replica: str, model: str, now: float) -> None:
+        """The replica has the object; requests about it are for this model."""
+        self._known[number] = replica, model, now
+        self._known.move_to_end(number)
+        if len(self._known) > MAX_OBJECTS:
+            self._known.popitem(last=False)
+
+    def find(self, number: int, now: float) -> tuple[str, str] | None:
+        """(replica, model); None: nobody here knows of it."""
+        known = self._known.get(number)
+        if known is None:
+            return None
+        replica, model, at = known
+        if now - at > TTL_S:
+            del self._known[number]
+            return None
+        self._known.move_to_end(number)
+        return replica, model
+
+    def check(self) -> None:
+        """Raises AssertionError if a bound is broken."""
+        assert len(self._known) <= MAX_OBJECTS
+
+    def __repr__(self) -> str:
+        return f"<Objects: {len(self)}>"
