@@ -1,7 +1,7 @@
 """Ids of responses and conversations: in a request, in a path, in an answer.
 
-An answer is searched and not parsed: engines write the id of a response among its first members, before anything that a model or
-a client has written.
+An answer is searched and not parsed: engines write the id of a response among its first members, before anything that a model
+or a client has written.
 """
 
 from __future__ import annotations
