@@ -9,7 +9,7 @@ ONCE ?=
 JOBS ?= $(shell expr $$(nproc) + 2)
 ARGS ?=
 
-.PHONY: install demo test test-image test-nightly test-compiled compiled soak lint bench peers mutants fmt tools clean
+.PHONY: install demo test test-image test-clients test-nightly test-compiled compiled soak lint bench peers mutants fmt tools clean
 
 install: $(VENV)/.dev
 
@@ -34,11 +34,16 @@ demo: $(VENV)/.demo
 PYTEST := python -m pytest -n $(JOBS) --dist worksteal
 
 test: $(VENV)/.dev
-	$(BIN)/$(PYTEST) -m "not image" $(ARGS)
+	$(BIN)/$(PYTEST) -m "not image and not clients" $(ARGS)
 
 # The Dockerfile's build steps, which compile everything.
 test-image: $(VENV)/.dev
 	$(BIN)/python -m pytest -m image $(ARGS)
+
+# Codex and OpenCode themselves through a gateway; the first time they are installed from npm (757 MB).
+test-clients: $(VENV)/.dev
+	[ -d .clients/node_modules/.bin ] || scripts/clients.sh
+	$(BIN)/python -m pytest -m clients tests/clients $(ARGS)
 
 # State machines and property tests at full depth.
 test-nightly: $(VENV)/.dev

@@ -1,0 +1,18 @@
+#!/bin/bash
+# Fetches real coding agents into DEST (default .clients) for `make test-clients`: Codex and OpenCode, from npm, 757 MB.
+# Both are programs for this machine that need no network once they are here.
+#
+#   scripts/clients.sh [DEST]
+set -euo pipefail
+
+DEST=${1:-.clients}
+command -v npm > /dev/null || { echo "clients: npm is needed (Debian: apt-get install npm)" >&2; exit 1; }
+
+mkdir -p "$DEST"
+cd "$DEST"
+[ -f package.json ] || echo '{"private": true}' > package.json
+npm install --no-audit --no-fund --loglevel=error @openai/codex@0.169.0 opencode-ai@1.18.33
+node node_modules/opencode-ai/postinstall.mjs
+for agent in codex opencode; do
+    echo "clients: $(node_modules/.bin/$agent --version 2> /dev/null | tail -1) ($agent)"
+done

@@ -1,0 +1,120 @@
+"""Codex and OpenCode themselves, in whole agent loops through a gateway over four replicas: `make test-clients`.
+
+They run without a network, each in a home and a folder of its own, and really run the commands that they are asked to run
+(echo, ls). Skipped where they are not installed (`scripts/clients.sh`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.agent_engine import CALLS, AgentEngine
+from tests.gateway.conftest import Running, running
+from tests.support.paths import ROOT
+
+AGENTS = Path(os.environ.get("WARMROUTE_CLIENTS", ROOT / ".clients")) / "node_modules" / ".bin"
+SESSIONS = 4
+LIMIT_S = 240
+
+pytestmark = [pytest.mark.clients, pytest.mark.skipif(not AGENTS.is_dir(), reason="needs scripts/clients.sh")]
+
+
+@contextlib.asynccontextmanager
+async def fleet() -> AsyncIterator[tuple[Running, list[AgentEngine]]]:
+    async with contextlib.AsyncExitStack() as stack:
+        engines = [AgentEngine() for _ in range(4)]
+        for engine in engines:
+            await stack.enter_async_context(engine)
+        prices = {"m": {"input": 1.0, "output": 2.0}}
+        yield await stack.enter_async_context(running(*engines, prices=prices)), engines
+
+
+async def run(home: Path, *command: str, **env: str) -> str:
+    """Run an agent in a home of its own; returns what it has printed."""
+    folder = home / "work"
+    folder.mkdir(parents=True)
+    (folder / "a-file.txt").write_text("x", encoding="utf-8")
+    place = {"PATH": os.environ["PATH"], "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), **env}
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=folder,
+        env=place,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    text = out.decode("utf-8", "replace")
+    assert process.returncode == 0, text
+    return text
+
+
+async def codex(home: Path, url: str, number: int) -> str:
+    config = home / ".codex" / "config.toml"
+    config.parent.mkdir(parents=True)
+    lines = ['model = "m"', 'model_provider = "warm"', "[model_providers.warm]", 'name = "warm"', f'base_url = "{url}/v1"']
+    config.write_text("\n".join([*lines, 'wire_api = "responses"', 'env_key = "X_KEY"\n']), encoding="utf-8")
+    options = "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"
+    return await run(home, str(AGENTS / "codex"), "exec", *options, f"list the files, number {number}", X_KEY="k")
+
+
+async def opencode(home: Path, url: str, number: int, provider: str) -> str:
+    config = home / ".config" / "opencode" / "opencode.json"
+    config.parent.mkdir(parents=True)
+    options = {"options": {"baseURL": f"{url}/v1", "apiKey": "k"}, "models": {"m": {"name": "m"}}}
+    providers = {"warm": {"npm": "@ai-sdk/openai-compatible", **options}, "anthropic": options}
+    model = f"{provider}/m"
+    quiet = {"autoupdate": False, "share": "disabled", "model": model, "small_model": model}
+    config.write_text(json.dumps({**quiet, "provider": providers}), encoding="utf-8")
+    return await run(home, str(AGENTS / "opencode"), "run", "-m", model, f"list the files, number {number}")
+
+
+def check(engines: list[AgentEngine], lines: list[dict[str, Any]], session_header: str, path: str) -> None:
+    """Every session stayed, nothing was an error, and what was cached was metered and paid for."""
+    asked = [line for line in lines if line["path"].startswith(path)]
+    assert len(asked) >= SESSIONS * (CALLS + 1)
+    assert {line["status"] for line in asked} == {200}, Counter(line["status"] for line in asked)
+    assert not [line for line in asked if "error" in line]
+    places = defaultdict[str, Counter[str]](Counter)
+    for engine in engines:
+        for request in engine.requests:
+            if "tools" in request.json:  # the request for a title is another prompt
+                places[request.headers[session_header]][engine.name] += 1
+    assert len(places) == SESSIONS
+    assert all(len(where) == 1 for where in places.values()), places
+    cached = sum(sum(engine.cached) for engine in engines)
+    assert sum(line["cached_tokens_reported"] for line in asked) == cached > 0
+    later = [line for line in asked if line["cached_tokens_reported"]]
+    assert len(later) >= SESSIONS * CALLS, "all but the first turn of a session at most were computed anew"
+    assert all(line["cost_usd"] > 0 and line["saved_usd"] > 0 for line in later)
+
+
+AGENTS_UNDER_TEST: Mapping[str, tuple[Callable[[Path, str, int], Any], str, str]] = {
+    "codex, responses": (codex, "session-id", "/v1/responses"),
+    "opencode, chat": (lambda home, url, number: opencode(home, url, number, "warm"), "x-session-id", "/v1/chat/completions"),
+    "opencode, messages": (lambda home, url, number: opencode(home, url, number, "anthropic"), "x-session-id", "/v1/messages"),
+}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("agent", AGENTS_UNDER_TEST)
+async def test_whole_agent_loops(agent: str, tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    begin, header, path = AGENTS_UNDER_TEST[agent]
+    async with fleet() as (gateway, engines):
+        for first in range(0, SESSIONS, 2):  # two at a time
+            await asyncio.gather(*(begin(tmp_path / str(number), gateway.url, number) for number in (first, first + 1)))
+        check(engines, request_lines(), header, path)
