@@ -17,7 +17,7 @@ class Live:
 
     The other attributes cache values that every request needs: compiled code reads them directly, and a Struct's by a lookup.
     blocks: block lengths in bytes and in token ids. patience_s: limit on waiting for a client to read. max_body: in bytes.
-    aliases: of models, None without any.
+    aliases: of models, None without any. cors_origins: of web pages that may read answers.
     """
 
     def __init__(self, config: Config) -> None:
@@ -33,6 +33,7 @@ class Live:
         self.patience_s: float = config.timeouts.idle_s
         self.max_body: int = config.limits.body_mb << 20
         self.timeouts: TimeoutConfig = config.timeouts
+        self.cors_origins: frozenset[str] = frozenset(config.cors_origins)
         self.aliases = Aliases(config.model_aliases) if config.model_aliases else None
         self.prices: Mapping[str, PriceConfig] = config.prices
 

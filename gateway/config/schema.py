@@ -78,6 +78,12 @@ BaseUrl = Annotated[str, Meta(extra={READ: _base_url}, extra_json_schema={"patte
 Name = Annotated[str, Meta(extra={READ: _name}, extra_json_schema={"pattern": f"^{_NAME.pattern}$"})]
 ModelPrefix = Annotated[str, Meta(min_length=1, extra={EXPECTED: f'a model name or its beginning ("{MATCH_ALL}": any model)'})]
 
+MAX_ORIGINS = 100
+_ORIGIN = r"^(\*|[a-z][a-z0-9+.-]{0,30}://[A-Za-z0-9._\[\]:-]{1,250})$"
+Origin = Annotated[
+    str,
+    Meta(pattern=_ORIGIN, extra={EXPECTED: 'an origin such as "https://chat.example.org" or "http://localhost:3000", or "*"'}),
+]
 ModelAlias = Annotated[
     str,
     Meta(
@@ -264,6 +270,11 @@ class Config(_Section, frozen=True):
         ),
         _about("Listener for Prometheus: host:port, or off."),
     ] = OFF
+    cors_origins: Annotated[
+        tuple[Origin, ...],
+        Meta(max_length=MAX_ORIGINS),
+        _about('Origins of web pages that may use the API from a browser; "*": all.'),
+    ] = ()
     allow_link_local: Annotated[
         bool, _about("Operators may add replicas at link-local addresses and clouds' metadata services.")
     ] = False

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from gateway.admission.cors import answer_lines
 from gateway.config.live import Live
 from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
 from gateway.request.attempts import EVENT_STREAM, Attempts
@@ -60,6 +61,8 @@ class Delivery:
         headers = b"%bX-Request-Id: %b\r\n%b" % (headers, id_, routed)
         if exchange.dialect.id_header:
             headers += b"%b: %b\r\n" % (exchange.dialect.id_header, id_)
+        if self._live.cors_origins:
+            headers += answer_lines(self._live.cors_origins, exchange.request.headers.get("Origin"))
         delivered.status = answer.status
         patience_s = self._live.patience_s
         reply = exchange.request.reply(keep_alive=not self._running.draining, patience_s=patience_s)

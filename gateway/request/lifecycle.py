@@ -30,6 +30,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.admission.cors import answer_lines
 from gateway.admission.memory import LARGE_BODY, parsing
 from gateway.admission.pool_queue import Permit
 from gateway.config.live import Live
@@ -287,7 +288,10 @@ class Lifecycle:
             headers += f"{dialect.id_header.decode('ascii')}: {record.id}\r\n"
         if error.retry_after_s is not None:
             headers += f"Retry-After: {error.retry_after_s}\r\n"
-        reply.begin(error.status, headers.encode("ascii"), length=len(body), first=body)
+        lines = headers.encode("ascii")
+        if self.live.cors_origins:
+            lines += answer_lines(self.live.cors_origins, request.headers.get("Origin"))
+        reply.begin(error.status, lines, length=len(body), first=body)
         return reply
 
 

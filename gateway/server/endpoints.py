@@ -18,6 +18,7 @@ from gateway.errors import GatewayError, internal_error, too_many_connections
 from gateway.request.client import ClientReply, ClientRequest
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.running import Running
+from gateway.server import cors
 from gateway.server.access import ON_ADMIN_LISTENER
 from gateway.server.aiohttp_seam import Runner, Seam
 from gateway.server.errors import error_response
@@ -141,13 +142,15 @@ def _application(served: Served, serves: str) -> web.Application:
 
 async def _finish_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "warmroute"
+    cors.finish(request, response, request.app[_SERVED].live)
     if request.app[_SERVED].running.draining:
         response.force_close()  # the client's next request goes to another gateway
 
 
 async def _forward(request: web.Request) -> Any:
     """Returns a `ClientReply`, which stands in for a `web.StreamResponse` (see `http/response.py`)."""
-    return await request.app[_SERVED].lifecycle.serve(adapt(request))
+    served = request.app[_SERVED]
+    return cors.preflight(request, served.live) or await served.lifecycle.serve(adapt(request))
 
 
 @web.middleware

@@ -25,7 +25,8 @@ _REQUEST_OWN: Final = _HOP_BY_HOP.union(
 _ENCODED_OWN: Final = _REQUEST_OWN - {b"content-encoding"}
 _ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length", b"x-request-id", b"request-id"}
 _LOCATIONS: Final = frozenset([b"location", b"content-location"])
-_ANSWER_PREFIX: Final = b"x-warmroute-"  # the gateway's own headers, which a replica must not set
+# The gateway's own headers, which a replica must not set; and which web pages may read answers is not for it to say.
+_ANSWER_PREFIXES: Final = (b"x-warmroute-", b"access-control-")
 _COMMON_TOKENS: Final = frozenset([b"", b"close", b"keep-alive"])  # of a Connection header, that name no other header
 
 
@@ -63,7 +64,7 @@ def downstream_headers(head: AnswerHead, address: Address) -> bytes:
     """
     fields = head.fields
     if fields.downstream_lines is None:
-        kept = [pair for pair in _without(fields.headers, _ANSWER_OWN) if not pair[0].startswith(_ANSWER_PREFIX)]
+        kept = [pair for pair in _without(fields.headers, _ANSWER_OWN) if not pair[0].startswith(_ANSWER_PREFIXES)]
         fields.locations = [pair for pair in kept if pair[0] in _LOCATIONS]
         fields.downstream_lines = lines([pair for pair in kept if pair[0] not in _LOCATIONS])
     if not fields.locations:

@@ -46,7 +46,8 @@ def section(schema: dict[str, Any]) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """As YAML would write it."""
-    return msgspec.to_builtins(value)
+    made = msgspec.to_builtins(value)
+    return list(made) if isinstance(made, tuple) else made
 
 
 def leaves(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:

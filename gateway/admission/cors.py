@@ -1,0 +1,59 @@
+"""Which web pages may read answers (CORS): those of the configured origins, `*` for all; none by default.
+
+A browser asks first (a preflight: OPTIONS, with the method and the headers to come), and then looks at the headers of the
+answer. Requests carry their key in a header, not in a cookie, so credentials are not allowed, and any header may be sent.
+What a replica says about origins is dropped (`upstream/headers.py`): it does not know the gateway's clients.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Final
+
+from gateway.errors import GatewayError
+
+ANY: Final = "*"
+ALLOW_ORIGIN: Final = "Access-Control-Allow-Origin"
+METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+EXPOSED: Final = (  # headers that a page may read
+    "X-Request-Id, Request-Id, Retry-After, X-Warmroute-Replica, X-Warmroute-Cached-Tokens,"
+    " OpenAI-Processing-Ms, X-Should-Retry"
+)
+MAX_AGE_S: Final = 600  # for which a browser need not ask again
+_NAMES: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z, -]{1,2000}")  # of headers, with commas
+
+
+def answer_headers(origins: Collection[str], origin: str | None) -> list[tuple[str, str]]:
+    """What an answer to a request of this origin (None: it names none) has for the browser."""
+    vary = [] if ANY in origins else [("Vary", "Origin")]
+    allowed = _allowed(origins, origin)
+    if not allowed:
+        return vary
+    return [(ALLOW_ORIGIN, allowed), ("Access-Control-Expose-Headers", EXPOSED), *vary]
+
+
+def answer_lines(origins: Collection[str], origin: str | None) -> bytes:
+    """The same as lines of a head."""
+    return "".join(f"{name}: {value}\r\n" for name, value in answer_headers(origins, origin)).encode("ascii")
+
+
+def preflight_headers(origins: Collection[str], origin: str, headers: str) -> list[tuple[str, str]]:
+    """What a preflight is answered. headers: the names of those to come. Raises GatewayError 403 for another origin."""
+    allowed = _allowed(origins, origin)
+    if not allowed:
+        raise GatewayError(403, "origin_not_allowed", "The configuration (cors_origins) does not allow this web page's origin.")
+    made = [(ALLOW_ORIGIN, allowed), ("Access-Control-Allow-Methods", METHODS), ("Access-Control-Max-Age", str(MAX_AGE_S))]
+    if _NAMES.fullmatch(headers):
+        made.append(("Access-Control-Allow-Headers", headers))
+    made.append(("Vary", "Origin, Access-Control-Request-Headers"))
+    return made
+
+
+def _allowed(origins: Collection[str], origin: str | None) -> str:
+    """The value that allows it; "" if nothing does."""
+    if not origin:
+        return ""
+    if ANY in origins:
+        return ANY
+    return origin if origin in origins else ""
