@@ -31,7 +31,8 @@ class ApiRequest:
     a prompt that the engine cuts or replaces. breakpoints: where in the canonical prompt the client wants it cached, and how
     long (`prompt/marks.py`). session: the conversation that the body names, "" if it names none. alias:
     the name that the client has used for the model, "" if that was the model's own. refers: the id of an object at the server
-    that the request goes on with, "" without one. keeps: the answer is such an object.
+    that the request goes on with, "" without one. keeps: the answer is such an object. size: of all that is to be computed, in
+    bytes or token ids, where that is more than the prompt (a batch); 0 else.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class ApiRequest:
         "refers",
         "salt",
         "session",
+        "size",
         "stores",
         "stream",
         "strip_usage",
@@ -81,6 +83,7 @@ class ApiRequest:
         self.breakpoints: tuple[tuple[int, int], ...] = ()
         self.billing: list[Edit] = []
         self.alias = ""
+        self.size = 0
         self.refers = ""
         self.keeps = False
 
@@ -129,11 +132,11 @@ def router_prompt(
         return Prompt(b"", 0, blocks[0], scale, name, client, number)
     first = seed(api.model, api.salt, *scope)
     if isinstance(prompt, bytes):
-        made = Prompt(text_keys(prompt, blocks[0], first), len(prompt), blocks[0], scale, name, client, number)
+        made = Prompt(text_keys(prompt, blocks[0], first), max(len(prompt), api.size), blocks[0], scale, name, client, number)
         if api.breakpoints:
             made.breakpoints = _in_blocks(api.breakpoints, blocks[0])
     else:
-        made = Prompt(token_keys(prompt, blocks[1], first), len(prompt), blocks[1], "", name, client, number)
+        made = Prompt(token_keys(prompt, blocks[1], first), max(len(prompt), api.size), blocks[1], "", name, client, number)
     api.made, api.prompt = made, None
     return made
 

@@ -19,7 +19,8 @@ from gateway.dialects.dialect import Dialect, StreamReader
 from gateway.dialects.json_edits import read_object
 from gateway.dialects.openai.errors import error_body
 from gateway.dialects.openai.stream import ChunkReader
-from gateway.dialects.prompt.chat import chat_prompt, completion_prompt
+from gateway.dialects.prompt.batch import pairs_prompt, sized_prompt
+from gateway.dialects.prompt.chat import chat_prompt
 from gateway.errors import GatewayError
 
 _MEMBERS: Final = ("model", "stream", "store", "background", "cache_salt")  # that are read beside the prompt
@@ -72,8 +73,10 @@ def parse_leniently(raw: bytes, most: int = 0) -> ApiRequest:
         body = None
     if not isinstance(body, dict):
         return _unreadable(raw)
-    prompt, salt = _lenient_prompt(body, most)
-    return _other(raw, body, prompt, salt)
+    prompt, size, salt = _lenient_prompt(body, most)
+    api = _other(raw, body, prompt, salt)
+    api.size = size
+    return api
 
 
 def scan(raw: bytes) -> ApiRequest:
@@ -107,14 +110,15 @@ def _other(raw: bytes, body: Mapping[str, Any], prompt: bytes | list[int] | None
     return api
 
 
-def _lenient_prompt(body: Mapping[str, Any], most: int) -> tuple[bytes | list[int] | None, str]:
-    """The prompt, if it has one that we know, and its salt."""
+def _lenient_prompt(body: Mapping[str, Any], most: int) -> tuple[bytes | list[int] | None, int, str]:
+    """The prompt, if it has one that we know, the size of the request (0: the prompt's), and the salt."""
     try:
         if "messages" in body:
-            return chat_prompt(body, most).joined(), salt_of(body)
-        return completion_prompt(body, "prompt" if "prompt" in body else "input"), headed_salt(body)
+            return chat_prompt(body, most).joined(), 0, salt_of(body)
+        prompt, size = pairs_prompt(body, most) or sized_prompt(body, "prompt" if "prompt" in body else "input", most)
+        return prompt, size, headed_salt(body)
     except GatewayError:
-        return None, salt_of(body)
+        return None, 0, salt_of(body)
 
 
 def _stores(body: Mapping[str, Any]) -> bool | None:

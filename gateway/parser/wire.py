@@ -49,6 +49,7 @@ class ParsedBody(NamedTuple):
     alias: str
     refers: str
     keeps: bool
+    size: int
     breakpoints: tuple[tuple[int, int], ...]
     prompt: tuple[bytes, int, int, str] | None
 
@@ -72,6 +73,7 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         api.alias,
         api.refers,
         api.keeps,
+        api.size,
         made.breakpoints if made else (),
         prompt,
     )
@@ -89,6 +91,7 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.alias = parsed.alias
     api.refers = parsed.refers
     api.keeps = parsed.keeps
+    api.size = parsed.size
     if parsed.prompt:
         api.made = Prompt(*parsed.prompt)
         api.made.breakpoints = parsed.breakpoints

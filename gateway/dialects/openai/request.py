@@ -15,7 +15,8 @@ from typing import Any, Final
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.body import headed_salt, json_object, model_of, salt_of, session_of, wants_stream
 from gateway.dialects.json_edits import Edit, read_object
-from gateway.dialects.prompt.chat import chat_prompt, completion_prompt, is_batch
+from gateway.dialects.prompt.batch import is_batch, sized_prompt
+from gateway.dialects.prompt.chat import chat_prompt
 from gateway.errors import bad_request
 
 CHAT: Final = "chat"
@@ -49,13 +50,13 @@ def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
     breakpoints: tuple[tuple[int, int], ...]
     if kind == CHAT or (kind == GUESS and "messages" in body):
         chat = chat_prompt(body, most)
-        prompt, salt, breakpoints = chat.joined(), salt_of(body), chat.breakpoints()
+        prompt, salt, breakpoints, size = chat.joined(), salt_of(body), chat.breakpoints(), 0
     else:
         breakpoints = ()
-        prompt, salt = completion_prompt(body, "prompt"), headed_salt(body)
+        (prompt, size), salt = sized_prompt(body, "prompt", most), headed_salt(body)
     api = ApiRequest(model, prompt, salt, stream=stream, metered=True, body=raw)
     api.countable = _counts_prompt(body) and (kind == CHAT or not is_batch(body.get("prompt")))
-    api.session, api.breakpoints = session_of(body), breakpoints
+    api.session, api.breakpoints, api.size = session_of(body), breakpoints, size
     if stream and not _asks_usage(body):
         if most and _OPTIONS in body and len(raw) > SCANNED_AT_ONCE:
             raise NeedsHelper

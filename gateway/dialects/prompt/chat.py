@@ -1,4 +1,4 @@
-"""The canonical prompts of OpenAI's chat and completions."""
+"""The canonical prompt of OpenAI's chat."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from gateway.dialects.prompt.canonical import FIELD, TURN, CanonicalPrompt, to_j
 from gateway.dialects.prompt.content import add_content
 from gateway.dialects.prompt.head import head_parts
 from gateway.dialects.prompt.marks import MARKER
-from gateway.errors import GatewayError, bad_request
+from gateway.errors import bad_request
 
 REASONING: Final = b"reasoning"
 
-_MAX_TOKEN_ID: Final = (1 << 32) - 1
 _KNOWN: Final = frozenset(["role", "name", "content", "tool_call_id", MARKER])  # fields of a message
 _CALLS: Final = b"tool_calls"
 _REASONING_CONTENT: Final = b"reasoning_content"  # the same in another engine's words
@@ -70,27 +69,3 @@ def _add_fields(prompt: CanonicalPrompt, message: dict[str, Any]) -> None:
             add_chat_calls(prompt, value)
         else:
             prompt.field(REASONING if key == _REASONING_CONTENT else key, to_json(value))
-
-
-def completion_prompt(body: Mapping[str, Any], key: str) -> bytes | list[int]:
-    """The prompt of a completion or embedding request: text, or token ids. Of a batch, the first one.
-
-    Raises GatewayError 400 where it is neither.
-    """
-    prompt = body.get(key)
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return prompt.encode()
-    if isinstance(prompt, list) and prompt and all(type(item) is int and 0 <= item <= _MAX_TOKEN_ID for item in prompt):
-        return prompt
-    raise _bad_prompt(key)
-
-
-def is_batch(prompt: Any) -> bool:
-    """Whether the prompt of a completion is a list of several prompts."""
-    return isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list)
-
-
-def _bad_prompt(key: str) -> GatewayError:
-    return bad_request(f"'{key}' must be a string, a list of strings, a list of token ids, or a list of such lists.", key)

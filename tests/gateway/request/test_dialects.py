@@ -487,3 +487,18 @@ async def test_with_several_pools_a_path_alone_finds_its_response() -> None:
             async with run.session.get(f"{run.url}{RESPONSES}/resp_unknown") as answer:
                 assert answer.status == 400
         assert (len(one.requests), len(two.requests)) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "tokens"),
+    [
+        ("/v1/embeddings", {"input": ["a" * 4000, "b" * 4000]}, 2000),
+        ("/v1/embeddings", {"input": [[1] * 300, [2] * 700]}, 1000),
+        ("/v1/completions", {"prompt": ["a" * 4000] * 3}, 3000),
+        ("/v1/rerank", {"query": "q" * 400, "documents": ["a" * 400] * 10}, 2000),
+    ],
+)
+async def test_a_batch_is_booked_with_all_its_elements(path: str, body: dict[str, Any], tokens: int) -> None:
+    async with FakeReplica([writes(http(200, b'{"data": []}'))]) as replica, running(replica) as run:
+        _, _, dry = await run.post({"model": "m", **body}, path=f"/warmroute/route?path={path}")
+        assert dry["estimated_prompt_tokens"] == tokens

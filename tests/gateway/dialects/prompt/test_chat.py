@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from gateway.dialects.api_request import NeedsHelper
 from gateway.dialects.prompt import chat
-from gateway.dialects.prompt.chat import completion_prompt
 from gateway.errors import GatewayError
 
 
@@ -261,17 +260,3 @@ def test_messages_that_are_none_are_named(body: dict[str, Any], param: str) -> N
     with pytest.raises(GatewayError) as caught:
         chat_prompt(body)
     assert (caught.value.status, caught.value.param) == (400, param)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [("text", b"text"), (["one", "two"], b"one"), ([1, 2], [1, 2]), ([[1, 2], [3]], [1, 2]), ("", b"")],
-)
-def test_a_completions_prompt_is_text_or_token_ids(prompt: Any, expected: Any) -> None:
-    assert completion_prompt({"prompt": prompt}, "prompt") == expected
-
-
-@pytest.mark.parametrize("prompt", [None, [], [[]], 5, {"a": 1}, [1, "x"], [True], [1.5], [None]])
-def test_anything_else_is_refused(prompt: Any) -> None:
-    with pytest.raises(GatewayError, match="'prompt' must be a string"):
-        completion_prompt({"prompt": prompt}, "prompt")

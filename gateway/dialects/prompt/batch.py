@@ -1,0 +1,120 @@
+"""Prompts of completions and embeddings, which may be batches, and what rerankers are asked.
+
+An engine makes a sequence of each element of a batch: the size of a request is that of all of them. A replica that has one of
+them is of use to the others only as far as they begin alike, so the block keys are those of their common beginning: of
+questions below one long text nearly all, of documents to be embedded nothing, and the request goes where there is least to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gateway.dialects.api_request import NeedsHelper
+from gateway.errors import GatewayError, bad_request
+
+Sized = tuple[bytes | list[int], int]
+"""A prompt as text or token ids, and the size of the whole request in bytes or ids."""
+
+_MAX_TOKEN_ID: Final = (1 << 32) - 1
+_PAIRS: Final = (("query", "documents"), ("queries", "documents"), ("query", "texts"), ("text_1", "text_2"))
+
+
+def sized_prompt(body: Mapping[str, Any], key: str, most: int = 0) -> Sized:
+    """The prompt of a completion or embedding request; of a batch the common beginning, and the size of all elements.
+
+    most: how many elements it may have, or NeedsHelper is raised; 0: any number. Raises GatewayError 400. O(size).
+    """
+    prompt = body.get(key)
+    if isinstance(prompt, str):
+        text = prompt.encode()
+        return text, len(text)
+    if not isinstance(prompt, list) or not prompt:
+        raise _bad_prompt(key)
+    if isinstance(prompt[0], str):
+        _require_few(prompt, most)
+        if not all(isinstance(each, str) for each in prompt):
+            raise _bad_prompt(key)
+        return common_text(min(prompt), max(prompt)), sum(map(_bytes_of, prompt))
+    if isinstance(prompt[0], list):
+        _require_few(prompt, most)
+        if not all(map(_is_tokens, prompt)):
+            raise _bad_prompt(key)
+        return common_tokens(min(prompt), max(prompt)), sum(map(len, prompt))
+    if not _is_tokens(prompt):
+        raise _bad_prompt(key)
+    return prompt, len(prompt)
+
+
+def is_batch(prompt: Any) -> bool:
+    """Whether the prompt of a completion is a list of several prompts."""
+    return isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list)
+
+
+def pairs_prompt(body: Mapping[str, Any], most: int = 0) -> Sized | None:
+    """What a reranker or scorer is asked: each document with its query, so that a single one counts once for each. The key is
+    that query's. None: the body asks nothing of the kind. O(size).
+    """
+    for first, second in _PAIRS:
+        if first in body and second in body:
+            queries, documents = _texts(body[first], most), _texts(body[second], most)
+            if queries is None or documents is None:
+                return None
+            size, other = sum(map(_bytes_of, queries)), sum(map(_bytes_of, documents))
+            if len(queries) == 1:
+                return queries[0].encode(), size * max(1, len(documents)) + other
+            return b"", size + (other * len(queries) if len(documents) == 1 else other)
+    return None
+
+
+def common_text(first: str, last: str) -> bytes:
+    """How two texts begin alike. Of the least and the greatest of many: how all of them do."""
+    return first[: _common(first, last)].encode()
+
+
+def common_tokens(first: list[int], last: list[int]) -> list[int]:
+    """The same of token ids."""
+    return first[: _common(first, last)]
+
+
+def _common(first: Sequence[Any], last: Sequence[Any]) -> int:
+    """The length of the common beginning, halved and halved again: what is equal is compared once. O(length)."""
+    low, high = 0, min(len(first), len(last))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == last[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _texts(value: Any, most: int) -> list[str] | None:
+    """A text, or a list of texts or of objects with one; None: it is neither."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        return None
+    _require_few(value, most)
+    found = [each.get("text") if isinstance(each, dict) else each for each in value]
+    return [each for each in found if isinstance(each, str)]
+
+
+def _require_few(values: Sequence[Any], most: int) -> None:
+    if most and len(values) > most:
+        raise NeedsHelper
+
+
+def _is_tokens(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(type(item) is int and 0 <= item <= _MAX_TOKEN_ID for item in value)
+
+
+def _bytes_of(text: str) -> int:
+    """In UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _bad_prompt(key: str) -> GatewayError:
+    return bad_request(f"'{key}' must be a string, a list of strings, a list of token ids, or a list of such lists.", key)
