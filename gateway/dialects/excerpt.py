@@ -19,7 +19,7 @@ def excerpt(body: bytes) -> str:
     if len(body) > MAX_READ:
         return one_line(body[:MAX_READ].decode("utf-8", "replace"))
     try:
-        message = _message(orjson.loads(body))
+        message = message_of(orjson.loads(body))
     except orjson.JSONDecodeError:
         message = ""
     return one_line(message or body.decode("utf-8", "replace"))
@@ -32,7 +32,7 @@ def one_line(text: str) -> str:
     return line if len(line) <= MAX_EXCERPT else f"{line[: MAX_EXCERPT - 3]}..."
 
 
-def _message(answer: Any) -> str:
+def message_of(answer: Any) -> str:
     """As OpenAI, vLLM, SGLang, TGI, llama.cpp and FastAPI write it; "" in any other form."""
     if not isinstance(answer, dict):
         return ""

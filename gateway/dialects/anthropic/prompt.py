@@ -59,7 +59,7 @@ def _head(prompt: CanonicalPrompt, body: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(tools, list):
             raise bad_request("'tools' must be a list.", "tools")
         prompt.require(len(tools))
-        head["tools"] = [_chat_tool(tool, index) for index, tool in enumerate(tools)]
+        head["tools"] = [chat_tool(tool, index) for index, tool in enumerate(tools)]
     if isinstance(choice, dict):
         kind = choice.get("type")
         if kind == "none":
@@ -77,7 +77,7 @@ def _mark_tools(prompt: CanonicalPrompt, tools: Any) -> None:
                 prompt.marks.add(tool, len(prompt.parts))
 
 
-def _chat_tool(tool: Any, index: int) -> dict[str, Any]:
+def chat_tool(tool: Any, index: int) -> dict[str, Any]:
     """A tool as OpenAI's chat has it."""
     if not isinstance(tool, dict):
         where = f"tools[{index}]"

@@ -12,10 +12,14 @@ The stream's end is written when the chat stream ends ([DONE]): only then its us
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
+import orjson
+
 from gateway.dialects.dialect import StreamReader
-from gateway.dialects.events.sse import EVENT_END, LONGEST_END, data_of, object_of
+from gateway.dialects.events.sse import EVENT_END, LONGEST_END, MAX_PARSED_EVENT, data_of, object_of
+from gateway.dialects.json_structure import exceeds
 from gateway.dialects.openai.stream import failure_of
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage
@@ -23,6 +27,7 @@ from gateway.errors import ReplicaFailure
 
 CHAT_PATH: Final = "/v1/chat/completions"
 MAX_EVENT: Final = 1 << 20  # bytes; no engine writes such a chunk
+MAX_VALUES: Final = 1 << 15  # of a long event: as `json_structure` counts them
 
 
 class TranslatedRequest:
@@ -45,6 +50,9 @@ class EventWriter:
     def delta(self, delta: dict[str, Any]) -> bytes:
         """The `delta` of the first choice. It may have anything in it, of any type."""
         raise NotImplementedError
+
+    def stopped(self, text: str) -> None:
+        """The engine names the stop sequence that ended the text. Comes before `end`, if at all."""
 
     def end(self, reason: str, usage: Usage | None) -> bytes:
         """All is here. reason: chat's `finish_reason`, "" if there was none."""
@@ -94,7 +102,7 @@ class TranslatingReader(StreamReader):
         self._reason = ""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Raises ReplicaFailure "garbage" for an event beyond MAX_EVENT."""
+        """Raises ReplicaFailure "garbage" for an event beyond MAX_EVENT, or what the writer refuses."""
         searched = max(0, len(self._held) - LONGEST_END + 1)
         self._held += chunk
         out, start = list[bytes](), 0
@@ -103,7 +111,7 @@ class TranslatingReader(StreamReader):
             start = match.end()
         del self._held[:start]
         if len(self._held) > MAX_EVENT:
-            raise ReplicaFailure("garbage", f"an event of more than {MAX_EVENT} bytes")
+            raise _too_large()
         return b"".join(out)
 
     def finish(self) -> bytes:
@@ -116,7 +124,7 @@ class TranslatingReader(StreamReader):
         if data_of(event).strip() == b"[DONE]":
             self.done = True
             return self._opened({}) + self.writer.end(self._reason, self.usage)
-        chunk = object_of(event)
+        chunk = _chunk_of(event)
         error = chunk.get("error")
         if error:
             self.reported = failure_of(event)
@@ -135,6 +143,8 @@ class TranslatingReader(StreamReader):
                 out += self.writer.delta(delta)
             if isinstance(reason, str):
                 self._reason = reason
+                if stop := stop_text(choice):
+                    self.writer.stopped(stop)
         return out
 
     def _opened(self, chunk: dict[str, Any]) -> bytes:
@@ -142,3 +152,29 @@ class TranslatingReader(StreamReader):
             return b""
         self._begun = True
         return self.writer.begin(chunk)
+
+
+def stop_text(choice: Mapping[str, Any]) -> str:
+    """The stop sequence that a choice names as what ended it: vLLM's and SGLang's fields, which may hold a token's id, too."""
+    for name in ("stop_reason", "matched_stop"):
+        value = choice.get(name)
+        if isinstance(value, str):
+            return value
+    return ""
+
+
+def _chunk_of(event: bytes) -> dict[str, Any]:
+    """{}: it is none. A long one is read, too: some engines write all arguments of a tool call at once."""
+    if len(event) <= MAX_PARSED_EVENT:
+        return object_of(event)
+    if len(event) > MAX_EVENT or exceeds(event, MAX_VALUES):
+        raise _too_large()
+    try:
+        chunk = orjson.loads(data_of(event))
+    except orjson.JSONDecodeError:
+        return {}
+    return chunk if isinstance(chunk, dict) else {}
+
+
+def _too_large() -> ReplicaFailure:
+    return ReplicaFailure("garbage", f"an event of more than {MAX_EVENT} bytes, or {MAX_VALUES} values")

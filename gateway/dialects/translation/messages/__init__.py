@@ -1,0 +1,1 @@
+"""Anthropic's Messages in the words of OpenAI's chat, and back."""

@@ -1,0 +1,118 @@
+"""Blocks of content as parts of a chat message: texts, images, files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.errors import GatewayError, bad_request
+
+
+def kind_of(block: Any, where: str, number: int) -> str:
+    """The type of a block. where, number: its list, and its place there. Raises GatewayError 400 if it is no block."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(kind, str):
+        text = f"{where}[{number}] must be an object with a 'type'."
+        raise bad_request(text, f"{where}[{number}]")
+    return kind
+
+
+def text_of(block: dict[str, Any], where: str, number: int) -> str:
+    """The text of a block of text."""
+    text = block.get("text")
+    if not isinstance(text, str):
+        raise bad_request(f"{where}[{number}].text must be a string.", f"{where}[{number}].text")
+    return text
+
+
+def string_of(holder: dict[str, Any], name: str, where: str) -> str:
+    """A member that has to be a string."""
+    value = holder.get(name)
+    if not isinstance(value, str):
+        raise bad_request(f"{where}.{name} is required and must be a string.", f"{where}.{name}")
+    return value
+
+
+def unknown(block: dict[str, Any], where: str, number: int) -> GatewayError:
+    place = f"{where}[{number}].type"
+    text = f"{place}: a block of type {str(block.get('type'))[:50]!r} cannot be given to the replicas of this model here."
+    return bad_request(text, place)
+
+
+def add_parts(parts: list[Any], block: Any, where: str, number: int) -> None:
+    """A block of text, an image or a document, as parts of a message. Raises GatewayError 400 for any other."""
+    kind = kind_of(block, where, number)
+    if kind == "text":
+        parts.append({"type": "text", "text": text_of(block, where, number)})
+    elif kind == "image":
+        parts.append(_image(block, f"{where}[{number}].source"))
+    elif kind == "document":
+        _add_document(parts, block, f"{where}[{number}]")
+    else:
+        raise unknown(block, where, number)
+
+
+def _image(block: dict[str, Any], where: str) -> dict[str, Any]:
+    source = _source(block, where)
+    kind = source.get("type")
+    if kind == "base64":
+        url = f"data:{string_of(source, 'media_type', where)};base64,{string_of(source, 'data', where)}"
+    elif kind == "url":
+        url = string_of(source, "url", where)
+    else:
+        raise _no_source(where, "'base64' or 'url'")
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _add_document(parts: list[Any], block: dict[str, Any], where: str) -> None:
+    """A text with its title and its context before it, or a PDF as a file."""
+    citations = block.get("citations")
+    if isinstance(citations, dict) and citations.get("enabled"):
+        place = f"{where}.citations"
+        raise bad_request(f"{place}: the replicas of this model do not cite.", place)
+    title, context = block.get("title"), block.get("context")
+    heads = [head for head in (title, context) if isinstance(head, str) and head]
+    place = f"{where}.source"
+    source = _source(block, place)
+    kind = source.get("type")
+    if kind == "text":
+        parts.append(_text("\n\n".join([*heads, string_of(source, "data", place)])))
+        return
+    parts.extend(map(_text, heads))
+    if kind == "base64":
+        url = f"data:{string_of(source, 'media_type', place)};base64,{string_of(source, 'data', place)}"
+        name = title if isinstance(title, str) and title else "document.pdf"
+        parts.append({"type": "file", "file": {"filename": name, "file_data": url}})
+    elif kind == "content":
+        _add_inner(parts, source.get("content"), f"{place}.content")
+    else:
+        raise _no_source(place, "'text', 'base64' or 'content'")
+
+
+def _add_inner(parts: list[Any], content: Any, where: str) -> None:
+    """The content of a document: a text, or blocks of text and images."""
+    if isinstance(content, str):
+        parts.append(_text(content))
+        return
+    if not isinstance(content, list):
+        raise bad_request(f"{where} must be a string or a list of content blocks.", where)
+    for number, block in enumerate(content):
+        if kind_of(block, where, number) == "document":  # they do not nest
+            raise unknown(block, where, number)
+        add_parts(parts, block, where, number)
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _source(block: dict[str, Any], where: str) -> dict[str, Any]:
+    source = block.get("source")
+    if not isinstance(source, dict):
+        raise bad_request(f"{where} is required and must be an object.", where)
+    return source
+
+
+def _no_source(where: str, known: str) -> GatewayError:
+    return bad_request(
+        f"{where}.type must be {known} for the replicas of this model: they cannot fetch others.", f"{where}.type"
+    )
