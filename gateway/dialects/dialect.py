@@ -41,6 +41,11 @@ class StreamReader:
         self.reported: ReplicaFailure | None = None
         self.within_event = False
 
+    @property
+    def last_number(self) -> int:
+        """Of the last event that has gone to the client and has a number; -1: none had."""
+        return -1
+
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes of the stream; returns what may go to the client now."""
         raise NotImplementedError

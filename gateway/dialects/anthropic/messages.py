@@ -29,6 +29,7 @@ class Messages(Dialect):
     """POST /v1/messages."""
 
     name: ClassVar[str] = "messages"
+    translatable: ClassVar[bool] = True
     id_header: ClassVar[bytes] = b"Request-Id"
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
@@ -67,6 +68,7 @@ class CountTokens(Messages):
     """POST /v1/messages/count_tokens: nothing is generated, and nothing remains in a cache."""
 
     name: ClassVar[str] = "count_tokens"
+    translatable: ClassVar[bool] = False
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         api = super().parse(raw, most)

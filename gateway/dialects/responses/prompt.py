@@ -20,8 +20,8 @@ from gateway.errors import bad_request
 
 _ASSISTANT: Final = "assistant"
 _ROLES: Final = {"developer": "system"}
-_OUTPUTS: Final = frozenset(["function_call_output", "custom_tool_call_output"])
-_CALLS: Final = frozenset(["function_call", "custom_tool_call"])
+OUTPUTS: Final = frozenset(["function_call_output", "custom_tool_call_output"])
+CALLS: Final = frozenset(["function_call", "custom_tool_call"])
 _FUNCTION: Final = frozenset(["type", "name", "description", "parameters", "strict"])
 _NOT_PRINTED: Final = ("id", "call_id", "status")  # of an item
 # Types of tools that the client runs; others the server runs.
@@ -61,7 +61,7 @@ def runs_tools(body: Mapping[str, Any]) -> bool:
     """Whether the server is to run tools itself, and so to compute several prompts."""
     tools = body.get("tools")
     return isinstance(tools, list) and any(
-        isinstance(tool, dict) and tool.get("type", "function") not in _CLIENT_TOOLS for tool in tools
+        isinstance(tool, dict) and str(tool.get("type", "function")) not in _CLIENT_TOOLS for tool in tools
     )
 
 
@@ -73,7 +73,7 @@ def _head(prompt: CanonicalPrompt, body: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(tools, list):
             raise bad_request("'tools' must be a list.", "tools")
         prompt.require(len(tools))
-        head["tools"] = [_chat_tool(tool, index) for index, tool in enumerate(tools)]
+        head["tools"] = [chat_tool(tool, index) for index, tool in enumerate(tools)]
     if isinstance(choice, str):
         head["tool_choice"] = choice
     elif isinstance(choice, dict):
@@ -84,7 +84,7 @@ def _head(prompt: CanonicalPrompt, body: Mapping[str, Any]) -> dict[str, Any]:
     return head
 
 
-def _chat_tool(tool: Any, index: int) -> dict[str, Any]:
+def chat_tool(tool: Any, index: int) -> dict[str, Any]:
     """A tool as OpenAI's chat has it."""
     if not isinstance(tool, dict):
         where = f"tools[{index}]"
@@ -132,8 +132,8 @@ def _add_items(prompt: CanonicalPrompt, items: list[Any]) -> None:
             where = f"input[{index}]"
             raise bad_request(f"{where} must be an object: a message or another item.", where)
         kind = item.get("type", "message")
-        if _is_of_answer(kind, item):
-            if answer is not None and answer.has_output and kind not in _CALLS:
+        if is_of_answer(kind, item):
+            if answer is not None and answer.has_output and kind not in CALLS:
                 answer.write(prompt)
                 answer = None
             answer = answer or _Answer()
@@ -148,7 +148,8 @@ def _add_items(prompt: CanonicalPrompt, items: list[Any]) -> None:
         answer.write(prompt)
 
 
-def _is_of_answer(kind: Any, item: dict[str, Any]) -> bool:
+def is_of_answer(kind: Any, item: Mapping[str, Any]) -> bool:
+    """Whether an item of this type belongs to the turn of an answer."""
     return kind in ("reasoning", "function_call", "custom_tool_call") or (kind == "message" and item.get("role") == _ASSISTANT)
 
 
@@ -156,7 +157,7 @@ def _add_to_answer(prompt: CanonicalPrompt, answer: _Answer, kind: Any, item: di
     if kind == "message":
         answer.content = item.get("content"), f"input[{index}].content"
     elif kind == "reasoning":
-        if text := _reasoning(item):
+        if text := reasoning_of(item):
             answer.reasoning.append(text)
     else:
         name = item.get("name")
@@ -165,7 +166,7 @@ def _add_to_answer(prompt: CanonicalPrompt, answer: _Answer, kind: Any, item: di
         answer.calls.append((name if isinstance(name, str) else "", value))
 
 
-def _reasoning(item: dict[str, Any]) -> str:
+def reasoning_of(item: Mapping[str, Any]) -> str:
     """The text of it, or of its summary."""
     for parts in (item.get("content"), item.get("summary")):
         if isinstance(parts, list):
@@ -184,7 +185,7 @@ def _add_turn(prompt: CanonicalPrompt, kind: Any, item: dict[str, Any], index: i
             raise bad_request(f"{where} must be a string such as 'user'.", where)
         prompt.begin(_ROLES.get(role, role))
         add_content(prompt, item.get("content"), f"input[{index}].content")
-    elif kind in _OUTPUTS:
+    elif isinstance(kind, str) and kind in OUTPUTS:
         prompt.begin("tool")
         output = item.get("output")
         known = output is None or isinstance(output, str | list)

@@ -25,6 +25,7 @@ class Responses(Dialect):
     """POST /v1/responses."""
 
     name: ClassVar[str] = "responses"
+    translatable: ClassVar[bool] = True
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         body = json_object(raw)
@@ -81,7 +82,7 @@ class StoredResponses(PassThrough):
 
 def _error_event(error: GatewayError, reader: StreamReader | None) -> bytes:
     """`error` is what OpenAI's servers send and its clients raise; the flat fields are those of its documentation."""
-    number = reader.last_number + 1 if isinstance(reader, ResponseReader) else 0
+    number = reader.last_number + 1 if reader else 0
     data: dict[str, Any] = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
     data |= {"sequence_number": number, **error_of(error)}
     return b"event: error\ndata: " + orjson.dumps(data) + b"\n\n"

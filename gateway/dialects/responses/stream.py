@@ -30,13 +30,17 @@ _NUMBER: Final = re.compile(rb'"sequence_number"\s{0,8}:\s{0,8}(\d{1,15})')
 
 
 class ResponseReader(EventReader):
-    """One stream. last_number: of the last event that was passed on and has one; -1: none had."""
+    """One stream."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.last_number = -1
+        self._number = -1
         self._ending = False  # the last event is too long to be held, and goes on unread
         self._tail = bytearray()  # its last bytes
+
+    @property
+    def last_number(self) -> int:
+        return self._number
 
     def feed(self, chunk: bytes) -> bytes:
         if self._ending:
@@ -47,7 +51,7 @@ class ResponseReader(EventReader):
             self.within_event = False
         else:
             out = self.read(chunk)
-        self.last_number = number_in(out, self.last_number)
+        self._number = number_in(out, self._number)
         return out
 
     def begun(self, head: bytes) -> None:

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from gateway.dialects.translation.messages.translation import MessagesTranslation
+from gateway.dialects.translation.responses.translation import ResponsesTranslation
 from gateway.dialects.translation.translation import Translation
 
-TRANSLATIONS: Final[Mapping[str, Translation]] = MappingProxyType({})
+TRANSLATIONS: Final[Mapping[str, Translation]] = MappingProxyType(
+    {one.name: one for one in (MessagesTranslation(), ResponsesTranslation())}
+)

@@ -41,7 +41,16 @@ class TranslatedRequest:
 
 
 class EventWriter:
-    """Writes one answer's events, from chunks of a chat stream. Each method returns the bytes for the client."""
+    """Writes one answer's events, from chunks of a chat stream. Each method returns the bytes for the client.
+
+    last_number: of the last event that has one, in dialects that number them; -1: none had.
+    """
+
+    def __init__(self) -> None:
+        self.last_number = -1
+
+    def counted(self, usage: dict[str, Any]) -> None:
+        """The chat's usage as its engine wrote it, for what a Usage has not. It may have anything in it."""
 
     def begin(self, chunk: dict[str, Any]) -> bytes:
         """The first chunk is here (its deltas come to `delta` as well)."""
@@ -101,6 +110,10 @@ class TranslatingReader(StreamReader):
         self._begun = False
         self._reason = ""
 
+    @property
+    def last_number(self) -> int:
+        return self.writer.last_number
+
     def feed(self, chunk: bytes) -> bytes:
         """Raises ReplicaFailure "garbage" for an event beyond MAX_EVENT, or what the writer refuses."""
         searched = max(0, len(self._held) - LONGEST_END + 1)
@@ -131,7 +144,7 @@ class TranslatingReader(StreamReader):
             self.done = self.reported is None  # the client's own fault, which it reads in the event
             message = error.get("message") if isinstance(error, dict) else error
             return self.writer.failed(message if isinstance(message, str) else "The engine has failed.")
-        self.usage = parse_usage(chunk) or self.usage
+        self._count(chunk)
         choices = chunk.get("choices")
         if not isinstance(choices, list):
             return b""
@@ -146,6 +159,12 @@ class TranslatingReader(StreamReader):
                 if stop := stop_text(choice):
                     self.writer.stopped(stop)
         return out
+
+    def _count(self, chunk: dict[str, Any]) -> None:
+        usage = parse_usage(chunk)
+        if usage:
+            self.usage = usage
+            self.writer.counted(chunk["usage"])
 
     def _opened(self, chunk: dict[str, Any]) -> bytes:
         if self._begun:

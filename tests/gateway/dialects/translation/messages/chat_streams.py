@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import anthropic
-import httpx
+import httpx2 as httpx
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.anthropic.messages import Messages
 from gateway.dialects.anthropic.prompt import messages_prompt
 from gateway.dialects.prompt.chat import chat_prompt
 from gateway.dialects.translation.messages.request import chat_request
@@ -45,7 +45,6 @@ def test_the_prompt_is_the_same(system: list[str], tools: list[Any], turns: list
     raw = json.dumps(body).encode()
     chat = json.loads(chat_request(raw).body)
     assert chat_prompt(chat).joined() == messages_prompt(body).joined()
-    assert Messages().parse(raw).prompt == chat_prompt(chat).joined()
 
 
 @given(TURNS.filter(bool))
@@ -263,10 +262,8 @@ BLOCKS = st.recursive(
 @given(st.sampled_from(["user", "assistant", "system"]), BLOCKS, BLOCKS, BLOCKS)
 def test_whatever_a_client_sends_is_translated_or_a_400(role: str, content: Any, system: Any, tools: Any) -> None:
     body = {"model": "m", "messages": [{"role": role, "content": content}], "system": system, "tools": tools}
-    try:
+    with contextlib.suppress(GatewayError):  # which is a 400, as all that `bad_request` makes
         assert json.loads(chat_request(json.dumps(body).encode()).body)["model"] == "m"
-    except GatewayError as error:
-        assert error.status == 400
 
 
 def test_what_is_nested_too_deeply_is_a_400() -> None:

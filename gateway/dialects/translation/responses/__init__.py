@@ -1,0 +1,1 @@
+"""OpenAI's Responses in the words of OpenAI's chat."""
