@@ -17,6 +17,7 @@ from gateway.dialects.responses.prompt import responses_prompt
 from gateway.dialects.responses.responses import Responses
 from gateway.dialects.translation.responses.translation import ResponsesTranslation
 from gateway.errors import GatewayError
+from tests.clients.recordings import load
 from tests.gateway.dialects import conversations
 from tests.gateway.dialects.conversations import SYSTEMS, TOOLS, TURNS, VALUES, Turn
 
@@ -259,3 +260,21 @@ def test_large_lists_are_read_once() -> None:
     tools = [{"type": "function", "name": f"f{number}"} for number in range(many)]
     allowed = {"type": "allowed_tools", "tools": [{"type": "function", "name": tool["name"]} for tool in tools]}
     assert len(chat(tools=tools, tool_choice=allowed)["tools"]) == many
+
+
+def test_what_codex_sends() -> None:
+    """Recorded. It offers a search that OpenAI's server would run, unless it is told not to: that is refused by its name."""
+    for row in load("codex-responses"):
+        body = row["body"]
+        hosted = [index for index, tool in enumerate(body["tools"]) if tool["type"] == "web_search"]
+        assert refused(**body) == f"tools[{hosted[0]}].type"
+        body["tools"] = [tool for tool in body["tools"] if tool["type"] != "web_search"]
+        found = chat(**body)
+        names = [tool["function"]["name"] for tool in found["tools"]]
+        assert "exec_command" in names
+        assert sum(name.startswith("multi_agent_v1__") for name in names) == 5, "tools in a namespace"
+        assert [turn["role"] for turn in found["messages"][:4]] == ["system", "system", "user", "user"]
+        calls = [item for item in body["input"] if item["type"] == "function_call"]
+        assert sum(len(turn.get("tool_calls", ())) for turn in found["messages"]) == len(calls)
+        turns = chat_prompt({**found, "tools": []}).joined()
+        assert turns == responses_prompt({**body, "tools": []}).joined()
