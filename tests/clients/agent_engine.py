@@ -23,10 +23,13 @@ _numbers = itertools.count(1)
 
 
 class AgentEngine(FakeReplica):
-    """prompts: those that it has computed, as canonical texts. cached: of each, what it had, in tokens."""
+    """paths: the APIs that it speaks. prompts: those that it has computed, as canonical texts. cached: of each, what it had, in
+    tokens.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *paths: str) -> None:
         super().__init__(script=[self.answer])
+        self.paths = paths or tuple(WRITERS)
         self.prompts = list[bytes]()
         self.cached = list[int]()
 
@@ -34,6 +37,8 @@ class AgentEngine(FakeReplica):
         path, body = request.path.partition("?")[0], request.json
         if path == "/v1/messages/count_tokens":
             return writer.write(http(200, b'{"input_tokens": 100}'))
+        if path not in self.paths:
+            return writer.write(http(404, b'{"detail":"Not Found"}'))
         tokens, cached = self._prefill(path, request.body)
         write = WRITERS[path]
         answer, events = write(body, tokens, cached)

@@ -29,9 +29,10 @@ pytestmark = [pytest.mark.clients, pytest.mark.skipif(not AGENTS.is_dir(), reaso
 
 
 @contextlib.asynccontextmanager
-async def fleet() -> AsyncIterator[tuple[Running, list[AgentEngine]]]:
+async def fleet(*paths: str) -> AsyncIterator[tuple[Running, list[AgentEngine]]]:
+    """paths: the APIs that the replicas speak; none: all."""
     async with contextlib.AsyncExitStack() as stack:
-        engines = [AgentEngine() for _ in range(4)]
+        engines = [AgentEngine(*paths) for _ in range(4)]
         for engine in engines:
             await stack.enter_async_context(engine)
         prices = {"m": {"input": 1.0, "output": 2.0}}
@@ -92,7 +93,9 @@ def check(engines: list[AgentEngine], lines: list[dict[str, Any]], session_heade
     places = defaultdict[str, Counter[str]](Counter)
     for engine in engines:
         for request in engine.requests:
-            if "tools" in request.json:  # the request for a title is another prompt
+            if (
+                "tools" in request.json and request.path.partition("?")[0] in engine.paths
+            ):  # the one for a title is another prompt
                 places[request.headers[session_header]][engine.name] += 1
     assert len(places) == SESSIONS
     assert all(len(where) == 1 for where in places.values()), places
@@ -111,10 +114,13 @@ AGENTS_UNDER_TEST: Mapping[str, tuple[Callable[[Path, str, int], Any], str, str]
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("speaks", [(), ("/v1/chat/completions",)], ids=["native", "translated"])
 @pytest.mark.parametrize("agent", AGENTS_UNDER_TEST)
-async def test_whole_agent_loops(agent: str, tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+async def test_whole_agent_loops(
+    agent: str, speaks: tuple[str, ...], tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
     begin, header, path = AGENTS_UNDER_TEST[agent]
-    async with fleet() as (gateway, engines):
+    async with fleet(*speaks) as (gateway, engines):
         for first in range(0, SESSIONS, 2):  # two at a time
             await asyncio.gather(*(begin(tmp_path / str(number), gateway.url, number) for number in (first, first + 1)))
         check(engines, request_lines(), header, path)

@@ -38,12 +38,15 @@ async def send(run: Running, row: dict[str, Any]) -> None:
                 break
 
 
+@pytest.mark.parametrize("speaks", [(), ("/v1/chat/completions",)], ids=["native", "translated"])
 @pytest.mark.parametrize("agent", AGENTS_UNDER_TEST)
-async def test_recorded_sessions_stay(agent: str, request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+async def test_recorded_sessions_stay(
+    agent: str, speaks: tuple[str, ...], request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
     _, header, path = AGENTS_UNDER_TEST[agent]
     recorded = load(NAMES[agent])
     assert sum("tools" in row["body"] for row in recorded) >= CALLS + 1
-    async with fleet() as (run, engines):
+    async with fleet(*speaks) as (run, engines):
         sessions = [of_session(copy.deepcopy(recorded), header) for _ in range(SESSIONS)]
         for turn in zip(*sessions, strict=True):  # a turn of each; at the same moment, nearly equal prompts may share a replica
             for row in turn:

@@ -309,7 +309,7 @@ async def test_an_answer_that_takes_too_long_for_us_does_not_cut_its_replica_off
 
 async def test_a_limit_of_ours_before_the_first_byte_does_not_cut_its_replica_off() -> None:
     one, two = FakeReplica([hangs(asyncio.Event())]), FakeReplica()
-    async with one, two, running(one, two, timeouts={"total_s": 1}, **TURNS) as run:
+    async with one, two, running(one, two, timeouts={"total_s": 3}, **TURNS) as run:
         codes = await asyncio.gather(*(run.post() for _ in range(20)))
         assert [code for code, _, _ in codes] == [200] * 20
         assert len(one.requests) == 10

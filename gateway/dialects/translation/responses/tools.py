@@ -3,7 +3,8 @@
     function              the same function
     custom                a function with one text, `input`; a grammar is told to the model, and not enforced
     namespace             its tools, as functions whose names begin with the namespace's
-    what a server runs    400: nobody here can run it (web_search, file_search, mcp ...)
+    web_search            left out: a model may search, and need not; Codex offers it in every request
+    what a server runs    400: nobody here can run it (file_search, mcp, code_interpreter ...)
     what clients run in   400: a model knows it by training only (local_shell, shell, apply_patch, computer)
     ways of their own
 
@@ -22,6 +23,7 @@ from gateway.errors import bad_request
 
 INPUT: Final = "input"  # the one argument of a custom tool's function
 
+_OFFERED: Final = ("web_search", "web_search_preview")
 _CHOICES: Final = frozenset(["auto", "none", "required"])
 
 
@@ -110,6 +112,8 @@ class ChatTools:
 
     def _add(self, tool: Any, where: str) -> None:
         kind = tool.get("type", "function") if isinstance(tool, dict) else None
+        if kind in _OFFERED:
+            return
         if kind == "namespace":
             self._add_namespace(tool, where)
             return
