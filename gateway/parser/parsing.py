@@ -23,7 +23,7 @@ from typing import Final
 from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.dialect import COMPLETE, IMPOSSIBLE, Continuation, Dialect, PartialAnswer
-from gateway.dialects.json_edits import Edit, apply, pieces
+from gateway.dialects.json_edits import Edit, Members, apply, pieces, read_object
 from gateway.dialects.json_structure import signs
 from gateway.dialects.models.rename import rename
 from gateway.dialects.translation.answers import TranslatedAnswers
@@ -41,8 +41,8 @@ INLINE_STRUCTURE: Final = (
 MAX_PARTS: Final = 8192  # of a prompt that is built in the loop: three per message, two per part of its content, ...
 _COPIED_AT_ONCE: Final = 1 << 20
 _CONTINUED_INLINE_BYTES: Final = 1 << 15  # of a body whose continuation is made in the event loop
-
 _TRANSLATED_INLINE_BYTES: Final = 1 << 16
+_SCANNED_INLINE_BYTES: Final = 1 << 17
 
 
 class Parsing:
@@ -115,6 +115,12 @@ class Parsing:
             return TranslatedAnswers(translation, translation.request(body))
         request = TranslatedRequest(*await self.process.run((wire.TRANSLATE, dialect.name), body, client))
         return TranslatedAnswers(translation, request)
+
+    async def members(self, body: bytes, client: str = "") -> Members:
+        """Where the members of an object that was parsed before are. client: as for `parse`. Raises GatewayError likewise."""
+        if len(body) <= _SCANNED_INLINE_BYTES:
+            return read_object(body)
+        return Members(body, *await self.process.run((wire.MEMBERS,), body, client))
 
 
 def continued(continuation: Continuation | None, body: bytes, so_far: PartialAnswer) -> bytes | None:

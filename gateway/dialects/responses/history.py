@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.json_edits import Edit, Members, read_object
+from gateway.dialects.json_edits import Edit, Members
 from gateway.dialects.responses.ids import MAX_ID_CHARS
 from gateway.errors import bad_request
 
@@ -32,6 +32,7 @@ class History:
     __slots__ = ("background", "conversation", "members", "own", "previous", "store", "stream")
 
     def __init__(self, members: Members) -> None:
+        """members: of a body that `Responses.parse` has taken. Raises GatewayError 400 that names the field. O(length)."""
         self.members = members
         self.previous = _id(_value(members, PREVIOUS), PREVIOUS)
         conversation = _value(members, CONVERSATION)
@@ -45,11 +46,6 @@ class History:
 
     def __repr__(self) -> str:
         return f"<History {self.previous or self.conversation or 'none'}, {len(self.own)} bytes of its own>"
-
-
-def history_of(body: bytes) -> History:
-    """Of a body that `Responses.parse` has taken. Raises GatewayError 400 that names the field. O(length)."""
-    return History(read_object(body))
 
 
 def written_out(history: History, before: Sequence[bytes]) -> list[Edit]:

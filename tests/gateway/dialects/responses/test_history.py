@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.json_edits import apply
-from gateway.dialects.responses.history import History, history_of, written_out
+from gateway.dialects.json_edits import apply, read_object
+from gateway.dialects.responses.history import History, written_out
 from gateway.dialects.responses.responses import Responses
 from gateway.errors import GatewayError
 
@@ -31,6 +31,10 @@ BODIES = st.fixed_dictionaries(
         "x": JSON,
     },
 )
+
+
+def history_of(body: bytes) -> History:
+    return History(read_object(body))
 
 
 def replayed(history: History, before: list[bytes]) -> bytes:
