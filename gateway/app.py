@@ -163,10 +163,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     memory, connections = Budget(budget_bytes(config)), ConnectionLimit(connection_limit(config))
     attempts = Attempts(fleet=fleet, upstream=upstream, parsing=parsing, metrics=metrics, clock=clock, chance=chance)
     resumption = Resumption(live=live, attempts=attempts, parsing=parsing, metrics=metrics, clock=clock)
-    state = None
-    if config.state.url != OFF:
-        state = LazyStore(config.state.url, config.state.ttl_s, around.wall_clock)
-    histories = Histories(state, metrics.responses_kept, metrics.histories, around.wall_clock)
+    histories = Histories(_store_of(config, around), metrics.responses_kept, metrics.histories, around.wall_clock)
     lifecycle = Lifecycle(
         live=live,
         dialects=around.dialects,
@@ -201,7 +198,12 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         connections=connections,
         seam=around.seam or Seam(),
     )
-    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, state, local, control, served)
+    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, histories.store, local, control, served)
+
+
+def _store_of(config: Config, around: Surroundings) -> LazyStore | None:
+    state = config.state
+    return None if state.url == OFF else LazyStore(state.url, state.ttl_s, around.wall_clock, around.clock)
 
 
 def _router_of(routing: RoutingConfig, chance: random.Random) -> Router:

@@ -115,9 +115,7 @@ async def pump(
         await answer.pump(sink)
         last = reader.finish()  # first: some engines end with a [DONE] without a blank line after it
         _require_good_end(reader, needs_done=needs_done)
-        if reader.holds:
-            last += await _kept(exchange, reader)
-        reply.end(last)
+        reply.end(last if not reader.holds else last + await _kept(exchange, reader))
     except ReplicaFailure as failure:
         if not reader.holds:
             return failure

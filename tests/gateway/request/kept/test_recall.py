@@ -1,0 +1,352 @@
+"""Responses that the gateway keeps, through a whole gateway and the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import itertools
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.parser.parsing import INLINE_BYTES
+from gateway.state.histories import owner_of
+from tests.gateway.conftest import Running, running
+from tests.support.fakes import STREAM_HEAD, FakeReplica, FakeRequest, chunk, dies_now, http, models
+
+RESPONSES = "/v1/responses"
+_numbers = itertools.count()
+
+
+def kept_in(path: Path, **more: Any) -> dict[str, Any]:
+    return {"url": f"sqlite:///{path / 'kept.sqlite'}", **more}
+
+
+def texts(asked: dict[str, Any]) -> list[str]:
+    """Of the items that a replica was asked with."""
+    found = []
+    for item in asked["input"] if isinstance(asked["input"], list) else [{"content": asked["input"]}]:
+        content = item.get("content", item.get("output"))
+        found.append(content if isinstance(content, str) else "".join(part["text"] for part in content))
+    return found
+
+
+def answer_of(asked: dict[str, Any], id_: str) -> dict[str, Any]:
+    message = {
+        "type": "message",
+        "id": f"msg_{id_}",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": f"to {texts(asked)[-1][:20]}", "annotations": [], "logprobs": None}],
+    }
+    return {
+        "id": id_,
+        "object": "response",
+        "created_at": 1,
+        "status": "completed",
+        "model": "m",
+        "output": [message],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "previous_response_id": asked.get("previous_response_id"),
+        "store": asked.get("store", True),
+        "usage": {
+            "input_tokens": 10,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": 3,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 13,
+        },
+    }
+
+
+async def forgetful(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    """An engine that keeps nothing: it refuses what goes on with anything."""
+    if request.method != "POST" or request.path != RESPONSES:
+        writer.write(http(404, b'{"error": {"message": "no such thing here", "type": "t"}}'))
+        return
+    asked = request.json
+    if asked.get("previous_response_id") or asked.get("conversation"):
+        writer.write(http(404, b'{"error": {"message": "Response not found.", "type": "t"}}'))
+        return
+    answer = answer_of(asked, f"resp_{next(_numbers)}")
+    if not asked.get("stream"):
+        writer.write(http(200, json.dumps(answer).encode()))
+        return
+    begun = {**answer, "status": "in_progress", "output": [], "usage": None}
+    item = answer["output"][0]
+    text = item["content"][0]["text"]
+    events: list[tuple[str, dict[str, Any]]] = [
+        ("response.created", {"response": begun}),
+        ("response.output_item.added", {"output_index": 0, "item": {**item, "content": [], "status": "in_progress"}}),
+        (
+            "response.content_part.added",
+            {"item_id": item["id"], "output_index": 0, "content_index": 0, "part": {**item["content"][0], "text": ""}},
+        ),
+        (
+            "response.output_text.delta",
+            {"item_id": item["id"], "output_index": 0, "content_index": 0, "delta": text, "logprobs": []},
+        ),
+        ("response.output_item.done", {"output_index": 0, "item": item}),
+        ("response.completed", {"response": answer}),
+    ]
+    writer.write(STREAM_HEAD)
+    for number, (kind, data) in enumerate(events):
+        whole = {"type": kind, "sequence_number": number, **data}
+        writer.write(chunk(f"event: {kind}\ndata: {json.dumps(whole)}\n\n".encode()))
+        await writer.drain()
+    if text == "to die":  # after all that matters
+        dies_now(writer)
+        return
+    writer.write(b"0\r\n\r\n")
+
+
+def replica() -> FakeReplica:
+    return FakeReplica([forgetful] * 999, listing=models("m", "other"))
+
+
+async def ask(run: Running, text: Any, *, stream: bool = False, client: Any = None, **more: Any) -> Any:
+    """The response as the official client has it in the end."""
+    client = client or run.client
+    if not stream:
+        return await client.responses.create(model="m", input=text, **more)
+    async with client.responses.stream(model="m", input=text, **more) as events:
+        return await events.get_final_response()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_goes_on_at_any_replica(tmp_path: Path, stream: bool, request_lines: Any) -> None:
+    async with replica() as one, replica() as two, running(one, two, state=kept_in(tmp_path)) as run:
+        first = await ask(run, "a", stream=stream, store=True)
+        assert (first.previous_response_id, first.store) == (None, True)
+        last, said = first, ["a", "to a"]
+        for number in range(4):
+            before = last.id
+            last = await ask(run, f"b{number}", stream=stream, store=True, previous_response_id=before)
+            assert (last.previous_response_id, last.store, last.output_text) == (before, True, f"to b{number}")
+            said += [f"b{number}", f"to b{number}"]
+        asked = max((each.json for each in (*one.requests, *two.requests)), key=lambda each: len(texts(each)))
+        assert texts(asked) == said[:-1]
+        assert (asked["store"], asked["previous_response_id"]) == (False, None)
+        await ask(run, "c", stream=stream, store=True, previous_response_id=first.id)
+        metrics = await run.metrics()
+        assert metrics['warmroute_responses_kept_total{result="kept"}'] == 6
+        assert metrics['warmroute_histories_total{result="found"}'] == 5
+        assert [line["status"] for line in request_lines()] == [200] * 6
+
+
+async def test_a_kept_response_is_found_again_listed_and_deleted(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        first = await ask(run, "a")
+        second = await ask(run, [{"role": "user", "content": "b"}], previous_response_id=first.id)
+        found = await run.client.responses.retrieve(second.id)
+        assert found.model_dump() == second.model_dump()
+        page = await run.client.responses.input_items.list(second.id, order="asc", limit=2)
+        assert page.has_more
+        items = [item async for item in run.client.responses.input_items.list(second.id, order="asc", limit=2)]
+        assert [item.content[0].text for item in items] == ["a", "to a", "b"]
+        assert len({item.id for item in items}) == 3
+        newest = await run.client.responses.input_items.list(second.id, limit=1)
+        assert newest.data[0].content[0].text == "b"  # type: ignore[union-attr]
+
+        await run.client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            await run.client.responses.retrieve(first.id)
+        with pytest.raises(openai.BadRequestError, match="was deleted"):
+            await ask(run, "c", previous_response_id=second.id)
+        with pytest.raises(openai.BadRequestError, match="background"):
+            await run.client.responses.cancel(second.id)
+        assert len(one.requests) == 2, "the replica was never asked about what it does not have"
+
+
+async def test_it_outlives_the_gateway_and_two_share_it(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        first = await ask(run, "a")
+        async with running(one, state=kept_in(tmp_path)) as other:
+            second = await ask(other, "b", previous_response_id=first.id)
+            third = await ask(run, "c", previous_response_id=second.id)
+    async with replica() as two, running(two, state=kept_in(tmp_path)) as run:
+        await ask(run, "d", previous_response_id=third.id)
+        assert texts(two.requests[-1].json) == ["a", "to a", "b", "to b", "c", "to c", "d"]
+
+
+async def test_store_false_keeps_nothing_and_touches_nothing(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        body = json.dumps({"model": "m", "input": "a", "store": False, "x": 1.0}, indent=1).encode()
+        status, _, found = await run.post(io.BytesIO(body), RESPONSES)
+        assert status == 200
+        assert one.requests[-1].body == body
+        assert not (tmp_path / "kept.sqlite").exists()
+        with pytest.raises(openai.NotFoundError):
+            await run.client.responses.retrieve(found["id"])
+        first = await ask(run, "a")
+        second = await ask(run, "b", previous_response_id=first.id, store=False)
+        assert second.store is False
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(run, "c", previous_response_id=second.id)
+        assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+async def test_ids_of_others_do_not_exist(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        first = await ask(run, "a")
+        by_key = run.client.with_options(api_key="another")
+        by_tenant = run.client.with_options(default_headers={"X-Tenant-Id": "t"})
+        conversation = await run.client.conversations.create(items=[{"role": "user", "content": "a"}])
+        for client in (by_key, by_tenant):
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(first.id)
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.delete(first.id)
+            with pytest.raises(openai.BadRequestError):
+                await ask(run, "b", client=client, previous_response_id=first.id)
+            with pytest.raises(openai.NotFoundError):
+                await ask(run, "b", client=client, conversation=conversation.id)
+            with pytest.raises(openai.NotFoundError):
+                await client.conversations.items.list(conversation.id)
+        own = await ask(run, "b", client=by_tenant)
+        same = by_tenant.with_options(api_key="rotated")
+        assert (await ask(run, "c", client=same, previous_response_id=own.id)).previous_response_id == own.id
+
+
+async def test_an_expired_response_is_gone(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path, ttl_s=0.001)) as run:
+        first = await ask(run, "a")
+        with pytest.raises(openai.APIStatusError) as caught:
+            await run.client.responses.retrieve(first.id)
+        assert (caught.value.status_code, caught.value.code) == (410, "expired")
+        with pytest.raises(openai.APIStatusError) as caught:
+            await ask(run, "b", previous_response_id=first.id)
+        assert (caught.value.status_code, caught.value.param) == (410, "previous_response_id")
+
+
+async def test_a_stream_that_is_cut_after_its_last_event_is_whole(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        found = await ask(run, "die", stream=True)
+        assert found.store is True
+        assert (await run.client.responses.retrieve(found.id)).output_text == "to die"
+
+
+async def test_what_could_not_be_kept_says_so(tmp_path: Path) -> None:
+    """The client has its answer, and nobody has told it that it is kept."""
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        first = await ask(run, "a")
+        with contextlib.closing(sqlite3.connect(tmp_path / "kept.sqlite")) as database:
+            database.execute("DROP TABLE warmroute_responses")
+        for stream in (False, True):
+            found = await ask(run, "b", stream=stream)
+            assert (found.store, found.output_text) == (False, "to b")
+        with pytest.raises(openai.InternalServerError) as caught:
+            await ask(run, "c", previous_response_id=first.id)
+        assert (caught.value.status_code, caught.value.code) == (503, "state_unavailable")
+        with pytest.raises(openai.InternalServerError):
+            await run.client.responses.retrieve(first.id)
+        metrics = await run.metrics()
+        assert metrics['warmroute_responses_kept_total{result="failed"}'] == 2
+        assert metrics['warmroute_histories_total{result="failed"}'] == 1
+
+
+async def test_a_store_that_cannot_be_opened_costs_its_requests_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    async with replica() as one, running(one, state={"url": f"sqlite:///{tmp_path}/file/a.sqlite"}) as run:
+        assert (await ask(run, "a")).store is False
+        with pytest.raises(openai.InternalServerError):
+            await ask(run, "b", previous_response_id="resp_x")
+        assert (await ask(run, "a", store=False)).output_text == "to a"
+
+
+async def test_a_conversation_has_its_items(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        client = run.client
+        made = await client.conversations.create(metadata={"topic": "x"}, items=[{"role": "user", "content": "a"}])
+        first = await ask(run, "b", conversation=made.id)
+        assert first.conversation
+        assert first.conversation.id == made.id
+        await ask(run, "c", stream=True, conversation={"id": made.id})
+        assert texts(one.requests[-1].json) == ["a", "b", "to b", "c"]
+        assert one.requests[-1].json["conversation"] is None
+        items = [item async for item in client.conversations.items.list(made.id, order="asc", limit=2)]
+        assert [item.content[0].text for item in items] == ["a", "b", "to b", "c", "to c"]  # type: ignore[union-attr]
+        added = await client.conversations.items.create(made.id, items=[{"role": "user", "content": "d"}])
+        only = added.data[0]
+        assert (await client.conversations.items.retrieve(only.id or "", conversation_id=made.id)).id == only.id
+        await client.conversations.items.delete(only.id or "", conversation_id=made.id)
+        updated = await client.conversations.update(made.id, metadata={"topic": "y"})
+        assert updated.metadata == {"topic": "y"}
+        assert (await client.conversations.retrieve(made.id)).metadata == {"topic": "y"}
+        assert (await client.conversations.delete(made.id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.conversations.retrieve(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await ask(run, "e", conversation=made.id)
+        assert len(one.requests) == 2
+
+
+async def test_a_large_history_is_written_out_by_the_parser_process(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path), limits={"body_mb": 8, "drain_timeout_s": 1}) as run:
+        large = "x" * (INLINE_BYTES + 10)
+        first = await ask(run, large)
+        second = await ask(run, "b", previous_response_id=first.id)
+        assert texts(one.requests[-1].json) == [large, f"to {large[:20]}", "b"]
+        assert run.gateway.parsing.process.started
+        third = await ask(run, "y" * (6 << 20), previous_response_id=second.id)
+        with pytest.raises(openai.APIStatusError) as caught:
+            await ask(run, "c", previous_response_id=third.id)
+        assert (caught.value.status_code, caught.value.code) == (413, "history_too_large")
+
+
+BAD: list[tuple[str, str, Any, int]] = [
+    ("POST", RESPONSES, {"model": "m", "input": "a", "previous_response_id": "r", "conversation": "c"}, 400),
+    ("POST", RESPONSES, {"model": "m", "input": "a", "previous_response_id": 7}, 400),
+    ("POST", RESPONSES, {"model": "m", "input": "a", "conversation": "never"}, 404),
+    ("GET", f"{RESPONSES}/never", None, 404),
+    ("GET", f"{RESPONSES}/never/input_items", None, 404),
+    ("POST", f"{RESPONSES}/never/cancel", None, 404),
+    ("DELETE", f"{RESPONSES}/never", None, 404),
+    ("PUT", f"{RESPONSES}/never", None, 405),
+    ("GET", f"{RESPONSES}/{'x' * 300}", None, 400),
+    ("GET", f"{RESPONSES}/known/input_items?limit=0", None, 400),
+    ("GET", f"{RESPONSES}/known/input_items?limit=x", None, 400),
+    ("GET", f"{RESPONSES}/known/input_items?order=up", None, 400),
+    ("GET", f"{RESPONSES}/known/input_items?{'&'.join('a' * 40)}", None, 400),
+    ("GET", "/v1/conversations", None, 405),
+    ("GET", "/v1/conversations/never", None, 404),
+    ("POST", "/v1/conversations", [], 400),
+    ("POST", "/v1/conversations", {"metadata": {"a": 1}}, 400),
+    ("POST", "/v1/conversations", {"metadata": {str(at): "x" for at in range(17)}}, 400),
+    ("POST", "/v1/conversations", {"items": [{}] * 21}, 400),
+    ("POST", "/v1/conversations", {"items": ["x"]}, 400),
+    ("POST", "/v1/conversations/never/items", {"items": []}, 404),
+    ("POST", "/v1/conversations/never/items", {}, 400),
+    ("GET", "/v1/conversations/never/input_items", None, 404),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "expected"), BAD)
+async def test_bad_input_is_refused_in_openais_shape(tmp_path: Path, method: str, path: str, body: Any, expected: int) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        async with run.session.request(method, run.url + path, json=body) as answer:
+            error = (await answer.json())["error"]
+            assert (answer.status, set(error)) == (expected, {"message", "type", "param", "code"})
+        assert not one.requests
+
+
+def test_an_owner_is_a_tenant_or_a_digest_of_credentials() -> None:
+    owners: list[Callable[[], str]] = [
+        lambda: owner_of("t", "Bearer a", None),
+        lambda: owner_of("", "Bearer a", None),
+        lambda: owner_of("", None, "a"),
+        lambda: owner_of("", None, None),
+    ]
+    found = [each() for each in owners]
+    assert len(set(found)) == 4
+    assert owner_of("t", "Bearer b", None) == found[0]
+    assert owner_of("key:x", None, None) != owner_of("", "x", None)
+    assert "Bearer" not in found[1]
