@@ -17,6 +17,8 @@ ENV PATH=/opt/warmroute/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     WARMROUTE_LISTEN=0.0.0.0:8000
+# Where responses are kept by default: the user has no home.
+ENV XDG_STATE_HOME=/tmp
 USER 65532:65532
 EXPOSE 8000
 ENTRYPOINT ["warmroute"]

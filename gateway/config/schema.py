@@ -42,6 +42,7 @@ Audience = Literal["operators", "all"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
 
+_STATE_URL_PATTERN = r"off|sqlite|sqlite:///[^\s?#]+|postgres(ql)?://[^\s]+"
 _STATE_URL = "sqlite, sqlite:///PATH, postgresql://USER@HOST/NAME or off"
 _HOST_PORT = "host:port (such as 0.0.0.0:8000)"
 _HOST_PORT_PATTERN = r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}"
@@ -56,7 +57,7 @@ def _base_url(url: str) -> str:
 
 def _state_url(url: str) -> str:
     """Raises ValueError."""
-    if url in ("sqlite", OFF) or re.match(r"sqlite:///.|(postgres|postgresql)://.", url):
+    if re.fullmatch(_STATE_URL_PATTERN, url):
         return url
     raise ValueError(f"{_STATE_URL} is expected, got {shown(url.partition('://')[0])}")
 
@@ -250,7 +251,10 @@ class StateConfig(_Section, frozen=True):
 
     url: Annotated[
         str,
-        Meta(extra={READ: _state_url, FALSE: OFF, EXPECTED: _STATE_URL}),
+        Meta(
+            extra={READ: _state_url, FALSE: OFF, EXPECTED: _STATE_URL},
+            extra_json_schema={"pattern": f"^({_STATE_URL_PATTERN})$"},
+        ),
         _about(
             "sqlite (a file in the user's state folder), sqlite:///PATH, postgresql://USER@HOST/NAME, or off: nothing is kept,"
             " and requests that name a response go to the replica that has it."

@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,8 @@ class LazyStore:
 
 def default_path() -> Path:
     """Where SQLite's file is by default (XDG Base Directory Specification: state that outlives a restart)."""
-    home = os.environ.get("XDG_STATE_HOME", "")
-    folder = Path(home) if os.path.isabs(home) else Path("~/.local/state").expanduser()
+    for name in (os.environ.get("XDG_STATE_HOME", ""), os.path.expanduser("~/.local/state"), tempfile.gettempdir()):
+        if os.path.isabs(name):  # a user may have no home
+            folder = Path(name)
+            break
     return folder / "warmroute" / "responses.sqlite"
