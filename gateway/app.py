@@ -48,6 +48,7 @@ from gateway.server.operator import Operator
 from gateway.server.shutdown import stop_accepting
 from gateway.server.side_listeners import serving
 from gateway.server.status import Status
+from gateway.server.websocket.responses_socket import ResponsesSockets
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.client import UpstreamClient
@@ -178,6 +179,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     served = Served(
         live=live,
         lifecycle=lifecycle,
+        sockets=ResponsesSockets(live=live, lifecycle=lifecycle, parsing=parsing, running=running),
         models=Models(live=live, fleet=fleet, loops=loops),
         operator=Operator(live=live, local=local, dialects=around.dialects, parsing=parsing, control=control, access=access),
         status=Status(fleet=fleet, running=running, control=control, access=access),
@@ -227,7 +229,7 @@ async def serve(
                     stack.enter_context(closing(Receiver(handed, runner.protocols)))
                 started(url_of(listeners[0].getsockname()))
                 await stop.wait()
-                gateway.served.running.draining = True
+                gateway.served.running.drain()
                 await stop_accepting(listeners, hurry, shared=shared)
                 for acceptor in acceptors:
                     acceptor.close()

@@ -28,6 +28,8 @@ from gateway.server.http.connections import ClientServer
 from gateway.server.models import Models
 from gateway.server.operator import Operator
 from gateway.server.status import Status
+from gateway.server.websocket.handshake import VERSION, wants_websocket
+from gateway.server.websocket.responses_socket import RESPONSES_PATH, ResponsesSockets
 
 log = logging.getLogger("warmroute.gateway")
 
@@ -52,6 +54,7 @@ class Served:
 
     live: Live
     lifecycle: Lifecycle
+    sockets: ResponsesSockets
     models: Models
     operator: Operator
     status: Status
@@ -148,8 +151,10 @@ async def _finish_headers(request: web.Request, response: web.StreamResponse) ->
 
 
 async def _forward(request: web.Request) -> Any:
-    """Returns a `ClientReply`, which stands in for a `web.StreamResponse` (see `http/response.py`)."""
+    """Returns a `ClientReply` or an `UpgradedResponse`, which stand in for a `web.StreamResponse` (see `http/response.py`)."""
     served = request.app[_SERVED]
+    if wants_websocket(request) and request.path == RESPONSES_PATH:
+        return await served.sockets.serve(adapt(request))
     return cors.preflight(request, served.live) or await served.lifecycle.serve(adapt(request))
 
 
@@ -159,7 +164,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except GatewayError as error:
-        return error_response(error)
+        answer = error_response(error)
+        if error.status == 426:
+            answer.headers["Sec-WebSocket-Version"] = VERSION
+        return answer
     except ConnectionError:
         raise  # the client left
     except web.HTTPNotFound as error:
