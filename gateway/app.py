@@ -49,6 +49,7 @@ from gateway.server.shutdown import stop_accepting
 from gateway.server.side_listeners import serving
 from gateway.server.status import Status
 from gateway.server.websocket.responses_socket import ResponsesSockets
+from gateway.server.websocket.tunnel import Tunnels
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.client import UpstreamClient
@@ -180,6 +181,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         live=live,
         lifecycle=lifecycle,
         sockets=ResponsesSockets(live=live, lifecycle=lifecycle, parsing=parsing, running=running),
+        tunnels=Tunnels(live=live, lifecycle=lifecycle, running=running),
         models=Models(live=live, fleet=fleet, loops=loops),
         operator=Operator(live=live, local=local, dialects=around.dialects, parsing=parsing, control=control, access=access),
         status=Status(fleet=fleet, running=running, control=control, access=access),

@@ -30,6 +30,7 @@ from gateway.server.operator import Operator
 from gateway.server.status import Status
 from gateway.server.websocket.handshake import VERSION, wants_websocket
 from gateway.server.websocket.responses_socket import RESPONSES_PATH, ResponsesSockets
+from gateway.server.websocket.tunnel import TUNNELED, Tunnels
 
 log = logging.getLogger("warmroute.gateway")
 
@@ -55,6 +56,7 @@ class Served:
     live: Live
     lifecycle: Lifecycle
     sockets: ResponsesSockets
+    tunnels: Tunnels
     models: Models
     operator: Operator
     status: Status
@@ -155,6 +157,8 @@ async def _forward(request: web.Request) -> Any:
     served = request.app[_SERVED]
     if wants_websocket(request) and request.path == RESPONSES_PATH:
         return await served.sockets.serve(adapt(request))
+    if wants_websocket(request) and request.path in TUNNELED:
+        return await served.tunnels.serve(adapt(request))
     return cors.preflight(request, served.live) or await served.lifecycle.serve(adapt(request))
 
 

@@ -41,11 +41,12 @@ CREATE: dict[str, Any] = {"type": "response.create", "model": "m", "input": "hi"
 
 
 @contextlib.asynccontextmanager
-async def fallback(*replicas: FakeReplica, **config: Any) -> AsyncIterator[Running]:
+async def fallback(*replicas: FakeReplica | str, **config: Any) -> AsyncIterator[Running]:
     """A gateway whose aiohttp has moved."""
     raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "limits": {"drain_timeout_s": 1}, **config}
     around = Surroundings(seam=Seam(lambda: ["RequestHandler._waiter"]))
-    gateway = compose(load(None, {"pools": [{"replicas": [each.url for each in replicas]}], **raw}, env={}), LOGGED, around)
+    urls = [each if isinstance(each, str) else each.url for each in replicas]
+    gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}), LOGGED, around)
     runner = clients_runner(gateway.served)
     async with serving_runner(gateway, runner) as run:
         server = await asyncio.get_running_loop().create_server(runner.protocols, "127.0.0.1", 0)
