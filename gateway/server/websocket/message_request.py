@@ -19,6 +19,7 @@ from gateway.admission.memory import MemoryLease
 from gateway.dialects.events.sse import EVENT_END, LONGEST_END, data_of
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.openai.errors import error_of
+from gateway.dialects.responses.create_message import Created, warmed
 from gateway.errors import GatewayError, over_budget
 from gateway.request.client import Caller, ClientReply, ClientRequest, Headers
 from gateway.request.lifecycle import REQUEST_ID_HEADER
@@ -71,13 +72,14 @@ class MessageRequest(ClientRequest):
         super().__init__("POST", request.path, request.target, MessageHeaders(request.headers, number), lease)
         self.opening = opening
         self.refers = False  # the request names an earlier response
+        self.warms = False  # it wants no output
         self.stream_id = stream_id
         self._socket = socket
         self._body = b""
 
-    def put(self, body: bytes, *, refers: bool) -> None:
+    def put(self, body: bytes, found: Created) -> None:
         self._body = body
-        self.refers = refers
+        self.stream_id, self.refers, self.warms = found.stream_id, found.refers, found.warms
 
     def caller(self) -> Caller:
         return self.opening.caller
@@ -98,7 +100,7 @@ class MessageRequest(ClientRequest):
         return body
 
     def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
-        return MessageReply(self._socket, self.stream_id, self.lease, refers=self.refers)
+        return MessageReply(self._socket, self)
 
     def close(self) -> None:
         """Idempotent."""
@@ -110,15 +112,16 @@ class MessageRequest(ClientRequest):
 
 
 class MessageReply(ClientReply):
-    """The messages that answer one. lease: charged with an event that is not whole, beyond UNCHARGED."""
+    """The messages that answer one. The request's lease is charged with an event that is not whole, beyond UNCHARGED."""
 
-    def __init__(self, socket: MessageSocket, stream_id: str, lease: MemoryLease, *, refers: bool) -> None:
+    def __init__(self, socket: MessageSocket, request: MessageRequest) -> None:
         super().__init__()
         self.keep_alive = True
         self._socket = socket
-        self._stream_id = stream_id
-        self._lease = lease
-        self._refers = refers
+        self._stream_id = request.stream_id
+        self._lease = request.lease
+        self._refers = request.refers
+        self._warms = request.warms
         self._source: ReplicaAnswer | None = None
         self._streams = False
         self._status = 0
@@ -193,6 +196,8 @@ class MessageReply(ClientReply):
         self._charged += more
 
     def _send(self, events: Sequence[bytes]) -> None:
+        if self._warms:
+            events = warmed(events)
         messages = [text_frame(text) for event in events if (text := self._message(data_of(event)))]
         if messages:
             self._socket.send(b"".join(messages))

@@ -115,8 +115,7 @@ class Conversation:
         else:
             with parsing(lease, len(data)):
                 found, body = await self._server.parsing.created(data, lease.account.client)
-        request.stream_id = found.stream_id
-        request.put(body, refers=found.refers)
+        request.put(body, found)
 
     def _put(self, request: MessageRequest) -> None:
         """Raises GatewayError 429 or 503."""

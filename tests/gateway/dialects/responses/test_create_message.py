@@ -13,26 +13,36 @@ from gateway.dialects.json_edits import apply
 from gateway.dialects.responses.create_message import created
 from gateway.errors import GatewayError
 
-OWN = {"type", "stream_id"}
+OWN = {"type", "stream_id", "generate"}
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )
-OTHERS = st.dictionaries(st.sampled_from(["model", "input", "é", "stream", "a,b", "types"]), VALUES)
+OTHERS = st.dictionaries(st.sampled_from(["model", "input", "é", "stream", "max_output_tokens", "a,b", "types"]), VALUES)
 
 
-@given(OTHERS, st.sampled_from(["", "a", "A-1_.x"]), st.randoms(), st.sampled_from([None, 1]), st.booleans())
-def test_only_what_is_of_the_socket_changes(others: Any, stream_id: str, chance: Any, indent: int | None, plain: bool) -> None:
+@given(
+    OTHERS,
+    st.sampled_from(["", "a", "A-1_.x"]),
+    st.sampled_from([None, True, False]),
+    st.randoms(),
+    st.sampled_from([None, 1]),
+)
+def test_only_what_is_of_the_socket_changes(
+    others: Any, stream_id: str, generate: bool | None, chance: Any, indent: int | None
+) -> None:
     """The oracle reads and writes all of it."""
     whole = {**others, "type": "response.create"} | ({"stream_id": stream_id} if stream_id else {})
+    whole |= {} if generate is None else {"generate": generate}
+    values = {"stream": True} | ({"max_output_tokens": 16} if generate is False else {})
     names = list(whole)
     chance.shuffle(names)
-    raw = json.dumps({name: whole[name] for name in names}, indent=indent, ensure_ascii=not plain).encode()
+    raw = json.dumps({name: whole[name] for name in names}, indent=indent, ensure_ascii=chance.random() < 0.5).encode()
     found = created(b" " + raw + b"\n")
     body = json.loads(apply(b" " + raw + b"\n", found.edits))
-    assert body == {**{name: value for name, value in whole.items() if name not in OWN}, "stream": True}
-    assert list(body) == (["stream"] if "stream" not in whole else []) + [name for name in names if name not in OWN]
+    assert body == {**{name: value for name, value in whole.items() if name not in OWN}, **values}
+    assert list(body) == [name for name in values if name not in whole] + [name for name in names if name not in OWN]
     assert found.stream_id == stream_id
 
 
@@ -60,6 +70,7 @@ def test_no_other_byte_changes() -> None:
         (b'{"type":"response.create","stream_id":"a b"}', "invalid_request", "stream_id"),
         (b'{"type":"response.create","stream_id":"' + b"x" * 257 + b'"}', "invalid_request", "stream_id"),
         (b'{"type":"response.create","background":true}', "invalid_request", "background"),
+        (b'{"type":"response.create","generate":0}', "invalid_request", "generate"),
     ],
 )
 def test_what_is_no_request_is_refused(raw: bytes, code: str, param: str | None) -> None:

@@ -24,7 +24,8 @@ from gateway.server.aiohttp_seam import Seam
 from gateway.server.endpoints import clients_runner
 from gateway.server.websocket.responses_socket import MAX_LANES, MAX_QUEUED
 from tests.gateway.conftest import LOGGED, Running, eventually, running, serving_runner
-from tests.gateway.request.test_dialects import COMPLETED, CREATED, DELTA, counted, events
+from tests.gateway.dialects.events.test_named import named
+from tests.gateway.request.test_dialects import COMPLETED, CREATED, DELTA, counted, events, response
 from tests.gateway.server.websocket.test_frames import masked
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, dies, http, status, streams, writes
 
@@ -80,7 +81,7 @@ async def receive(client: ClientConnection) -> dict[str, Any]:
 async def answer(client: ClientConnection) -> list[dict[str, Any]]:
     """Messages up to the end of one response, or an error."""
     found = [await receive(client)]
-    while found[-1]["type"] not in ("response.completed", "error"):
+    while found[-1]["type"] not in ("response.completed", "response.incomplete", "error"):
         found.append(await receive(client))
     return found
 
@@ -218,6 +219,30 @@ async def test_an_answer_that_is_no_stream_is_one_error(behaviour: Behaviour, wa
         assert error["headers"]["x-request-id"]
         await send(client)
         assert types(await answer(client)) == ["error"]
+
+
+INCOMPLETE = named(
+    "response.incomplete",
+    response=response(status="incomplete", incomplete_details={"reason": "max_output_tokens"}),
+    sequence_number=4,
+)
+
+
+@pytest.mark.parametrize("end", [COMPLETED, INCOMPLETE])
+async def test_a_message_that_wants_no_output(end: bytes) -> None:
+    """As Codex sends it when it starts: the prompt is computed, and so it is cached for the first turn."""
+    async with FakeReplica(script=[events(CREATED, DELTA, end)]) as replica, running(replica) as run, dial(run) as client:
+        await send(client, generate=False, stream_id="a")
+        messages = await answer(client)
+        assert types(messages) == ["response.created", "response.completed"]
+        last = EVENTS.validate_python(messages[-1]).response
+        assert (last.status, last.output, last.incomplete_details) == ("completed", [], None)
+        assert last.usage.input_tokens == 100
+        assert replica.requests[0].json == {"model": "m", "input": "hi", "stream": True, "max_output_tokens": 16}
+        assert counted(await run.metrics(), "prompt_tokens_total") == 100
+        await send(client, generate=True)
+        assert types(await answer(client))[:-1] == NAMES[:-1]
+        assert "generate" not in replica.requests[1].json
 
 
 @pytest.mark.parametrize(
