@@ -279,4 +279,4 @@ def _error_in(body: bytes, status: int) -> dict[str, Any]:
 def _is_lost(error: dict[str, Any], status: int) -> bool:
     """Whether a replica refuses a request because it does not have, or cannot have, the earlier response that is named."""
     about = error.get("param") == "previous_response_id" or "previous_response" in str(error.get("message"))
-    return about if status == 400 else status == 404 and error.get("code") != "model_not_found"
+    return about if status == 400 else status in (404, 410) and error.get("code") != "model_not_found"

@@ -246,7 +246,12 @@ async def test_a_message_that_wants_no_output(end: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "refusal", [status(404, "Response with id 'resp_9' not found."), status(400, "previous_response_id is not supported.")]
+    "refusal",
+    [
+        status(404, "Response with id 'resp_9' not found."),
+        status(410, "It has expired."),
+        status(400, "previous_response_id is not supported."),
+    ],
 )
 async def test_a_response_that_no_replica_has(refusal: Behaviour) -> None:
     """The code is OpenAI's, at which clients such as Codex send the whole conversation again."""
@@ -254,7 +259,7 @@ async def test_a_response_that_no_replica_has(refusal: Behaviour) -> None:
         await send(client, previous_response_id="resp_9")
         assert (await receive(client))["error"]["code"] == "previous_response_not_found"
         await send(client)
-        assert (await receive(client))["error"]["code"] in (404, 400)
+        assert (await receive(client))["error"]["code"] in (404, 410, 400)
 
 
 async def test_a_replica_that_dies_before_its_first_token_is_not_noticed() -> None:
