@@ -58,6 +58,7 @@ PLAIN = (
     "gateway/fleet/sources/",
     "gateway/fleet/state.py",
     "gateway/parser/helper.py",
+    "gateway/state/",
     "gateway/parser/process.py",
     "gateway/parser/wire.py",
     "gateway/server/aiohttp_seam.py",

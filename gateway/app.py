@@ -24,6 +24,7 @@ from gateway.cluster.process import budget_bytes, connection_limit, warn_of_conn
 from gateway.cluster.reload import Parts, Reload
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
 from gateway.cluster.workers.handover import Receiver
+from gateway.config.listen import OFF
 from gateway.config.live import Live
 from gateway.config.schema import Config, RoutingConfig
 from gateway.config.source import Source
@@ -35,6 +36,7 @@ from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
 from gateway.request.attempts import Attempts
 from gateway.request.delivery import Delivery
+from gateway.request.kept.recall import Recall
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.resumption import Resumption
 from gateway.request.running import Running
@@ -48,8 +50,8 @@ from gateway.server.operator import Operator
 from gateway.server.shutdown import stop_accepting
 from gateway.server.side_listeners import serving
 from gateway.server.status import Status
-from gateway.server.websocket.responses_socket import ResponsesSockets
-from gateway.server.websocket.tunnel import Tunnels
+from gateway.state.histories import Histories
+from gateway.state.lazy import LazyStore
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.client import UpstreamClient
@@ -71,11 +73,12 @@ class Surroundings:
     the replicas' host names (default: the system's). loops: knows this gateway's id (default: a new one). dials: makes
     connections to replicas (default: over the network). dialects: by path (large bodies are parsed in a process that knows
     those of `dialects/table.py` only). observers: of the end of requests, after our own. members: the sources of replicas that
-    a configuration asks for. first_probes_s: how long a start waits for the replicas' first answers. seam: whether aiohttp is
-    as the fast path needs it (default: look).
+    a configuration asks for. wall_clock: Unix seconds, of what is kept. first_probes_s: how long a start waits for the
+    replicas' first answers. seam: whether aiohttp is as the fast path needs it (default: look).
     """
 
     clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
     source: Source | None = None
     control_plane: Callable[[LocalControl], ControlPlane] = SingleProcess
     resolver: Resolver | None = None
@@ -100,6 +103,7 @@ class Gateway:
     upstream: UpstreamClient
     parsing: Parsing
     attempts: Attempts
+    state: LazyStore | None
     local: LocalControl
     control: ControlPlane
     served: Served
@@ -123,6 +127,8 @@ class Gateway:
         if (await asyncio.wait([first_probes], timeout=self.around.first_probes_s))[0]:
             first_probes.result()  # it raises nothing but a bug
         work = [self.fleet.run(self.upstream), self._sweep(), self.local.run(), self.control.run()]
+        if self.state:
+            work.append(self.state.run())
         tasks = [first_probes, *map(asyncio.create_task, work)]
         try:
             yield
@@ -131,6 +137,8 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.upstream.close()
+            if self.state:
+                await self.state.close()
             await self.parsing.process.close()
 
     async def _sweep(self) -> None:
@@ -155,6 +163,10 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     memory, connections = Budget(budget_bytes(config)), ConnectionLimit(connection_limit(config))
     attempts = Attempts(fleet=fleet, upstream=upstream, parsing=parsing, metrics=metrics, clock=clock, chance=chance)
     resumption = Resumption(live=live, attempts=attempts, parsing=parsing, metrics=metrics, clock=clock)
+    state = None
+    if config.state.url != OFF:
+        state = LazyStore(config.state.url, config.state.ttl_s, around.wall_clock)
+    histories = Histories(state, metrics.responses_kept, metrics.histories, around.wall_clock)
     lifecycle = Lifecycle(
         live=live,
         dialects=around.dialects,
@@ -163,6 +175,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         router=router,
         attempts=attempts,
         delivery=Delivery(live=live, attempts=attempts, resumption=resumption, running=running, audience=access, clock=clock),
+        recall=Recall(live, parsing, histories, around.wall_clock),
         observers=[*observers_of(fleet, Meter(live, metrics), metrics, requests), *around.observers],
         running=running,
         audience=access,
@@ -180,8 +193,6 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     served = Served(
         live=live,
         lifecycle=lifecycle,
-        sockets=ResponsesSockets(live=live, lifecycle=lifecycle, parsing=parsing, running=running),
-        tunnels=Tunnels(live=live, lifecycle=lifecycle, running=running),
         models=Models(live=live, fleet=fleet, loops=loops),
         operator=Operator(live=live, local=local, dialects=around.dialects, parsing=parsing, control=control, access=access),
         status=Status(fleet=fleet, running=running, control=control, access=access),
@@ -190,7 +201,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         connections=connections,
         seam=around.seam or Seam(),
     )
-    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, local, control, served)
+    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, state, local, control, served)
 
 
 def _router_of(routing: RoutingConfig, chance: random.Random) -> Router:

@@ -22,7 +22,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("errors",),
         ("turns", "config", "telemetry"),
         ("dialects", "upstream", "admission"),
-        ("fleet", "accounting", "parser"),
+        ("fleet", "accounting", "parser", "state"),
         ("request", "cluster"),
         ("server",),
         ("app",),

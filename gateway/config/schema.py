@@ -42,6 +42,7 @@ Audience = Literal["operators", "all"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
 
+_STATE_URL = "sqlite, sqlite:///PATH, postgresql://USER@HOST/NAME or off"
 _HOST_PORT = "host:port (such as 0.0.0.0:8000)"
 _HOST_PORT_PATTERN = r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}"
 _URL_PATTERN = r"^https?://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)(:[1-9][0-9]{0,4})?(/[^?#\s]*)?$"
@@ -51,6 +52,13 @@ _NAME = re.compile(r"[!#-&(-~]{0,100}")  # printable ASCII but for the space and
 def _base_url(url: str) -> str:
     """Raises AddressError."""
     return parse_base_url(url)[0]
+
+
+def _state_url(url: str) -> str:
+    """Raises ValueError."""
+    if url in ("sqlite", OFF) or re.match(r"sqlite:///.|(postgres|postgresql)://.", url):
+        return url
+    raise ValueError(f"{_STATE_URL} is expected, got {shown(url.partition('://')[0])}")
 
 
 def is_name(name: str) -> bool:
@@ -237,6 +245,20 @@ class LimitConfig(_Section, frozen=True):
     drain_timeout_s: Annotated[Seconds, _about("Seconds that running requests may go on after SIGTERM.")] = 30.0
 
 
+class StateConfig(_Section, frozen=True):
+    """What the gateway keeps for its clients: responses and conversations (OpenAI's Responses API with `store`)."""
+
+    url: Annotated[
+        str,
+        Meta(extra={READ: _state_url, FALSE: OFF, EXPECTED: _STATE_URL}),
+        _about(
+            "sqlite (a file in the user's state folder), sqlite:///PATH, postgresql://USER@HOST/NAME, or off: nothing is kept,"
+            " and requests that name a response go to the replica that has it."
+        ),
+    ] = "sqlite"
+    ttl_s: Annotated[Seconds, _about("Seconds after its last use that a response or a conversation is kept.")] = 2_592_000.0
+
+
 class Config(_Section, frozen=True):
     """The whole file."""
 
@@ -291,6 +313,7 @@ class Config(_Section, frozen=True):
     health: HealthConfig = HealthConfig()
     timeouts: TimeoutConfig = TimeoutConfig()
     limits: LimitConfig = LimitConfig()
+    state: StateConfig = StateConfig()
     log_level: LogLevel = "info"
     log_format: Annotated[LogFormat, _about("json: one object a line; console: text for people.")] = "json"
     admin_key: Annotated[str, Meta(extra={SECRET: True})] = ""

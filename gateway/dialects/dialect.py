@@ -32,7 +32,8 @@ class StreamReader:
 
     usage: what the stream has reported so far. done: it has ended as complete ([DONE], or what its dialect has instead).
     reported: the engine's failure, whose event the client has: nothing may follow it. within_event: the head of an event was
-    passed on and its end was not, so that what follows would be taken for a part of it.
+    passed on and its end was not, so that what follows would be taken for a part of it. holds: what ends the stream is here,
+    but is held back.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class StreamReader:
         self.done = False
         self.reported: ReplicaFailure | None = None
         self.within_event = False
+        self.holds = False
 
     @property
     def last_number(self) -> int:
@@ -154,6 +156,7 @@ class Dialect:
     strict: ClassVar[bool] = True
     continuation: ClassVar[Continuation | None] = None  # None: broken streams of this dialect are not resumed
     translatable: ClassVar[bool] = False  # replicas that do not speak it may be asked in chat (`translation/`)
+    kept_here: ClassVar[bool] = False  # its paths name objects that the gateway may keep itself
     id_header: ClassVar[bytes] = b""  # in which its clients look for the request's id, beside X-Request-Id
 
     # -- requests

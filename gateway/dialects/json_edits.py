@@ -16,7 +16,7 @@ Pure: bytes in, bytes out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import orjson
@@ -53,6 +53,15 @@ class Members:
         member = orjson.dumps(name) + b":" + value
         last = self.end - 1
         return last, last, b"," + member if self.spans else member
+
+    def put_all(self, values: Mapping[str, bytes]) -> list[Edit]:
+        """`put` of several: the new ones come in this order."""
+        edits = [self.put(name, value) for name, value in values.items() if name in self.spans]
+        new = [orjson.dumps(name) + b":" + value for name, value in values.items() if name not in self.spans]
+        if new:
+            last = self.end - 1  # one edit for all of them: edits must not overlap
+            edits.append((last, last, (b"," if self.spans else b"") + b",".join(new)))
+        return edits
 
     def __repr__(self) -> str:
         return f"<Members {self.spans}>"

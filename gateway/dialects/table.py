@@ -10,7 +10,7 @@ from gateway.dialects.anthropic.messages import CountTokens, Messages, OtherMess
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.openai.generations import Chat, Completion, DryRun
 from gateway.dialects.passthrough import PassThrough, Tokenize
-from gateway.dialects.responses.responses import Responses, StoredResponses
+from gateway.dialects.responses.responses import Conversations, Responses, StoredResponses
 
 # A path that ends with a slash stands for all below it that are not named themselves.
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
@@ -22,6 +22,8 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
         "/v1/messages/": OtherMessages(),
         "/v1/responses": Responses(),
         "/v1/responses/": StoredResponses(),
+        "/v1/conversations": Conversations(),
+        "/v1/conversations/": Conversations(),
         "/tokenize": Tokenize(),
     }
 )
@@ -36,6 +38,8 @@ ENDPOINTS: Final[Mapping[str, bool]] = MappingProxyType(
         "/v1/responses": True,
         "/v1/responses/compact": True,
         "/v1/responses/": False,
+        "/v1/conversations": False,
+        "/v1/conversations/": False,
         "/v1/embeddings": True,
         "/v1/rerank": True,
         "/v1/score": True,

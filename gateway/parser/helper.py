@@ -22,7 +22,7 @@ from typing import Any, Final
 from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, router_prompt
 from gateway.dialects.dialect import Dialect
-from gateway.dialects.json_edits import Edit
+from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds
 from gateway.dialects.models.rename import rename
 from gateway.dialects.responses.create_message import Created, created
@@ -125,9 +125,15 @@ def _create(body: bytes) -> Created:
     return created(body)
 
 
+def _members(body: bytes) -> tuple[dict[str, tuple[int, int]], int]:
+    members = read_object(body)
+    return members.spans, members.end
+
+
 _OPERATIONS: Final[Mapping[str, Callable[..., tuple[Any, ...]]]] = {
     wire.PARSE: _parse,
     wire.CONTINUE: _continue,
     wire.TRANSLATE: _translate,
     wire.CREATE: _create,
+    wire.MEMBERS: _members,
 }

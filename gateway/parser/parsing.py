@@ -23,7 +23,7 @@ from typing import Final
 from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.dialect import COMPLETE, IMPOSSIBLE, Continuation, Dialect, PartialAnswer
-from gateway.dialects.json_edits import Edit, apply, pieces
+from gateway.dialects.json_edits import Edit, Members, apply, pieces, read_object
 from gateway.dialects.json_structure import signs
 from gateway.dialects.models.rename import rename
 from gateway.dialects.responses.create_message import Created, created
@@ -47,6 +47,7 @@ _TRANSLATED_INLINE_BYTES: Final = 1 << 16
 _CREATED_INLINE_BYTES: Final = 1 << 15
 _CREATED_INLINE_TEXT: Final = 1 << 19
 _CREATED_INLINE_SIGNS: Final = 1 << 13
+_SCANNED_INLINE_BYTES: Final = 1 << 17
 
 
 class Parsing:
@@ -131,6 +132,12 @@ class Parsing:
         else:
             found = Created(*await self.process.run((wire.CREATE,), message, client))
         return found, await edited(message, found.edits)
+
+    async def members(self, body: bytes, client: str = "") -> Members:
+        """Where the members of an object that was parsed before are. client: as for `parse`. Raises GatewayError likewise."""
+        if len(body) <= _SCANNED_INLINE_BYTES:
+            return read_object(body)
+        return Members(body, *await self.process.run((wire.MEMBERS,), body, client))
 
 
 def continued(continuation: Continuation | None, body: bytes, so_far: PartialAnswer) -> bytes | None:

@@ -17,6 +17,7 @@ from typing import Final
 
 from gateway.admission.cors import answer_lines
 from gateway.config.live import Live
+from gateway.dialects.responses.kept import KeptReader
 from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
 from gateway.request.attempts import EVENT_STREAM, Attempts
 from gateway.request.client import Audience, ClientReply
@@ -72,6 +73,8 @@ class Delivery:
         elif attempts.body and attempts.tail is None:
             exchange.require_room()
             body, attempts.body = attempts.body, b""
+            if exchange.turn and answer.status == 200:
+                body = await exchange.turn.kept(body)
             delivered.usage = attempts.usage
             reply.begin(answer.status, headers, length=len(body), first=body)
             delivered.last_byte = self._clock()
@@ -94,6 +97,8 @@ class Delivery:
                 exchange.booking.first_token(delivered.last_byte)
             kept = Kept(exchange.request.lease) if exchange.target.resume_streams else None
         reader = exchange.answers.reader(api, watchful=kept is not None)
+        if exchange.turn and counted:
+            reader = KeptReader(reader, exchange.turn.told)
         try:
             failure = await pump(exchange, answer, reader, kept, self._clock, headers=headers, needs_done=counted)
             if failure and kept:

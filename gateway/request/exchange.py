@@ -24,6 +24,7 @@ from gateway.fleet.directory import Target
 from gateway.fleet.state import ReplicaState
 from gateway.request.client import ClientReply, ClientRequest
 from gateway.request.record import SettledRequest
+from gateway.state.histories import Turn
 from gateway.upstream.client import Call, ReplicaAnswer
 from gateway.upstream.headers import with_bearer
 from gateway.upstream.loop_guard import VIA_HEADER
@@ -88,8 +89,8 @@ class Exchange:
 
     id, begun: of the request. salt: the tenant's, for engines, where tenants are isolated; else empty. target: where it may go,
     renewed when replicas come and go. label: the model's, for metrics. booking: its way through the router. translated: the
-    request in chat, once a replica needed that. answers: what reads the answer of the replica in charge, `dialect` or
-    `translated`.
+    request in chat, once a replica needed that. turn: its part in a history that the gateway keeps. answers: what reads the
+    answer of the replica in charge, `dialect` or `translated`.
     """
 
     __slots__ = (
@@ -107,6 +108,7 @@ class Exchange:
         "salt",
         "target",
         "translated",
+        "turn",
     )
 
     def __init__(
@@ -131,6 +133,7 @@ class Exchange:
         self.delivered = Delivered()
         self.answers: Dialect = dialect
         self.translated: TranslatedAnswers | None = None
+        self.turn: Turn | None = None
         self._copied = False  # a changed copy of the body is charged
 
     def call(self, body: bytes) -> Call:

@@ -46,9 +46,11 @@ from gateway.request.attempts import Attempts
 from gateway.request.client import Audience, Caller, ClientReply, ClientRequest
 from gateway.request.delivery import Delivery
 from gateway.request.exchange import Exchange
+from gateway.request.kept.recall import Recall
 from gateway.request.record import CLIENT_LEFT, SettledRequest, request_id, tenant_label
 from gateway.request.running import Running
 from gateway.request.settle import Observer, settle
+from gateway.state.histories import Turn
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
@@ -73,6 +75,7 @@ class Lifecycle:
     router: Router
     attempts: Attempts
     delivery: Delivery
+    recall: Recall
     observers: list[Observer]
     running: Running
     audience: Audience
@@ -86,13 +89,19 @@ class Lifecycle:
         task = self.running.enter()
         dialect = self.dialects.at(request.path)
         api: ApiRequest | None = None
+        turn: Turn | None = None
         exchange: Exchange | None = None
         permit: Permit | None = None
         try:
             caller = self._identify(request, dialect, record)
             api = await self._parse(request, dialect, caller, record)
+            if dialect.kept_here and self.recall.on and (own := await self._own(request, api, caller, record)):
+                return own
+            if (api.keeps or api.refers) and self.recall.on and dialect.strict:
+                api, turn = await self._recall(request, dialect, api, caller)
             target, permit = await self._admit(request, api, caller, record)
             exchange = self._choose(request, dialect, api, target, caller, record)
+            exchange.turn = turn
             answer = await self.attempts.first_answer(exchange)
             if not (exchange.target.resume_streams and api.stream):
                 exchange.drop_body(answer)  # it is answered; only a resumed stream is requested again
@@ -155,6 +164,23 @@ class Lifecycle:
         record.alias = api.alias
         record.generates = api.metered or (request.method == "POST" and generates(record.endpoint, has_prompt=api.has_prompt))
         return api
+
+    async def _own(self, request: ClientRequest, api: ApiRequest, caller: Caller, record: SettledRequest) -> ClientReply | None:
+        """The answer about something that the gateway keeps itself. None: it is a replica's. Raises GatewayError."""
+        elsewhere = bool(api.refers and self._object(api.refers, caller))
+        answer = await self.recall.answer(request, api, caller, elsewhere=elsewhere)
+        if answer is None:
+            return None
+        record.status, body = answer
+        record.ok = record.complete = True
+        return self._reply(request, record, record.status, body, b"")
+
+    async def _recall(
+        self, request: ClientRequest, dialect: Dialect, api: ApiRequest, caller: Caller
+    ) -> tuple[ApiRequest, Turn | None]:
+        """The request with its history. Raises GatewayError 400, 404, 410, 413 or 503."""
+        elsewhere = bool(api.refers and self._object(api.refers, caller))
+        return await self.recall.begin(request, dialect, api, caller, scope_of(self.live, caller), elsewhere=elsewhere)
 
     def _object(self, id_: str, caller: Caller) -> tuple[str, str] | None:
         """(replica, model) of an object that a request names."""
@@ -279,19 +305,23 @@ class Lifecycle:
     def _refuse(self, request: ClientRequest, dialect: Dialect, record: SettledRequest, error: GatewayError) -> ClientReply:
         """The answer to a request that cannot be served: the only place where a request's error becomes one."""
         record.status, record.error = error.status, error.message
+        body = dialect.error_body(error if self.audience.is_operator(request) else error.redacted(record.id), record.id)
+        lines = b""
+        if dialect.id_header:
+            lines = b"%b: %b\r\n" % (dialect.id_header, record.id.encode("ascii"))
+        if error.retry_after_s is not None:
+            lines += b"Retry-After: %d\r\n" % error.retry_after_s
+        return self._reply(request, record, error.status, body, lines)
+
+    def _reply(self, request: ClientRequest, record: SettledRequest, status: int, body: bytes, lines: bytes) -> ClientReply:
+        """An answer of the gateway's own. body: JSON. lines: of its head, beside those of all such answers."""
         # While this gateway goes down, the client's next request should reach another one; and no request follows half of one.
         keep_alive = request.complete and not self.running.draining
         reply = request.reply(keep_alive=keep_alive, patience_s=self.live.patience_s)
-        body = dialect.error_body(error if self.audience.is_operator(request) else error.redacted(record.id), record.id)
-        headers = f"Content-Type: application/json\r\n{REQUEST_ID_HEADER}: {record.id}\r\n"
-        if dialect.id_header:
-            headers += f"{dialect.id_header.decode('ascii')}: {record.id}\r\n"
-        if error.retry_after_s is not None:
-            headers += f"Retry-After: {error.retry_after_s}\r\n"
-        lines = headers.encode("ascii")
+        headers = b"Content-Type: application/json\r\nX-Request-Id: %b\r\n%b" % (record.id.encode("ascii"), lines)
         if self.live.cors_origins:
-            lines += answer_lines(self.live.cors_origins, request.headers.get("Origin"))
-        reply.begin(error.status, lines, length=len(body), first=body)
+            headers += answer_lines(self.live.cors_origins, request.headers.get("Origin"))
+        reply.begin(status, headers, length=len(body), first=body)
         return reply
 
 

@@ -23,6 +23,7 @@ from typing import Final
 from gateway.admission.memory import LARGE_BODY, MemoryLease
 from gateway.config.live import Live
 from gateway.dialects.dialect import Continuation, PartialAnswer, StreamReader, ended_without_done
+from gateway.dialects.responses.kept import KeptReader
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.parser.parsing import Parsing
 from gateway.request.attempts import Attempts
@@ -114,14 +115,25 @@ async def pump(
         await answer.pump(sink)
         last = reader.finish()  # first: some engines end with a [DONE] without a blank line after it
         _require_good_end(reader, needs_done=needs_done)
+        if reader.holds:
+            last += await _kept(exchange, reader)
         reply.end(last)
     except ReplicaFailure as failure:
-        return failure
+        if not reader.holds:
+            return failure
+        reply.end(await _kept(exchange, reader))  # the stream's end is here, and more is not needed
     finally:
-        delivered.done_sent = reader.done
+        delivered.done_sent = reader.done and not reader.holds
         if reader.usage:  # also when the client leaves before the very end
             delivered.usage = reader.usage
     return None
+
+
+async def _kept(exchange: Exchange, reader: StreamReader) -> bytes:
+    """Keep the answer; returns the end of the stream that was held back for that."""
+    assert exchange.turn
+    assert isinstance(reader, KeptReader)
+    return reader.ending(stored=await exchange.turn.keep(reader.response))
 
 
 def _require_good_end(reader: StreamReader, *, needs_done: bool) -> None:

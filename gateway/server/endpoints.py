@@ -28,9 +28,8 @@ from gateway.server.http.connections import ClientServer
 from gateway.server.models import Models
 from gateway.server.operator import Operator
 from gateway.server.status import Status
-from gateway.server.websocket.handshake import VERSION, wants_websocket
-from gateway.server.websocket.responses_socket import RESPONSES_PATH, ResponsesSockets
-from gateway.server.websocket.tunnel import TUNNELED, Tunnels
+from gateway.server.websocket.handshake import VERSION
+from gateway.server.websocket.websockets import WebSockets
 
 log = logging.getLogger("warmroute.gateway")
 
@@ -55,8 +54,6 @@ class Served:
 
     live: Live
     lifecycle: Lifecycle
-    sockets: ResponsesSockets
-    tunnels: Tunnels
     models: Models
     operator: Operator
     status: Status
@@ -67,6 +64,7 @@ class Served:
 
 
 _SERVED = web.AppKey("served", Served)
+_SOCKETS = web.AppKey("sockets", WebSockets)
 
 
 def clients_runner(served: Served) -> AnyRunner:
@@ -116,6 +114,7 @@ def _runner(
 
 def clients_app(served: Served) -> web.Application:
     app = _application(served, _API)
+    app[_SOCKETS] = WebSockets(served.lifecycle)
     app.router.add_routes(
         [
             *served.status.routes(for_all=False),
@@ -155,10 +154,8 @@ async def _finish_headers(request: web.Request, response: web.StreamResponse) ->
 async def _forward(request: web.Request) -> Any:
     """Returns a `ClientReply` or an `UpgradedResponse`, which stand in for a `web.StreamResponse` (see `http/response.py`)."""
     served = request.app[_SERVED]
-    if wants_websocket(request) and request.path == RESPONSES_PATH:
-        return await served.sockets.serve(adapt(request))
-    if wants_websocket(request) and request.path in TUNNELED:
-        return await served.tunnels.serve(adapt(request))
+    if request.app[_SOCKETS].wanted(request):
+        return await request.app[_SOCKETS].serve(adapt(request))
     return cors.preflight(request, served.live) or await served.lifecycle.serve(adapt(request))
 
 

@@ -49,6 +49,7 @@ class Metrics:
         self._add_requests(family)
         self._add_admission(family)
         self._add_tokens(family)
+        self._add_kept(family)
         self._add_state(family)
         self._add_reloads(family)
         self._add_workers(family)
@@ -112,6 +113,18 @@ class Metrics:
             "pool_inflight", "Requests of a pool running at its replicas.", "pool", merge_rule=merge_sum
         )
         self.pool_waiting = make.gauge("pool_waiting", "Requests of a pool waiting in its queue.", "pool", merge_rule=merge_sum)
+
+    def _add_kept(self, make: _Family) -> None:
+        self.responses_kept = make.counter(
+            "responses_kept_total",
+            "Responses that were to be kept: kept, failed (the store), unfit (too large, or no response).",
+            "result",
+        )
+        self.histories = make.counter(
+            "histories_total",
+            "Requests with previous_response_id or a conversation: found, unknown, expired, too_large, failed (the store).",
+            "result",
+        )
 
     def _add_tokens(self, make: _Family) -> None:
         self.prompt_tokens = make.counter(

@@ -99,7 +99,13 @@ async def running(
 ) -> AsyncIterator[Running]:
     """A gateway over these replicas. At the end nothing may be left open: no lease, no broken invariant."""
     urls = [replica if isinstance(replica, str) else replica.url for replica in replicas]
-    raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "limits": {"drain_timeout_s": 1}, **config}
+    raw = {
+        "listen": "127.0.0.1:0",
+        "health": {"interval_s": 60},
+        "limits": {"drain_timeout_s": 1},
+        "state": {"url": "off"},
+        **config,
+    }
     around = Surroundings(resolver=resolver, first_probes_s=first_probes_s)
     gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}), LOGGED, around)
     async with serving_runner(gateway, clients_runner(gateway.served)) as run:

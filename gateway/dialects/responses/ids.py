@@ -18,7 +18,7 @@ _MEMBER: Final = rb'"\w{1,40}+"\s{0,8}+:\s{0,8}+(?:[\d.]{1,30}+|null|true|false|
 _ID: Final = rb'\{\s{0,64}+(?:(?!"id")%b){0,20}+"id"\s{0,8}+:\s{0,8}+"([\w.:-]{1,256}+)"' % _MEMBER
 _PLAIN: Final = re.compile(rb"\s{0,64}+" + _ID)
 _EVENT: Final = re.compile(rb'"response"\s{0,8}+:\s{0,8}+' + _ID)
-_BELOW: Final = "/v1/responses/"
+_BELOW: Final = re.compile(r"/v1/(?:responses|conversations)/([^/]{1,256})(?:/|$)")
 
 
 def refers(body: Mapping[str, Any]) -> str:
@@ -29,9 +29,9 @@ def refers(body: Mapping[str, Any]) -> str:
 
 
 def path_id(path: str) -> str:
-    """Of a path below /v1/responses."""
-    found = path.removeprefix(_BELOW).partition("/")[0] if path.startswith(_BELOW) else ""
-    return found if len(found) <= MAX_ID_CHARS else ""
+    """Of a path below /v1/responses or /v1/conversations."""
+    found = _BELOW.match(path)
+    return found[1] if found else ""
 
 
 def id_in(begin: bytes) -> str:

@@ -69,6 +69,7 @@ class StoredResponses(PassThrough):
     """Paths below /v1/responses: GET, DELETE, cancel, input_items, and what has no dialect yet."""
 
     name: ClassVar[str] = "stored_responses"
+    kept_here: ClassVar[bool] = True
 
     def refers(self, path: str) -> str:
         return path_id(path)
@@ -78,6 +79,16 @@ class StoredResponses(PassThrough):
 
     def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
         return _error_event(error, reader)
+
+
+class Conversations(PassThrough):
+    """/v1/conversations, and the paths below it."""
+
+    name: ClassVar[str] = "conversations"
+    kept_here: ClassVar[bool] = True
+
+    def refers(self, path: str) -> str:
+        return path_id(path)
 
 
 def _error_event(error: GatewayError, reader: StreamReader | None) -> bytes:

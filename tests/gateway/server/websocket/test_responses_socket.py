@@ -38,7 +38,7 @@ NAMES = [
     "response.output_text.delta",
     "response.completed",
 ]
-CREATE: dict[str, Any] = {"type": "response.create", "model": "m", "input": "hi"}
+CREATE: dict[str, Any] = {"type": "response.create", "model": "m", "input": "hi", "store": False}
 
 
 @contextlib.asynccontextmanager
@@ -109,7 +109,7 @@ async def test_a_message_is_a_request(server: Server, request_lines: Callable[[]
     headers = {"Authorization": "Bearer k", "X-Tenant-Id": "t", "Session-Id": "s", "X-Request-Id": "mine", "OpenAI-Beta": "x"}
     async with FakeReplica(script=[WHOLE]) as replica, server(replica) as run:
         async with dial(run, additional_headers=headers) as client:
-            await send(client, stream=False, store=False)
+            await send(client, stream=False)
             messages = await answer(client)
             assert types(messages) == NAMES
             for message in messages:
@@ -120,7 +120,7 @@ async def test_a_message_is_a_request(server: Server, request_lines: Callable[[]
         first, second = replica.requests
         assert (first.method, first.path) == ("POST", "/v1/responses")
         assert first.json == {"model": "m", "input": "hi", "stream": True, "store": False}
-        assert second.json == {"model": "m", "input": "hi", "stream": True}
+        assert second.json == {"model": "m", "input": "hi", "stream": True, "store": False}
         got = first.headers
         assert (got["authorization"], got["x-tenant-id"], got["session-id"], got["openai-beta"]) == ("Bearer k", "t", "s", "x")
         assert not [name for name in got if name.startswith("sec-websocket") or name in ("upgrade", "connection")]
@@ -238,7 +238,13 @@ async def test_a_message_that_wants_no_output(end: bytes) -> None:
         last = EVENTS.validate_python(messages[-1]).response
         assert (last.status, last.output, last.incomplete_details) == ("completed", [], None)
         assert last.usage.input_tokens == 100
-        assert replica.requests[0].json == {"model": "m", "input": "hi", "stream": True, "max_output_tokens": 16}
+        assert replica.requests[0].json == {
+            "model": "m",
+            "input": "hi",
+            "stream": True,
+            "store": False,
+            "max_output_tokens": 16,
+        }
         assert counted(await run.metrics(), "prompt_tokens_total") == 100
         await send(client, generate=True)
         assert types(await answer(client))[:-1] == NAMES[:-1]

@@ -1,0 +1,85 @@
+"""Requests whose history a server keeps: what a body says of it, and the same request with the history written out.
+
+    {"input": "and then?", "previous_response_id": "resp_1"}   ->   {"input": [all items before, the new one], "store":false}
+
+A model's prompt is the same either way, so any replica can answer the second form, by its prefix cache. Edits of bytes: nothing
+else in the body changes. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.json_edits import Edit, Members
+from gateway.dialects.responses.ids import MAX_ID_CHARS
+from gateway.errors import bad_request
+
+PREVIOUS: Final = "previous_response_id"
+CONVERSATION: Final = "conversation"
+_LIST: Final = ord("[")
+
+
+class History:
+    """What a body says of its history.
+
+    previous, conversation: ids, "" without one. store: the client wants the answer kept. background: it does not wait for it.
+    own: the items that are new in this request, JSON, joined by commas; b"": none. stream: it wants a stream.
+    """
+
+    __slots__ = ("background", "conversation", "members", "own", "previous", "store", "stream")
+
+    def __init__(self, members: Members) -> None:
+        """members: of a body that `Responses.parse` has taken. Raises GatewayError 400 that names the field. O(length)."""
+        self.members = members
+        self.previous = _id(_value(members, PREVIOUS), PREVIOUS)
+        conversation = _value(members, CONVERSATION)
+        self.conversation = _id(conversation.get("id") if isinstance(conversation, dict) else conversation, CONVERSATION)
+        if self.previous and self.conversation:
+            raise bad_request(f"'{PREVIOUS}' and '{CONVERSATION}' cannot be combined: a response has one history.", PREVIOUS)
+        self.store = _value(members, "store") is not False
+        self.background = _value(members, "background") is True
+        self.stream = _value(members, "stream") is True
+        self.own = _own(members)
+
+    def __repr__(self) -> str:
+        return f"<History {self.previous or self.conversation or 'none'}, {len(self.own)} bytes of its own>"
+
+
+def written_out(history: History, before: Sequence[bytes]) -> list[Edit]:
+    """What to change in the body so that it has its whole history as `input`, for a server that keeps nothing.
+
+    before: the items of the history, oldest first, joined by commas each; b"" has none.
+    """
+    members = history.members
+    values = {PREVIOUS: b"null", CONVERSATION: b"null", "background": b"false"}
+    values = {name: value for name, value in values.items() if name in members.spans}
+    values["store"] = b"false"
+    if any(before):
+        values["input"] = b"[" + b",".join(piece for piece in (*before, history.own) if piece) + b"]"
+    return members.put_all(values)
+
+
+def _value(members: Members, name: str) -> Any:
+    span = members.spans.get(name)
+    return orjson.loads(members.raw[span[0] : span[1]]) if span else None
+
+
+def _id(value: object, name: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not value or len(value) > MAX_ID_CHARS:
+        raise bad_request(f"'{name}' must be an id: a string of 1 to {MAX_ID_CHARS} characters.", name)
+    return value
+
+
+def _own(members: Members) -> bytes:
+    span = members.spans.get("input")
+    if span is None:
+        return b""
+    raw = members.raw[span[0] : span[1]]
+    if raw[0] == _LIST:
+        return raw[1:-1].strip()
+    return b"" if raw == b"null" else b'{"type":"message","role":"user","content":' + raw + b"}"

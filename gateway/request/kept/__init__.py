@@ -1,0 +1,1 @@
+"""Requests whose history the gateway keeps."""

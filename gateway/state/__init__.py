@@ -1,0 +1,1 @@
+"""Responses and conversations that the gateway keeps for its clients."""

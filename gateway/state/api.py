@@ -1,0 +1,204 @@
+"""The endpoints of what is kept: responses (GET, DELETE, cancel, input_items) and conversations, as OpenAI has them.
+
+    (method, path, query, body, owner) ──► (status, JSON), or a GatewayError
+
+What is not here may be at a replica: an id that only a replica knows is not answered here (None).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import parse_qsl
+from uuid import uuid4
+
+import orjson
+
+from gateway.dialects.responses.ids import MAX_ID_CHARS
+from gateway.errors import GatewayError, bad_request
+from gateway.state.histories import Histories, gone, unavailable
+from gateway.state.items import Paging, items_of, page, shown
+from gateway.state.records import Conversation, Expired, Item, StoredResponse, StoreFailed, TooLarge, Unknown
+
+MAX_ADDED: Final = 20  # items in one request
+MAX_PAIRS: Final = 16  # of metadata
+MAX_KEY, MAX_VALUE = 64, 512  # characters in them
+MAX_LISTED: Final = 16 << 20  # bytes of a history whose items are listed
+
+_PATH: Final = re.compile(r"/v1/(responses|conversations)(?:/([^/]+)(?:/(input_items|cancel|items)(?:/([^/]+))?)?)?")
+_OWN: Final = ("compact", "input_tokens")  # paths in the place of an id
+
+Answer = tuple[int, bytes]
+
+
+class StateApi:
+    """See the top of this file. clock: Unix seconds."""
+
+    def __init__(self, histories: Histories, clock: Callable[[], float] = time.time) -> None:
+        self._histories = histories
+        self._clock = clock
+
+    async def answer(self, method: str, target: str, body: bytes, owner: str, *, elsewhere: bool) -> Answer | None:
+        """target: path and query. elsewhere: a replica may have the object, if we do not. None: it is nothing of ours.
+
+        Raises GatewayError.
+        """
+        path, _, query = target.partition("?")
+        found = _PATH.fullmatch(path)
+        if self._histories.store is None or found is None:
+            return None
+        kind, id_, below, item = found.groups()
+        if id_ is not None and len(id_) > MAX_ID_CHARS:
+            raise bad_request(f"An id has at most {MAX_ID_CHARS} characters.")
+        try:
+            if kind == "conversations":
+                return await self._conversation(method, (id_, below, item), query, body, owner)
+            if id_ is None or id_ in _OWN or item is not None or below == "items":
+                return None
+            return await self._response(method, (id_, below), query, owner)
+        except Unknown as unknown:
+            if elsewhere and unknown.id == id_:
+                return None
+            what = "Response" if kind == "responses" else "Conversation" if unknown.id == id_ else "Item"
+            raise GatewayError(404, "not_found", f"{what} with id {unknown.id[:100]!r} not found.") from None
+        except Expired as expired:
+            raise gone(expired) from None
+        except TooLarge as large:
+            raise GatewayError(
+                413, "too_large", f"It has {large.turns:,} parts, {large.size:,} bytes: too many for this."
+            ) from None
+        except StoreFailed as failure:
+            raise unavailable(failure) from None
+
+    # -- responses
+
+    async def _response(self, method: str, named: tuple[str, str | None], query: str, owner: str) -> Answer | None:
+        (id_, below), store = named, await self._histories.opened()
+        if below == "input_items":
+            _require(method, "GET")
+            paging, chain = Paging(_query(query)), await store.chain(owner, id_, MAX_LISTED)
+            return 200, await asyncio.to_thread(_input_items, chain, paging)
+        if below == "cancel":
+            _require(method, "POST")
+            await store.get(owner, id_)
+            raise bad_request("Only responses that run in the background can be cancelled.", code="not_in_background")
+        _require(method, "GET", "DELETE")
+        if method == "DELETE":
+            if not await store.delete(owner, id_):
+                await store.get(owner, id_)  # says why
+                raise Unknown(id_)
+            return 200, orjson.dumps({"id": id_, "object": "response", "deleted": True})
+        found = await store.get(owner, id_)
+        if _query(query).get("stream") in ("true", "1"):
+            raise bad_request("Only responses that run in the background can be streamed again.", "stream")
+        return 200, found.response
+
+    # -- conversations
+
+    async def _conversation(
+        self, method: str, named: tuple[str | None, str | None, str | None], query: str, body: bytes, owner: str
+    ) -> Answer | None:
+        (id_, below, item), store = named, await self._histories.opened()
+        if id_ is None:
+            _require(method, "POST")
+            given = _object(body)
+            made = Conversation(
+                owner=owner, id=f"conv_{uuid4().hex}", created_at=self._clock(), metadata=orjson.dumps(_metadata(given))
+            )
+            await store.create_conversation(made, _added(given.get("items")))
+            return 200, _conversation(made)
+        if below is None:
+            _require(method, "GET", "POST", "DELETE")
+            if method == "DELETE":
+                if not await store.delete_conversation(owner, id_):
+                    await store.conversation(owner, id_)
+                    raise Unknown(id_)
+                return 200, orjson.dumps({"id": id_, "object": "conversation.deleted", "deleted": True})
+            if method == "POST":
+                await store.describe(owner, id_, orjson.dumps(_metadata(_object(body))))
+            return 200, _conversation(await store.conversation(owner, id_))
+        if below != "items":
+            raise GatewayError(404, "not_found", "A conversation has 'items'.")
+        if item is not None:
+            _require(method, "GET", "DELETE")
+            if method == "DELETE":
+                await store.delete_item(owner, id_, item)
+                return 200, _conversation(await store.conversation(owner, id_))
+            return 200, (await store.item(owner, id_, item)).item
+        _require(method, "GET", "POST")
+        if method == "POST":
+            added = _added(_object(body).get("items"), required=True)
+            await store.add(owner, id_, added)
+            return 200, page([orjson.loads(each.item) for each in added], more=False)
+        paging = Paging(_query(query))
+        rows, more = await store.items(owner, id_, limit=paging.limit, after=paging.after, descending=paging.descending)
+        return 200, page([orjson.loads(each.item) for each in rows], more=more)
+
+
+def _input_items(chain: list[StoredResponse], paging: Paging) -> bytes:
+    """A page of what the model has read for the last of these responses. O(all of it)."""
+    items = list[dict[str, Any]]()
+    for each in chain:
+        own = items_of(each.input)
+        items += [shown(item, f"{each.owner}/{each.id}/{at}") for at, item in enumerate(own)]
+        if each is not chain[-1]:
+            items += [shown(item, f"{each.owner}/{each.id}/out/{at}") for at, item in enumerate(items_of(each.output))]
+    return paging.of(items)
+
+
+def _conversation(found: Conversation) -> bytes:
+    metadata = orjson.loads(found.metadata)
+    return orjson.dumps({"id": found.id, "object": "conversation", "created_at": int(found.created_at), "metadata": metadata})
+
+
+def _require(method: str, *allowed: str) -> None:
+    if method not in allowed:
+        raise GatewayError(405, "method_not_allowed", f"This path takes {', '.join(allowed)}.")
+
+
+def _query(query: str) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=32))
+    except ValueError:
+        raise bad_request("The query has too many fields.") from None
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(body or b"{}")
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise bad_request("The body must be a JSON object.")
+    return found
+
+
+def _metadata(given: dict[str, Any]) -> dict[str, str]:
+    """Raises GatewayError 400."""
+    found = given.get("metadata")
+    if found is None:
+        return {}
+    if (
+        isinstance(found, dict)
+        and len(found) <= MAX_PAIRS
+        and all(len(name) <= MAX_KEY and isinstance(value, str) and len(value) <= MAX_VALUE for name, value in found.items())
+    ):
+        return found
+    text = f"at most {MAX_PAIRS} strings of at most {MAX_VALUE} characters, by names of at most {MAX_KEY}"
+    raise bad_request(f"'metadata' must be an object: {text}.", "metadata")
+
+
+def _added(given: object, *, required: bool = False) -> list[Item]:
+    """Raises GatewayError 400."""
+    if given is None and not required:
+        return []
+    if not isinstance(given, list) or len(given) > MAX_ADDED or not all(isinstance(item, dict) for item in given):
+        raise bad_request(f"'items' must be a list of at most {MAX_ADDED} items.", "items")
+    items = [shown(item) for item in given]
+    for item in items:
+        if len(item["id"]) > MAX_ID_CHARS:
+            raise bad_request(f"The id of an item has at most {MAX_ID_CHARS} characters.", "items")
+    return [Item(item["id"], orjson.dumps(item)) for item in items]

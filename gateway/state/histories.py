@@ -1,0 +1,187 @@
+"""The histories of requests, and their answers, in the store: what the lifecycle of a request asks for.
+
+    a body with previous_response_id or conversation ── begin ──► Turn: the items before it
+    the answer, whole ── Turn.keep ──► kept, before the client has its end
+
+A replica never keeps anything for a request that goes this way, so any replica can answer the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from gateway.dialects.responses.history import CONVERSATION, PREVIOUS, History
+from gateway.dialects.responses.kept import Told, kept_of
+from gateway.errors import GatewayError
+from gateway.state.items import items_of, shown
+from gateway.state.lazy import LazyStore
+from gateway.state.records import Expired, Item, StateError, StoredResponse, StoreFailed, TooLarge, Unknown
+from gateway.telemetry.counters import Counter
+
+if TYPE_CHECKING:
+    from gateway.state.store import Store
+
+log = logging.getLogger("warmroute.state")
+
+RETRY_S: Final = 5
+
+
+def owner_of(tenant: str, authorization: str | None, api_key: str | None) -> str:
+    """Whose the objects of a request are: its tenant's, else those of its credentials (a digest: none are kept), else anybody's
+    who sends none. authorization, api_key: these headers.
+    """
+    if tenant:
+        return f"tenant:{tenant}"
+    credentials = authorization or api_key or ""
+    return f"key:{blake2b(credentials.encode('utf-8', 'surrogateescape'), digest_size=16).hexdigest()}" if credentials else ""
+
+
+class Turn:
+    """One request's part in a history.
+
+    before: items before its own, the oldest first, joined by commas each. told: what the client reads of it. own: its own
+    items; None: its answer is not kept.
+    """
+
+    __slots__ = ("_histories", "_owner", "before", "own", "told")
+
+    def __init__(self, histories: Histories, owner: str, history: History, before: list[bytes]) -> None:
+        self._histories = histories
+        self._owner = owner
+        self.before = before
+        self.told = Told(history.previous, history.conversation)
+        self.own: bytes | None = history.own if history.store else None
+
+    async def keep(self, response: bytes) -> bool:
+        """Whether it is kept now, durably. response: the object (JSON) as the replica has sent it. Raises nothing."""
+        return await self._histories.keep(self._owner, self, response)
+
+    async def kept(self, answer: bytes) -> bytes:
+        """`keep` of a whole plain answer; returns what the client reads. What is no response stays as it is."""
+        stored = await self.keep(answer)
+        try:
+            return self.told.edited(answer, stored=stored)
+        except (ValueError, IndexError):
+            return answer
+
+    def __repr__(self) -> str:
+        return f"<Turn after {len(self.before)} pieces>"
+
+
+class Histories:
+    """See the top of this file. store: None: nothing is kept here. kept, replayed: counters by result. clock: Unix seconds."""
+
+    def __init__(
+        self, store: LazyStore | None, kept: Counter, replayed: Counter, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.store = store
+        self._kept = kept
+        self._replayed = replayed
+        self._clock = clock
+
+    async def begin(self, owner: str, history: History, most: int, *, elsewhere: bool) -> Turn | None:
+        """most: bytes of a history. elsewhere: a replica may have the object if we do not: then None.
+
+        Raises GatewayError: 400, 404, 410, 413, 503.
+        """
+        if not (history.previous or history.conversation):
+            return Turn(self, owner, history, [])
+        named = history.previous or history.conversation
+        try:
+            store = await self.opened()
+            if history.previous:
+                before = list[bytes]()
+                for each in await store.chain(owner, history.previous, most):
+                    before += (each.input, each.output)
+            else:
+                before = await store.conversation_input(owner, history.conversation, most)
+        except Unknown as unknown:
+            if elsewhere and unknown.id == named:
+                return None
+            self._replayed.add(("unknown",))
+            raise _unknown(named, unknown.id, conversation=not history.previous) from None
+        except Expired as expired:
+            self._replayed.add(("expired",))
+            raise gone(expired, PREVIOUS if history.previous else CONVERSATION) from None
+        except TooLarge as large:
+            self._replayed.add(("too_large",))
+            text = f"The history of {named[:100]!r} is too long to be replayed: {large.turns:,} turns, {large.size:,} bytes."
+            raise GatewayError(413, "history_too_large", f"{text} Begin a new one, with a summary.") from None
+        except StoreFailed as failure:
+            self._replayed.add(("failed",))
+            raise unavailable(failure) from None
+        self._replayed.add(("found",))
+        return Turn(self, owner, history, before)
+
+    async def keep(self, owner: str, turn: Turn, response: bytes) -> bool:
+        """See `Turn.keep`."""
+        if turn.own is None:
+            return False
+        found = kept_of(response)
+        if found is None:
+            self._kept.add(("unfit",))
+            return False
+        told, now = turn.told, self._clock()
+        stored = StoredResponse(
+            owner=owner,
+            id=found.id,
+            parent=told.previous,
+            conversation=told.conversation,
+            created_at=now,
+            status=found.status,
+            input=turn.own,
+            output=found.output,
+            response=told.edited(response, stored=True),
+        )
+        items = list[Item]()
+        if told.conversation:
+            items = [Item(item["id"], orjson.dumps(item)) for item in map(shown, items_of(_joined(turn.own, found.output)))]
+        try:
+            await (await self.opened()).put(stored, items)
+        except StateError as failure:
+            self._kept.add(("failed",))
+            log.warning("a response was not kept", extra={"response": found.id, "reason": str(failure)})
+            return False
+        self._kept.add(("kept",))
+        return True
+
+    async def opened(self) -> Store:
+        """Raises StoreFailed."""
+        assert self.store is not None
+        return await self.store.get()
+
+
+def unavailable(failure: StoreFailed) -> GatewayError:
+    text = f"What the gateway keeps cannot be read: {failure}. Retry; see the log, and state.url."
+    return GatewayError(
+        503, "state_unavailable", text, retry_after_s=RETRY_S, public="The gateway's store does not answer. Retry."
+    )
+
+
+def gone(expired: Expired, param: str | None = None) -> GatewayError:
+    days = expired.kept_s / 86_400
+    kept = f"{days:g} days" if days >= 1 else f"{expired.kept_s:g} s"
+    text = f"{expired.id[:100]!r} has expired: it was kept for {kept} after its last use (state.ttl_s)."
+    return GatewayError(410, "expired", text, param=param)
+
+
+def _unknown(named: str, missing: str, *, conversation: bool) -> GatewayError:
+    """As OpenAI's servers say it. missing: the one of its history that is gone."""
+    if conversation:
+        return GatewayError(
+            404, "conversation_not_found", f"Conversation with id {named[:100]!r} not found.", param=CONVERSATION
+        )
+    text = f"Previous response with id {named[:100]!r} not found."
+    if missing != named:
+        text = f"Previous response with id {named[:100]!r} has lost its history: {missing[:100]!r}, before it, was deleted."
+    return GatewayError(400, "previous_response_not_found", text, param=PREVIOUS)
+
+
+def _joined(*pieces: bytes) -> bytes:
+    return b",".join(piece for piece in pieces if piece)

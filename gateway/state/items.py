@@ -1,0 +1,70 @@
+"""Items of responses and conversations as clients list them: each with an id, messages in their long form. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, Final
+from uuid import uuid4
+
+import orjson
+
+from gateway.errors import bad_request
+
+MAX_LIMIT: Final = 100
+DEFAULT_LIMIT: Final = 20
+
+_PREFIXES: Final = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_TEXTS: Final = {"assistant": "output_text"}
+
+
+def items_of(joined: bytes) -> list[dict[str, Any]]:
+    """Elements of a JSON list, joined by commas. What is no object is left out."""
+    return [item for item in orjson.loads(b"[" + joined + b"]") if isinstance(item, dict)]
+
+
+def shown(item: dict[str, Any], name: str = "") -> dict[str, Any]:
+    """As it is listed. name: of which an id is made, if it has none; "": a new one."""
+    kind = item.get("type") or "message"
+    out: dict[str, Any] = {"type": kind, "id": item.get("id"), **{key: item[key] for key in item if key not in ("type", "id")}}
+    if not isinstance(out["id"], str) or not out["id"]:
+        digest = blake2b(name.encode(), digest_size=16).hexdigest() if name else uuid4().hex
+        out["id"] = f"{_PREFIXES.get(str(kind), 'item')}_{digest}"
+    if kind == "message":
+        out.setdefault("status", "completed")
+        content = out.get("content")
+        if isinstance(content, str):
+            out["content"] = [{"type": _TEXTS.get(str(out.get("role")), "input_text"), "text": content}]
+    return out
+
+
+def page(items: Sequence[dict[str, Any]], *, more: bool) -> bytes:
+    """OpenAI's list."""
+    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+    return orjson.dumps({"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": more})
+
+
+class Paging:
+    """Of a query: limit, order, after. Raises GatewayError 400."""
+
+    __slots__ = ("after", "descending", "limit")
+
+    def __init__(self, query: dict[str, str]) -> None:
+        limit, order = query.get("limit", str(DEFAULT_LIMIT)), query.get("order", "desc")
+        if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_LIMIT):
+            raise bad_request(f"'limit' must be a number from 1 to {MAX_LIMIT}.", "limit")
+        if order not in ("asc", "desc"):
+            raise bad_request("'order' must be asc or desc.", "order")
+        self.limit = int(limit)
+        self.descending = order == "desc"
+        self.after = query.get("after", "")
+
+    def of(self, items: Sequence[dict[str, Any]]) -> bytes:
+        """A page of these, the oldest first. Raises GatewayError 400 if `after` is none of them."""
+        ordered = list(reversed(items)) if self.descending else list(items)
+        if self.after:
+            at = next((at for at, item in enumerate(ordered) if item["id"] == self.after), -1)
+            if at < 0:
+                raise bad_request(f"'after' is the id of no item here: {self.after[:100]!r}.", "after")
+            ordered = ordered[at + 1 :]
+        return page(ordered[: self.limit], more=len(ordered) > self.limit)

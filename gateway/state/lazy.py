@@ -1,0 +1,93 @@
+"""The store, opened when it is needed first: its libraries take half a second and 35 MB, and most gateways never need it.
+
+Where the database cannot be had, requests are refused or go without it at once, and it is tried again every RETRY_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gateway.state.records import StoreFailed
+
+if TYPE_CHECKING:
+    from gateway.state.store import Store
+
+log = logging.getLogger("warmroute.state")
+
+SQLITE: Final = "sqlite"  # a file in the user's folder for such things
+RETRY_S: Final = 5.0
+PURGE_S: Final = 60.0
+_PURGE_PAUSE_S: Final = 0.1  # requests write meanwhile
+
+
+class LazyStore:
+    """url: as the configuration has it. clock: Unix seconds. pause_clock: monotonic seconds."""
+
+    def __init__(
+        self, url: str, ttl_s: float, clock: Callable[[], float] = time.time, pause_clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._url = f"sqlite:///{default_path()}" if url == SQLITE else url
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._pause_clock = pause_clock
+        self._store: Store | None = None
+        self._lock = asyncio.Lock()
+        self._failure: tuple[float, str] | None = None
+
+    async def get(self) -> Store:
+        """Raises StoreFailed."""
+        if self._store is not None:
+            return self._store
+        async with self._lock:
+            if self._store is None:
+                if self._failure and self._pause_clock() < self._failure[0] + RETRY_S:
+                    raise StoreFailed(self._failure[1])
+                try:
+                    self._store = await self._open()
+                except StoreFailed as failure:
+                    self._failure = self._pause_clock(), str(failure)
+                    log.error("responses cannot be kept", extra={"reason": str(failure)})
+                    raise
+            return self._store
+
+    async def run(self) -> None:
+        """Empty what has expired, every PURGE_S, once the store is open; for ever."""
+        while True:
+            await asyncio.sleep(PURGE_S)
+            try:
+                more = self._store is not None
+                while more and self._store:
+                    more = bool(await self._store.purge())
+                    await asyncio.sleep(_PURGE_PAUSE_S)
+            except StoreFailed as failure:
+                log.warning("what has expired could not be removed", extra={"reason": str(failure)})
+
+    async def close(self) -> None:
+        """Idempotent; what waits is written."""
+        store, self._store = self._store, None
+        if store:
+            await store.close()
+
+    async def _open(self) -> Store:
+        for name in ("gateway.state.database", "gateway.state.store"):
+            await asyncio.to_thread(importlib.import_module, name)
+        from gateway.state.database import Database
+        from gateway.state.store import Store
+
+        database = Database(self._url)
+        await database.open()
+        return Store(database, self._ttl_s, self._clock)
+
+
+def default_path() -> Path:
+    """Where SQLite's file is by default (XDG Base Directory Specification: state that outlives a restart)."""
+    home = os.environ.get("XDG_STATE_HOME", "")
+    folder = Path(home) if os.path.isabs(home) else Path("~/.local/state").expanduser()
+    return folder / "warmroute" / "responses.sqlite"

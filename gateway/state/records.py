@@ -1,0 +1,76 @@
+"""What is kept, and why it may not be had. No database in here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponse:
+    """A response. owner: whose it is; an id says nothing without it. parent: the response that it goes on with, conversation:
+    the one that it belongs to, "" without one. created_at: Unix seconds. input, output: the items that were new in its request,
+    and those that the model has made: elements of a JSON list, joined by commas, b"" for none. response: the whole object as
+    the client has it, JSON.
+    """
+
+    owner: str
+    id: str
+    parent: str = ""
+    conversation: str = ""
+    created_at: float
+    status: str
+    input: bytes
+    output: bytes
+    response: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """created_at: Unix seconds. metadata: a JSON object."""
+
+    owner: str
+    id: str
+    created_at: float
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Of a conversation. item: a JSON object with this id."""
+
+    id: str
+    item: bytes
+
+
+class StateError(Exception):
+    """Something that is kept cannot be had."""
+
+
+class Unknown(StateError):
+    """There is no such object, or it is not this owner's, or it was deleted."""
+
+    def __init__(self, id_: str) -> None:
+        super().__init__(id_)
+        self.id = id_
+
+
+class Expired(StateError):
+    """kept_s: seconds for which it was kept after its last use."""
+
+    def __init__(self, id_: str, kept_s: float) -> None:
+        super().__init__(id_, kept_s)
+        self.id = id_
+        self.kept_s = kept_s
+
+
+class TooLarge(StateError):
+    """A history of so many bytes, or turns, is not replayed."""
+
+    def __init__(self, size: int, turns: int) -> None:
+        super().__init__(size, turns)
+        self.size = size
+        self.turns = turns
+
+
+class StoreFailed(StateError):
+    """The database cannot be reached, does not answer in time, refuses, is full. The text says what to look at."""

@@ -1,0 +1,345 @@
+"""The store: responses and conversations, each its owner's alone, until they expire.
+
+A response lives for `ttl_s` after its last use. The responses that go on with each other are a tree, and all of it expires
+together: going on with one renews them all (once a tenth of the time has passed, so that not every turn writes every row).
+What has expired is emptied by `purge`; its id is known for TOMBSTONE_S more, so that a client reads why it is gone.
+
+Reads never write: fetching an answer does not renew it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from sqlalchemy import and_, delete, func, insert, literal, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.state.database import Database
+from gateway.state.records import Conversation, Expired, Item, StoredResponse, TooLarge, Unknown
+from gateway.state.tables import conversations, items, responses
+
+MAX_TURNS: Final = 10_000  # of a history that is replayed
+MAX_ITEMS: Final = 100_000  # of a conversation
+TOMBSTONE_S: Final = 7 * 86_400.0
+_PURGED_AT_ONCE: Final = 500
+_RENEWED_SHARE: Final = 0.1
+
+_COLUMNS: Final = ("owner", "id", "parent", "conversation", "created_at", "status", "input", "output", "response")
+
+
+class Store:
+    """See the top of this file. ttl_s: seconds. clock: Unix seconds. All methods raise StoreFailed."""
+
+    def __init__(self, database: Database, ttl_s: float, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._ttl_s = ttl_s
+        self._clock = clock
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    # -- responses
+
+    async def put(self, response: StoredResponse, added: Sequence[Item] = ()) -> None:
+        """Returns when it is durable. One with the same id is replaced. added: to its conversation, with it or not at all.
+
+        Raises Unknown if its conversation is gone, TooLarge if that is full.
+        """
+        now = self._clock()
+
+        async def work(connection: AsyncConnection) -> None:
+            await self._insert(connection, response, now)
+            if response.conversation:
+                await self._extend(connection, response.owner, response.conversation, added, now)
+
+        await self._database.write(work)
+
+    async def get(self, owner: str, id_: str) -> StoredResponse:
+        """Raises Unknown or Expired."""
+        columns = [responses.c[name] for name in _COLUMNS]
+        query = select(responses.c.expires_at, responses.c.emptied, *columns).where(_is(owner, id_))
+
+        async def work(connection: AsyncConnection) -> Any:
+            return (await connection.execute(query)).one_or_none()
+
+        row = await self._database.read(work)
+        self._require(row, id_)
+        return StoredResponse(**{name: getattr(row, name) for name in _COLUMNS})
+
+    async def chain(self, owner: str, id_: str, most: int) -> list[StoredResponse]:
+        """The response and all before it, the oldest first, without the `response` objects. most: bytes.
+
+        Raises Unknown or Expired with the id of the one that is missing, TooLarge before anything large is read.
+        """
+        head = select(responses.c.turns, responses.c.size, responses.c.expires_at, responses.c.emptied).where(_is(owner, id_))
+
+        async def work(connection: AsyncConnection) -> tuple[Any, Sequence[Any]]:
+            first = (await connection.execute(head)).one_or_none()
+            if first is None or first.emptied or first.size > most or first.turns > MAX_TURNS:
+                return first, ()
+            return first, (await connection.execute(_chain(owner, id_, first.turns))).all()
+
+        first, rows = await self._database.read(work)
+        self._require(first, id_)
+        if first.size > most or first.turns > MAX_TURNS:
+            raise TooLarge(first.size, first.turns)
+        for row in rows:
+            self._require(row, row.id)
+        if rows[0].parent or len(rows) != first.turns:
+            raise Unknown(rows[0].parent or id_)
+        return [
+            StoredResponse(**{**dict.fromkeys(_COLUMNS, b""), **{name: getattr(row, name) for name in _READ}}) for row in rows
+        ]
+
+    async def delete(self, owner: str, id_: str) -> bool:
+        """False: there is none. What goes on with it has lost its history."""
+        now = self._clock()
+
+        async def work(connection: AsyncConnection) -> bool:
+            condition = and_(_is(owner, id_), responses.c.emptied == 0, responses.c.expires_at > now)
+            return bool((await connection.execute(delete(responses).where(condition))).rowcount)
+
+        return await self._database.write(work)
+
+    # -- conversations
+
+    async def create_conversation(self, conversation: Conversation, added: Sequence[Item]) -> None:
+        now = self._clock()
+        row = {
+            "owner": conversation.owner,
+            "id": conversation.id,
+            "created_at": conversation.created_at,
+            "metadata": conversation.metadata,
+            "expires_at": now + self._ttl_s,
+            "emptied": 0,
+        }
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(insert(conversations).values(row))
+            await self._extend(connection, conversation.owner, conversation.id, added, now)
+
+        await self._database.write(work)
+
+    async def conversation(self, owner: str, id_: str) -> Conversation:
+        """Raises Unknown or Expired."""
+        query = select(conversations).where(_of(owner, id_))
+
+        async def work(connection: AsyncConnection) -> Any:
+            return (await connection.execute(query)).one_or_none()
+
+        row = await self._database.read(work)
+        self._require(row, id_)
+        return Conversation(owner=owner, id=id_, created_at=row.created_at, metadata=row.metadata)
+
+    async def describe(self, owner: str, id_: str, metadata: bytes) -> None:
+        """Give a conversation this metadata. Raises Unknown or Expired."""
+
+        async def work(connection: AsyncConnection) -> None:
+            await self._lock(connection, owner, id_)
+            await connection.execute(update(conversations).where(_of(owner, id_)).values(metadata=metadata))
+
+        await self._database.write(work)
+
+    async def delete_conversation(self, owner: str, id_: str) -> bool:
+        """With its items. False: there is none."""
+
+        async def work(connection: AsyncConnection) -> bool:
+            try:
+                await self._lock(connection, owner, id_)
+            except (Unknown, Expired):
+                return False
+            await connection.execute(delete(items).where(items.c.owner == owner, items.c.conversation == id_))
+            await connection.execute(delete(conversations).where(_of(owner, id_)))
+            return True
+
+        return await self._database.write(work)
+
+    async def add(self, owner: str, id_: str, added: Sequence[Item]) -> None:
+        """Items at the conversation's end. Raises Unknown, Expired or TooLarge."""
+        now = self._clock()
+
+        async def work(connection: AsyncConnection) -> None:
+            await self._extend(connection, owner, id_, added, now)
+
+        await self._database.write(work)
+
+    async def items(
+        self, owner: str, id_: str, *, limit: int, after: str = "", descending: bool = False
+    ) -> tuple[list[Item], bool]:
+        """(items, whether there are more). after: an item's id. Raises Unknown (also for `after`) or Expired."""
+        position = items.c.position
+
+        async def work(connection: AsyncConnection) -> tuple[Any, Sequence[Any] | None]:
+            found = (await connection.execute(select(conversations).where(_of(owner, id_)))).one_or_none()
+            query = select(items.c.id, items.c.item).where(items.c.owner == owner, items.c.conversation == id_)
+            if after:
+                start = (await connection.execute(select(position).where(_item(owner, id_, after)).limit(1))).scalar()
+                if start is None:
+                    return found, None
+                query = query.where(position < start if descending else position > start)
+            query = query.order_by(position.desc() if descending else position).limit(limit + 1)
+            return found, (await connection.execute(query)).all()
+
+        found, rows = await self._database.read(work)
+        self._require(found, id_)
+        if rows is None:
+            raise Unknown(after)
+        return [Item(row.id, row.item) for row in rows[:limit]], len(rows) > limit
+
+    async def item(self, owner: str, id_: str, item_id: str) -> Item:
+        """Raises Unknown or Expired."""
+
+        async def work(connection: AsyncConnection) -> tuple[Any, Any]:
+            found = (await connection.execute(select(conversations).where(_of(owner, id_)))).one_or_none()
+            return found, (await connection.execute(select(items.c.item).where(_item(owner, id_, item_id)))).scalars().first()
+
+        found, item = await self._database.read(work)
+        self._require(found, id_)
+        if item is None:
+            raise Unknown(item_id)
+        return Item(item_id, item)
+
+    async def delete_item(self, owner: str, id_: str, item_id: str) -> None:
+        """Raises Unknown or Expired."""
+
+        async def work(connection: AsyncConnection) -> None:
+            await self._lock(connection, owner, id_)
+            if not (await connection.execute(delete(items).where(_item(owner, id_, item_id)))).rowcount:
+                raise Unknown(item_id)
+
+        await self._database.write(work)
+
+    async def conversation_input(self, owner: str, id_: str, most: int) -> list[bytes]:
+        """All items, the oldest first. most: bytes. Raises Unknown, Expired or TooLarge."""
+        mine = and_(items.c.owner == owner, items.c.conversation == id_)
+        sizes = select(func.count(), func.coalesce(func.sum(func.length(items.c.item)), 0)).where(mine)
+        query = select(items.c.item).where(mine).order_by(items.c.position)
+
+        async def work(connection: AsyncConnection) -> tuple[Any, int, int, Sequence[bytes]]:
+            found = (await connection.execute(select(conversations).where(_of(owner, id_)))).one_or_none()
+            count, size = (await connection.execute(sizes)).one()
+            if size > most:
+                return found, count, size, ()
+            return found, count, size, (await connection.execute(query)).scalars().all()
+
+        found, count, size, rows = await self._database.read(work)
+        self._require(found, id_)
+        if size > most:
+            raise TooLarge(size, count)
+        return list(rows)
+
+    # -- time
+
+    async def purge(self) -> int:
+        """Empty some of what has expired, and forget some of what was emptied long ago. Returns how many; 0: no more."""
+        now = self._clock()
+
+        async def work(connection: AsyncConnection) -> int:
+            return sum([await _emptied(connection, now), await _forgotten(connection, now - TOMBSTONE_S)])
+
+        return await self._database.write(work)
+
+    def _require(self, row: Any, id_: str) -> None:
+        """Raises Unknown or Expired. row: with expires_at and emptied."""
+        if row is None:
+            raise Unknown(id_)
+        if row.emptied or row.expires_at <= self._clock():
+            raise Expired(id_, self._ttl_s)
+
+    async def _insert(self, connection: AsyncConnection, response: StoredResponse, now: float) -> None:
+        row: dict[str, Any] = {name: getattr(response, name) for name in _COLUMNS}
+        row |= {"root": response.id, "turns": 1, "size": len(response.input) + len(response.output) + 2, "emptied": 0}
+        row["expires_at"] = expires_at = now + self._ttl_s
+        if response.parent == response.id:
+            row["parent"] = ""  # an engine that gives the same id twice
+        elif response.parent:
+            query = select(responses.c.root, responses.c.turns, responses.c.size)
+            parent = (await connection.execute(query.where(_is(response.owner, response.parent)))).one_or_none()
+            if parent:
+                row["root"], row["turns"], row["size"] = parent.root, parent.turns + 1, parent.size + row["size"]
+                tree = and_(responses.c.owner == response.owner, responses.c.root == parent.root, responses.c.emptied == 0)
+                due = responses.c.expires_at < expires_at - self._ttl_s * _RENEWED_SHARE
+                await connection.execute(update(responses).where(tree, due).values(expires_at=expires_at))
+        await connection.execute(delete(responses).where(_is(response.owner, response.id)))
+        await connection.execute(insert(responses).values(row))
+
+    async def _lock(self, connection: AsyncConnection, owner: str, id_: str) -> None:
+        """For this transaction. Raises Unknown or Expired."""
+        query = select(conversations.c.expires_at, conversations.c.emptied).where(_of(owner, id_)).with_for_update()
+        self._require((await connection.execute(query)).one_or_none(), id_)
+
+    async def _extend(self, connection: AsyncConnection, owner: str, id_: str, added: Sequence[Item], now: float) -> None:
+        await self._lock(connection, owner, id_)
+        await connection.execute(update(conversations).where(_of(owner, id_)).values(expires_at=now + self._ttl_s))
+        if not added:
+            return
+        query = select(func.max(items.c.position), func.count()).where(items.c.owner == owner, items.c.conversation == id_)
+        last, count = (await connection.execute(query)).one()
+        if count + len(added) > MAX_ITEMS:
+            raise TooLarge(0, count)
+        first = 0 if last is None else last + 1
+        rows = [
+            {"owner": owner, "conversation": id_, "position": first + at, "id": each.id, "item": each.item}
+            for at, each in enumerate(added)
+        ]
+        await connection.execute(insert(items), rows)
+
+
+_READ: Final = ("owner", "id", "parent", "conversation", "created_at", "status", "input", "output")
+
+
+def _is(owner: str, id_: str) -> Any:
+    return and_(responses.c.owner == owner, responses.c.id == id_)
+
+
+def _of(owner: str, id_: str) -> Any:
+    return and_(conversations.c.owner == owner, conversations.c.id == id_)
+
+
+def _item(owner: str, conversation: str, id_: str) -> Any:
+    return and_(items.c.owner == owner, items.c.conversation == conversation, items.c.id == id_)
+
+
+def _chain(owner: str, id_: str, turns: int) -> Any:
+    """The rows from the oldest to this one. turns: how many there should be, which bounds it where ids make a circle."""
+    head = select(responses.c.id, responses.c.parent, literal(1).label("depth")).where(_is(owner, id_))
+    chain = head.cte("chain", recursive=True)
+    before = select(responses.c.id, responses.c.parent, chain.c.depth + 1).where(
+        responses.c.owner == owner, responses.c.id == chain.c.parent, chain.c.parent != "", chain.c.depth < turns
+    )
+    chain = chain.union_all(before)
+    columns = [responses.c[name] for name in _READ]
+    query = select(responses.c.expires_at, responses.c.emptied, *columns).join(chain, chain.c.id == responses.c.id)
+    return query.where(responses.c.owner == owner).order_by(chain.c.depth.desc())
+
+
+async def _emptied(connection: AsyncConnection, now: float) -> int:
+    """How many were emptied. Conversations lose their items."""
+    gone = 0
+    for table, values in (
+        (responses, {"input": b"", "output": b"", "response": b""}),
+        (conversations, {"metadata": b"{}"}),
+    ):
+        key = tuple_(table.c.owner, table.c.id)
+        query = select(table.c.owner, table.c.id).where(table.c.emptied == 0, table.c.expires_at <= now).limit(_PURGED_AT_ONCE)
+        rows = [tuple(row) for row in (await connection.execute(query)).all()]
+        if not rows:
+            continue
+        if table is conversations:
+            await connection.execute(delete(items).where(tuple_(items.c.owner, items.c.conversation).in_(rows)))
+        await connection.execute(update(table).where(key.in_(rows)).values(emptied=1, **values))
+        gone += len(rows)
+    return gone
+
+
+async def _forgotten(connection: AsyncConnection, before: float) -> int:
+    gone = 0
+    for table in (responses, conversations):
+        query = select(table.c.owner, table.c.id).where(table.c.emptied == 1, table.c.expires_at <= before)
+        rows = [tuple(row) for row in (await connection.execute(query.limit(_PURGED_AT_ONCE))).all()]
+        if rows:
+            await connection.execute(delete(table).where(tuple_(table.c.owner, table.c.id).in_(rows)))
+            gone += len(rows)
+    return gone

@@ -1,0 +1,58 @@
+"""The tables: one schema for SQLite and Postgres."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table
+
+VERSION: Final = 1
+
+schema: Final = MetaData()
+versions: Final = Table("warmroute_schema", schema, Column("version", Integer, primary_key=True, autoincrement=False))
+
+# Times are Unix seconds. root: the first response of its tree; all of a tree expires together. turns, size: of the whole
+# history up to this response, in responses and bytes. emptied: it has expired, and its content is gone.
+responses: Final = Table(
+    "warmroute_responses",
+    schema,
+    Column("owner", String, primary_key=True),
+    Column("id", String, primary_key=True),
+    Column("parent", String, nullable=False),
+    Column("root", String, nullable=False),
+    Column("conversation", String, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("status", String, nullable=False),
+    Column("turns", Integer, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("emptied", Integer, nullable=False),
+    Column("input", LargeBinary, nullable=False),
+    Column("output", LargeBinary, nullable=False),
+    Column("response", LargeBinary, nullable=False),
+    Index("warmroute_responses_by_root", "owner", "root"),
+    Index("warmroute_responses_by_expiry", "emptied", "expires_at"),
+)
+
+conversations: Final = Table(
+    "warmroute_conversations",
+    schema,
+    Column("owner", String, primary_key=True),
+    Column("id", String, primary_key=True),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("emptied", Integer, nullable=False),
+    Column("metadata", LargeBinary, nullable=False),
+    Index("warmroute_conversations_by_expiry", "emptied", "expires_at"),
+)
+
+items: Final = Table(
+    "warmroute_items",
+    schema,
+    Column("owner", String, primary_key=True),
+    Column("conversation", String, primary_key=True),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", String, nullable=False),
+    Column("item", LargeBinary, nullable=False),
+    Index("warmroute_items_by_id", "owner", "conversation", "id"),
+)

@@ -1,0 +1,122 @@
+"""Conversations in the store, over a real file."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.state.records import Conversation, Expired, Item, TooLarge, Unknown
+from gateway.state.store import Store
+from tests.gateway.state.conftest import TTL_S, Clock, opened, response
+
+
+def some(*ids: str) -> list[Item]:
+    return [Item(id_, b'{"id":"%b"}' % id_.encode()) for id_ in ids]
+
+
+async def begun(store: Store, id_: str = "c", owner: str = "o", *ids: str) -> None:
+    await store.create_conversation(Conversation(owner=owner, id=id_, created_at=5.0, metadata=b'{"a":"b"}'), some(*ids))
+
+
+async def all_items(store: Store, id_: str = "c") -> list[str]:
+    return [each.id for each in (await store.items("o", id_, limit=1000))[0]]
+
+
+async def test_its_life(tmp_path: Path) -> None:
+    async with opened(tmp_path / "a.sqlite") as store:
+        await begun(store, "c", "o", "i1", "i2")
+        assert (await store.conversation("o", "c")).metadata == b'{"a":"b"}'
+        await store.describe("o", "c", b'{"x":"y"}')
+        assert (await store.conversation("o", "c")).metadata == b'{"x":"y"}'
+        await store.add("o", "c", some("i3"))
+        await store.put(response("r", conversation="c"), some("i4", "i5"))
+        assert await all_items(store) == ["i1", "i2", "i3", "i4", "i5"]
+        assert await store.item("o", "c", "i3") == some("i3")[0]
+        await store.delete_item("o", "c", "i3")
+        assert await store.conversation_input("o", "c", 1000) == [each.item for each in some("i1", "i2", "i4", "i5")]
+        assert await store.delete_conversation("o", "c")
+        assert not await store.delete_conversation("o", "c")
+        assert await store.get("o", "r"), "its responses stay"
+
+
+async def test_it_is_its_owners(tmp_path: Path) -> None:
+    async with opened(tmp_path / "a.sqlite") as store:
+        await begun(store, "c", "o", "i1")
+        for work in (
+            store.conversation("p", "c"),
+            store.describe("p", "c", b"{}"),
+            store.add("p", "c", some("x")),
+            store.items("p", "c", limit=5),
+            store.item("p", "c", "i1"),
+            store.item("o", "c", "never"),
+            store.items("o", "c", limit=5, after="never"),
+            store.delete_item("p", "c", "i1"),
+            store.delete_item("o", "c", "never"),
+            store.conversation_input("p", "c", 1000),
+            store.put(response("r", owner="p", conversation="c"), some("x")),
+        ):
+            with pytest.raises(Unknown):
+                await work
+        assert not await store.delete_conversation("p", "c")
+        with pytest.raises(Unknown):
+            await store.get("p", "r")
+        assert await all_items(store) == ["i1"]
+
+
+async def test_it_expires_after_its_last_use(tmp_path: Path) -> None:
+    clock = Clock()
+    async with opened(tmp_path / "a.sqlite", clock) as store:
+        await begun(store, "c", "o", "i1")
+        clock.now += TTL_S * 0.9
+        await store.add("o", "c", some("i2"))
+        clock.now += TTL_S * 0.9
+        assert await all_items(store) == ["i1", "i2"]
+        clock.now += TTL_S * 0.2
+        for work in (store.conversation("o", "c"), store.add("o", "c", some("x")), store.conversation_input("o", "c", 1000)):
+            with pytest.raises(Expired):
+                await work
+        assert await store.purge() == 1
+        with pytest.raises(Expired):
+            await store.items("o", "c", limit=5)
+
+
+async def test_a_large_one_is_not_read(tmp_path: Path) -> None:
+    async with opened(tmp_path / "a.sqlite") as store:
+        await begun(store, "c", "o", *(f"i{at}" for at in range(100)))
+        with pytest.raises(TooLarge):
+            await store.conversation_input("o", "c", 500)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 12), st.integers(1, 5), st.booleans())
+def test_pages_have_all_items_once(count: int, limit: int, descending: bool) -> None:
+    async def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with opened(Path(folder) / "a.sqlite") as store:
+                ids = [f"i{at}" for at in range(count)]
+                await begun(store, "c", "o", *ids)
+                seen, after, more = list[str](), "", True
+                while more:
+                    page: tuple[list[Any], bool] = await store.items("o", "c", limit=limit, after=after, descending=descending)
+                    found, more = page
+                    assert len(found) <= limit
+                    seen += [each.id for each in found]
+                    after = seen[-1] if seen else ""
+                assert seen == (ids[::-1] if descending else ids)
+
+    asyncio.run(run())
+
+
+async def test_many_at_once_keep_their_order_within(tmp_path: Path) -> None:
+    async with opened(tmp_path / "a.sqlite") as store:
+        await begun(store)
+        await asyncio.gather(*(store.add("o", "c", some(f"{at}a", f"{at}b")) for at in range(50)))
+        seen = await all_items(store)
+        assert len(set(seen)) == 100
+        assert all(seen[at][:-1] == seen[at + 1][:-1] for at in range(0, 100, 2))

@@ -1,0 +1,331 @@
+"""The store of responses, over a real file."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.state.database import MAX_WAITING, Database
+from gateway.state.records import Expired, StateError, StoreFailed, TooLarge, Unknown
+from gateway.state.store import MAX_TURNS, TOMBSTONE_S, Store
+from tests.gateway.state.conftest import TTL_S, Clock, opened, response
+
+MANY = 1 << 40
+
+
+async def outcome(work: Any) -> Any:
+    try:
+        return await work
+    except StateError as error:
+        return type(error).__name__, error.args[0]
+
+
+async def test_what_was_put_is_there_and_its_history(tmp_path: Path) -> None:
+    async with opened(tmp_path / "a.sqlite") as store:
+        for id_, parent in (("a", ""), ("b", "a"), ("c", "b"), ("other", "a")):
+            await store.put(response(id_, parent))
+        assert await store.get("o", "b") == response("b", "a")
+        chain = await store.chain("o", "c", MANY)
+        assert [(each.id, each.input, each.output) for each in chain] == [
+            (id_, response(id_).input, response(id_).output) for id_ in "abc"
+        ]
+    async with opened(tmp_path / "a.sqlite") as again:
+        assert await again.get("o", "b") == response("b", "a"), "it outlives the process"
+
+
+async def test_the_same_id_is_replaced(tmp_path: Path) -> None:
+    async with opened(tmp_path / "a.sqlite") as store:
+        await store.put(response("a"))
+        await store.put(response("a", size=9))
+        assert await store.get("o", "a") == response("a", size=9)
+
+
+async def test_an_id_says_nothing_without_its_owner(tmp_path: Path) -> None:
+    async with opened(tmp_path / "a.sqlite") as store:
+        await store.put(response("a"))
+        await store.put(response("b", "a", owner="p"))
+        for work in (store.get("p", "a"), store.chain("p", "a", MANY), store.get("o", "never")):
+            with pytest.raises(Unknown):
+                await work
+        assert not await store.delete("p", "a")
+        assert await store.get("o", "a")
+        with pytest.raises(Unknown, match="a"):
+            await store.chain("p", "b", MANY)
+
+
+async def test_a_deleted_response_is_no_history(tmp_path: Path) -> None:
+    async with opened(tmp_path / "a.sqlite") as store:
+        for id_, parent in (("a", ""), ("b", "a"), ("c", "b")):
+            await store.put(response(id_, parent))
+        assert await store.delete("o", "b")
+        assert not await store.delete("o", "b")
+        with pytest.raises(Unknown) as caught:
+            await store.chain("o", "c", MANY)
+        assert caught.value.id == "b"
+        assert [each.id for each in await store.chain("o", "a", MANY)] == ["a"]
+
+
+async def test_too_large_a_history_is_not_read(tmp_path: Path) -> None:
+    async with opened(tmp_path / "a.sqlite") as store:
+        await store.put(response("a", size=1000))
+        await store.put(response("b", "a", size=1000))
+        assert await store.chain("o", "a", 2000)
+        with pytest.raises(TooLarge) as caught:
+            await store.chain("o", "b", 2000)
+        assert 2000 < caught.value.size < 2100
+
+
+async def test_ids_in_a_circle_end(tmp_path: Path) -> None:
+    """A replica that gives ids twice makes them."""
+    async with opened(tmp_path / "a.sqlite") as store:
+        await store.put(response("a", "a"))
+        assert len(await store.chain("o", "a", MANY)) == 1
+        await store.put(response("b", "a"))
+        await store.put(response("a", "b"))
+        with pytest.raises(Unknown):
+            await store.chain("o", "a", MANY)
+
+
+async def test_a_tree_expires_together_and_going_on_renews_it(tmp_path: Path) -> None:
+    clock = Clock()
+    async with opened(tmp_path / "a.sqlite", clock) as store:
+        await store.put(response("a"))
+        await store.put(response("lone"))
+        clock.now += TTL_S / 2
+        await store.put(response("b", "a"))
+        clock.now += TTL_S / 2 + 1
+        assert [each.id for each in await store.chain("o", "b", MANY)] == ["a", "b"]
+        for work in (store.get("o", "lone"), store.chain("o", "lone", MANY)):
+            with pytest.raises(Expired) as caught:
+                await work
+            assert caught.value.kept_s == TTL_S
+        clock.now += TTL_S
+        assert not await store.delete("o", "a"), "it is gone already"
+        with pytest.raises(Expired):
+            await store.chain("o", "b", MANY)
+
+
+async def test_what_has_expired_is_emptied_and_its_id_is_known_for_a_while(tmp_path: Path) -> None:
+    clock = Clock()
+    path = tmp_path / "a.sqlite"
+    async with opened(path, clock) as store:
+        await asyncio.gather(*(store.put(response(f"r{number}", size=300)) for number in range(1200)))
+        assert await store.purge() == 0
+        clock.now += TTL_S + 1
+        await store.put(response("new"))
+        emptied = 0
+        while found := await store.purge():
+            assert found <= 1000, "in pieces: others want to write"
+            emptied += found
+        assert emptied == 1200
+        with pytest.raises(Expired):
+            await store.get("o", "r7")
+        clock.now += TOMBSTONE_S
+        while await store.purge():
+            pass
+        with pytest.raises(Unknown):
+            await store.get("o", "r7")
+        with pytest.raises(Expired):
+            await store.get("o", "new")
+
+
+IDS = st.sampled_from("abcdef")
+OWNERS = st.sampled_from("op")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), OWNERS, IDS, st.sampled_from(["", *"abcdef"])),
+        st.tuples(st.just("delete"), OWNERS, IDS),
+        st.tuples(st.just("wait"), st.sampled_from([10.0, TTL_S * 0.2, TTL_S * 0.7, TTL_S, TOMBSTONE_S])),
+        st.tuples(st.just("purge")),
+    ),
+    max_size=25,
+)
+
+
+class Oracle:
+    """The same with dictionaries. known: by owner and id: (parent, root, expires_at)."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.known: dict[tuple[str, str], tuple[str, str, float]] = {}
+        self.gone: set[tuple[str, str]] = set()
+
+    def put(self, owner: str, id_: str, parent: str) -> None:
+        expires_at, root = self.clock.now + TTL_S, id_
+        parent = "" if parent == id_ else parent
+        if before := self.known.get((owner, parent)):
+            root = before[1]
+            for key, each in self.known.items():
+                if key[0] == owner and each[1] == root and key not in self.gone and each[2] < expires_at - TTL_S * 0.1:
+                    self.known[key] = each[0], root, expires_at
+        self.known[owner, id_] = parent, root, expires_at
+        self.gone.discard((owner, id_))
+
+    def get(self, owner: str, id_: str) -> str:
+        found = self.known.get((owner, id_))
+        if found is None:
+            return "Unknown"
+        return "Expired" if (owner, id_) in self.gone or found[2] <= self.clock.now else "there"
+
+    def delete(self, owner: str, id_: str) -> bool:
+        if self.get(owner, id_) != "there":
+            return False
+        del self.known[owner, id_]
+        return True
+
+    def purge(self) -> None:
+        now = self.clock.now
+        self.gone |= {key for key, each in self.known.items() if each[2] <= now}
+        for key in [key for key in self.gone if self.known[key][2] <= now - TOMBSTONE_S]:
+            del self.known[key]
+            self.gone.discard(key)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_it_does_what_dictionaries_do(steps: list[tuple[Any, ...]]) -> None:
+    async def run() -> None:
+        clock = Clock()
+        oracle = Oracle(clock)
+        with tempfile.TemporaryDirectory() as folder:
+            async with opened(Path(folder) / "a.sqlite", clock) as store:
+                for name, *arguments in steps:
+                    if name == "put":
+                        owner, id_, parent = arguments
+                        await store.put(response(id_, parent, owner))
+                        oracle.put(owner, id_, parent)
+                    elif name == "delete":
+                        assert await store.delete(*arguments) == oracle.delete(*arguments)
+                    elif name == "wait":
+                        clock.now += arguments[0]
+                    else:
+                        while await store.purge():
+                            pass
+                        oracle.purge()
+                    for owner in "op":
+                        for id_ in "abcdef":
+                            found = await outcome(store.get(owner, id_))
+                            expected = oracle.get(owner, id_)
+                            if expected == "there":
+                                assert (found.owner, found.id) == (owner, id_)
+                            else:
+                                assert found == (expected, id_)
+
+    asyncio.run(run())
+
+
+async def test_a_history_of_too_many_turns(tmp_path: Path) -> None:
+    """A thousand are read; one beyond the most is not, however it came there."""
+    async with opened(tmp_path / "a.sqlite") as store:
+        await asyncio.gather(*(store.put(response(f"r{at}", f"r{at - 1}" if at else "")) for at in range(1000)))
+        chain = await store.chain("o", "r999", MANY)
+        assert [each.id for each in chain] == [f"r{at}" for at in range(1000)]
+        await store.put(response("r1000", "r999"))
+        await _lengthened(store, "r1000", MAX_TURNS)
+        await store.put(response("last", "r1000"))
+        with pytest.raises(TooLarge) as caught:
+            await store.chain("o", "last", MANY)
+        assert caught.value.turns == MAX_TURNS + 1
+
+
+async def _lengthened(store: Store, id_: str, turns: int) -> None:
+    from sqlalchemy import update
+
+    from gateway.state.tables import responses
+
+    await store._database.write(lambda each: each.execute(update(responses).where(responses.c.id == id_).values(turns=turns)))
+
+
+async def test_its_file_is_nobody_elses(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "er" / "a.sqlite"
+    async with opened(path) as store:
+        await store.put(response("a"))
+        for each in path.parent.iterdir():
+            assert stat.S_IMODE(each.stat().st_mode) == 0o600, each
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+async def test_what_cannot_be_a_database_says_why(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.sqlite"
+    bad.write_bytes(b"no database at all" * 100)
+    with pytest.raises(StoreFailed, match="not a database"):
+        await Database(f"sqlite:///{bad}").open()
+    with pytest.raises(StoreFailed, match="mysql"):
+        Database("mysql://a/b")
+    with pytest.raises(StoreFailed, match="no database URL"):
+        Database("nonsense")
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreFailed, match="file"):
+        await Database(f"sqlite:///{tmp_path}/file/a.sqlite").open()
+
+
+async def test_another_version_of_the_tables_is_refused(tmp_path: Path) -> None:
+    from sqlalchemy import update
+
+    from gateway.state.tables import versions
+
+    async with opened(tmp_path / "a.sqlite") as store:
+        await store._database.write(lambda each: each.execute(update(versions).values(version=99)))
+    with pytest.raises(StoreFailed, match="version 99"):
+        await Database(f"sqlite:///{tmp_path}/a.sqlite").open()
+
+
+async def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path / "a.sqlite") as store:
+
+        async def broken(_connection: Any) -> None:
+            raise Unknown("x")
+
+        results = await asyncio.gather(
+            *(store.put(response(f"a{at}")) for at in range(20)),
+            store._database.write(broken),
+            *(store.put(response(f"b{at}")) for at in range(20)),
+            return_exceptions=True,
+        )
+        assert [each for each in results if each] == [results[20]]
+        assert isinstance(results[20], Unknown)
+        for at in range(20):
+            assert await store.get("o", f"a{at}")
+            assert await store.get("o", f"b{at}")
+
+
+async def test_a_full_database_says_so(tmp_path: Path) -> None:
+    async with opened(tmp_path / "a.sqlite") as store:
+        await store.put(response("a"))
+        await store._database.write(lambda each: each.exec_driver_sql("PRAGMA max_page_count=30"))
+        results = await asyncio.gather(*(store.put(response(f"b{at}", size=9000)) for at in range(40)), return_exceptions=True)
+        assert any(isinstance(each, StoreFailed) and "full" in str(each) for each in results)
+        assert await store.get("o", "a")
+        for at, each in enumerate(results):  # what was acknowledged is there, and nothing else
+            found = await outcome(store.get("o", f"b{at}"))
+            assert (found == ("Unknown", f"b{at}")) == isinstance(each, StoreFailed)
+
+
+async def test_writes_that_wait_are_bounded(tmp_path: Path) -> None:
+    async with opened(tmp_path / "a.sqlite") as store:
+        free = asyncio.Event()
+
+        async def blocks(_connection: Any) -> None:
+            await free.wait()
+
+        first = asyncio.ensure_future(store._database.write(blocks))
+        await asyncio.sleep(0)
+        waiting = [asyncio.ensure_future(store.delete("o", "x")) for _ in range(MAX_WAITING + 50)]
+        await asyncio.sleep(0)
+        refused = [each for each in waiting if each.done()]
+        assert len(refused) >= 50
+        with pytest.raises(StoreFailed, match="wait for the database"):
+            refused[0].result()
+        for each in waiting:
+            each.cancel()
+        free.set()
+        await first
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert not await store.delete("o", "x"), "it goes on"
