@@ -244,7 +244,7 @@ async def serve(
                     stack.enter_context(closing(Receiver(handed, runner.protocols)))
                 started(url_of(listeners[0].getsockname()))
                 await stop.wait()
-                gateway.served.running.draining = True
+                gateway.served.running.drain()
                 await stop_accepting(listeners, hurry, shared=shared)
                 for acceptor in acceptors:
                     acceptor.close()

@@ -42,12 +42,24 @@ def preflight_headers(origins: Collection[str], origin: str, headers: str) -> li
     """What a preflight is answered. headers: the names of those to come. Raises GatewayError 403 for another origin."""
     allowed = _allowed(origins, origin)
     if not allowed:
-        raise GatewayError(403, "origin_not_allowed", "The configuration (cors_origins) does not allow this web page's origin.")
+        raise origin_not_allowed()
     made = [(ALLOW_ORIGIN, allowed), ("Access-Control-Allow-Methods", METHODS), ("Access-Control-Max-Age", str(MAX_AGE_S))]
     if _NAMES.fullmatch(headers):
         made.append(("Access-Control-Allow-Headers", headers))
     made.append(("Vary", "Origin, Access-Control-Request-Headers"))
     return made
+
+
+def require_origin(origins: Collection[str], origin: str | None) -> None:
+    """For what browsers do not apply CORS to, WebSockets: any web page that a user looks at can open one, from the user's place
+    in the network. Raises GatewayError 403 if a request names another origin, as browsers' do; programs name none.
+    """
+    if origin is not None and not _allowed(origins, origin):
+        raise origin_not_allowed()
+
+
+def origin_not_allowed() -> GatewayError:
+    return GatewayError(403, "origin_not_allowed", "The configuration (cors_origins) does not allow this web page's origin.")
 
 
 def _allowed(origins: Collection[str], origin: str | None) -> str:

@@ -49,6 +49,7 @@ ENDPOINTS: Final[Mapping[str, bool]] = MappingProxyType(
         "/v1/audio/speech": True,
         "/v1/images/generations": True,
         "/v1/images/edits": True,
+        "/v1/realtime": True,
         "/v1/files": False,
         "/v1/files/": False,
         "/v1/batches": False,

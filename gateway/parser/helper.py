@@ -25,6 +25,7 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds
 from gateway.dialects.models.rename import rename
+from gateway.dialects.responses.create_message import Created, created
 from gateway.dialects.table import Dialects
 from gateway.dialects.translation.table import TRANSLATIONS
 from gateway.errors import GatewayError
@@ -118,6 +119,12 @@ def _translate(body: bytes, name: str) -> tuple[bytes, bytes]:
     return translated.body, translated.echo
 
 
+def _create(body: bytes) -> Created:
+    if exceeds(body):
+        raise _too_complex()
+    return created(body)
+
+
 def _members(body: bytes) -> tuple[dict[str, tuple[int, int]], int]:
     members = read_object(body)
     return members.spans, members.end
@@ -127,5 +134,6 @@ _OPERATIONS: Final[Mapping[str, Callable[..., tuple[Any, ...]]]] = {
     wire.PARSE: _parse,
     wire.CONTINUE: _continue,
     wire.TRANSLATE: _translate,
+    wire.CREATE: _create,
     wire.MEMBERS: _members,
 }

@@ -24,6 +24,7 @@ RESULT: Final = struct.Struct("<I")
 PARSE: Final = "parse"  # dialect, block_bytes, block_tokens, scope, aliases -> the fields of `ParsedBody`
 CONTINUE: Final = "continue"  # dialect, text, tokens -> verdict, edits (Continuation.request)
 TRANSLATE: Final = "translate"  # dialect -> body, echo (TranslatedRequest)
+CREATE: Final = "create"  # a message of a WebSocket -> the fields of `Created`
 MEMBERS: Final = "members"  # -> spans, end (json_edits.Members)
 
 DONE: Final = "done"

@@ -82,12 +82,14 @@ def caller_of(headers: Headers) -> Caller:
 class ClientReply:
     """One answer to one client: `begin`, `write` any number of times, `end`. Raises ConnectionError if the client has left.
 
-    begun: the head went out. keep_alive: the connection may be used again.
+    begun: the head went out. keep_alive: the connection may be used again. satisfied: the client has what it wanted: it may
+    leave.
     """
 
     def __init__(self) -> None:
         self.begun = False
         self.keep_alive = False
+        self.satisfied = False
 
     def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
         """The head, and the first bytes of the body with it.
@@ -117,9 +119,11 @@ class ClientRequest:
 
     path: decoded, without its query: what dialects and logs go by. target: path and query as they go to a replica, ASCII.
     lease: what of the memory budget the request holds; its account's `client` is the client's address (of IPv6 the network).
+    upgrades: it asks for a WebSocket, which the replica may agree to: then the reply's `feed_from` is for both directions.
     """
 
     def __init__(self, method: str, path: str, target: str, headers: Headers, lease: MemoryLease) -> None:
+        self.upgrades = False
         self.method = method
         self.path = path
         self.target = target

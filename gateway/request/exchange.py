@@ -141,7 +141,9 @@ class Exchange:
         request = self.request
         headers = b"%bX-Request-Id: %b\r\n" % (request.upstream_headers(), self.id.encode("ascii"))
         via = request.headers.get(VIA_HEADER)
-        return Call(request.method, request.target, headers, body, repeatable=self._is_repeatable(), via=via)
+        call = Call(request.method, request.target, headers, body, repeatable=self._is_repeatable(), via=via)
+        call.upgrades = request.upgrades
+        return call
 
     def _is_repeatable(self) -> bool:
         """Whether the request may be sent again after it may have reached a replica."""

@@ -277,7 +277,7 @@ class Lifecycle:
         record.ok = exchange.booking.lease.decoding  # what the replica has prefilled by now it does hold
         record.error = exchange.attempts.error or record.error
         delivered = exchange.delivered
-        if delivered.done_sent:  # it had everything
+        if delivered.done_sent or (delivered.reply and delivered.reply.satisfied):  # it had everything
             record.status, record.error = delivered.status, exchange.attempts.error
             record.complete = record.ok and delivered.status < 400
         elif delivered.reader and (reported := delivered.reader.reported):  # it left when it had read that the engine failed

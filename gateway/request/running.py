@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Final
 
 LAST_WRITES_S: Final = 1.0  # for writing errors to clients
@@ -27,6 +28,22 @@ class Running:
         self._running: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._told = set[Callable[[], None]]()
+
+    def tell(self, draining: Callable[[], None]) -> None:
+        """To be called once the gateway goes down: for connections that would stay open with nothing running on them."""
+        self._told.add(draining)
+
+    def forget(self, draining: Callable[[], None]) -> None:
+        """Undo `tell`. Idempotent."""
+        self._told.discard(draining)
+
+    def drain(self) -> None:
+        """The gateway goes down. Idempotent."""
+        if not self.draining:
+            self.draining = True
+            for tell in tuple(self._told):
+                tell()
 
     def enter(self) -> asyncio.Task[object]:
         """A request begins, in the task that serves it; the task is to be given back to `leave` in a `finally`."""
@@ -45,7 +62,7 @@ class Running:
 
     async def wait(self, timeout_s: float, hurry: asyncio.Event) -> None:
         """Let requests finish, for timeout_s or until `hurry`; then cancel the rest and let them send their errors."""
-        self.draining = True
+        self.drain()
         finished, hurried = asyncio.ensure_future(self._finished()), asyncio.ensure_future(hurry.wait())
         await asyncio.wait([finished, hurried], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finished.cancel()

@@ -26,6 +26,8 @@ from gateway.errors import GatewayError
 from gateway.request.client import ClientRequest
 from gateway.server.http.aiohttp_request import AiohttpRequest
 from gateway.server.http.plain_request import PlainRequest
+from gateway.server.websocket.message_request import MessageRequest
+from gateway.server.websocket.tunnel import UpgradeRequest
 
 KEY_HEADER: Final = "X-Warmroute-Admin-Key"
 ON_ADMIN_LISTENER: Final = web.AppKey("on_admin_listener", bool)  # whether an application is served on the admin listener
@@ -105,6 +107,10 @@ def is_direct(request: ClientRequest) -> bool:
         if head.direct is None:
             head.direct = fields_are_direct(head.fields.raw)
         return head.direct
+    if isinstance(request, MessageRequest):
+        request = request.opening.request
+    elif isinstance(request, UpgradeRequest):
+        request = request.opening
     if not isinstance(request, AiohttpRequest) or not request.local:
         return False
     inner = request.inner

@@ -28,6 +28,8 @@ from gateway.server.http.connections import ClientServer
 from gateway.server.models import Models
 from gateway.server.operator import Operator
 from gateway.server.status import Status
+from gateway.server.websocket.handshake import VERSION
+from gateway.server.websocket.websockets import WebSockets
 
 log = logging.getLogger("warmroute.gateway")
 
@@ -62,6 +64,7 @@ class Served:
 
 
 _SERVED = web.AppKey("served", Served)
+_SOCKETS = web.AppKey("sockets", WebSockets)
 
 
 def clients_runner(served: Served) -> AnyRunner:
@@ -111,6 +114,7 @@ def _runner(
 
 def clients_app(served: Served) -> web.Application:
     app = _application(served, _API)
+    app[_SOCKETS] = WebSockets(served.lifecycle)
     app.router.add_routes(
         [
             *served.status.routes(for_all=False),
@@ -148,8 +152,10 @@ async def _finish_headers(request: web.Request, response: web.StreamResponse) ->
 
 
 async def _forward(request: web.Request) -> Any:
-    """Returns a `ClientReply`, which stands in for a `web.StreamResponse` (see `http/response.py`)."""
+    """Returns a `ClientReply` or an `UpgradedResponse`, which stand in for a `web.StreamResponse` (see `http/response.py`)."""
     served = request.app[_SERVED]
+    if request.app[_SOCKETS].wanted(request):
+        return await request.app[_SOCKETS].serve(adapt(request))
     return cors.preflight(request, served.live) or await served.lifecycle.serve(adapt(request))
 
 
@@ -159,7 +165,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except GatewayError as error:
-        return error_response(error)
+        answer = error_response(error)
+        if error.status == 426:
+            answer.headers["Sec-WebSocket-Version"] = VERSION
+        return answer
     except ConnectionError:
         raise  # the client left
     except web.HTTPNotFound as error:

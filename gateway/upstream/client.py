@@ -29,6 +29,7 @@ from gateway.upstream.timeouts import Limits, limits_of
 
 _REQUEST_TIMEOUT: Final = 408
 
+_UPGRADE: Final = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
 _WITH_BODY: Final = frozenset(["POST", "PUT", "PATCH"])
 
 
@@ -36,10 +37,10 @@ class Call:
     """One request to a replica. path: with its query, ASCII; headers: lines, from `upstream_headers`.
 
     repeatable: it may be sent twice (generations; not a file upload), so it is retried even if a replica may have received it.
-    probe: sent by the gateway itself. via: the gateways that it has passed (`loop_guard.py`).
+    probe: sent by the gateway itself. via: the gateways that it has passed (`loop_guard.py`). upgrades: to a WebSocket.
     """
 
-    __slots__ = ("body", "headers", "method", "path", "probe", "repeatable", "via")
+    __slots__ = ("body", "headers", "method", "path", "probe", "repeatable", "upgrades", "via")
 
     def __init__(
         self,
@@ -58,11 +59,14 @@ class Call:
         self.body = body
         self.repeatable = repeatable
         self.probe = probe
+        self.upgrades = False
         self.via = via
 
     def with_body(self, body: bytes) -> Call:
         """The same call with another body."""
-        return Call(self.method, self.path, self.headers, body, repeatable=self.repeatable, probe=self.probe, via=self.via)
+        call = Call(self.method, self.path, self.headers, body, repeatable=self.repeatable, probe=self.probe, via=self.via)
+        call.upgrades = self.upgrades
+        return call
 
     def __repr__(self) -> str:
         return f"<Call {self.method} {self.path}, {len(self.body)} bytes>"
@@ -167,6 +171,21 @@ class ReplicaAnswer:
     def resume(self) -> None:
         if self._connection:
             self._connection.resume()
+
+    def forward(self, data: bytes) -> None:
+        """Bytes to the replica, which has switched protocols (101)."""
+        if self._connection:
+            self._connection.forward(data)
+
+    def when_held(self, on_hold: Callable[[bool], None]) -> None:
+        """Call `on_hold` with True when the replica does not read what is forwarded, and with False when it does again."""
+        if self._connection:
+            self._connection.on_hold = on_hold
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were forwarded and not sent yet."""
+        return self._connection.unsent if self._connection else 0
 
     def close(self) -> None:
         """Idempotent. The connection of a finished answer goes back to the pool, of an unfinished one is closed."""
@@ -307,7 +326,7 @@ class UpstreamClient:
         common = f"Host: {address.netloc}\r\n{self._loops.line(call.via)}" if call.via else upstream.host_lines
         length = b"Content-Length: %d\r\n" % len(call.body) if call.body or call.method in _WITH_BODY else b""
         begin = f"{call.method} {address.path}{call.path} HTTP/1.1\r\n{common}".encode("ascii")
-        return b"".join((begin, call.headers, length, b"\r\n"))
+        return b"".join((begin, call.headers, _UPGRADE if call.upgrades else b"", length, b"\r\n"))
 
     def __repr__(self) -> str:
         return f"<UpstreamClient {[upstream.pool for upstream in self._upstreams.values()]}>"
@@ -317,7 +336,7 @@ async def _answer(upstream: Upstream, connection: Connection, head: bytes, call:
     if not call.probe:
         upstream.pool.carries_request(connection)
     try:
-        connection.send(head, call.body, to_head=call.method == "HEAD", limits=limits)
+        connection.send(head, call.body, to_head=call.method == "HEAD", limits=limits, upgrades=call.upgrades)
         await connection.wait()
     except BaseException:
         upstream.pool.give_back(connection)

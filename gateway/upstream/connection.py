@@ -28,7 +28,7 @@ from typing import Final, cast
 from gateway.errors import ClientStalled, ReplicaFailure
 from gateway.turns import AT_ONCE, LARGE, Late, first_turn, turns_of
 from gateway.upstream.backpressure import Backpressure
-from gateway.upstream.http1 import Answer, FramingError
+from gateway.upstream.http1 import SWITCHING, Answer, FramingError
 from gateway.upstream.sending import Sending
 from gateway.upstream.timeouts import Limits
 
@@ -63,6 +63,7 @@ class Connection(asyncio.Protocol):
         "failure",
         "idle_since",
         "lost",
+        "on_hold",
         "started",
         "unread",
         "used",
@@ -91,6 +92,9 @@ class Connection(asyncio.Protocol):
         self.failure: Exception | None = None  # a ReplicaFailure, a ClientStalled, or what the sink raised
         self.started = False  # any byte of the answer was received
         self.used = 0  # earlier calls
+        self.on_hold: Callable[[bool], None] | None = (
+            None  # called when the replica does not read what is forwarded; and when it does
+        )
         self.lost: Callable[[Connection], None] | None = None  # called when the connection ends; set while it is idle
 
     # -- the owner's side
@@ -108,11 +112,14 @@ class Connection(asyncio.Protocol):
             raise ConnectionResetError("it ended with its TLS handshake")
         self._transport = self._sending.transport = transport
 
-    def send(self, head: bytes, body: bytes = b"", *, to_head: bool, limits: Limits) -> None:
-        """Begin a call with a whole request; a large body is not copied. Raises ReplicaFailure if the connection has ended."""
+    def send(self, head: bytes, body: bytes = b"", *, to_head: bool, limits: Limits, upgrades: bool = False) -> None:
+        """Begin a call with a whole request; a large body is not copied. upgrades: it asks for another protocol.
+
+        Raises ReplicaFailure if the connection has ended.
+        """
         if self._transport is None:
             raise ReplicaFailure("reset", "the connection ended before the request was sent", reached=0)
-        self.answer, self.failure, self.started = Answer(to_head=to_head), None, False
+        self.answer, self.failure, self.started = Answer(to_head=to_head, upgrades=upgrades), None, False
         self._limits, self._flowing = limits, False
         self._backpressure.clear()
         self._last_read = self._sent_at = now = self._loop.time()
@@ -129,9 +136,25 @@ class Connection(asyncio.Protocol):
     def complete(self) -> bool:
         return self.answer is not None and self.answer.complete
 
+    @property
+    def switched(self) -> bool:
+        """Whether the replica has agreed to another protocol."""
+        return self.answer is not None and self.answer.head is not None and self.answer.head.status == SWITCHING
+
+    def forward(self, data: bytes) -> None:
+        """The client's bytes, after a switch. They are signs of life, as the replica's are."""
+        if self._transport and not self._transport.is_closing():
+            self._last_read = self._loop.time()
+            self._transport.write(data)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were written and not sent yet."""
+        return self._transport.get_write_buffer_size() if self._transport else 0
+
     async def wait(self, beyond: int = 0) -> None:
-        """Wait for more than `beyond` unread bytes, or the end of the answer. Raises ReplicaFailure."""
-        while not (self.unread > beyond or self.complete or self.failure):
+        """Wait for more than `beyond` unread bytes, the end of the answer, or a switch. Raises ReplicaFailure."""
+        while not (self.unread > beyond or self.complete or self.failure or self.switched):
             self._waiter = self._loop.create_future()
             await self._waiter
         if self.failure and self.unread <= beyond:
@@ -198,7 +221,7 @@ class Connection(asyncio.Protocol):
         """End of the owner's call. True if the connection can carry another; else it is closed."""
         transport, answer = self._transport, self.answer
         sent = self._sending.end()
-        self.answer = self._sink = None
+        self.answer = self._sink = self.on_hold = None
         self.failure = None  # its traceback refers to this connection
         self._parts, self.unread = [], 0
         good = (
@@ -300,14 +323,21 @@ class Connection(asyncio.Protocol):
                 self.unread += len(body)
                 if self.unread > MAX_UNREAD:
                     self._set_paused(_UNREAD, on=True)
+        elif not self._flowing and self.switched:  # with nothing behind its head
+            self._flowing = True
+            self._wake()
         if answer.complete or (body and not self._sink):
             self._wake()
 
     def pause_writing(self) -> None:
         self._sending.pause()
+        if self.on_hold:
+            self.on_hold(True)
 
     def resume_writing(self) -> None:
         self._sending.resume()
+        if self.on_hold:
+            self.on_hold(False)
 
     def eof_received(self) -> None:
         """No half-open connections: asyncio closes the transport."""
@@ -360,7 +390,7 @@ class Connection(asyncio.Protocol):
         elif self._paused_by & _OWNER:
             self._fail(ClientStalled(f"the client has not read for {silence:g} s"))
         else:
-            self._fail(ReplicaFailure("timeout", f"nothing came for {silence:g} s"))
+            self._fail(ReplicaFailure("timeout", f"nothing came for {silence:g} s", blameless=self.switched))
 
     def _fail(self, failure: Exception) -> None:
         self.failure = failure

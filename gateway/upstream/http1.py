@@ -1,6 +1,6 @@
 """Parser of a replica's HTTP/1.1 responses: bytes in, head and body out. Pure; the chunking of the input does not matter.
 
-    head ──► body (by length, in chunks, until the end) ──► complete
+    head ──► body (by length, in chunks, until the end; of a 101 that was asked for: until the end) ──► complete
 
 Ambiguous messages are refused, because request smuggling works by two parsers that disagree about a message's end (RFC 9112,
 sections 6.3 and 11.2): two lengths, a length beside a transfer coding, a coding other than `chunked`, folded lines, bare CR or
@@ -32,6 +32,7 @@ _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
 _LENGTH_LINE: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})(?=\r\n)")
 _MAX_CACHED_BYTES: Final = 2048
 
+SWITCHING: Final = 101
 _BODILESS: Final = frozenset([204, 304])
 
 # The parser's next step. Numbers and not bound methods, which would make a reference cycle per answer.
@@ -117,11 +118,14 @@ class Answer:
     head: None until it is parsed. complete: the message has ended. rest: bytes after its end.
     """
 
-    __slots__ = ("_buffer", "_left", "_method_head", "_skipped", "_step", "complete", "head", "rest")
+    __slots__ = ("_buffer", "_left", "_method_head", "_skipped", "_step", "_upgrades", "complete", "head", "rest")
 
-    def __init__(self, *, to_head: bool = False) -> None:
-        """to_head: the request was a HEAD, so there is no body."""
+    def __init__(self, *, to_head: bool = False, upgrades: bool = False) -> None:
+        """to_head: the request was a HEAD, so there is no body. upgrades: it asked for another protocol: of a 101 the body is
+        everything until the connection ends.
+        """
         self._method_head = to_head
+        self._upgrades = upgrades
         self._buffer = b""
         self._left = 0  # remaining bytes of the body or chunk
         self._skipped = 0  # bytes of interim heads
@@ -174,7 +178,9 @@ class Answer:
                 self._buffer = data[at:]
                 return b""
             head = parse_head(data[at : end + 4], bodiless=self._method_head)
-            if head.status >= 200:
+            if head.status == SWITCHING and not self._upgrades:
+                raise FramingError("the answer switches protocols")
+            if head.status >= 200 or head.status == SWITCHING:
                 return self._begin_body(head, data[end + 4 :])
             self._skipped += end + 4 - at
             at = end + 4
@@ -277,8 +283,8 @@ def parse_head(data: bytes, *, bodiless: bool = False) -> AnswerHead:
             return AnswerHead(fields, int(found[1]), chunked=False)
     fields = _parse_cached(data) if len(data) <= _MAX_CACHED_BYTES else _parse(data)
     length, chunked = _body_of(fields.lengths, fields.codings, fields.http11)
-    if fields.status == 101:
-        raise FramingError("the answer switches protocols")
+    if fields.status == SWITCHING:
+        return AnswerHead(fields, None, chunked=False)
     if bodiless or fields.status in _BODILESS or fields.status < 200:
         length, chunked = 0, False
     return AnswerHead(fields, length, chunked=chunked)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gateway.dialects.table import Dialects
 from tests.gateway.dialects.events.test_named import named
-from tests.support.fakes import DONE, STREAM_HEAD, FakeReplica, FakeRequest, chunk, http
+from tests.support.fakes import DONE, STREAM_HEAD, FakeReplica, FakeRequest, chunk, http, status
 
 CALLS: Final = 2
 SHELLS: Final = ("exec_command", "shell_command", "bash", "Bash")
@@ -39,6 +39,8 @@ class AgentEngine(FakeReplica):
             return writer.write(http(200, b'{"input_tokens": 100}'))
         if path not in self.paths:
             return writer.write(http(404, b'{"detail":"Not Found"}'))
+        if body.get("previous_response_id"):  # as vLLM, whose store is off
+            return await status(404, "Response with this id not found.")(request, writer)
         tokens, cached = self._prefill(path, request.body)
         write = WRITERS[path]
         answer, events = write(body, tokens, cached)

@@ -13,7 +13,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -24,6 +24,7 @@ from tests.support.paths import ROOT
 AGENTS = Path(os.environ.get("WARMROUTE_CLIENTS", ROOT / ".clients")) / "node_modules" / ".bin"
 SESSIONS = 4
 LIMIT_S = 240
+LOST = ("id not found", "previous_response_id")  # of a response: the engine's words, and the translation's
 
 pytestmark = [pytest.mark.clients, pytest.mark.skipif(not AGENTS.is_dir(), reason="needs scripts/clients.sh")]
 
@@ -64,11 +65,12 @@ async def run(home: Path, *command: str, **env: str) -> str:
     return text
 
 
-async def codex(home: Path, url: str, number: int) -> str:
+async def codex(home: Path, url: str, number: int, *more: str) -> str:
+    """more: lines of its provider's configuration."""
     config = home / ".codex" / "config.toml"
     config.parent.mkdir(parents=True)
     lines = ['model = "m"', 'model_provider = "warm"', "[model_providers.warm]", 'name = "warm"', f'base_url = "{url}/v1"']
-    config.write_text("\n".join([*lines, 'wire_api = "responses"', 'env_key = "X_KEY"\n']), encoding="utf-8")
+    config.write_text("\n".join([*lines, *more, 'wire_api = "responses"', 'env_key = "X_KEY"\n']), encoding="utf-8")
     options = "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"
     return await run(home, str(AGENTS / "codex"), "exec", *options, f"list the files, number {number}", X_KEY="k")
 
@@ -84,9 +86,13 @@ async def opencode(home: Path, url: str, number: int, provider: str) -> str:
     return await run(home, str(AGENTS / "opencode"), "run", "-m", model, f"list the files, number {number}")
 
 
-def check(engines: list[AgentEngine], lines: list[dict[str, Any]], session_header: str, path: str) -> None:
-    """Every session stayed, nothing was an error, and what was cached was metered and paid for."""
-    asked = [line for line in lines if line["path"].startswith(path)]
+def check(engines: list[AgentEngine], lines: list[dict[str, Any]], session_header: str, path: str) -> int:
+    """Every session stayed, nothing was an error, and what was cached was metered and paid for.
+
+    Returns how many requests have named a response that no replica has, and were sent again as a whole.
+    """
+    of_path = [line for line in lines if line["path"].startswith(path)]
+    asked = [line for line in of_path if not any(words in line.get("error", "") for words in LOST)]
     assert len(asked) >= SESSIONS * (CALLS + 1)
     assert {line["status"] for line in asked} == {200}, Counter(line["status"] for line in asked)
     assert not [line for line in asked if "error" in line]
@@ -104,6 +110,7 @@ def check(engines: list[AgentEngine], lines: list[dict[str, Any]], session_heade
     later = [line for line in asked if line["cached_tokens_reported"]]
     assert len(later) >= SESSIONS * CALLS, "all but the first turn of a session at most were computed anew"
     assert all(line["cost_usd"] > 0 and line["saved_usd"] > 0 for line in later)
+    return len(of_path) - len(asked)
 
 
 AGENTS_UNDER_TEST: Mapping[str, tuple[Callable[[Path, str, int], Any], str, str]] = {
@@ -113,14 +120,25 @@ AGENTS_UNDER_TEST: Mapping[str, tuple[Callable[[Path, str, int], Any], str, str]
 }
 
 
+# Not recorded: what is sent over a WebSocket depends on what has come back over it.
+WEBSOCKETS: Final = {
+    "codex, websocket": (
+        lambda home, url, number: codex(home, url, number, "supports_websockets = true"),
+        "session-id",
+        "/v1/responses",
+    ),
+}
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("speaks", [(), ("/v1/chat/completions",)], ids=["native", "translated"])
-@pytest.mark.parametrize("agent", AGENTS_UNDER_TEST)
+@pytest.mark.parametrize("agent", [*AGENTS_UNDER_TEST, *WEBSOCKETS])
 async def test_whole_agent_loops(
     agent: str, speaks: tuple[str, ...], tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    begin, header, path = AGENTS_UNDER_TEST[agent]
+    begin, header, path = {**AGENTS_UNDER_TEST, **WEBSOCKETS}[agent]
     async with fleet(*speaks) as (gateway, engines):
         for first in range(0, SESSIONS, 2):  # two at a time
             await asyncio.gather(*(begin(tmp_path / str(number), gateway.url, number) for number in (first, first + 1)))
-        check(engines, request_lines(), header, path)
+        again = check(engines, request_lines(), header, path)
+        assert (again > 0) == (agent in WEBSOCKETS), "only there Codex sends what is new, first"

@@ -24,6 +24,7 @@ from gateway.server.fallback.request import HELD, Held
 from gateway.server.http.ambiguity import SPOKEN, refusal_of
 from gateway.server.http.response import cut_connection
 
+_HEAD_END: Final = b"\r\n\r\n"
 WRITTEN_AHEAD: Final = 64 << 10  # bytes that aiohttp writes to a client that does not keep up before it waits
 
 Handler = Callable[[web.Request], Awaitable[Any]]
@@ -48,6 +49,12 @@ class Door(asyncio.Protocol):
         self._client = ""
         self._transport: asyncio.Transport | None = None
         self._unread: MemoryLease | None = None  # of answers in the transport's buffer, while the client does not keep up
+        self._end = b""  # the last bytes that have come
+
+    @property
+    def sent_early(self) -> bool:
+        """Whether anything has come behind the request for an upgrade that is being answered: it has no body."""
+        return self._end != _HEAD_END
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         made = cast(asyncio.Transport, transport)  # uvloop's is no subclass
@@ -71,6 +78,7 @@ class Door(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._inner:
+            self._end = (self._end + data[-len(_HEAD_END) :])[-len(_HEAD_END) :]
             self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:

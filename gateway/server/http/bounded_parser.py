@@ -31,6 +31,7 @@ log = logging.getLogger("warmroute.gateway")
 MAX_HEAD_BYTES: Final = 64 << 10  # request line and headers
 NOTHING: Final = ((), False, b"")
 NO_HEADERS: Final = CIMultiDictProxy[str](CIMultiDict())
+_HEAD_END: Final = b"\r\n\r\n"
 
 
 class Refused(HttpProcessingError):
@@ -58,6 +59,8 @@ class BoundedParser:
         self._leases: deque[MemoryLease] = deque()  # of requests not yet given to `next_request`
         self._last: MemoryLease | None = None  # of the last request
         self._excess: GatewayError | None = None  # what the next `feed_data` raises
+        self._end = b""  # the last bytes of a partial head
+        self.sent_early = False  # bytes have come behind a request for an upgrade
         self.closed = False
         self.paused = False  # until it is fed b"", it may buffer its input
 
@@ -101,14 +104,17 @@ class BoundedParser:
             if payload.is_eof():
                 self._payload = None
         if messages:
+            self.sent_early = not (self._end + data).endswith(_HEAD_END)
             if messages[-1][0].upgrade and not (len(messages) == 1 and _is_whole(data, messages[0][0])):
                 # aiohttp's parser drops the bytes after it, so it has to be the connection's last request.
                 messages[-1] = (messages[-1][0]._replace(should_close=True), messages[-1][1])
             messages = [(self._begin(message, its_payload), its_payload) for message, its_payload in messages]
         if messages or payload is not None:
             self._head = 0  # a part of a next head counts later
+            self._end = b""
         else:
             self._head += len(data)
+            self._end = (self._end + data)[-len(_HEAD_END) :]
             self._check_head()
         return messages, upgraded, tail
 

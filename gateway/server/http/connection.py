@@ -154,6 +154,11 @@ class ClientConnection(aiohttp_seam.AiohttpConnection):
         return self._client
 
     @property
+    def sent_early(self) -> bool:
+        """Whether anything has come behind the request for an upgrade that is being answered."""
+        return self._bounded is None or self._bounded.sent_early or self._late.waits()
+
+    @property
     def idle(self) -> bool:
         """Whether no request is being handled or answered, and the next one's head is incomplete."""
         waits = self.waiter is not None and not self.waiter.done()
@@ -188,6 +193,8 @@ class ClientConnection(aiohttp_seam.AiohttpConnection):
 
     def _feed_aiohttp(self, data: bytes) -> None:
         """Feed bytes to aiohttp."""
+        if self.upgraded and self._bounded:
+            self._bounded.sent_early = True
         super().data_received(data)
         if self._bounded:
             if self._bounded.note_paused(self._late.held + (len(data) if self._full() or self.upgraded else 0)):

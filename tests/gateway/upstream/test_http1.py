@@ -388,3 +388,22 @@ def test_its_state_can_be_read() -> None:
     assert repr(answer) == "<Answer 200, length, 3 bytes left>"
     answer.feed(b"llo")
     assert repr(answer) == "<Answer 200, complete, 0 bytes left>"
+
+
+def test_a_switch_that_was_asked_for() -> None:
+    """Everything behind its head is the other protocol's, until the end."""
+    answer = Answer(upgrades=True)
+    assert (
+        answer.feed(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nContent-Length: 3\r\n\r\nframes") == b"frames"
+    )
+    assert answer.head
+    assert (answer.head.status, answer.head.keep_alive, answer.complete) == (101, False, False)
+    assert answer.feed(b"more") == b"more"
+    answer.end()
+    assert answer.complete
+
+
+def test_another_answer_to_one_who_asks_for_a_switch() -> None:
+    answer = Answer(upgrades=True)
+    assert answer.feed(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 404 No\r\nContent-Length: 2\r\n\r\nno") == b"no"
+    assert answer.complete

@@ -1,0 +1,53 @@
+"""The opening handshake of a WebSocket (RFC 6455, section 4.2)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from typing import Final
+
+from aiohttp import HttpVersion11, web
+from multidict import CIMultiDictProxy
+
+from gateway.errors import GatewayError, bad_request
+
+VERSION: Final = "13"
+_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_KEY_BYTES: Final = 16
+_CREDENTIALS: Final = "openai-insecure-api-key."  # in which browsers' programs send their key: no name of a protocol
+
+
+def wants_websocket(request: web.Request) -> bool:
+    headers = request.headers
+    tokens = ",".join(headers.getall("Connection", ())).lower().split(",")
+    return (
+        request.method == "GET"
+        and request.version >= HttpVersion11
+        and headers.get("Upgrade", "").lower() == "websocket"
+        and "upgrade" in [token.strip() for token in tokens]
+    )
+
+
+def accepting(headers: CIMultiDictProxy[str]) -> bytes:
+    """The head that accepts a handshake, without extensions. Raises GatewayError 400 or 426."""
+    if headers.get("Sec-WebSocket-Version", "").strip() != VERSION:
+        raise GatewayError(426, "websocket_version", f"The gateway speaks version {VERSION} of the WebSocket protocol.")
+    key = headers.get("Sec-WebSocket-Key", "").strip()
+    try:
+        whole = len(base64.b64decode(key, validate=True)) == _KEY_BYTES
+    except (binascii.Error, ValueError):
+        whole = False
+    if not whole:
+        raise bad_request(f"Sec-WebSocket-Key has to be {_KEY_BYTES} bytes in base64.")
+    accept = base64.b64encode(hashlib.sha1(key.encode("ascii") + _GUID, usedforsecurity=False).digest())
+    lines = [b"Upgrade: websocket", b"Connection: Upgrade", b"Sec-WebSocket-Accept: " + accept, b"Server: warmroute"]
+    offered = [token.strip() for token in ",".join(headers.getall("Sec-WebSocket-Protocol", ())).split(",")]
+    if chosen := next((token for token in offered if _is_token(token)), ""):
+        lines.append(b"Sec-WebSocket-Protocol: " + chosen.encode("ascii"))  # a browser fails if none of its own is chosen
+    return b"HTTP/1.1 101 Switching Protocols\r\n" + b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _is_token(name: str) -> bool:
+    plain = name.isascii() and name.replace("-", "").replace(".", "").replace("_", "").isalnum()
+    return plain and len(name) <= 100 and not name.startswith(_CREDENTIALS)
