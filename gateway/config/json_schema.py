@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.config.hints import FALSE, SECRET, extra_of
-from gateway.config.schema import Config, ReplicaConfig
+from gateway.config.schema import Config, ReplicaConfig, StateConfig
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -27,12 +27,13 @@ def editor_schema() -> Schema:
 def config_schema() -> Schema:
     """The schema of the file."""
     _, parts = msgspec.json.schema_components((Config,), ref_template="{name}")
-    properties = parts["Config"]["properties"]
-    for field in msgspec.structs.fields(Config):
-        if SECRET in extra_of(field.type):
-            del properties[field.name]
-        elif FALSE in extra_of(field.type):
-            properties[field.name] |= {"type": ["string", "boolean"], "not": {"const": True}}
+    for section in (Config, StateConfig):
+        properties = parts[section.__name__]["properties"]
+        for field in msgspec.structs.fields(section):
+            if SECRET in extra_of(field.type):
+                del properties[field.name]
+            elif FALSE in extra_of(field.type):
+                properties[field.name] |= {"type": ["string", "boolean"], "not": {"const": True}}
     replica = parts[ReplicaConfig.__name__]
     parts[ReplicaConfig.__name__] = {"anyOf": [replica["properties"][ReplicaConfig.SHORT], replica]}
     schema: Schema = _inlined(parts["Config"], parts)

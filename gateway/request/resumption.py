@@ -102,15 +102,14 @@ async def pump(
             reader.raise_failure()
 
     try:
-        out = reader.feed(answer.take_turn())
         if headers is None:
-            reply.write(out)
-            delivered.last_byte = clock()
+            sink(answer.take_turn())
         else:
+            out = reader.feed(answer.take_turn())
             reply.begin(answer.status, headers, length=None, first=out)
-        if kept is not None:
-            kept.add(out)
-            reader.raise_failure()
+            if kept is not None:
+                kept.add(out)
+                reader.raise_failure()
         reply.feed_from(answer)
         await answer.pump(sink)
         last = reader.finish()  # first: some engines end with a [DONE] without a blank line after it
@@ -119,7 +118,7 @@ async def pump(
     except ReplicaFailure as failure:
         if not reader.holds:
             return failure
-        reply.end(await _kept(exchange, reader))  # the stream's end is here, and more is not needed
+        reply.end(await _kept(exchange, reader))  # nothing is missing
     finally:
         delivered.done_sent = reader.done and not reader.holds
         if reader.usage:  # also when the client leaves before the very end
