@@ -421,6 +421,7 @@ async def test_a_client_that_closes_in_mid_answer_gets_its_close_back(server: Se
 @pytest.mark.parametrize(
     ("data", "code"),
     [(b"\x81\x02hi", 1002), (masked(2, b"x"), 1003), (masked(1, b"\xff"), 1007), (b"\x81\xff" + b"\xff" * 12, 1009)],
+    ids=["unmasked", "binary", "no text", "too long"],  # the masks are random
 )
 @SERVERS
 async def test_what_breaks_a_rule_closes_the_connection(server: Server, data: bytes, code: int) -> None:
