@@ -12,13 +12,12 @@ RUN python -m venv /opt/warmroute \
 
 FROM python:3.11-slim
 COPY --from=build /opt/warmroute /opt/warmroute
-# The bytecode was compiled by pip above; at run time nothing is written.
+# The bytecode was compiled by pip above. The user has no home: below XDG_STATE_HOME is what clients ask to be kept.
 ENV PATH=/opt/warmroute/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
-    WARMROUTE_LISTEN=0.0.0.0:8000
-# Where responses are kept by default: the user has no home.
-ENV XDG_STATE_HOME=/tmp
+    WARMROUTE_LISTEN=0.0.0.0:8000 \
+    XDG_STATE_HOME=/tmp
 USER 65532:65532
 EXPOSE 8000
 ENTRYPOINT ["warmroute"]
