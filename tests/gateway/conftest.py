@@ -20,6 +20,7 @@ from aiohttp import web
 from yarl import URL
 
 from gateway.app import Gateway, Surroundings, compose
+from gateway.config.schema import Config
 from gateway.config.source import load
 from gateway.fleet.directory import FIRST_PROBES_S
 from gateway.server.endpoints import ADMIN, clients_runner, side_runner
@@ -93,21 +94,24 @@ class Running:
         return {name: float(value) for name, _, value in rows}
 
 
+def config_over(*replicas: FakeReplica | str | dict[str, Any], **raw: Any) -> Config:
+    """On a free port, and it keeps nothing, unless `raw` says otherwise."""
+    listed = [replica.url if isinstance(replica, FakeReplica) else replica for replica in replicas]
+    base: dict[str, Any] = {
+        "listen": "127.0.0.1:0",
+        "health": {"interval_s": 60},
+        "limits": {"drain_timeout_s": 1},
+        "state": {"url": "off"},
+    }
+    return load(None, {**base, "pools": [{"replicas": listed}], **raw}, env={})
+
+
 @contextlib.asynccontextmanager
 async def running(
     *replicas: FakeReplica | str, resolver: Resolver | None = None, first_probes_s: float = FIRST_PROBES_S, **config: Any
 ) -> AsyncIterator[Running]:
     """A gateway over these replicas. At the end nothing may be left open: no lease, no broken invariant."""
-    urls = [replica if isinstance(replica, str) else replica.url for replica in replicas]
-    raw = {
-        "listen": "127.0.0.1:0",
-        "health": {"interval_s": 60},
-        "limits": {"drain_timeout_s": 1},
-        "state": {"url": "off"},
-        **config,
-    }
-    around = Surroundings(resolver=resolver, first_probes_s=first_probes_s)
-    gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}), LOGGED, around)
+    gateway = compose(config_over(*replicas, **config), LOGGED, Surroundings(resolver=resolver, first_probes_s=first_probes_s))
     async with serving_runner(gateway, clients_runner(gateway.served)) as run:
         yield run
 

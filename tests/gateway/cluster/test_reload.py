@@ -19,21 +19,14 @@ from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.config.source import Source, load
 from gateway.fleet.membership import configured
-from tests.gateway.conftest import BODY, Running, eventually, longest_pause, running
+from tests.gateway.conftest import BODY, Running, config_over, eventually, longest_pause, running
 from tests.support.configmap import ConfigMap
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, dies_now, http, models, streams, writes
 from tests.support.limits import open_files
 
 
-def config_of(*replicas: FakeReplica | dict[str, Any], **more: Any) -> Config:
-    """As `running` makes it, so that only what a test changes differs."""
-    listed = [replica.url if isinstance(replica, FakeReplica) else replica for replica in replicas]
-    base: dict[str, Any] = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "limits": {"drain_timeout_s": 1}}
-    return load(None, {**base, "pools": [{"replicas": listed}], **more}, env={})
-
-
 async def reload(run: Running, *replicas: FakeReplica | dict[str, Any], **more: Any) -> None:
-    await run.gateway.local.reload.take(config_of(*replicas, **more))
+    await run.gateway.local.reload.take(config_over(*replicas, **more))
 
 
 async def rows(run: Running) -> dict[str, dict[str, Any]]:
@@ -340,14 +333,15 @@ async def test_health_rules_change_and_are_followed_at_once() -> None:
 async def test_what_needs_a_restart_stays_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeReplica() as one, FakeReplica() as two, running(one) as run:
         routing = {"block_bytes": 64, "block_tokens": 16, "ttl_s": 7}
-        await reload(run, two, listen="127.0.0.1:1", log_level="debug", routing=routing)
+        fixed = {"listen": "127.0.0.1:1", "state": {"url": "sqlite"}, "log_level": "debug"}
+        await reload(run, two, **fixed, routing=routing)
         (record,) = [record for record in caplog.records if "restart" in record.message]
-        keys = ["listen", "log_level", "routing.block_bytes", "routing.block_tokens"]
+        keys = ["listen", "state", "log_level", "routing.block_bytes", "routing.block_tokens"]
         assert (record.levelno, vars(record)["keys"]) == (logging.WARNING, keys)
         assert run.gateway.config.routing.block_bytes == run.gateway.live.config.routing.block_bytes == 256
         assert run.gateway.router.trie.ttl_s == 7, "all else is as in the file"
         assert (await run.post())[1]["X-Warmroute-Replica"] == two.name
-        await reload(run, two, listen="127.0.0.1:1", log_level="debug", routing=routing)
+        await reload(run, two, **fixed, routing=routing)
         assert (await run.metrics())['warmroute_config_reloads_total{result="unchanged"}'] == 1
 
 
@@ -357,7 +351,7 @@ async def test_what_needs_a_restart_stays_and_is_named(caplog: pytest.LogCapture
 def test_a_changed_file_is_noticed_once_it_is_quiet(tmp_path: Path) -> None:
     files = ConfigMap(tmp_path)
     files.swap("one")
-    source = Source(files.path, config_of)
+    source = Source(files.path, config_over)
     assert not source.differs()
     files.swap("two")
     assert [source.differs(), source.differs()] == [False, True]
@@ -378,7 +372,7 @@ def test_a_changed_file_is_noticed_once_it_is_quiet(tmp_path: Path) -> None:
 async def test_a_pipe_in_the_place_of_the_file_is_refused_and_a_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "w.yaml"
     path.write_text("one")
-    config = config_of({"url": "http://a:1"})
+    config = config_over({"url": "http://a:1"})
     source = Source(path, lambda: config, poll_s=0.001)
     path.unlink()
     os.mkfifo(path)
@@ -391,7 +385,7 @@ async def test_a_pipe_in_the_place_of_the_file_is_refused_and_a_file_is_read_aga
 
 
 def test_without_a_file_nothing_ever_differs() -> None:
-    source = Source(None, config_of)
+    source = Source(None, config_over)
     assert [source.differs(), source.differs()] == [False, False]
 
 
@@ -419,7 +413,7 @@ async def test_a_file_that_cannot_be_read_for_lack_of_descriptors_is_read_at_a_l
 
 async def test_a_reading_that_fails_does_not_end_the_watching(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeReplica() as one, FakeReplica() as two, running(one) as run:
-        results: list[Any] = [RuntimeError("a bug"), ConfigError("pools: no"), config_of(two)]
+        results: list[Any] = [RuntimeError("a bug"), ConfigError("pools: no"), config_over(two)]
 
         def read() -> Config:
             result = results.pop(0)

@@ -19,11 +19,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.protocol import State
 
 from gateway.app import Surroundings, compose
-from gateway.config.source import load
 from gateway.server.aiohttp_seam import Seam
 from gateway.server.endpoints import clients_runner
 from gateway.server.websocket.responses_socket import MAX_LANES, MAX_QUEUED
-from tests.gateway.conftest import LOGGED, Running, eventually, running, serving_runner
+from tests.gateway.conftest import LOGGED, Running, config_over, eventually, running, serving_runner
 from tests.gateway.dialects.events.test_named import named
 from tests.gateway.request.test_dialects import COMPLETED, CREATED, DELTA, counted, events, response
 from tests.gateway.server.websocket.test_frames import masked
@@ -44,10 +43,7 @@ CREATE: dict[str, Any] = {"type": "response.create", "model": "m", "input": "hi"
 @contextlib.asynccontextmanager
 async def fallback(*replicas: FakeReplica | str, **config: Any) -> AsyncIterator[Running]:
     """A gateway whose aiohttp has moved."""
-    raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 60}, "limits": {"drain_timeout_s": 1}, **config}
-    around = Surroundings(seam=Seam(lambda: ["RequestHandler._waiter"]))
-    urls = [each if isinstance(each, str) else each.url for each in replicas]
-    gateway = compose(load(None, {"pools": [{"replicas": urls}], **raw}, env={}), LOGGED, around)
+    gateway = compose(config_over(*replicas, **config), LOGGED, Surroundings(seam=Seam(lambda: ["RequestHandler._waiter"])))
     runner = clients_runner(gateway.served)
     async with serving_runner(gateway, runner) as run:
         server = await asyncio.get_running_loop().create_server(runner.protocols, "127.0.0.1", 0)

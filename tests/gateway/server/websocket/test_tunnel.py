@@ -112,7 +112,8 @@ async def test_the_official_client() -> None:
 @pytest.mark.parametrize("bad", [status(503), dies])
 @SERVERS
 async def test_a_handshake_that_fails_is_tried_elsewhere(server: Server, bad: Behaviour) -> None:
-    async with FakeReplica(script=[bad]) as one, RealtimeReplica(echo).up() as good, server(one, good.url) as run:
+    one, good, turns = FakeReplica(script=[bad]), RealtimeReplica(echo), {"policy": "round_robin"}
+    async with one, good.up(), server(one, good.url, routing=turns) as run:
         for _ in range(4):
             async with dial(run) as client:
                 await client.send("hello")
