@@ -13,8 +13,7 @@ from gateway.app import compose
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.fleet.catalog import MAX_SHOWN, warn_of_misfits
 from gateway.fleet.engine_client import ModelEntry
-from tests.gateway.cluster.test_reload import config_of
-from tests.gateway.conftest import BODY, LOGGED, Running, eventually, running
+from tests.gateway.conftest import BODY, LOGGED, Running, config_over, eventually, running
 from tests.support.fakes import FakeReplica, dies, http, models, status, writes
 
 
@@ -104,8 +103,8 @@ async def test_a_reload_that_makes_a_pool_serve_none_of_its_replicas_models_is_l
     async with FakeReplica(listing=models("sim")) as one, FakeReplica(listing=models("sim")) as two:
         async with running(pools=[pool(one)]) as run:
             assert "none of the replica's models" not in caplog.text
-            await run.gateway.local.reload.take(config_of(pools=[pool(one, models=("llama",))]))
-            await run.gateway.local.reload.take(config_of(pools=[pool(one, two, models=("llama",))]))
+            await run.gateway.local.reload.take(config_over(pools=[pool(one, models=("llama",))]))
+            await run.gateway.local.reload.take(config_over(pools=[pool(one, two, models=("llama",))]))
         found = [record for record in caplog.records if "none of the replica's models" in record.getMessage()]
         assert [record.replica for record in found] == [one.name, two.name]  # type: ignore[attr-defined]
 
@@ -113,7 +112,7 @@ async def test_a_reload_that_makes_a_pool_serve_none_of_its_replicas_models_is_l
 async def test_a_reload_in_which_one_pool_takes_anothers_models_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeReplica(listing=models("sim")) as one, FakeReplica(listing=models("llama", "sim")) as two:
         async with running(pools=[pool(one), pool(two, models=("llama",))]) as run:
-            await run.gateway.local.reload.take(config_of(pools=[pool(one), pool(two, models=("llama", "sim"))]))
+            await run.gateway.local.reload.take(config_over(pools=[pool(one), pool(two, models=("llama", "sim"))]))
         found = [record for record in caplog.records if "none of the replica's models" in record.getMessage()]
         assert [record.replica for record in found] == [one.name]  # type: ignore[attr-defined]
 
@@ -126,7 +125,7 @@ async def test_warnings_of_replicas_that_do_not_fit_are_bounded(
 ) -> None:
     """By their number, and by the models that are looked at: 2,000 of all."""
     urls = [f"http://127.0.0.1:{10_000 + number}" for number in range(replicas)]
-    fleet = compose(config_of(pools=[{"replicas": urls, "models": ["llama"]}]), LOGGED).fleet
+    fleet = compose(config_over(pools=[{"replicas": urls, "models": ["llama"]}]), LOGGED).fleet
     for state in fleet.replicas:
         state.up, state.models = True, {f"sim-{number}": ModelEntry(b"{}", True, "", None) for number in range(listed)}
     looked_at = list[str]()
@@ -256,7 +255,7 @@ async def test_a_failure_at_the_url_that_a_replica_had_is_not_that_of_its_new_on
     ):
         before = run.gateway.fleet.named("a")
         assert before
-        await run.gateway.local.reload.take(config_of({"name": "a", "url": new.url}))
+        await run.gateway.local.reload.take(config_over({"name": "a", "url": new.url}))
         after = run.gateway.fleet.named("a")
         assert after
         run.gateway.fleet.failed(before, ReplicaFailure("refused", "nobody listens"))
