@@ -242,8 +242,12 @@ def compiled() -> bool:
 
 
 @contextlib.contextmanager
-def started(system: System, urls: Sequence[str], folder: Path, cores: set[int]) -> Iterator[Running]:
-    """Runs while the context does, on these cores. Raises NotStarted."""
+def started(
+    system: System, urls: Sequence[str], folder: Path, cores: set[int], probe: Callable[[int], bool] | None = None
+) -> Iterator[Running]:
+    """Runs while the context does, on these cores. probe: whether it answers at this port; by default it is sent generations of
+    a chat, which a real engine would take long for. Raises NotStarted.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     port, spare = free_ports(2)
     command = system.command(Setting(port, spare, tuple(urls), folder, str(system.path)))
@@ -253,11 +257,11 @@ def started(system: System, urls: Sequence[str], folder: Path, cores: set[int]) 
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **system.environment},
+            env={**os.environ, "XDG_STATE_HOME": str(folder), **system.environment},  # ours keeps responses there
             start_new_session=True,
         )
     try:
-        _await_answers(process, port, command)
+        _await_answers(process, port, command, probe or _generates())
         yield Running(system, process, port)
     finally:
         _end(process)
@@ -273,22 +277,31 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _await_answers(process: subprocess.Popen[bytes], port: int, command: Sequence[str]) -> None:
+def _await_answers(process: subprocess.Popen[bytes], port: int, command: Sequence[str], answers: Callable[[int], bool]) -> None:
     """Some good answers in a row, so that it knows all of its replicas."""
-    body = next(Requests(2000, 0)).partition(b"\r\n\r\n")[2]
     until, row = time.monotonic() + START_S, 0
     while row < 5:
         if process.poll() is not None or time.monotonic() > until:
             ended = f"ended with {process.returncode}" if process.returncode is not None else f"no answer in {START_S:.0f} s"
             raise NotStarted(f"{ended}: {' '.join(command)}")
-        row = row + 1 if _answers(port, body) else 0
+        row = row + 1 if answers(port) else 0
         time.sleep(0.1)
 
 
-def _answers(port: int, body: bytes) -> bool:
+def _generates() -> Callable[[int], bool]:
+    body = next(Requests(2000, 0)).partition(b"\r\n\r\n")[2]
+    return lambda port: _good(port, "POST", "/v1/chat/completions", body)
+
+
+def is_ready(port: int) -> bool:
+    """Whether a gateway of ours has a replica for each pool."""
+    return _good(port, "GET", "/ready", None)
+
+
+def _good(port: int, method: str, path: str, body: bytes | None) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        connection.request(method, path, body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         response.read()
     except (OSError, http.client.HTTPException):
