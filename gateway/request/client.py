@@ -15,6 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from gateway.admission.memory import MemoryLease
 from gateway.dialects.api_request import MAX_SESSION_CHARS
+from gateway.request.kept.recent import Lane
 from gateway.upstream.client import ReplicaAnswer
 
 TENANT_HEADER: Final = "X-Tenant-Id"
@@ -120,10 +121,12 @@ class ClientRequest:
     path: decoded, without its query: what dialects and logs go by. target: path and query as they go to a replica, ASCII.
     lease: what of the memory budget the request holds; its account's `client` is the client's address (of IPv6 the network).
     upgrades: it asks for a WebSocket, which the replica may agree to: then the reply's `feed_from` is for both directions.
+    recent: what its connection remembers of the responses before it, None: nothing.
     """
 
     def __init__(self, method: str, path: str, target: str, headers: Headers, lease: MemoryLease) -> None:
         self.upgrades = False
+        self.recent: Lane | None = None
         self.method = method
         self.path = path
         self.target = target

@@ -97,7 +97,7 @@ class Lifecycle:
             api = await self._parse(request, dialect, caller, record)
             if dialect.kept_here and self.recall.on and (own := await self._own(request, api, caller, record)):
                 return own
-            if (api.keeps or api.refers) and self.recall.on and dialect.strict:
+            if dialect.strict and (request.recent is not None or ((api.keeps or api.refers) and self.recall.on)):
                 api, turn = await self._recall(request, dialect, api, caller)
             target, permit = await self._admit(request, api, caller, record)
             exchange = self._choose(request, dialect, api, target, caller, record)
@@ -131,6 +131,18 @@ class Lifecycle:
             self.running.leave(task)
             self._settle(record, api, exchange)
             del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
+
+    def refuse(self, request: ClientRequest, error: GatewayError, begun: float, lines: bytes = b"") -> ClientReply:
+        """Answer, count and log a request that could not be read, as one that could. lines: of the answer's head.
+
+        begun: reading of the clock. Raises ConnectionError if the client has left; what happened is logged all the same.
+        """
+        record = SettledRequest(request_id(request.headers.get(REQUEST_ID_HEADER)), request.path, begun)
+        record.tenant = tenant_label(request.caller().tenant)
+        try:
+            return self._refuse(request, self.dialects.at(request.path), record, error, lines)
+        finally:
+            self._settle(record, None, None)
 
     # -- the phases
 
@@ -302,13 +314,14 @@ class Lifecycle:
 
     # -- what several phases need
 
-    def _refuse(self, request: ClientRequest, dialect: Dialect, record: SettledRequest, error: GatewayError) -> ClientReply:
+    def _refuse(
+        self, request: ClientRequest, dialect: Dialect, record: SettledRequest, error: GatewayError, lines: bytes = b""
+    ) -> ClientReply:
         """The answer to a request that cannot be served: the only place where a request's error becomes one."""
         record.status, record.error = error.status, error.message
         body = dialect.error_body(error if self.audience.is_operator(request) else error.redacted(record.id), record.id)
-        lines = b""
         if dialect.id_header:
-            lines = b"%b: %b\r\n" % (dialect.id_header, record.id.encode("ascii"))
+            lines += b"%b: %b\r\n" % (dialect.id_header, record.id.encode("ascii"))
         if error.retry_after_s is not None:
             lines += b"Retry-After: %d\r\n" % error.retry_after_s
         return self._reply(request, record, error.status, body, lines)
