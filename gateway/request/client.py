@@ -15,6 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from gateway.admission.memory import MemoryLease
 from gateway.dialects.api_request import MAX_SESSION_CHARS
+from gateway.dialects.usage import Usage
 from gateway.request.kept.recent import Lane
 from gateway.upstream.client import ReplicaAnswer
 
@@ -84,10 +85,13 @@ class ClientReply:
     """One answer to one client: `begin`, `write` any number of times, `end`. Raises ConnectionError if the client has left.
 
     begun: the head went out. keep_alive: the connection may be used again. satisfied: the client has what it wanted: it may
-    leave.
+    leave. usage: what was read in passing, where the bytes are not an answer but a session (a WebSocket to the replica).
+    unread: some of it could not be.
     """
 
     def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self.unread = False
         self.begun = False
         self.keep_alive = False
         self.satisfied = False

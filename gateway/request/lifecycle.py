@@ -53,6 +53,7 @@ from gateway.request.settle import Observer, settle
 from gateway.state.histories import Turn
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import ReplicaAnswer
+from gateway.upstream.http1 import SWITCHING
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 from router import Booking, Prompt, Router, session_key
 
@@ -307,6 +308,9 @@ class Lifecycle:
             record.answered = delivered.status
             record.first_byte, record.last_byte = delivered.first_byte, delivered.last_byte
             record.usage, record.resumed = delivered.usage, delivered.resumed
+            if record.answered == SWITCHING and delivered.reply:
+                record.usage, record.unread = delivered.reply.usage, delivered.reply.unread
+                record.countable = False  # the sum of several prompts
             record.translated = exchange.answers is not exchange.dialect
             record.error = record.error or delivered.error or attempts.error
         record.ended = self.clock()
