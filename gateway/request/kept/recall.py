@@ -118,7 +118,7 @@ class Recall:
 def _watch(request: ClientRequest, history: History, turn: Turn, lane: Lane) -> None:
     """Have the lane remember the answer, if there is room for its history until that is here."""
     lease, size = request.lease, sum(map(len, turn.before)) + len(history.own)
-    if lease.account.grants(size) and lease.grow(size):
+    if size <= lane.largest and lease.account.grants(size) and lease.grow(size):
         lease.head += size
         turn.remember = partial(_remember, lane, tuple(turn.before), history.own)
 
@@ -127,7 +127,7 @@ def _remember(lane: Lane, before: tuple[bytes, ...], own: bytes, response: bytes
     found = kept_of(response)
     if found is not None:
         output = b"" if lane.warms else found.output
-        lane.remember(found.id, b",".join(piece for piece in (*before, own, output) if piece))
+        lane.remember(found.id, b",".join([piece for piece in (*before, own, output) if piece]))
 
 
 def _owner(request: ClientRequest, caller: Caller) -> str:

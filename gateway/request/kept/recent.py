@@ -88,15 +88,25 @@ class Newest:
     def remember(self, lane: str, id_: str, items: bytes) -> None:
         """The newest response of a lane, in the place of the one before; nothing if it is too large."""
         self.drop(lane)
-        size, most = len(items), int(self._account.largest * SHARE)
-        if self._closed or size > min(MAX_HISTORY, most) or not self._account.grants(size):
+        size = len(items)
+        if self._closed or size > self.largest or not self._account.grants(size):
             return
         while len(self._lanes) >= MAX_LANES:
             self.drop(next(iter(self._lanes)))
         lease = self._account.lease()
         lease.grow(size)
         entry = self._lanes[lane] = Entry(self, lane, id_, items, lease)
-        self._recent.add(entry, most)
+        self._recent.add(entry, self._most)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of a history that may be remembered."""
+        return min(MAX_HISTORY, self._most)
+
+    @property
+    def _most(self) -> int:
+        """Bytes of all, of all connections."""
+        return int(self._account.largest * SHARE)
 
     def drop(self, lane: str) -> None:
         """Idempotent."""
@@ -130,6 +140,11 @@ class Lane:
         self._newest = newest
         self._lane = lane
         self.warms = warms
+
+    @property
+    def largest(self) -> int:
+        """Bytes of a history that may be remembered."""
+        return self._newest.largest
 
     def find(self, id_: str) -> bytes | None:
         """The history of a response, of whichever lane."""

@@ -7,9 +7,9 @@ MAX_WAITING messages wait to be taken, and between the turns of a read with very
 of a turn only, as RFC 6455 allows.
 
 Ends: the client closes, or leaves (`next` returns None); it breaks a rule of the protocol; it is idle for
-`limits.client_idle_s` with nothing running (`busy`), or takes `limits.body_s` for one message (`refused` for both of the
-client's faults); while something runs it is
-pinged, and dropped if it answers nothing for `timeouts.idle_s`. Whoever closes waits LAST_S for the other side.
+`limits.client_idle_s` with nothing running (`busy`), or takes `limits.body_s` for one message; while something runs it is
+pinged, and dropped if it answers nothing for `timeouts.idle_s`. Whoever closes waits LAST_S for the other side. `refused` has
+the reason where a message could not be read.
 """
 
 from __future__ import annotations
