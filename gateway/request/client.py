@@ -15,6 +15,8 @@ from xxhash import xxh3_64_intdigest
 
 from gateway.admission.memory import MemoryLease
 from gateway.dialects.api_request import MAX_SESSION_CHARS
+from gateway.dialects.usage import Usage
+from gateway.request.kept.recent import Lane
 from gateway.upstream.client import ReplicaAnswer
 
 TENANT_HEADER: Final = "X-Tenant-Id"
@@ -83,10 +85,13 @@ class ClientReply:
     """One answer to one client: `begin`, `write` any number of times, `end`. Raises ConnectionError if the client has left.
 
     begun: the head went out. keep_alive: the connection may be used again. satisfied: the client has what it wanted: it may
-    leave.
+    leave. usage: what was read in passing, where the bytes are not an answer but a session (a WebSocket to the replica).
+    unread: some of it could not be.
     """
 
     def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self.unread = False
         self.begun = False
         self.keep_alive = False
         self.satisfied = False
@@ -120,10 +125,12 @@ class ClientRequest:
     path: decoded, without its query: what dialects and logs go by. target: path and query as they go to a replica, ASCII.
     lease: what of the memory budget the request holds; its account's `client` is the client's address (of IPv6 the network).
     upgrades: it asks for a WebSocket, which the replica may agree to: then the reply's `feed_from` is for both directions.
+    recent: what its connection remembers of the responses before it, None: nothing.
     """
 
     def __init__(self, method: str, path: str, target: str, headers: Headers, lease: MemoryLease) -> None:
         self.upgrades = False
+        self.recent: Lane | None = None
         self.method = method
         self.path = path
         self.target = target

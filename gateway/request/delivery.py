@@ -17,7 +17,6 @@ from typing import Final
 
 from gateway.admission.cors import answer_lines
 from gateway.config.live import Live
-from gateway.dialects.responses.kept import KeptReader
 from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
 from gateway.request.attempts import EVENT_STREAM, Attempts
 from gateway.request.client import Audience, ClientReply
@@ -98,7 +97,7 @@ class Delivery:
             kept = Kept(exchange.request.lease) if exchange.target.resume_streams else None
         reader = exchange.answers.reader(api, watchful=kept is not None)
         if exchange.turn and counted:
-            reader = KeptReader(reader, exchange.turn.told)
+            reader = exchange.turn.reader(reader)
         try:
             failure = await pump(exchange, answer, reader, kept, self._clock, headers=headers, needs_done=counted)
             if failure and kept:

@@ -53,6 +53,7 @@ from gateway.request.settle import Observer, settle
 from gateway.state.histories import Turn
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import ReplicaAnswer
+from gateway.upstream.http1 import SWITCHING
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 from router import Booking, Prompt, Router, session_key
 
@@ -97,7 +98,7 @@ class Lifecycle:
             api = await self._parse(request, dialect, caller, record)
             if dialect.kept_here and self.recall.on and (own := await self._own(request, api, caller, record)):
                 return own
-            if (api.keeps or api.refers) and self.recall.on and dialect.strict:
+            if dialect.strict and (request.recent is not None or ((api.keeps or api.refers) and self.recall.on)):
                 api, turn = await self._recall(request, dialect, api, caller)
             target, permit = await self._admit(request, api, caller, record)
             exchange = self._choose(request, dialect, api, target, caller, record)
@@ -131,6 +132,18 @@ class Lifecycle:
             self.running.leave(task)
             self._settle(record, api, exchange)
             del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
+
+    def refuse(self, request: ClientRequest, error: GatewayError, begun: float, lines: bytes = b"") -> ClientReply:
+        """Answer, count and log a request that could not be read, as one that could. lines: of the answer's head.
+
+        begun: reading of the clock. Raises ConnectionError if the client has left; what happened is logged all the same.
+        """
+        record = SettledRequest(request_id(request.headers.get(REQUEST_ID_HEADER)), request.path, begun)
+        record.tenant = tenant_label(request.caller().tenant)
+        try:
+            return self._refuse(request, self.dialects.at(request.path), record, error, lines)
+        finally:
+            self._settle(record, None, None)
 
     # -- the phases
 
@@ -295,6 +308,9 @@ class Lifecycle:
             record.answered = delivered.status
             record.first_byte, record.last_byte = delivered.first_byte, delivered.last_byte
             record.usage, record.resumed = delivered.usage, delivered.resumed
+            if record.answered == SWITCHING and delivered.reply:
+                record.usage, record.unread = delivered.reply.usage, delivered.reply.unread
+                record.countable = False  # the sum of several prompts
             record.translated = exchange.answers is not exchange.dialect
             record.error = record.error or delivered.error or attempts.error
         record.ended = self.clock()
@@ -302,13 +318,14 @@ class Lifecycle:
 
     # -- what several phases need
 
-    def _refuse(self, request: ClientRequest, dialect: Dialect, record: SettledRequest, error: GatewayError) -> ClientReply:
+    def _refuse(
+        self, request: ClientRequest, dialect: Dialect, record: SettledRequest, error: GatewayError, lines: bytes = b""
+    ) -> ClientReply:
         """The answer to a request that cannot be served: the only place where a request's error becomes one."""
         record.status, record.error = error.status, error.message
         body = dialect.error_body(error if self.audience.is_operator(request) else error.redacted(record.id), record.id)
-        lines = b""
         if dialect.id_header:
-            lines = b"%b: %b\r\n" % (dialect.id_header, record.id.encode("ascii"))
+            lines += b"%b: %b\r\n" % (dialect.id_header, record.id.encode("ascii"))
         if error.retry_after_s is not None:
             lines += b"Retry-After: %d\r\n" % error.retry_after_s
         return self._reply(request, record, error.status, body, lines)

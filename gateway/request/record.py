@@ -53,6 +53,7 @@ class SettledRequest:
     answer. failed_attempts: replica, reason and error of each. bill, breakpoint: set by an observer, for those after it.
     translated: the replica was asked in chat.
     alias: the name that the client has used for the model, "" if that was the model's own.
+    unread: a session (101) may have used tokens that its `usage` lacks.
     endpoint: the path's bounded name. generates: a model computes the answer, whether its usage is read (metered) or not.
     """
 
@@ -83,6 +84,7 @@ class SettledRequest:
     stream = False
     tenant = NO_TENANT
     translated = False
+    unread = False
     usage: Usage | None = None
 
     def __init__(self, id_: str, path: str, begun: float) -> None:

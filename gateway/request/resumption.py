@@ -130,7 +130,7 @@ async def _kept(exchange: Exchange, reader: StreamReader) -> bytes:
     """Keep the answer; returns the end of the stream that was held back for that."""
     assert exchange.turn
     assert isinstance(reader, KeptReader)
-    return reader.ending(stored=await exchange.turn.keep(reader.response))
+    return await exchange.turn.ended(reader)
 
 
 def _require_good_end(reader: StreamReader, *, needs_done: bool) -> None:

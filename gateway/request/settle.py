@@ -16,6 +16,7 @@ from gateway.fleet.directory import Fleet
 from gateway.request.record import SettledRequest, code_label
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
+from gateway.upstream.http1 import SWITCHING
 from router import HELD, Outcome
 
 log = logging.getLogger("warmroute.gateway")
@@ -84,19 +85,25 @@ class Metering:
         self._metrics = metrics
 
     def __call__(self, request: SettledRequest) -> None:
-        booking = request.booking
+        booking, label, usage = request.booking, request.label, request.usage
+        if booking is not None and request.answered == SWITCHING:  # a session
+            if request.unread:
+                self._metrics.unmetered.add((label, request.endpoint))
+            self._count(request)
         if booking is None or not request.generates or request.answered != 200:
             return
-        label, usage = request.label, request.usage
         if request.complete and not usage:
             self._metrics.unmetered.add((label, request.endpoint))
         if not request.metered:
             return
         self._metrics.predicted_cached.add((label, request.replica), request.predicted_cached_tokens)
         self._metrics.available_cached.add((label,), booking.decision.available_tokens)
-        if usage:
+        self._count(request)
+
+    def _count(self, request: SettledRequest) -> None:
+        if usage := request.usage:
             request.bill = bill = self._meter.bill(request.model, usage)
-            self._meter.count(usage, bill, model=label, replica=request.replica, tenant=request.tenant)
+            self._meter.count(usage, bill, model=request.label, replica=request.replica, tenant=request.tenant)
 
 
 class Breakpoints:

@@ -28,7 +28,6 @@ from gateway.server.http.connections import ClientServer
 from gateway.server.models import Models
 from gateway.server.operator import Operator
 from gateway.server.status import Status
-from gateway.server.websocket.handshake import VERSION
 from gateway.server.websocket.websockets import WebSockets
 
 log = logging.getLogger("warmroute.gateway")
@@ -165,10 +164,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except GatewayError as error:
-        answer = error_response(error)
-        if error.status == 426:
-            answer.headers["Sec-WebSocket-Version"] = VERSION
-        return answer
+        return error_response(error)
     except ConnectionError:
         raise  # the client left
     except web.HTTPNotFound as error:

@@ -10,6 +10,7 @@ from aiohttp import web
 from gateway.config.aliases import Aliases
 from gateway.config.live import Live
 from gateway.dialects.anthropic import errors
+from gateway.dialects.api_request import MAX_MODEL_CHARS
 from gateway.dialects.models.listing import Listing, alias_entry, anthropic_entry
 from gateway.errors import GatewayError
 from gateway.fleet.catalog import Catalog
@@ -55,7 +56,7 @@ class Models:
         name = request.match_info["model"]
 
         def answer() -> bytes:
-            aliases = self._live.aliases
+            aliases = self._live.aliases if len(name) <= MAX_MODEL_CHARS else None  # no request takes a longer one
             model = (aliases.of(name) if aliases else "") or name
             entry = self._fleet.entry(model)
             if ANTHROPIC_HEADER in request.headers:

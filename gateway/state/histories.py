@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from gateway.dialects.dialect import StreamReader
 from gateway.dialects.responses.history import CONVERSATION, PREVIOUS, History
-from gateway.dialects.responses.kept import Told, kept_of
+from gateway.dialects.responses.kept import KeptReader, Told, kept_of
 from gateway.errors import GatewayError
 from gateway.state.items import items_of, shown
 from gateway.state.lazy import LazyStore
@@ -46,17 +47,35 @@ class Turn:
     """One request's part in a history.
 
     before: items before its own, the oldest first, joined by commas each. told: what the client reads of it. own: its own
-    items; None: its answer is not kept.
+    items; None: its answer is not kept. parent: the kept response that it goes on with, "" without one. remember: to be called
+    with the whole answer of a stream that is not kept, for the connection that asked.
     """
 
-    __slots__ = ("_histories", "_owner", "before", "own", "told")
+    __slots__ = ("_histories", "_owner", "before", "own", "parent", "remember", "told")
 
     def __init__(self, histories: Histories, owner: str, history: History, before: list[bytes]) -> None:
         self._histories = histories
         self._owner = owner
         self.before = before
-        self.told = Told(history.previous, history.conversation)
+        self.told = Told(history.previous, history.conversation, store=history.store)
         self.own: bytes | None = history.own if history.store else None
+        self.parent = history.previous
+        self.remember: Callable[[bytes], None] | None = None
+
+    def passing(self) -> None:
+        """The gateway keeps nothing of this answer; whether a replica does is between it and the client."""
+        self.told.store, self.own = None, None
+
+    def reader(self, inner: StreamReader) -> KeptReader:
+        """What finds the answer in its stream. If it has to be kept, that holds its end back: `ended` is to follow."""
+        return KeptReader(inner, self.told, None if self.own is not None else self.remember)
+
+    async def ended(self, reader: KeptReader) -> bytes:
+        """Keep a stream's answer; returns its end, which was held back for that."""
+        stored = await self.keep(reader.response)
+        if not stored and self.remember:
+            self.remember(reader.response)
+        return reader.ending(stored=stored)
 
     async def keep(self, response: bytes) -> bool:
         """Whether it is kept now, durably. response: the object (JSON) as the replica has sent it. Raises nothing."""
@@ -91,7 +110,7 @@ class Histories:
         Raises GatewayError: 400, 404, 410, 413, 503.
         """
         if not (history.previous or history.conversation):
-            return Turn(self, owner, history, [])
+            return self.fresh(owner, history)
         named = history.previous or history.conversation
         try:
             store = await self.opened()
@@ -119,6 +138,19 @@ class Histories:
         self._replayed.add(("found",))
         return Turn(self, owner, history, before)
 
+    def fresh(self, owner: str, history: History) -> Turn:
+        """A turn without a history before it."""
+        return Turn(self, owner, history, [])
+
+    def after(self, owner: str, history: History, items: bytes) -> Turn:
+        """A turn after these, which the store does not have: if its answer is kept, they are kept as its own."""
+        self._replayed.add(("connection",))
+        turn = Turn(self, owner, history, [items])
+        turn.parent = ""
+        if turn.own is not None:
+            turn.own = _joined(items, turn.own)
+        return turn
+
     async def keep(self, owner: str, turn: Turn, response: bytes) -> bool:
         """See `Turn.keep`."""
         if turn.own is None:
@@ -131,7 +163,7 @@ class Histories:
         stored = StoredResponse(
             owner=owner,
             id=found.id,
-            parent=told.previous,
+            parent=turn.parent,
             conversation=told.conversation,
             created_at=now,
             status=found.status,

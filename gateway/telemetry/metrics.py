@@ -122,7 +122,8 @@ class Metrics:
         )
         self.histories = make.counter(
             "histories_total",
-            "Requests with previous_response_id or a conversation: found, unknown, expired, too_large, failed (the store).",
+            "Requests with previous_response_id or a conversation: found, connection (the newest response of its WebSocket),"
+            " unknown, expired, too_large, failed (the store).",
             "result",
         )
 

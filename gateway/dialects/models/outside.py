@@ -66,7 +66,7 @@ class FormModel:
         body, begin = self._body, self._at
         padding = _PADDING.match(body, begin)
         if padding is None or not padding[1]:
-            return False  # "--" is the end, anything else no form
+            return not body.startswith(b"--", begin)  # the end; anything else is content that begins like a delimiter
         end = body.find(b"\r\n\r\n", padding.end() - 2, padding.end() + MAX_HEAD)
         if end < 0:
             return False
@@ -75,10 +75,22 @@ class FormModel:
         if named is None or b"filename" in named[0].lower():
             return True
         start = end + 4
-        stop = body.find(self._delimiter, start - 2, start + _MAX_VALUE + len(self._delimiter))
+        stop = self._end_of(start)
         if stop >= start:
             self._take(start, stop)
         return True
+
+    def _end_of(self, start: int) -> int:
+        """Where the value that begins there ends; -1: it is too long, or has no end."""
+        body, delimiter = self._body, self._delimiter
+        at, most = start - 2, start + _MAX_VALUE + len(delimiter)
+        while (at := body.find(delimiter, at, most)) >= 0:
+            behind = at + len(delimiter)
+            padding = _PADDING.match(body, behind)
+            if body.startswith(b"--", behind) or (padding is not None and padding[1]):
+                return at
+            at = behind
+        return -1
 
     def _take(self, start: int, end: int) -> None:
         name = self._body[start:end].decode("utf-8", "replace")

@@ -48,15 +48,17 @@ class History:
         return f"<History {self.previous or self.conversation or 'none'}, {len(self.own)} bytes of its own>"
 
 
-def written_out(history: History, before: Sequence[bytes]) -> list[Edit]:
+def written_out(history: History, before: Sequence[bytes], *, keeps: bool = False) -> list[Edit]:
     """What to change in the body so that it has its whole history as `input`, for a server that keeps nothing.
 
-    before: the items of the history, oldest first, joined by commas each; b"" has none.
+    before: the items of the history, oldest first, joined by commas each; b"" has none. keeps: the server may keep the answer,
+    as the body says.
     """
     members = history.members
     values = {PREVIOUS: b"null", CONVERSATION: b"null", "background": b"false"}
     values = {name: value for name, value in values.items() if name in members.spans}
-    values["store"] = b"false"
+    if not keeps:
+        values["store"] = b"false"
     if any(before):
         values["input"] = b"[" + b",".join(piece for piece in (*before, history.own) if piece) + b"]"
     return members.put_all(values)

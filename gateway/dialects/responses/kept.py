@@ -4,11 +4,12 @@ A replica is asked not to keep anything, and says so in its answer; the client i
 `previous_response_id` and `conversation` are set in each response object, and no other byte changes.
 
 The last event of a stream is held back, for the client may rely on a response as soon as it has that: first it has to be kept.
-Pure.
+Where keeping it takes no time (a WebSocket's memory of its newest response), it goes on at once. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
@@ -31,18 +32,27 @@ _MARKS: Final = tuple(name.encode() for name in sorted(QUIET | _LAST))
 
 
 class Told:
-    """What a client is told of its response's history. previous, conversation: ids, "" without one."""
+    """What a client is told of its response's history. previous, conversation: ids, "" without one. store: it is to be kept
+    here; None: keeping it is the replica's business, and its word for that stays.
+    """
 
-    __slots__ = ("conversation", "previous")
+    __slots__ = ("conversation", "previous", "store")
 
-    def __init__(self, previous: str = "", conversation: str = "") -> None:
+    def __init__(self, previous: str = "", conversation: str = "", *, store: bool | None = True) -> None:
         self.previous = previous
         self.conversation = conversation
+        self.store = store
 
     def edited(self, response: bytes, *, stored: bool) -> bytes:
         """The response object (JSON) as the client reads it. stored: it is kept. Raises ValueError if it is no object."""
+        told = dict[str, bytes]()
+        if self.store is not None:
+            told["store"] = b"true" if stored and self.store else b"false"
+        if self.store is not None or self.previous:
+            told[PREVIOUS] = orjson.dumps(self.previous or None)
+        elif not self.conversation:
+            return response
         members = read_object(response)
-        told = {"store": b"true" if stored else b"false", PREVIOUS: orjson.dumps(self.previous or None)}
         if self.conversation:
             told[CONVERSATION] = orjson.dumps({"id": self.conversation})
         return apply(response, members.put_all(told))
@@ -97,14 +107,16 @@ class KeptReader(StreamReader):
     """Between the reader of a stream of Responses and the client. O(bytes).
 
     response: of the last event, JSON, once that is here, which `holds` says: then `ending` has to be called, and what it
-    returns to be sent. A last event that is too long for that goes on as it is.
+    returns to be sent. A last event that is too long for that goes on as it is. at_once: is called with that response instead,
+    and nothing is held.
     """
 
-    def __init__(self, inner: StreamReader, told: Told) -> None:
+    def __init__(self, inner: StreamReader, told: Told, at_once: Callable[[bytes], None] | None = None) -> None:
         super().__init__()
         self.response = b""
         self._inner = inner
         self._told = told
+        self._at_once = at_once
         self._held = bytearray()  # an event that is not whole yet
         self._unread = False  # its beginning has gone on: it is too long
         self._last: EventData | None = None
@@ -182,7 +194,9 @@ class KeptReader(StreamReader):
             told = self._told.edited(response, stored=True)
         except (ValueError, KeyError, IndexError):
             return event
-        if name in QUIET:
-            return data.edited([(start, end, told)])
+        if name in QUIET or self._at_once:
+            if name in _LAST and self._at_once:
+                self._at_once(response)
+            return event if told == response else data.edited([(start, end, told)])
         self._last, self._span, self.response, self.holds = data, (start, end), response, True
         return b""

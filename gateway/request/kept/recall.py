@@ -3,13 +3,15 @@
     parsed, with previous_response_id ──► the store: the items before ──► the body with all of them ──► parsed again
 
 So the router sees the whole prompt, and any replica can answer it. Requests that keep nothing and go on with nothing (coding
-agents send `store: false`) never come here.
+agents send `store: false`) never come here, but for the messages of a WebSocket: their connection remembers its newest response
+(`recent.py`), whether anything is kept or not, and what it remembers is written out in the same way.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from gateway.admission.memory import LARGE_BODY, parsing
@@ -17,9 +19,11 @@ from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.responses.history import History, written_out
+from gateway.dialects.responses.kept import kept_of
 from gateway.errors import over_budget
 from gateway.parser.parsing import Parsing, edited
 from gateway.request.client import Caller, ClientRequest
+from gateway.request.kept.recent import Lane
 from gateway.state.api import Answer, StateApi
 from gateway.state.histories import Histories, Turn, owner_of
 
@@ -50,32 +54,57 @@ class Recall:
 
         scope: seeds its block keys. elsewhere: a replica may have the object that it names. Raises GatewayError.
         """
-        client, body = request.lease.account.client, api.body
+        client, body, lane = request.lease.account.client, api.body, request.recent
         history = History(await self._parsing.members(body, client))
         if history.background:
             return api, None
-        most = int(self._live.max_body * HISTORY_SHARE)
-        turn = await self._histories.begin(_owner(request, caller), history, most, elsewhere=elsewhere)
+        turn = await self._turn(lane, history, api, _owner(request, caller), elsewhere=elsewhere)
         if turn is None:
             return api, None
         if turn.own is not None and len(turn.own) >= LARGE_BODY:
             _charge(request, len(turn.own))
             request.lease.head += len(turn.own)  # it is held until the answer is kept
+        if lane is not None:
+            _watch(request, history, turn, lane)
+        passes = turn.told.store is None  # what is kept is kept by a replica, if at all
+        if passes and not turn.before:
+            return api, turn
         size = sum(map(len, turn.before))
         if size >= LARGE_BODY:
             _charge(request, size)
-        api.body = await edited(body, written_out(history, turn.before))
-        api.keeps, api.refers = False, ""  # at a replica nothing is kept
+        api.body = await edited(body, written_out(history, turn.before, keeps=passes))
+        api.keeps, api.refers = passes and api.keeps, ""
         if not turn.before:
             api.countable = api.countable or bool(history.conversation)
             return api, turn
         whole = await self._parse(request, dialect, api.body, scope)
-        whole.alias, whole.session, whole.keeps = api.alias, api.session, False
+        whole.alias, whole.session, whole.keeps = api.alias, api.session, api.keeps
         return whole, turn
 
     async def answer(self, request: ClientRequest, api: ApiRequest, caller: Caller, *, elsewhere: bool) -> Answer | None:
         """The gateway's own answer to a request about what it keeps. None: it is a replica's. Raises GatewayError."""
         return await self._api.answer(request.method, request.target, api.body, _owner(request, caller), elsewhere=elsewhere)
+
+    async def _turn(self, lane: Lane | None, history: History, api: ApiRequest, owner: str, *, elsewhere: bool) -> Turn | None:
+        """The request's part in its history. lane: of its connection, if that remembers. None: only a replica has what it goes
+        on with. Raises GatewayError.
+        """
+        turn: Turn | None = None
+        items = lane.find(history.previous) if lane is not None and history.previous else None
+        if items is not None:
+            turn = self._histories.after(owner, history, items)
+        elif self.on and (api.keeps or api.refers):
+            most = int(self._live.max_body * HISTORY_SHARE)
+            turn = await self._histories.begin(owner, history, most, elsewhere=elsewhere)
+        elif not (history.previous or history.conversation):
+            turn = self._histories.fresh(owner, history)
+            turn.passing()
+        if turn is not None and not self.on:
+            turn.passing()
+        elif turn is not None and lane is not None and lane.warms:  # it has an answer that its client does not know
+            turn.own = None
+            turn.told.store = False if turn.told.store is not None else None
+        return turn
 
     async def _parse(self, request: ClientRequest, dialect: Dialect, body: bytes, scope: tuple[str, ...]) -> ApiRequest:
         free = self._parsing.turns.free
@@ -84,6 +113,21 @@ class Recall:
             with parsing(request.lease, len(body)):
                 api = await self._parsing.parse(dialect, body, scope, request.lease.account.client)
         return api
+
+
+def _watch(request: ClientRequest, history: History, turn: Turn, lane: Lane) -> None:
+    """Have the lane remember the answer, if there is room for its history until that is here."""
+    lease, size = request.lease, sum(map(len, turn.before)) + len(history.own)
+    if size <= lane.largest and lease.account.grants(size) and lease.grow(size):
+        lease.head += size
+        turn.remember = partial(_remember, lane, tuple(turn.before), history.own)
+
+
+def _remember(lane: Lane, before: tuple[bytes, ...], own: bytes, response: bytes) -> None:
+    found = kept_of(response)
+    if found is not None:
+        output = b"" if lane.warms else found.output
+        lane.remember(found.id, b",".join([piece for piece in (*before, own, output) if piece]))
 
 
 def _owner(request: ClientRequest, caller: Caller) -> str:

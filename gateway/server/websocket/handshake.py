@@ -13,6 +13,7 @@ from multidict import CIMultiDictProxy
 from gateway.errors import GatewayError, bad_request
 
 VERSION: Final = "13"
+WRONG_VERSION: Final = 426
 _GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _KEY_BYTES: Final = 16
 _CREDENTIALS: Final = "openai-insecure-api-key."  # in which browsers' programs send their key: no name of a protocol
@@ -32,7 +33,8 @@ def wants_websocket(request: web.Request) -> bool:
 def accepting(headers: CIMultiDictProxy[str]) -> bytes:
     """The head that accepts a handshake, without extensions. Raises GatewayError 400 or 426."""
     if headers.get("Sec-WebSocket-Version", "").strip() != VERSION:
-        raise GatewayError(426, "websocket_version", f"The gateway speaks version {VERSION} of the WebSocket protocol.")
+        text = f"The gateway speaks version {VERSION} of the WebSocket protocol."
+        raise GatewayError(WRONG_VERSION, "websocket_version", text)
     key = headers.get("Sec-WebSocket-Key", "").strip()
     try:
         whole = len(base64.b64decode(key, validate=True)) == _KEY_BYTES

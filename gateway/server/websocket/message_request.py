@@ -22,6 +22,7 @@ from gateway.dialects.openai.errors import error_of
 from gateway.dialects.responses.create_message import Created, warmed
 from gateway.errors import GatewayError, over_budget
 from gateway.request.client import Caller, ClientReply, ClientRequest, Headers
+from gateway.request.kept.recent import Lane, Newest
 from gateway.request.lifecycle import REQUEST_ID_HEADER
 from gateway.server.http.aiohttp_request import AiohttpRequest
 from gateway.server.websocket.frames import text_frame
@@ -67,19 +68,21 @@ class MessageHeaders:
 class MessageRequest(ClientRequest):
     """One message. opening: of its connection. `close` it."""
 
-    def __init__(self, opening: Opening, socket: MessageSocket, stream_id: str, number: int, lease: MemoryLease) -> None:
+    def __init__(self, opening: Opening, socket: MessageSocket, number: int, lease: MemoryLease) -> None:
         request = opening.request
         super().__init__("POST", request.path, request.target, MessageHeaders(request.headers, number), lease)
         self.opening = opening
         self.refers = False  # the request names an earlier response
         self.warms = False  # it wants no output
-        self.stream_id = stream_id
+        self.stream_id = ""
         self._socket = socket
         self._body = b""
 
-    def put(self, body: bytes, found: Created) -> None:
+    def put(self, body: bytes, found: Created, newest: Newest) -> None:
+        """newest: of the connection's responses."""
         self._body = body
         self.stream_id, self.refers, self.warms = found.stream_id, found.refers, found.warms
+        self.recent = Lane(newest, found.stream_id, warms=found.warms)
 
     def caller(self) -> Caller:
         return self.opening.caller

@@ -8,7 +8,8 @@ of a turn only, as RFC 6455 allows.
 
 Ends: the client closes, or leaves (`next` returns None); it breaks a rule of the protocol; it is idle for
 `limits.client_idle_s` with nothing running (`busy`), or takes `limits.body_s` for one message; while something runs it is
-pinged, and dropped if it answers nothing for `timeouts.idle_s`. Whoever closes waits LAST_S for the other side.
+pinged, and dropped if it answers nothing for `timeouts.idle_s`. Whoever closes waits LAST_S for the other side. `refused` has
+the reason where a message could not be read.
 """
 
 from __future__ import annotations
@@ -44,10 +45,20 @@ class Message:
 
 
 class MessageSocket(Upgraded):
-    """See the top of this file. busy: whether a request of this client runs, or waits to. closing: a close frame went out."""
+    """See the top of this file. busy: whether a request of this client runs, or waits to. refused: is called with why a message
+    could not be read, after the close frame. closing: a close frame went out.
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, live: Live, account: Account, busy: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        live: Live,
+        account: Account,
+        busy: Callable[[], bool],
+        refused: Callable[[GatewayError], None],
+    ) -> None:
         super().__init__(loop)
+        self._refused = refused
         self.closing = False
         self._live = live
         self._account = account
@@ -191,6 +202,7 @@ class MessageSocket(Upgraded):
         if not self.closing and self.transport and not self.transport.is_closing():
             self.close(error.code, error.reason)
             self.transport.write_eof()
+            self._refused(_fault_of(error))
 
     def _stop(self) -> None:
         """Take no further message, and drop those that wait."""
@@ -221,7 +233,9 @@ class MessageSocket(Upgraded):
         if self.closing:
             return
         if self._lease and now - self._begun >= limits.body_s:
-            self.close(frames.POLICY, f"a message took longer than {limits.body_s:g} s")
+            text = f"a message took longer than {limits.body_s:g} s"
+            self.close(frames.POLICY, text)
+            self._refused(GatewayError(408, "request_timeout", f"{text}."))
         elif not self._busy():
             if silent_s >= limits.client_idle_s:
                 self.close(frames.NORMAL, f"idle for {limits.client_idle_s:g} s")
@@ -235,3 +249,10 @@ class MessageSocket(Upgraded):
     def __repr__(self) -> str:
         state = "closed" if self.transport is None else "closing" if self.closing else "open"
         return f"<MessageSocket {state}, {len(self._inbox)} messages, {self._reader!r}>"
+
+
+def _fault_of(error: FrameError) -> GatewayError:
+    """As HTTP has it."""
+    if error.code == frames.TOO_LARGE:
+        return GatewayError(413, "request_too_large", f"{error.reason}.")
+    return GatewayError(400, "websocket_protocol", f"{error.reason}.")

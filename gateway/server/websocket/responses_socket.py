@@ -4,7 +4,11 @@
 
 Each `stream_id` has a lane of its own, messages without one share one; lanes run side by side. What a connection may have is
 bounded: MAX_LANES that run, MAX_QUEUED messages that wait, and their bytes by the memory budget, as for other requests. Further
-messages are answered with an error at once, and no message is read while its client does not read answers.
+messages are answered with an error at once, and no message is read while its client does not read answers. A message that is
+refused is a request like any other: it is counted and logged.
+
+The connection remembers the newest response of each lane, so that a message can go on with one that nothing keeps
+(`request/kept/recent.py`).
 
 The headers of the request that opened the connection are those of every message. A client that leaves, or closes, has its
 requests cancelled. When the gateway goes down, what was sent before runs to its end; then the connection is closed (1001).
@@ -13,14 +17,16 @@ requests cancelled. When the gateway goes down, what was sent before runs to its
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import Final
 
 from gateway.admission.cors import require_origin
-from gateway.admission.memory import LARGE_BODY, parsing
+from gateway.admission.memory import LARGE_BODY, MemoryLease, parsing
 from gateway.config.live import Live
 from gateway.errors import GatewayError, bad_request, internal_error, shutting_down
 from gateway.parser.parsing import Parsing
+from gateway.request.kept.recent import Newest, RecentResponses
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.running import Running
 from gateway.server.http.aiohttp_request import AiohttpRequest
@@ -43,6 +49,7 @@ class ResponsesSockets:
         self.lifecycle = lifecycle
         self.parsing = parsing
         self.running = running
+        self.recent = RecentResponses()
 
     async def serve(self, request: AiohttpRequest) -> UpgradedResponse:
         """Until the connection has ended. Raises GatewayError if there is to be none, ConnectionError if the client left."""
@@ -53,7 +60,7 @@ class ResponsesSockets:
         head = accepting(headers)
         conversation = Conversation(self, request)
         if not conversation.socket.take_over(request.inner, head):
-            conversation.socket.lost()
+            conversation.close()
             raise bad_request("A client has to wait for the answer to its handshake before it sends a message.")
         await conversation.run()
         return UpgradedResponse()
@@ -64,9 +71,12 @@ class Conversation:
 
     def __init__(self, server: ResponsesSockets, request: AiohttpRequest) -> None:
         loop = asyncio.get_running_loop()
-        self.socket = MessageSocket(loop, server.live, request.lease.account, self._is_busy)
+        account = request.lease.account
+        self.socket = MessageSocket(loop, server.live, account, self._is_busy, self._refused_unread)
+        self._account = account
         self._server = server
         self._opening = Opening(request)
+        self._newest = Newest(server.recent, account)
         self._lanes: dict[str, deque[MessageRequest]] = {}
         self._tasks = set[asyncio.Task[None]]()
         self._queued = 0
@@ -89,18 +99,22 @@ class Conversation:
             self._cancel()
             if self._tasks:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._newest.close()
             self.socket.abort()
+
+    def close(self) -> None:
+        """It has not begun."""
+        self.socket.lost()
+        self._newest.close()
 
     async def _take(self, message: Message) -> None:
         """Put a message into its lane, or answer with an error."""
-        self._number += 1
-        request = MessageRequest(self._opening, self.socket, "", self._number, message.lease)
+        begun, request = self._server.lifecycle.clock(), self._request(message.lease)
         try:
             await self._read(message, request)
             self._put(request)
         except GatewayError as error:
-            request.close()
-            self._say(message_of(error, request.stream_id))
+            self._refuse(request, error, begun)
         except BaseException:
             request.close()
             raise
@@ -115,7 +129,7 @@ class Conversation:
         else:
             with parsing(lease, len(data)):
                 found, body = await self._server.parsing.created(data, lease.account.client)
-        request.put(body, found)
+        request.put(body, found, self._newest)
 
     def _put(self, request: MessageRequest) -> None:
         """Raises GatewayError 429 or 503."""
@@ -162,16 +176,26 @@ class Conversation:
     async def _answer(self, request: MessageRequest) -> None:
         """Raises ConnectionError if the client has left."""
         if self._server.running.over:
-            self._say(message_of(shutting_down(), request.stream_id))
+            self._refuse(request, shutting_down(), self._server.lifecycle.clock())
             return
         reply = await self._server.lifecycle.serve(request)
-        if not reply.begun:
-            self._say(message_of(internal_error(), request.stream_id))
+        if not (reply.begun or self.socket.closing):
+            self.socket.send(text_frame(message_of(internal_error(), request.stream_id)))
         await self.socket.drained()
 
-    def _say(self, message: bytes) -> None:
-        if not self.socket.closing:
-            self.socket.send(text_frame(message))
+    def _request(self, lease: MemoryLease) -> MessageRequest:
+        self._number += 1
+        return MessageRequest(self._opening, self.socket, self._number, lease)
+
+    def _refuse(self, request: MessageRequest, error: GatewayError, begun: float) -> None:
+        """Answer, unless the client has left."""
+        request.close()
+        with contextlib.suppress(ConnectionError):
+            self._server.lifecycle.refuse(request, error, begun)
+
+    def _refused_unread(self, error: GatewayError) -> None:
+        """A message that could not be read, for which the connection is being closed."""
+        self._refuse(self._request(self._account.lease()), error, self._server.lifecycle.clock())
 
     def _is_busy(self) -> bool:
         return bool(self._lanes)

@@ -3,7 +3,8 @@
     GET /v1/realtime?model=M ──► Lifecycle, as any request ──► 101: bytes both ways, until one side ends
                                                            └─► any other answer: plain HTTP, as it came
 
-The handshake is the replica's: its key, subprotocol and extensions pass, and so do all frames. Until its 101 it is tried on
+The handshake is the replica's: its key and subprotocol pass, and so do all frames. Extensions are not offered to it, for usage
+cannot be read in compressed frames; what it reports in passing is the request's (`usage_tap.py`). Until its 101 it is tried on
 other replicas, as any request before its first byte. From then on the gateway only says that a connection has ended, with a
 close frame behind the replica's last whole frame: 1011 if the replica is gone or nothing passes for `timeouts.idle_s`, 1001 if
 the gateway goes down. A side that is not read holds the other one back.
@@ -24,11 +25,14 @@ from gateway.server.http.aiohttp_request import AiohttpRequest
 from gateway.server.websocket.boundaries import Boundaries
 from gateway.server.websocket.frames import GOING_AWAY, INTERNAL_ERROR, close_frame
 from gateway.server.websocket.takeover import Upgraded, UpgradedResponse
+from gateway.server.websocket.usage_tap import UsageTap
 from gateway.upstream.client import ReplicaAnswer
+from gateway.upstream.headers import upstream_headers
 from gateway.upstream.http1 import SWITCHING
 
 TUNNELED: Final = frozenset(["/v1/realtime"])  # paths of engines' WebSockets
 
+_EXTENSIONS: Final = b"sec-websocket-extensions"
 _HEAD: Final = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nServer: warmroute\r\n"
 
 
@@ -68,7 +72,8 @@ class UpgradeRequest(ClientRequest):
         return self.opening.caller()
 
     def upstream_headers(self) -> bytes:
-        return self.opening.upstream_headers()
+        pairs = [pair for pair in self.opening.inner.raw_headers if pair[0].lower() != _EXTENSIONS]
+        return upstream_headers(pairs)
 
     @property
     def here(self) -> bool:
@@ -97,7 +102,8 @@ class TunnelReply(ClientReply):
         self._running = running
         self._patience_s = patience_s
         self._socket: TunnelSocket | None = None
-        self._passed = Boundaries()  # of the replica's frames
+        self._tap = UsageTap()
+        self._passed = Boundaries(self._tap)  # of the replica's frames
 
     def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
         """Raises GatewayError 400 for a client that has not waited for its handshake."""
@@ -119,6 +125,7 @@ class TunnelReply(ClientReply):
             self.plain.write(data)
         elif self._socket:
             self._passed.feed(data)
+            self.usage, self.unread = self._tap.usage, self._tap.unread
             self.satisfied = self.satisfied or self._passed.closing
             self._socket.write(data)
 

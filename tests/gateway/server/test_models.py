@@ -10,6 +10,7 @@ import anthropic
 import openai
 import pytest
 
+from gateway.dialects.api_request import MAX_MODEL_CHARS
 from gateway.parser.parsing import INLINE_BYTES
 from tests.gateway.cluster.test_reload import reload
 from tests.gateway.conftest import BODY, Running, running
@@ -138,6 +139,13 @@ async def test_anthropic_s_client_lists_and_retrieves_models_and_aliases() -> No
         with pytest.raises(anthropic.BadRequestError) as refused:
             await client.models.list(after_id="gone")
         assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("headers", [{}, ANTHROPIC])
+async def test_a_name_that_no_request_may_have_is_no_model(headers: dict[str, str]) -> None:
+    async with fleet() as replica, running(replica, model_aliases={"*": "qwen"}) as run:
+        assert (await run.get("/v1/models/" + "x" * MAX_MODEL_CHARS, headers=headers))[0] == 200
+        assert (await run.get("/v1/models/" + "x" * (MAX_MODEL_CHARS + 1), headers=headers))[0] == 404
 
 
 async def test_a_list_of_no_models_has_no_first_one() -> None:

@@ -47,7 +47,7 @@ def test_before_and_behind_a_large_file(step_bytes: int) -> None:
 
 names = st.sampled_from(["model", "Model", "file", "models", "model;x", ""])
 values = st.sampled_from(
-    [b"", b"m", b"whisper-1", b"a\r\nb", b"--B", b"\r\n--", "é".encode(), b"x" * 300, b"\r\n\r\n", b"--B--"]
+    [b"", b"m", b"whisper-1", b"a\r\nb", b"--B", b"\r\n--", "é".encode(), b"x" * 300, b"\r\n\r\n", b"--B--", b"a\r\n--Bx\r\n"]
 )
 fields = st.tuples(names, values, st.booleans(), st.sampled_from([(), ("Content-Type: text/plain",), ("X-A: name=model",)]))
 
@@ -123,6 +123,14 @@ def test_the_content_type(content_type: str, model: str) -> None:
 
 def test_the_last_field_counts_as_in_engines() -> None:
     assert found(form(part('name="model"', b"a"), MODEL)) == "whisper-1"
+
+
+def test_what_begins_like_a_delimiter_is_content() -> None:
+    """Of the boundary, or of another one that goes on; a flood of them is bounded like parts."""
+    file = part('name="file"; filename="a"', b"RIFF\r\n--BB\r\n\r\n--B \tx" * 20)
+    assert found(form(file, MODEL)) == found(form(MODEL, file)) == "whisper-1"
+    assert found(form(part('name="file"; filename="a"', b"\r\n--BB" * MAX_PARTS), MODEL)) == ""
+    assert found(form(part('name="model"', b"a\r\n--Bx"), MODEL)) == "whisper-1"
 
 
 @pytest.mark.parametrize("value", [b"\xff\xfe", b"x" * (MAX_MODEL_CHARS + 1), b"x" * 5000, b""])
