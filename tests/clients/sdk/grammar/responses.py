@@ -12,13 +12,18 @@ the response at the end has these items. `error` may come before `response.faile
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-EVENT: Final[TypeAdapter[Any]] = TypeAdapter(ResponseStreamEvent)
+_UNION: Final = get_args(get_args(ResponseStreamEvent)[0])
+EVENTS: Final[dict[str, TypeAdapter[Any]]] = {
+    get_args(event.model_fields["type"].annotation)[0]: TypeAdapter(event) for event in _UNION
+}
 RESPONSE: Final[TypeAdapter[Response]] = TypeAdapter(Response)
+# In OpenAI's own answers, and not in the SDK's types.
+UNTYPED: Final = {"response.function_call_arguments.done": "name"}
 ENDS: Final = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
 # By the kind of a part: its events, and the field of the text.
 PARTS: Final = {
@@ -113,8 +118,17 @@ def response_of(frames: list[tuple[str, bytes]], *, foreign: bool = False) -> di
 def parsed(name: str, data: bytes, *, foreign: bool) -> Any:
     event = json.loads(data)
     assert event["type"] == name, (name, event)
-    EVENT.validate_json(data, strict=True, extra="allow" if foreign or name == "error" else "forbid")
+    known = {key: value for key, value in event.items() if key != UNTYPED.get(name)}
+    if "response" in event:
+        known["response"] = typed(event["response"])
+    extra: Any = "allow" if foreign or name == "error" else "forbid"
+    EVENTS[name].validate_json(json.dumps(known), strict=True, extra=extra)
     return event
+
+
+def typed(response: dict[str, Any]) -> dict[str, Any]:
+    """Without `store`: OpenAI's answers have it, the SDK's types do not."""
+    return {key: value for key, value in response.items() if key != "store"}
 
 
 def items_of(events: list[dict[str, Any]]) -> list[Any]:
