@@ -19,14 +19,13 @@ from tests.clients.sdk.grammar.answers import check_answer
 
 @dataclass(slots=True)
 class Exchange:
-    """One request, and what has come back. whole: the answer has ended as its framing says."""
+    """One request, and what has come back."""
 
     path: str
     request: bytes
     status: int
     headers: httpx.Headers
     body: bytearray = field(default_factory=bytearray)
-    whole: bool = False
 
 
 class _Stream(httpx.AsyncByteStream, httpx.SyncByteStream):
@@ -39,13 +38,11 @@ class _Stream(httpx.AsyncByteStream, httpx.SyncByteStream):
         async for piece in self._inner:
             self._exchange.body += piece
             yield piece
-        self._exchange.whole = True
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._inner:
             self._exchange.body += piece
             yield piece
-        self._exchange.whole = True
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -110,9 +107,16 @@ class Tapped:
         http = anthropic.DefaultHttpxClient(transport=_SyncTap(self.exchanges))
         return anthropic.Anthropic(base_url=self.url, api_key="k", max_retries=self.retries, http_client=http)
 
-    def check(self) -> None:
-        """Every answer is what its API promises: its shape, and in streams the order and the sum of its events."""
+    def check(self) -> list[Any]:
+        """Every answer is what its API promises: its shape, and in streams the order and the sum of its events.
+
+        Returns the values of the answers; None: an error, or a stream that ends with one.
+        """
         assert self.exchanges, "nothing was asked"
-        for exchange in self.exchanges:
-            kind = exchange.headers.get("content-type", "").partition(";")[0]
-            check_answer(exchange.path, exchange.status, kind, bytes(exchange.body), exchange.request, foreign=self.foreign)
+        return [self._value(exchange) for exchange in self.exchanges]
+
+    def _value(self, exchange: Exchange) -> Any:
+        kind = exchange.headers.get("content-type", "").partition(";")[0]
+        return check_answer(
+            exchange.path, exchange.status, kind, bytes(exchange.body), exchange.request, foreign=self.foreign
+        )
