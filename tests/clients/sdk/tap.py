@@ -117,6 +117,4 @@ class Tapped:
 
     def _value(self, exchange: Exchange) -> Any:
         kind = exchange.headers.get("content-type", "").partition(";")[0]
-        return check_answer(
-            exchange.path, exchange.status, kind, bytes(exchange.body), exchange.request, foreign=self.foreign
-        )
+        return check_answer(exchange.path, exchange.status, kind, bytes(exchange.body), exchange.request, foreign=self.foreign)

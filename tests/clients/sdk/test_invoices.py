@@ -68,7 +68,12 @@ def message_stream(start: Any, delta: Any, *, end: bytes | None = None, hold: as
 
 def response_usage(prompt: int, cached: int, written: int, generated: int) -> dict[str, Any]:
     usage = {"input_tokens": prompt, "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written}}
-    return {**usage, "output_tokens": generated, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": prompt + generated}
+    return {
+        **usage,
+        "output_tokens": generated,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + generated,
+    }
 
 
 def plain_response(status: str, *counts: int) -> Behaviour:
@@ -121,7 +126,10 @@ CASES: Final[dict[str, tuple[Behaviour, Invoice]]] = {
     ),
     "response stream, failed": (response_stream("failed", None), Invoice()),
     "response stream, the client leaves": (events(CREATED, DELTA, then=NEVER), Invoice()),
-    "response, translated": (answers(prompt=640, completion=9, cached=512), Invoice(128, 512, 0, 9, 384, 153.6, 0, 135, 1382.4)),
+    "response, translated": (
+        answers(prompt=640, completion=9, cached=512),
+        Invoice(128, 512, 0, 9, 384, 153.6, 0, 135, 1382.4),
+    ),
 }
 ALL: Final = Invoice(11809, 10358, 8024, 308, 11355, 3107.4, 38415, 4620, 27966.6)
 

@@ -40,7 +40,9 @@ def calls_of(message: anthropic.types.Message) -> list[tuple[str, Any]]:
 
 async def test_a_message(clients: Tapped) -> None:
     async with clients.anthropic() as client:
-        said = await client.messages.create(**HI, system="Be brief.", metadata={"user_id": "u"}, extra_body={"temperature": 0.0})
+        said = await client.messages.create(
+            **HI, system="Be brief.", metadata={"user_id": "u"}, extra_body={"temperature": 0.0}
+        )
         assert (said.type, said.role, said.model) == ("message", "assistant", "m")
         assert said.id.startswith("msg_")
         assert said._request_id
@@ -64,7 +66,9 @@ async def test_a_stream_by_its_helper(clients: Tapped) -> None:
         assert (final.stop_reason, final.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
     summed = message_of(frames_of(bytes(clients.exchanges[-1].body)))
     assert summed is not None
-    assert {"stop_details": None, **summed} == final.to_dict() | {"content": [{"type": "text", "text": text}]}, "the client has missed nothing"
+    assert {"stop_details": None, **summed} == final.to_dict() | {"content": [{"type": "text", "text": text}]}, (
+        "the client has missed nothing"
+    )
 
 
 async def test_a_stream_of_raw_events(clients: Tapped) -> None:
@@ -182,7 +186,10 @@ async def test_thoughts_of_earlier_turns_are_taken(clients: Tapped) -> None:
     thought = {"type": "thinking", "thinking": "27 * 453 = 12231", "signature": "EqQBCgIYAhIM1gbcDa9GJwZA2b3h"}
     turns: Any = [
         {"role": "user", "content": "What is 27 * 453?"},
-        {"role": "assistant", "content": [thought, {"type": "redacted_thinking", "data": "EmwK"}, {"type": "text", "text": "12,231"}]},
+        {
+            "role": "assistant",
+            "content": [thought, {"type": "redacted_thinking", "data": "EmwK"}, {"type": "text", "text": "12,231"}],
+        },
         {"role": "user", "content": "And half of it?"},
     ]
     async with clients.anthropic() as client:

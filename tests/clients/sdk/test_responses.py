@@ -132,7 +132,10 @@ async def test_reasoning_is_asked_for(clients: Tapped) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_chat_and_its_helper(clients: Tapped, stream: bool) -> None:
-    messages: Any = [{"role": "developer", "content": "Talk like a pirate."}, {"role": "user", "content": "Are semicolons optional?"}]
+    messages: Any = [
+        {"role": "developer", "content": "Talk like a pirate."},
+        {"role": "user", "content": "Are semicolons optional?"},
+    ]
     body: Any = {"model": "m", "messages": messages, "max_completion_tokens": 3000}
     async with clients.openai() as client:
         whole = await client.chat.completions.create(**body)

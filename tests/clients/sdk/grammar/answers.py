@@ -62,7 +62,9 @@ def check_error(path: str, body: bytes) -> None:
         assert error["type"] in ERROR_TYPES
     else:  # vLLM's code is a number
         code = error.get("code")
-        OPENAI_ERROR.validate_python({"param": None, **error, "code": str(code) if isinstance(code, int) else code}, strict=True)
+        OPENAI_ERROR.validate_python(
+            {"param": None, **error, "code": str(code) if isinstance(code, int) else code}, strict=True
+        )
 
 
 def frames_of(body: bytes) -> list[tuple[str, bytes]]:
