@@ -65,17 +65,17 @@ async def run(home: Path, *command: str, **env: str) -> str:
     return text
 
 
-async def codex(home: Path, url: str, number: int, *more: str) -> str:
-    """more: lines of its provider's configuration."""
+async def codex(home: Path, url: str, number: int, *more: str, calls: str = "") -> str:
+    """more: lines of its provider's configuration. calls: what its message asks for, for a simulated replica."""
     config = home / ".codex" / "config.toml"
     config.parent.mkdir(parents=True)
     lines = ['model = "m"', 'model_provider = "warm"', "[model_providers.warm]", 'name = "warm"', f'base_url = "{url}/v1"']
     config.write_text("\n".join([*lines, *more, 'wire_api = "responses"', 'env_key = "X_KEY"\n']), encoding="utf-8")
     options = "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"
-    return await run(home, str(AGENTS / "codex"), "exec", *options, f"list the files, number {number}", X_KEY="k")
+    return await run(home, str(AGENTS / "codex"), "exec", *options, f"list the files, number {number}{calls}", X_KEY="k")
 
 
-async def opencode(home: Path, url: str, number: int, provider: str) -> str:
+async def opencode(home: Path, url: str, number: int, provider: str, calls: str = "") -> str:
     config = home / ".config" / "opencode" / "opencode.json"
     config.parent.mkdir(parents=True)
     options = {"options": {"baseURL": f"{url}/v1", "apiKey": "k"}, "models": {"m": {"name": "m"}}}
@@ -83,7 +83,7 @@ async def opencode(home: Path, url: str, number: int, provider: str) -> str:
     model = f"{provider}/m"
     quiet = {"autoupdate": False, "share": "disabled", "model": model, "small_model": model}
     config.write_text(json.dumps({**quiet, "provider": providers}), encoding="utf-8")
-    return await run(home, str(AGENTS / "opencode"), "run", "-m", model, f"list the files, number {number}")
+    return await run(home, str(AGENTS / "opencode"), "run", "-m", model, f"list the files, number {number}{calls}")
 
 
 def check(engines: list[AgentEngine], lines: list[dict[str, Any]], session_header: str, path: str) -> int:

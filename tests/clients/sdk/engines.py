@@ -8,7 +8,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
@@ -31,13 +31,34 @@ async def chat_alone(request: web.Request, handler: Handler) -> web.StreamRespon
     return await handler(request)
 
 
+class Seen(NamedTuple):
+    """A request that came to a replica. headers: with lower-case names."""
+
+    path: str
+    headers: dict[str, str]
+    body: Any
+
+
+def noting(seen: list[Seen]) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+    @web.middleware
+    async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method == "POST":
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            seen.append(Seen(request.path, headers, json.loads(await request.read())))
+        return await handler(request)
+
+    return note
+
+
 @contextlib.asynccontextmanager
-async def simulated(*, chat_only: bool = False) -> AsyncIterator[str]:
-    """`warmroute replica --engine sim` on a socket of this process; its URL."""
-    config = SimConfig(kv_tokens=16_000, prefill_rate=1e6, decode_rate=2000.0, max_batch=64)
+async def simulated(*, chat_only: bool = False, kv_tokens: int = 16_000, seen: list[Seen] | None = None) -> AsyncIterator[str]:
+    """`warmroute replica --engine sim` on a socket of this process; its URL. seen: gets every POST."""
+    config = SimConfig(kv_tokens=kv_tokens, prefill_rate=1e6, decode_rate=2000.0, max_batch=64)
     app = create_app(SimEngine(config), MODEL, ServerConfig())
     if chat_only:
         app.middlewares.append(chat_alone)
+    if seen is not None:
+        app.middlewares.append(noting(seen))
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     listener = socket.create_server(("127.0.0.1", 0))
