@@ -1,5 +1,5 @@
-"""Replicas that are processes of their own, so that they can be killed: `python -m tests.clients.sdk.processes PORT` speaks chat
-alone, `warmroute replica --engine sim` all three APIs.
+"""Replicas that are processes of their own, so that they can be killed: `warmroute replica --engine sim` speaks all three APIs,
+`python -m tests.clients.sdk.processes PORT RATE` chat alone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def process(log: Path, *, chat_only: bool = False, prefill_rate: float = 1
     try:
         async with asyncio.timeout(120):
             while not await asyncio.to_thread(answers, url + "/health"):
-                assert started.returncode is None, log.read_text("utf-8")
+                assert started.returncode is None, f"it has ended: see {log}"
                 await asyncio.sleep(0.05)
         yield Process(started, url)
     finally:

@@ -1,4 +1,4 @@
-"""Thoughts, images, documents, files and structured output by the official clients: what the engine is asked, what comes back."""
+"""Thoughts, images, documents, files and structured output by the official clients: what engines are asked, what comes back."""
 
 from __future__ import annotations
 
@@ -162,35 +162,35 @@ async def test_documents_and_files_translated() -> None:
                 named: Any = {"type": "input_file", **reference}
                 with pytest.raises(openai.BadRequestError, match=next(iter(reference))):
                     await other.responses.create(model="m", input=[{"role": "user", "content": [named]}])
-        with pytest.raises(anthropic.BadRequestError, match="source"):
-            async with tapped.anthropic() as client:
-                by_id: Any = [{"type": "document", "source": {"type": "file", "file_id": "file_1"}}]
+        by_id: Any = [{"type": "document", "source": {"type": "file", "file_id": "file_1"}}]
+        async with tapped.anthropic() as client:
+            with pytest.raises(anthropic.BadRequestError, match="source"):
                 await client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": by_id}])
         tapped.check()
 
 
 async def test_what_a_native_engine_gets_is_what_the_client_has_sent() -> None:
     """Images, documents by reference, betas: the engine's business."""
-    async with engine(messages_stream=told.thinking_message(), responses_stream=told.reasoning_response()) as replica:
-        async with running(replica) as run:
-            tapped = Tapped(run.url)
-            content: Any = [
-                {"type": "image", "source": {"type": "file", "file_id": "file_1"}},
-                {"type": "document", "source": {"type": "url", "url": URL}, "citations": {"enabled": True}},
-            ]
-            async with tapped.anthropic() as client:
-                asked: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": content}]}
-                async for _ in await client.beta.messages.create(**asked, betas=["files-api-2025-04-14"], stream=True):
-                    """To its end."""
-            assert replica.requests[-1].body == tapped.exchanges[-1].request
-            assert replica.requests[-1].headers["anthropic-beta"] == "files-api-2025-04-14"
-            assert replica.requests[-1].headers["anthropic-version"] == client.default_headers["anthropic-version"]
-            async with tapped.openai() as other:
-                items: Any = [{"type": "input_file", "file_id": "file-1"}, {"type": "input_image", "file_id": "file-2"}]
-                async for _ in await other.responses.create(model="m", input=[{"role": "user", "content": items}], stream=True):
-                    """To its end."""
-            assert replica.requests[-1].body == tapped.exchanges[-1].request
-            tapped.check()
+    native = engine(messages_stream=told.thinking_message(), responses_stream=told.reasoning_response())
+    async with native as replica, running(replica) as run:
+        tapped = Tapped(run.url)
+        content: Any = [
+            {"type": "image", "source": {"type": "file", "file_id": "file_1"}},
+            {"type": "document", "source": {"type": "url", "url": URL}, "citations": {"enabled": True}},
+        ]
+        async with tapped.anthropic() as client:
+            asked: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": content}]}
+            async for _ in await client.beta.messages.create(**asked, betas=["files-api-2025-04-14"], stream=True):
+                """To its end."""
+        assert replica.requests[-1].body == tapped.exchanges[-1].request
+        assert replica.requests[-1].headers["anthropic-beta"] == "files-api-2025-04-14"
+        assert replica.requests[-1].headers["anthropic-version"] == client.default_headers["anthropic-version"]
+        async with tapped.openai() as other:
+            items: Any = [{"type": "input_file", "file_id": "file-1"}, {"type": "input_image", "file_id": "file-2"}]
+            async for _ in await other.responses.create(model="m", input=[{"role": "user", "content": items}], stream=True):
+                """To its end."""
+        assert replica.requests[-1].body == tapped.exchanges[-1].request
+        tapped.check()
 
 
 @pytest.mark.parametrize("stream", [False, True])

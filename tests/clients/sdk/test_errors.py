@@ -13,7 +13,8 @@ import pytest
 
 from tests.clients.sdk.engines import UNKNOWN, engine
 from tests.clients.sdk.tap import Tapped
-from tests.gateway.conftest import running
+from tests.clients.sdk.test_invoices import message, plain_response
+from tests.gateway.conftest import eventually, running
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, hangs, http, status, writes
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -107,15 +108,14 @@ async def test_the_client_waits_as_long_as_it_is_told_and_tries_again(name: str,
     async with engine(**{behind: once}) as replica, running(replica) as run:
         tapped = Tapped(run.url, retries=3)
         assert await ask(tapped, name)
-        assert [one.status for one in tapped.exchanges][0] == code
+        assert tapped.exchanges[0].status == code
         assert tapped.exchanges[0].headers["retry-after"] == "1"
-        assert [one.status for one in tapped.exchanges][-1] == 200
+        assert tapped.exchanges[-1].status == 200
+        assert code != 429 or len(tapped.exchanges) == 2, "one more attempt was enough"
         tapped.check()
 
 
 def good(name: str, behind: str) -> Behaviour:
-    from tests.clients.sdk.test_invoices import message, plain_response
-
     if behind == "chat":
         return answers()
     return message(10, 0, 0, 0, 3) if name == "messages" else plain_response("completed", 10, 0, 0, 3)
@@ -123,15 +123,14 @@ def good(name: str, behind: str) -> Behaviour:
 
 @pytest.mark.parametrize(("name", "behind"), [WAYS[0], WAYS[2]])
 async def test_without_any_replica_the_client_tries_again_and_gives_up(name: str, behind: str) -> None:
-    async with engine(**{behind: good(name, behind)}) as replica:
-        async with running(replica) as run:
-            await replica.stop()
-            tapped = Tapped(run.url, retries=1)
-            with pytest.raises(raised(name, "InternalServerError")) as caught:
-                await ask(tapped, name)
-            assert caught.value.status_code in (502, 503)  # type: ignore[attr-defined]
-            assert len(tapped.exchanges) == 2
-            tapped.check()
+    async with engine(**{behind: good(name, behind)}) as replica, running(replica) as run:
+        await replica.stop()
+        tapped = Tapped(run.url, retries=1)
+        with pytest.raises(raised(name, "InternalServerError")) as caught:
+            await ask(tapped, name)
+        assert caught.value.status_code in (502, 503)  # type: ignore[attr-defined]
+        assert len(tapped.exchanges) == 2
+        tapped.check()
 
 
 @pytest.fixture
@@ -149,9 +148,7 @@ async def test_the_client_s_own_time_out_frees_the_replica(stuck: FakeReplica, n
     async with running(stuck) as run:
         with pytest.raises(raised(name, "APITimeoutError")):
             await ask(Tapped(run.url, retries=1), name, stream=stream, timeout=0.3)
-        async with asyncio.timeout(40):
-            while stuck.gone < 2 or run.gateway.router.ledger.open_leases:
-                await asyncio.sleep(0.002)
+        await eventually(lambda: stuck.gone == 2 and run.gateway.router.ledger.open_leases == 0)
         assert len(stuck.requests) == 2, "the client has tried again"
 
 

@@ -1,5 +1,5 @@
-"""What vLLM and llama.cpp have answered, through the gateway to the official clients: each API as the engine has written it, and
-the engine's chat as Messages and as Responses.
+"""What vLLM and llama.cpp have answered, through the gateway to the official clients: each API as the engine has written it,
+and the engine's chat as Messages and as Responses.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RESPONSES = [
     ("llamacpp", "responses.json"),
 ]
 
-# llama.cpp's responses lack fields that the SDK's types require (tools, tool_choice, details of the usage). They go on as they are.
+# llama.cpp's responses lack fields that the SDK's types require (tools, details of the usage). They go on as they are.
 UNTYPED = [("llamacpp", "responses.json")]
 
 
@@ -60,29 +60,22 @@ def answer(source: str, name: str) -> bytes:
 
 def text_in(raw: bytes) -> str:
     """All that an answer says, read without any client."""
-    found, seen = list[str](), set[str]()
-    lines = [line for line in raw.decode().splitlines() if line.startswith("data: {")] or [raw.decode()]
-    streamed = raw.startswith((b"data:", b"event:"))
+    if not raw.startswith((b"data:", b"event:")):
+        return "".join(texts(json.loads(raw)))
+    events = [json.loads(line.removeprefix("data: ")) for line in raw.decode().splitlines() if line.startswith("data: {")]
+    numbered = "sequence_number" in events[0]  # Responses, where later events repeat the text
+    said = [event for event in events if not numbered or event["type"].endswith("text.delta")]
+    return "".join(event["delta"] if numbered else "".join(texts(event)) for event in said)
 
-    def walk(value: Any) -> None:
-        if isinstance(value, list):
-            for one in value:
-                walk(one)
-        elif isinstance(value, dict):
-            for key, one in value.items():
-                if key in ("text", "content") and isinstance(one, str) and not seen:
-                    found.append(one)
-                elif key == "delta" and isinstance(one, str):
-                    found.append(one)
-                else:
-                    walk(one)
 
-    for line in lines:
-        event = json.loads(line.removeprefix("data: "))
-        if streamed and event.get("type", "").startswith("response.") and not event["type"].endswith("text.delta"):
-            continue
-        walk(event)
-    return "".join(found)
+def texts(value: Any) -> list[str]:
+    """The values of `text` and `content`, wherever they are."""
+    if isinstance(value, list):
+        return [text for one in value for text in texts(one)]
+    if not isinstance(value, dict):
+        return []
+    own = [one for name, one in value.items() if name in ("text", "content") and isinstance(one, str)]
+    return own + [text for one in value.values() for text in texts(one)]
 
 
 async def ask(tapped: Tapped, api: str, *, stream: bool) -> tuple[str, int]:

@@ -2,7 +2,7 @@
 
     chunk* [usage] [DONE]       all of one id, time and model
     a choice: its first delta has the role; deltas; one finish_reason, and nothing after it
-    a call:   its first piece has id, type and name; the next ones only arguments; a call begins when the one before it has ended
+    a call:   its first piece has id, type and name, the next ones only arguments; one call comes after the other
 
 `error` ends a stream: a chunk with nothing but an `error`, then [DONE].
 """

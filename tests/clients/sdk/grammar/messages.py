@@ -1,7 +1,7 @@
 """A stream of Anthropic's Messages.
 
     message_start  (block)*  message_delta+  message_stop          ping: anywhere after the first
-    block:         content_block_start(index)  content_block_delta(index)*  content_block_stop(index); one after the other, from 0
+    block:         content_block_start(index)  content_block_delta(index)*  content_block_stop(index); one by one, from 0
 
 The deltas are of the block's kind; the arguments of a call are an object in the end; a thought is signed once, at its end, if
 it is signed at all. `error` ends a stream, and nothing follows it.

@@ -1,7 +1,7 @@
 """A stream of OpenAI's Responses.
 
     response.created  response.in_progress  (item)*  response.completed | .incomplete | .failed
-    item:    output_item.added(index)  (part)*  output_item.done(index)            indexes from 0, in the order in which they begin
+    item:    output_item.added(index)  (part)*  output_item.done(index)            indexes from 0, as they begin
     part:    content_part.added  TEXT.delta*  TEXT.done  content_part.done         of messages and reasoning
     call:    ARGUMENTS.delta*  ARGUMENTS.done                                       calls may be open beside each other
 
