@@ -40,8 +40,8 @@ async def fleet(*paths: str) -> AsyncIterator[tuple[Running, list[AgentEngine]]]
         yield await stack.enter_async_context(running(*engines, prices=prices)), engines
 
 
-async def run(home: Path, *command: str, **env: str) -> str:
-    """Run an agent in a home of its own; returns what it has printed."""
+async def run(home: Path, *command: str, said: str = "", **env: str) -> str:
+    """Run an agent in a home of its own; returns what it has printed. said: on its standard input."""
     folder = home / "work"
     folder.mkdir(parents=True)
     (folder / "a-file.txt").write_text("x", encoding="utf-8")
@@ -50,12 +50,12 @@ async def run(home: Path, *command: str, **env: str) -> str:
         *command,
         cwd=folder,
         env=place,
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        out, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
+        out, _ = await asyncio.wait_for(process.communicate(said.encode()), LIMIT_S)
     finally:
         if process.returncode is None:
             process.kill()
@@ -76,6 +76,7 @@ async def codex(home: Path, url: str, number: int, *more: str, calls: str = "") 
 
 
 async def opencode(home: Path, url: str, number: int, provider: str, calls: str = "") -> str:
+    """calls: as above; on its standard input, for it puts what is on its command line between quotes."""
     config = home / ".config" / "opencode" / "opencode.json"
     config.parent.mkdir(parents=True)
     options = {"options": {"baseURL": f"{url}/v1", "apiKey": "k"}, "models": {"m": {"name": "m"}}}
@@ -83,7 +84,7 @@ async def opencode(home: Path, url: str, number: int, provider: str, calls: str 
     model = f"{provider}/m"
     quiet = {"autoupdate": False, "share": "disabled", "model": model, "small_model": model}
     config.write_text(json.dumps({**quiet, "provider": providers}), encoding="utf-8")
-    return await run(home, str(AGENTS / "opencode"), "run", "-m", model, f"list the files, number {number}{calls}")
+    return await run(home, str(AGENTS / "opencode"), "run", "-m", model, f"list the files, number {number}", said=calls)
 
 
 def check(engines: list[AgentEngine], lines: list[dict[str, Any]], session_header: str, path: str) -> int:
