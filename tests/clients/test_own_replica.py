@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from tests.clients.agent_engine import CALLS
 from tests.clients.recordings import load
 from tests.clients.sdk.engines import Seen, simulated
-from tests.clients.test_agents import AGENTS, AGENTS_UNDER_TEST, CALLS, SESSIONS, codex, opencode
+from tests.clients.test_agents import AGENTS, AGENTS_UNDER_TEST, SESSIONS, codex, opencode
 from tests.clients.test_recorded import NAMES, of_session, send
 from tests.gateway.conftest import Running, eventually, running
 

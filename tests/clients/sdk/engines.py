@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from replica.api.server import ServerConfig, create_app
 from replica.sim.cost import SimConfig
@@ -39,7 +40,7 @@ class Seen(NamedTuple):
     body: Any
 
 
-def noting(seen: list[Seen]) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def noting(seen: list[Seen]) -> Middleware:
     @web.middleware
     async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.method == "POST":
@@ -69,7 +70,7 @@ async def simulated(*, chat_only: bool = False, kv_tokens: int = 16_000, seen: l
         await runner.cleanup()
 
 
-def engine(model: str = MODEL, **answers: bytes | Behaviour) -> FakeReplica:
+def engine(answers: Mapping[str, bytes | Behaviour], model: str = MODEL) -> FakeReplica:
     """answers: by the end of their path (chat, messages, responses, count_tokens), followed by _stream for those that are
     streamed. A path without any is unknown.
     """

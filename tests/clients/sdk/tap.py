@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import anthropic
 import httpx2 as httpx
-import openai
+from anthropic import Anthropic, AsyncAnthropic
+from anthropic import DefaultAsyncHttpxClient as AnthropicAsyncHttp
+from anthropic import DefaultHttpxClient as AnthropicHttp
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
 from tests.clients.sdk.grammar.answers import check_answer
 
@@ -89,23 +91,23 @@ class Tapped:
     foreign: bool = False
     exchanges: list[Exchange] = field(default_factory=list)
 
-    def openai(self, **options: Any) -> openai.AsyncOpenAI:
-        http = openai.DefaultAsyncHttpxClient(transport=_AsyncTap(self.exchanges))
+    def openai(self, **options: Any) -> AsyncOpenAI:
+        http = DefaultAsyncHttpxClient(transport=_AsyncTap(self.exchanges))
         given: dict[str, Any] = {"max_retries": self.retries, "api_key": "k", "http_client": http, **options}
-        return openai.AsyncOpenAI(base_url=self.url + "/v1", **given)
+        return AsyncOpenAI(base_url=self.url + "/v1", **given)
 
-    def anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
-        http = anthropic.DefaultAsyncHttpxClient(transport=_AsyncTap(self.exchanges))
+    def anthropic(self, **options: Any) -> AsyncAnthropic:
+        http = AnthropicAsyncHttp(transport=_AsyncTap(self.exchanges))
         given: dict[str, Any] = {"max_retries": self.retries, "api_key": "k", "http_client": http, **options}
-        return anthropic.AsyncAnthropic(base_url=self.url, **given)
+        return AsyncAnthropic(base_url=self.url, **given)
 
-    def openai_sync(self) -> openai.OpenAI:
-        http = openai.DefaultHttpxClient(transport=_SyncTap(self.exchanges))
-        return openai.OpenAI(base_url=self.url + "/v1", api_key="k", max_retries=self.retries, http_client=http)
+    def openai_sync(self) -> OpenAI:
+        http = DefaultHttpxClient(transport=_SyncTap(self.exchanges))
+        return OpenAI(base_url=self.url + "/v1", api_key="k", max_retries=self.retries, http_client=http)
 
-    def anthropic_sync(self) -> anthropic.Anthropic:
-        http = anthropic.DefaultHttpxClient(transport=_SyncTap(self.exchanges))
-        return anthropic.Anthropic(base_url=self.url, api_key="k", max_retries=self.retries, http_client=http)
+    def anthropic_sync(self) -> Anthropic:
+        http = AnthropicHttp(transport=_SyncTap(self.exchanges))
+        return Anthropic(base_url=self.url, api_key="k", max_retries=self.retries, http_client=http)
 
     def check(self) -> list[Any]:
         """Every answer is what its API promises: its shape, and in streams the order and the sum of its events.

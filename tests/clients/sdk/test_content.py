@@ -17,7 +17,7 @@ from tests.clients.sdk import told
 from tests.clients.sdk.engines import engine
 from tests.clients.sdk.tap import Tapped
 from tests.gateway.conftest import running
-from tests.support.fakes import FakeReplica
+from tests.support.fakes import Behaviour, FakeReplica
 
 CHAT: TypeAdapter[Any] = TypeAdapter(ChatParams)
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -36,6 +36,7 @@ class Person(BaseModel):
     age: int
 
 
+Answers = dict[str, bytes | Behaviour]
 ANNA = '{"name": "Anna", "age": 7}'
 
 
@@ -47,7 +48,7 @@ def asked_of(replica: FakeReplica) -> Any:
 
 
 async def test_thoughts_and_signatures_of_an_engine_that_has_them() -> None:
-    async with engine(messages_stream=told.thinking_message()) as replica, running(replica) as run:
+    async with engine({"messages_stream": told.thinking_message()}) as replica, running(replica) as run:
         tapped = Tapped(run.url)
         thinking: Any = {"type": "enabled", "budget_tokens": 1024}
         async with tapped.anthropic() as client:
@@ -69,7 +70,7 @@ async def test_thoughts_and_signatures_of_an_engine_that_has_them() -> None:
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 async def test_thoughts_and_parallel_calls_in_pieces_translated(field: str) -> None:
-    async with engine(chat_stream=told.thinking_chat(field)) as replica, running(replica) as run:
+    async with engine({"chat_stream": told.thinking_chat(field)}) as replica, running(replica) as run:
         tapped = Tapped(run.url)
         async with tapped.anthropic() as client:
             asked: Any = {"model": "m", "max_tokens": 2000, "tools": [TOOL, CLOCK]}
@@ -91,7 +92,7 @@ async def test_thoughts_and_parallel_calls_in_pieces_translated(field: str) -> N
 
 
 async def test_summaries_and_a_refusal_of_an_engine_that_has_them() -> None:
-    async with engine(responses_stream=told.reasoning_response()) as replica, running(replica) as run:
+    async with engine({"responses_stream": told.reasoning_response()}) as replica, running(replica) as run:
         tapped = Tapped(run.url)
         async with tapped.openai() as client:
             reasoning: Any = {"effort": "high", "summary": "detailed"}
@@ -106,11 +107,11 @@ async def test_summaries_and_a_refusal_of_an_engine_that_has_them() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_refusal_translated(stream: bool) -> None:
     words = "I cannot help with that."
-    answers = {
+    answers: Answers = {
         "chat": told.chat_whole({"content": None, "refusal": words}),
         "chat_stream": told.chat_stream({"refusal": words}),
     }
-    async with engine(**answers) as replica, running(replica) as run:
+    async with engine(answers) as replica, running(replica) as run:
         tapped = Tapped(run.url)
         async with tapped.openai() as client:
             if stream:
@@ -131,7 +132,7 @@ IMAGES: Any = [
 @pytest.mark.parametrize(("source", "url"), IMAGES, ids=["base64", "url"])
 async def test_images_translated(source: Any, url: str) -> None:
     wanted = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
-    async with engine(chat=told.chat_whole({"content": "An ant."})) as replica, running(replica) as run:
+    async with engine({"chat": told.chat_whole({"content": "An ant."})}) as replica, running(replica) as run:
         tapped = Tapped(run.url)
         async with tapped.anthropic() as client:
             content: Any = [{"type": "image", "source": source}, {"type": "text", "text": "What is it?"}]
@@ -145,7 +146,7 @@ async def test_images_translated(source: Any, url: str) -> None:
 
 
 async def test_documents_and_files_translated() -> None:
-    async with engine(chat=told.chat_whole({"content": "Read."})) as replica, running(replica) as run:
+    async with engine({"chat": told.chat_whole({"content": "Read."})}) as replica, running(replica) as run:
         tapped = Tapped(run.url)
         async with tapped.anthropic() as client:
             source = {"type": "base64", "media_type": "application/pdf", "data": PDF}
@@ -171,7 +172,7 @@ async def test_documents_and_files_translated() -> None:
 
 async def test_what_a_native_engine_gets_is_what_the_client_has_sent() -> None:
     """Images, documents by reference, betas: the engine's business."""
-    native = engine(messages_stream=told.thinking_message(), responses_stream=told.reasoning_response())
+    native = engine({"messages_stream": told.thinking_message(), "responses_stream": told.reasoning_response()})
     async with native as replica, running(replica) as run:
         tapped = Tapped(run.url)
         content: Any = [
@@ -195,12 +196,12 @@ async def test_what_a_native_engine_gets_is_what_the_client_has_sent() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_structured_output_translated(stream: bool) -> None:
-    answers = {
+    answers: Answers = {
         "chat": told.chat_whole({"content": ANNA}),
         "chat_stream": told.chat_stream(*({"content": one} for one in told.pieces(ANNA))),
     }
     anna = Person(name="Anna", age=7)
-    async with engine(**answers) as replica, running(replica) as run:
+    async with engine(answers) as replica, running(replica) as run:
         tapped = Tapped(run.url)
         turns: Any = [{"role": "user", "content": "Who?"}]
         async with tapped.openai() as client:
@@ -225,7 +226,7 @@ async def test_structured_output_translated(stream: bool) -> None:
 
 
 async def test_structured_output_by_the_synchronous_clients() -> None:
-    async with engine(chat=told.chat_whole({"content": ANNA})) as replica, running(replica) as run:
+    async with engine({"chat": told.chat_whole({"content": ANNA})}) as replica, running(replica) as run:
         tapped = Tapped(run.url)
 
         def talk() -> list[Person | None]:

@@ -69,7 +69,7 @@ def raised(name: str, kind: str) -> type[Exception]:
 )
 async def test_an_engine_s_error(name: str, behind: str, stream: bool, code: int, kind: str) -> None:
     error = error_of(behind, code)
-    async with engine(**{behind: error, behind + "_stream": error}) as replica, running(replica) as run:
+    async with engine({behind: error, behind + "_stream": error}) as replica, running(replica) as run:
         tapped = Tapped(run.url)
         with pytest.raises(raised(name, kind), match="the engine's words") as caught:
             await ask(tapped, name, stream=stream)
@@ -105,7 +105,7 @@ async def test_the_client_waits_as_long_as_it_is_told_and_tries_again(name: str,
         refused.set()
         return await error_of(behind, code, "Retry-After: 1")(request, writer)
 
-    async with engine(**{behind: once}) as replica, running(replica) as run:
+    async with engine({behind: once}) as replica, running(replica) as run:
         tapped = Tapped(run.url, retries=3)
         assert await ask(tapped, name)
         assert tapped.exchanges[0].status == code
@@ -123,7 +123,7 @@ def good(name: str, behind: str) -> Behaviour:
 
 @pytest.mark.parametrize(("name", "behind"), [WAYS[0], WAYS[2]])
 async def test_without_any_replica_the_client_tries_again_and_gives_up(name: str, behind: str) -> None:
-    async with engine(**{behind: good(name, behind)}) as replica, running(replica) as run:
+    async with engine({behind: good(name, behind)}) as replica, running(replica) as run:
         await replica.stop()
         tapped = Tapped(run.url, retries=1)
         with pytest.raises(raised(name, "InternalServerError")) as caught:

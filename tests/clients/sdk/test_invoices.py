@@ -49,7 +49,13 @@ def message_usage(fresh: int, read: int, hour: int, five_minutes: int, generated
 
 
 def message(*counts: int) -> Behaviour:
-    body = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": [{"type": "text", "text": "hello"}]}
+    body: dict[str, Any] = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [{"type": "text", "text": "hello"}],
+    }
     body |= {"stop_reason": "end_turn", "stop_sequence": None, "usage": message_usage(*counts)}
     return writes(http(200, json.dumps(body).encode()))
 
@@ -143,10 +149,10 @@ async def invoice(run: Running) -> Invoice:
         found = [value for key, value in page.items() if key.startswith(f"warmroute_{name}{{") and label in key]
         return sum(found)
 
-    tokens = of("prompt_tokens_total", 'cache="miss"'), of("prompt_tokens_total", 'cache="hit"')
+    hit, miss = of("prompt_tokens_total", 'cache="hit"'), of("prompt_tokens_total", 'cache="miss"')
+    written, generated = of("cache_write_tokens_total"), of("completion_tokens_total")
     kinds = [of("cost_usd_total", f'kind="{kind}"') * 1e6 for kind in ("input", "cached_input", "cache_write", "output")]
-    counted = [int(one) for one in (*tokens, of("cache_write_tokens_total"), of("completion_tokens_total"))]
-    return Invoice(*counted, *kinds, of("savings_usd_total") * 1e6)  # type: ignore[arg-type]
+    return Invoice(int(miss), int(hit), int(written), int(generated), *kinds, of("savings_usd_total") * 1e6)
 
 
 async def ask(run: Running, name: str) -> None:

@@ -120,7 +120,7 @@ async def ask(tapped: Tapped, api: str, *, stream: bool) -> tuple[str, int]:
 async def test_a_recorded_answer(api: str, behind: str, source: str, name: str) -> None:
     raw, stream = answer(source, name), name.endswith(".sse")
     async with (
-        engine(MODEL, **{behind + ("_stream" if stream else ""): raw}) as replica,
+        engine({behind + ("_stream" if stream else ""): raw}, MODEL) as replica,
         running(replica, prices={"*": {"input": 1.0, "output": 2.0}}) as run,
     ):
         tapped = Tapped(run.url, foreign=api == behind)
@@ -142,7 +142,7 @@ async def test_the_recorded_errors(source: str, api: str) -> None:
     record = json.loads((Path(CAPTURES) / source / name).read_bytes())
     words = (record.get("response") or record["answer"])["error"]["message"]
     error = writes(http(record["status"], answer(source, name)))
-    async with engine(MODEL, **{api: error}) as replica, running(replica) as run:
+    async with engine({api: error}, MODEL) as replica, running(replica) as run:
         tapped = Tapped(run.url, foreign=True)
         with pytest.raises(Exception, match="Error code") as caught:
             await ask_anything(tapped, api, model=MODEL)

@@ -144,7 +144,7 @@ async def test_chat_and_its_helper(clients: Tapped, stream: bool) -> None:
                 text = "".join([event.delta async for event in events if event.type == "content.delta"])
                 final: Any = await events.get_final_completion()
             assert text == final.choices[0].message.content == whole.choices[0].message.content
-            assert final.usage.completion_tokens == whole.usage.completion_tokens  # type: ignore[union-attr]
+            assert final.usage.completion_tokens == whole.usage.completion_tokens
     assert whole.choices[0].finish_reason == "stop"
 
 

@@ -25,7 +25,14 @@ def pieces(text: str) -> list[str]:
 
 def thinking_message() -> bytes:
     """Extended thinking, a redacted thought, a text and two calls, as Anthropic streams them, with a ping."""
-    head = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": [], "stop_reason": None}
+    head: dict[str, Any] = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [],
+        "stop_reason": None,
+    }
     out = named("message_start", message={**head, "stop_sequence": None, "usage": {**COUNTS, "output_tokens": 1}})
     out += named("content_block_start", index=0, content_block={"type": "thinking", "thinking": "", "signature": ""})
     out += named("ping")
