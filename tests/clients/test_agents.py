@@ -40,8 +40,8 @@ async def fleet(*paths: str) -> AsyncIterator[tuple[Running, list[AgentEngine]]]
         yield await stack.enter_async_context(running(*engines, prices=prices)), engines
 
 
-async def run(home: Path, *command: str, **env: str) -> str:
-    """Run an agent in a home of its own; returns what it has printed."""
+async def run(home: Path, *command: str, said: str = "", **env: str) -> str:
+    """Run an agent in a home of its own; returns what it has printed. said: on its standard input."""
     folder = home / "work"
     folder.mkdir(parents=True)
     (folder / "a-file.txt").write_text("x", encoding="utf-8")
@@ -50,12 +50,12 @@ async def run(home: Path, *command: str, **env: str) -> str:
         *command,
         cwd=folder,
         env=place,
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        out, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
+        out, _ = await asyncio.wait_for(process.communicate(said.encode()), LIMIT_S)
     finally:
         if process.returncode is None:
             process.kill()
@@ -65,17 +65,18 @@ async def run(home: Path, *command: str, **env: str) -> str:
     return text
 
 
-async def codex(home: Path, url: str, number: int, *more: str) -> str:
-    """more: lines of its provider's configuration."""
+async def codex(home: Path, url: str, number: int, *more: str, calls: str = "") -> str:
+    """more: lines of its provider's configuration. calls: what its message asks for, for a simulated replica."""
     config = home / ".codex" / "config.toml"
     config.parent.mkdir(parents=True)
     lines = ['model = "m"', 'model_provider = "warm"', "[model_providers.warm]", 'name = "warm"', f'base_url = "{url}/v1"']
     config.write_text("\n".join([*lines, *more, 'wire_api = "responses"', 'env_key = "X_KEY"\n']), encoding="utf-8")
     options = "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"
-    return await run(home, str(AGENTS / "codex"), "exec", *options, f"list the files, number {number}", X_KEY="k")
+    return await run(home, str(AGENTS / "codex"), "exec", *options, f"list the files, number {number}{calls}", X_KEY="k")
 
 
-async def opencode(home: Path, url: str, number: int, provider: str) -> str:
+async def opencode(home: Path, url: str, number: int, provider: str, calls: str = "") -> str:
+    """calls: as above; on its standard input, for it puts what is on its command line between quotes."""
     config = home / ".config" / "opencode" / "opencode.json"
     config.parent.mkdir(parents=True)
     options = {"options": {"baseURL": f"{url}/v1", "apiKey": "k"}, "models": {"m": {"name": "m"}}}
@@ -83,7 +84,7 @@ async def opencode(home: Path, url: str, number: int, provider: str) -> str:
     model = f"{provider}/m"
     quiet = {"autoupdate": False, "share": "disabled", "model": model, "small_model": model}
     config.write_text(json.dumps({**quiet, "provider": providers}), encoding="utf-8")
-    return await run(home, str(AGENTS / "opencode"), "run", "-m", model, f"list the files, number {number}")
+    return await run(home, str(AGENTS / "opencode"), "run", "-m", model, f"list the files, number {number}", said=calls)
 
 
 def check(engines: list[AgentEngine], lines: list[dict[str, Any]], session_header: str, path: str) -> int:

@@ -1,7 +1,7 @@
 """Response bodies as bytes, in OpenAI's formats with vLLM's additions: whole bodies, stream chunks, usage, token scores."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import orjson
@@ -80,7 +80,14 @@ class ResponseEncoder:
         calls: ToolCalls | None = None,
         called: bool = False,
     ) -> bytes:
-        """`first`: it is the first one of its choice. `calls` are those of this chunk; `called`: the choice has had any."""
+        """`first`: it is the first one of its choice. `calls` are those of this chunk; `called`: the choice has had any.
+
+        Why a choice has ended never comes with a call: OpenAI's client would not report the end of that call.
+        """
+        if calls and delta.finish is not None:
+            end = Delta("", finish=delta.finish, stop_reason=delta.stop_reason)
+            said = self.chunk(index, replace(delta, finish=None, stop_reason=None), usage, first, calls, called)
+            return said + self.chunk(index, end, usage, called=called)
         choice: dict[str, Any] = {"index": index}
         choice |= {"delta": {"content": delta.text}} if self.kind == "chat" else {"text": delta.text}
         if calls:
