@@ -15,9 +15,10 @@ import anthropic
 import openai
 import pytest
 
+from gateway.config.schema import Config
 from gateway.fleet.directory import MAX_TARGETS
 from gateway.parser.parsing import INLINE_BYTES
-from tests.gateway.conftest import Running, eventually, running
+from tests.gateway.conftest import Running, config_over, eventually, running
 from tests.gateway.request.test_dialects import keeper
 from tests.support.fakes import (
     Behaviour,
@@ -278,11 +279,14 @@ async def test_the_retry_budget_is_that_of_all_retries(request_lines: Lines) -> 
         assert "fallback" not in request_lines()[0]
 
 
-async def test_a_lost_connection_needs_no_budget() -> None:
+async def test_a_lost_connection_needs_no_budget_and_what_goes_on_is_no_new_request() -> None:
+    """Three requests add three fifths of a retry to the budget, although each of them was begun in two pools."""
     async with two(dies) as both:
-        while both.run.gateway.attempts.budget.take():
+        budget = both.run.gateway.attempts.budget
+        while budget.take():
             pass
-        assert (await both.run.post(BODY))[0] == 200
+        assert [(await both.run.post(BODY))[0] for _ in range(3)] == [200] * 3
+        assert not budget.take()
 
 
 @pytest.mark.parametrize("behaviour", [dies, status(503)])
@@ -511,3 +515,47 @@ async def test_a_pool_on_its_fallback_is_ready() -> None:
         await fleet.probe_all(both.run.gateway.upstream)
         code, _, body = await both.run.get("/ready")
         assert (code, json.loads(body)["pools_without_replica"]) == (503, ["big", "small"])
+
+
+# -- while it runs
+
+
+def configured(both: Two, fallback: Any, *, small: bool = True) -> Config:
+    pools = [{"name": "big", "models": ["large"], "replicas": [both.big.url], "fallback": fallback}]
+    if small:
+        pools.append({"name": "small", "models": ["little"], "replicas": [both.small.url]})
+    return config_over(pools=pools)
+
+
+async def test_a_reload_gives_and_takes_a_fallback() -> None:
+    async with two(status(500, "mine"), pool={"fallback": None}) as both:
+        take = both.run.gateway.local.reload.take
+        assert (await both.run.post(BODY))[0] == 500
+        await take(configured(both, "small"))
+        assert (await both.run.post(BODY))[0] == 200
+        await take(configured(both, {"pool": "small", "model": "other"}))
+        assert (await both.run.post(BODY))[0] == 200
+        assert both.names == ["large", "other"]
+        await take(configured(both, None))
+        assert (await both.run.post(BODY))[0] == 500
+
+
+async def test_a_reload_takes_the_pool_away_in_which_a_request_waits() -> None:
+    """It waits in the queue of its second pool, which is then no more."""
+    hold = asyncio.Event()
+    async with replica(hangs(hold), model="little") as small, replica(status(500), model="large") as big:
+        pools = [
+            {"name": "big", "models": ["large"], "replicas": [big.url], "fallback": {"pool": "small", "model": "little"}},
+            {"name": "small", "models": ["little"], "replicas": [small.url], "max_inflight": 1},
+        ]
+        async with running(pools=pools) as run:
+            both = Two(run, big, small)
+            first, second = [asyncio.create_task(run.post(BODY)) for _ in range(2)]
+            admission = run.gateway.fleet.pools[1].admission
+            await eventually(lambda: admission.waiting == 1)
+            await run.gateway.local.reload.take(configured(both, None, small=False))
+            hold.set()
+            codes = sorted([(await first)[0], (await second)[0]])
+            assert codes == [502, 503]
+            assert (admission.inflight, admission.waiting) == (0, 0)
+            both.require_nothing_open()
