@@ -109,12 +109,12 @@ class Lifecycle:
                     answer = await self.attempts.first_answer(exchange)
                     break
                 except GatewayError as failure:
-                    if permit:
-                        permit.release()
-                    scope = scope_of(self.live, caller)
-                    target = await self.fallbacks.after(failure.code, request, dialect, api, scope, record, exchange)
-                    if target is None:
-                        raise
+                    failed = failure.again()
+                if permit:
+                    permit.release()
+                scope = scope_of(self.live, caller)
+                if not (target := await self.fallbacks.after(failed.code, request, dialect, api, scope, record, exchange)):
+                    return self._refuse(request, dialect, record, failed)
             exchange.answered(answer)
             try:
                 reply = await self.delivery.deliver(exchange, answer)
