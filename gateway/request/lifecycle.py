@@ -131,7 +131,7 @@ class Lifecycle:
             raise
         except Exception:  # the last border: a bug must not cost more than its own request
             log.exception("unhandled error", extra={"path": request.path, "id": record.id})
-            return self._failed(request, dialect, record, exchange)
+            return self._bug(request, dialect, record, exchange)
         finally:
             self._settle(record, api, exchange, permit, task)
             del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
@@ -201,7 +201,7 @@ class Lifecycle:
     ) -> tuple[Target, Permit]:
         """Where the request may go, and a slot there. further: after a fallback. Raises GatewayError 400, 404, 429 or 503."""
         record.model = api.model
-        target = further or self.fleet.target(api.model)
+        target = self.fleet.renewed(further) if further else self.fleet.target(api.model)
         record.label = target.label
         target.require()
         if target.fallback is not None and not api.refers:
@@ -314,9 +314,7 @@ class Lifecycle:
 
     # -- what several phases need
 
-    def _failed(
-        self, request: ClientRequest, dialect: Dialect, record: SettledRequest, exchange: Exchange | None
-    ) -> ClientReply:
+    def _bug(self, request: ClientRequest, dialect: Dialect, record: SettledRequest, exchange: Exchange | None) -> ClientReply:
         """A bug has ended the request."""
         if exchange is not None and (sent := exchange.delivered.reply) and sent.begun:
             sent.cut()  # nothing sane can follow what went out
