@@ -138,6 +138,11 @@ class Admission:
             self._rate.saturated(self._clock())
 
     @property
+    def refuses(self) -> bool:
+        """Whether a request has neither a slot nor a place in the queue now, unless it displaces another one."""
+        return self._full and len(self._queue) >= self._max_queue
+
+    @property
     def _full(self) -> bool:
         return self.inflight + self._remote_inflight >= self._max_inflight
 

@@ -1,5 +1,5 @@
 """What is wrong between values of the configuration that are right by themselves: listeners and replicas at one address, two
-replicas with one name, model prefixes that two pools claim, aliases of aliases.
+replicas with one name, model prefixes that two pools claim, aliases of aliases, fallbacks that lead nowhere or in a circle.
 
 The values come by key, those with a problem of their own left out (`Parsed.good`), so that one of them does not hide what is
 wrong between others.
@@ -7,13 +7,14 @@ wrong between others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gateway.config.aliases import chains
+from gateway.config.aliases import Aliases, chains
 from gateway.config.listen import KEYWORDS, listener_problems
 from gateway.config.parse import ConfigError, Key, Problem, key_name, values_of
-from gateway.config.schema import MAX_REPLICAS, Config, ReplicaConfig
+from gateway.config.schema import MAX_FALLBACKS, MAX_REPLICAS, Config, PoolConfig, ReplicaConfig
+from gateway.errors import first_names
 
 ALIASES = "model_aliases"
 
@@ -54,6 +55,40 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
         own = f"or add `{model}: {model}` if the model {model!r} is meant"
         text = f"{model!r} is itself an alias, of {further!r}: write that, {own}"
         yield Problem((ALIASES, alias), text)
+    if ("pools",) in values:  # else a pool that is wrong in itself may be the one that is named
+        yield from _wrong_fallbacks(values["pools",], Aliases(aliases))
+
+
+def _wrong_fallbacks(pools: Sequence[PoolConfig], aliases: Aliases) -> Iterator[Problem]:
+    """Fallbacks that lead nowhere, in a circle, or too far. O(pools): a chain is followed no further than it may be long."""
+    named = {pool.name: pool for pool in Config(pools=tuple(pools)).pools}
+    for place, (name, pool) in enumerate(named.items() if len(named) == len(pools) else ()):
+        key, fallback = ("pools", place, "fallback"), pool.fallback
+        if fallback is None:
+            continue
+        if fallback.pool == name:
+            yield Problem((*key, "pool"), f"the pool {name!r} cannot be its own fallback")
+        elif fallback.pool not in named:
+            known = first_names([each for each in named if each != name]) or "none: there is no other pool"
+            yield Problem((*key, "pool"), f"{fallback.pool!r} is no pool's name; possible are: {known}")
+        elif wrong := _wrong_chain(name, named):
+            yield Problem((*key, "pool"), wrong)
+        if (further := aliases.of(fallback.model)) and further != fallback.model:
+            yield Problem((*key, "model"), f"{fallback.model!r} is an alias, of {further!r}: write that")
+
+
+def _wrong_chain(name: str, named: Mapping[str, PoolConfig]) -> str:
+    """What is wrong with a chain of fallbacks that begins here; "": nothing. A circle is reported by those that are in it."""
+    chain = [name]
+    while (further := named[chain[-1]].fallback) is not None and further.pool in named:
+        chain.append(further.pool)
+        if further.pool == name:
+            return f"the fallbacks form a circle: {' -> '.join(chain)}"
+        if further.pool in chain[:-1]:
+            return ""
+        if len(chain) > MAX_FALLBACKS + 1:
+            return f"the chain of fallbacks is too long: at most {MAX_FALLBACKS} pools may follow each other"
+    return ""
 
 
 def address_problem(config: Config, url: str) -> str:

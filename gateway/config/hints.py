@@ -8,6 +8,7 @@ SECRET     the value comes from the environment, never from the file
 
 from __future__ import annotations
 
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any, Final
@@ -24,6 +25,13 @@ MAX_NUMBER: Final = 10_000_000_000
 def bare(hint: Any) -> Any:
     """A type hint without `Annotated`."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+
+
+def section_of(hint: Any) -> Any:
+    """A type hint without `Annotated`; of an optional section (a Struct, or null) the section."""
+    kind = bare(hint)
+    parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else ()
+    return next((part for part in parts if isinstance(part, type) and issubclass(part, msgspec.Struct)), kind)
 
 
 def extra_of(hint: Any) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ from msgspec.structs import FieldInfo
 
 from gateway.config.addresses import shown
 from gateway.config.complaints import complaint
-from gateway.config.hints import FALSE, READ, SECRET, bare, default_of, extra_of
+from gateway.config.hints import FALSE, READ, SECRET, bare, default_of, extra_of, section_of
 
 MAX_PROBLEMS: Final = 100  # shown per file, each with its line
 
@@ -125,7 +125,7 @@ class _Reader:
 
     def read(self, hint: Any, value: Any, key: Key) -> Any:
         """The value converted to this type hint, or _BAD."""
-        kind, extra = bare(hint), extra_of(hint)
+        kind, extra = section_of(hint) if value is not None else bare(hint), extra_of(hint)
         if value is False and FALSE in extra:
             value = extra[FALSE]
         if _is_struct(kind):

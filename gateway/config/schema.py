@@ -28,6 +28,7 @@ DEFAULT_WORKERS = 1
 ADMIN_PORT_OFFSET = 10_000  # not 1: the next port is often the next gateway's, or a replica's that starts later
 MAX_POOLS = 1024
 MAX_REPLICAS = 2048  # of all pools: a reload that adds all of them holds requests for 0.1 s
+MAX_FALLBACKS = 8  # pools that one request may be handed on to
 MAX_POOL_NAME = 90  # characters of a name that is made of models
 MAX_WORKERS = 64  # every message of one goes to all others
 NONE, TENANT = "none", "tenant"  # of `routing.isolation`
@@ -134,6 +135,15 @@ class ReplicaConfig(_Section, frozen=True):
         return is_link_local(host_and_port(self.url)[0])
 
 
+class FallbackConfig(_Section, frozen=True):
+    """Where requests go that a pool cannot serve; a plain string is short for its pool."""
+
+    SHORT: ClassVar = "pool"
+
+    pool: Annotated[Name, _about("The name of another pool.")]
+    model: Annotated[ModelName, _about("The model to ask that pool for; empty: the one that the request names.")] = ""
+
+
 class PoolConfig(_Section, frozen=True):
     """Replicas that serve the same models. Within a Config each pool has a name of its own."""
 
@@ -151,6 +161,9 @@ class PoolConfig(_Section, frozen=True):
         bool, _about("The billing line of Claude Code, which changes with every request, is cut out of what goes to replicas.")
     ] = True
     resume_streams: Annotated[bool, _about("Text streams that their replica breaks off are continued by another one.")] = False
+    fallback: Annotated[
+        FallbackConfig | None, _about("Another pool, for requests that this one cannot serve; null: they are errors.")
+    ] = None
 
 
 class RoutingConfig(_Section, frozen=True):

@@ -45,6 +45,14 @@ def eligible(
     return warmed or [name for name, _ in allowed]
 
 
+def any_well(replicas: Mapping[str, ReplicaState], suspects: Set[ReplicaState], now: float) -> bool:
+    """Whether one of them is live, does not rest, and its breaker lets a request through. O(1) if the first one is."""
+    return any(
+        state.live and (state not in suspects or (now >= state.rests_until and state.breaker.allows(now)))
+        for state in replicas.values()
+    )
+
+
 def too_many_open(replicas: Mapping[str, ReplicaState], suspects: Set[ReplicaState], now: float) -> bool:
     """Whether the breakers of more than half of the replicas let no request through. O(suspects)."""
     open_ones = sum(not state.breaker.allows(now) for state in suspects if replicas.get(state.name) is state)

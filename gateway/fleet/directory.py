@@ -23,10 +23,10 @@ from typing import Any
 import pygtrie
 
 from gateway.admission.pool_queue import Admission, Permit, priority_of
-from gateway.config.schema import MATCH_ALL, Config
+from gateway.config.schema import MATCH_ALL, Config, FallbackConfig
 from gateway.errors import GatewayError, ReplicaFailure, bad_request, first_names, no_replica, unknown_model
 from gateway.fleet.breaker import CLOSED, Breaker
-from gateway.fleet.candidates import eligible
+from gateway.fleet.candidates import any_well, eligible
 from gateway.fleet.catalog import Catalog, warn_of_misfits
 from gateway.fleet.membership import CONFIGURATION, SHOWN_S, Departed, Member, Members, configured, merge, reconcile
 from gateway.fleet.pools import Pool, succeed
@@ -50,7 +50,8 @@ LOGGED = 100  # replicas that join or leave at once
 class Target:
     """Where a model's requests may go. label: the model's bounded name for metrics; replicas: the live ones, or the doubtful
     ones if there are none; down: the replicas that would serve it but are not live, with the reasons; draining: some of these
-    are up, but drain.
+    are up, but drain. pool: whose they are; fallback: where the requests go that it cannot serve. named: the pool was named, by
+    another one's fallback, and not found by the model.
     """
 
     model: str
@@ -61,6 +62,9 @@ class Target:
     resume_streams: bool = False  # broken streams are finished by other replicas
     strip_billing_header: bool = True  # what clients write for their provider's bill does not go to replicas
     draining: bool = False
+    pool: str = ""
+    fallback: FallbackConfig | None = None
+    named: bool = False
 
     async def wait(self, tenant: str, priority: str | None) -> Permit:
         """For a slot at the replicas. priority: the client's header. Raises GatewayError 400 or 429."""
@@ -84,6 +88,7 @@ class Fleet:
         self, config: Config, router: Router, metrics: Metrics, chance: random.Random, clock: Callable[[], float]
     ) -> None:
         self._targets: dict[str, Target] = {}  # by model, until a replica comes, goes or changes its models
+        self._named_targets: dict[tuple[str, str], Target] = {}  # by pool and model, likewise
         self._catalog: Catalog | None = None  # likewise
         self._router = router
         self._clock = clock
@@ -144,21 +149,29 @@ class Fleet:
         self._targets[model] = target
         return target
 
+    def target_in(self, pool: str, model: str, label: str) -> Target | None:
+        """The same in a pool that a fallback names; None: it is no longer there. label: a bounded name of the model."""
+        if known := self._named_targets.get((pool, model)):
+            return known
+        found = next((each for each in self.pools if each.name == pool), None)
+        if found is None:
+            return None
+        target = replace(_target_of(found, model, self._labels.label(label)), named=True)
+        if len(self._named_targets) >= MAX_TARGETS:
+            self._named_targets.clear()
+        self._named_targets[pool, model] = target
+        return target
+
     def _target(self, model: str) -> Target:
         name, pool = self._pool_of(model)
-        label = self._labels.label(name)
-        # Engines answer 404 for what they do not serve; those that list the model know best.
-        members = [state for state in pool.replicas if model in state.models] or pool.replicas
-        serving = [state for state in members if state.live] or [state for state in members if state.doubtful]
-        down = first_names([f"{state.name} ({state.down_reason})" for state in pool.replicas if not state.live])
-        draining = any(state.up and not state.live for state in members)
-        by_name = {state.name: state for state in serving}
-        return Target(model, label, by_name, down, pool.admission, pool.resume_streams, pool.strip_billing_header, draining)
+        return _target_of(pool, model, self._labels.label(name))
 
     def renewed(self, target: Target) -> Target:
         """The target as it is now, for a request that has had it for a while. O(1) if nothing has changed."""
         if self._targets.get(target.model) is target:
             return target
+        if target.named:
+            return self.target_in(target.pool, target.model, target.label) or replace(target, replicas={})
         try:
             return self.target(target.model)
         except GatewayError:  # nobody serves the model any more
@@ -170,6 +183,10 @@ class Fleet:
             return target.replicas
         self._suspects = {state for state in self._suspects if state.restricted(now)}
         return eligible(target.replicas, self._suspects, now, self._chance, tried, resting=resting)
+
+    def is_well(self, target: Target, now: float) -> bool:
+        """Whether a replica of the target is live, with a closed circuit, and does not rest. O(1) while all are well."""
+        return any_well(target.replicas, self._suspects, now)
 
     def _pool_of(self, model: str) -> tuple[str, Pool]:
         if not model:
@@ -338,6 +355,8 @@ class Fleet:
         for label, departed in (("replica", self._departed), ("pool", self._departed_pools)):
             if gone := departed.pop_expired(now):
                 self._metrics.instruments.drop(label, gone)
+                if label == "pool":
+                    self._metrics.instruments.drop("to", gone)
         if not self._unused_urls:
             return ()
         used = {state.url for state in self._by_name.values()}
@@ -363,6 +382,7 @@ class Fleet:
 
     def _forget_lists(self) -> None:
         self._targets.clear()
+        self._named_targets.clear()
         self._catalog = None
 
     def _same(self, member: Member) -> ReplicaState | None:
@@ -402,7 +422,8 @@ class Fleet:
         """Drop from a page of all processes what is about replicas and pools that left a while ago."""
         now = self._clock()
         instruments.drop("replica", self._departed.hidden(now))
-        instruments.drop("pool", self._departed_pools.hidden(now))
+        for label in ("pool", "to"):
+            instruments.drop(label, self._departed_pools.hidden(now))
 
     def set_gauges(self, metrics: Metrics, now: float) -> None:
         """Set the gauges that mirror the fleet's state; called at each scrape."""
@@ -437,6 +458,24 @@ class Fleet:
     async def probe_all(self, upstream: UpstreamClient) -> None:
         """One round, so that the first requests find their replicas."""
         await asyncio.gather(*(self._prober.probe(state, upstream) for state in self.replicas))
+
+
+def _target_of(pool: Pool, model: str, label: str) -> Target:
+    # Engines answer 404 for what they do not serve; those that list the model know best.
+    members = [state for state in pool.replicas if model in state.models] or pool.replicas
+    serving = [state for state in members if state.live] or [state for state in members if state.doubtful]
+    return Target(
+        model,
+        label,
+        {state.name: state for state in serving},
+        first_names([f"{state.name} ({state.down_reason})" for state in pool.replicas if not state.live]),
+        pool.admission,
+        pool.resume_streams,
+        pool.strip_billing_header,
+        draining=any(state.up and not state.live for state in members),
+        pool=pool.name,
+        fallback=pool.fallback,
+    )
 
 
 def _log_each(one: str, more: str, states: Collection[ReplicaState]) -> None:

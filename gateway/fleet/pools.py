@@ -6,11 +6,11 @@ requests. A pool with a new name begins anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.admission.pool_queue import Admission
-from gateway.config.schema import PoolConfig
+from gateway.config.schema import FallbackConfig, PoolConfig
 from gateway.fleet.state import ReplicaState
 
 
@@ -18,6 +18,7 @@ from gateway.fleet.state import ReplicaState
 class Pool:
     """name: unique. models: the prefixes that the configuration gives it ("*" for any). resume_streams: what a replica of it
     breaks off is finished by others. strip_billing_header: what clients write for their provider's bill does not go to them.
+    fallback: where the requests go that it cannot serve.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Pool:
     admission: Admission
     resume_streams: bool = False
     strip_billing_header: bool = True
+    fallback: FallbackConfig | None = None
 
     @property
     def live(self) -> bool:
@@ -55,9 +57,26 @@ def succeed(
             _admission(config, former.get(config.name)),
             config.resume_streams,
             config.strip_billing_header,
+            config.fallback,
         )
         for config, replicas in zip(configs, members, strict=True)
     )
+
+
+def unserved(pools: Sequence[Pool]) -> Sequence[str]:
+    """The names of the pools whose requests nobody can be expected to answer: neither their replicas nor any fallback's."""
+    named = {pool.name: pool for pool in pools}
+    return [pool.name for pool in pools if not (pool.ready or _falls_on_ready(pool, named))]
+
+
+def _falls_on_ready(pool: Pool, named: Mapping[str, Pool]) -> bool:
+    passed = {pool.name}
+    while pool.fallback is not None and (name := pool.fallback.pool) in named and name not in passed:
+        pool = named[name]
+        passed.add(name)
+        if pool.ready:
+            return True
+    return False
 
 
 def _admission(config: PoolConfig, former: Pool | None) -> Admission:

@@ -11,6 +11,9 @@ silence and garbage are at most a fifth of all requests, and a reserve of 100, s
 (`retries.RetryBudget`). A lost connection needs no budget: what a dead replica was doing moves to the others, and is done once,
 however many requests that are.
 
+Where the pool has a fallback (`fallback/`), that pool gets the request next, and the client no refusal of this one's. What was
+sent before counts, but each further pool gets one attempt at least; the budget is the same.
+
 What a failed attempt means for its replica's breaker is decided when the request's outcome is known (`verdicts.py`).
 
 The same for a stream that broke off after its first byte, where it may be resumed (`resumption.py`): `rest_of_answer`. With
@@ -33,11 +36,13 @@ from gateway.fleet.directory import Fleet
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
 from gateway.request.exchange import Exchange
+from gateway.request.fallback.chain import next_pool
 from gateway.request.lone_failures import LoneFailures
 from gateway.request.retries import RetryBudget, jitter
 from gateway.request.verdicts import Verdicts, client_hash, is_answer
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import Call, ReplicaAnswer, UpstreamClient
+from gateway.upstream.loop_guard import LOOP_DETECTED
 from router import Candidate
 
 MAX_REACHED: Final = 3  # times that a request is sent before its answer's first byte
@@ -74,10 +79,11 @@ class Attempts:
 
     async def first_answer(self, exchange: Exchange) -> ReplicaAnswer:
         """The first answer that the client should get, else the last refusal. Raises GatewayError if there is neither."""
-        self.budget.request()
+        if not exchange.passed:
+            self.budget.request()
         attempts, call = exchange.attempts, exchange.call(exchange.api.body)
         verdicts = Verdicts(self._fleet, self.lone, exchange.request)
-        reached = tries = 0
+        reached, tries = attempts.sent, 0
         refusal: ReplicaAnswer | None = None
         most = MAX_REACHED if call.repeatable else 1
         try:
@@ -104,7 +110,9 @@ class Attempts:
                     break
                 if refusal:
                     refusal.close()
-            if refusal:  # and no other replica is left: the client gets its own words
+            attempts.sent = reached
+            elsewhere = exchange.target.fallback is not None and self._goes_elsewhere(exchange, call, refusal)
+            if refusal and not elsewhere:  # and no other replica is left: the client gets its own words
                 answer, refusal = refusal, None
                 attempts.error = attempts.failed[-1]["error"]
                 return answer
@@ -197,8 +205,7 @@ class Attempts:
         if not live:
             return False
         reason = exchange.attempts.failed[-1]["reason"]
-        if reason not in _LOST and not self.budget.take():
-            self._metrics.retry_budget_exhausted.add()
+        if not self._may_retry(reason):
             verdicts.unsure = True
             return False
         if pause_s := jitter(tries, self._chance, at_once=reason in _LOST):
@@ -208,6 +215,28 @@ class Attempts:
             self._metrics.retries.add((reason,))
             exchange.booking.move(live, self._clock())
         return bool(live)
+
+    def _may_retry(self, reason: str) -> bool:
+        """Whether there is budget for an attempt after one that failed for this reason."""
+        if reason in _LOST or self.budget.take():
+            return True
+        self._metrics.retry_budget_exhausted.add()
+        return False
+
+    def _goes_elsewhere(self, exchange: Exchange, call: Call, refusal: ReplicaAnswer | None) -> bool:
+        """Whether another pool gets the request, because all attempts in this one have failed: it may be sent again, there is
+        such a pool, and budget for it.
+        """
+        attempts = exchange.attempts
+        if exchange.api.refers or (attempts.sent and not call.repeatable):
+            return False
+        if refusal and refusal.status == LOOP_DETECTED:  # that is about its way
+            return False
+        further = next_pool(self._fleet, exchange.target, exchange.passed, self._clock())
+        if further is None or not self._may_retry(attempts.failed[-1]["reason"]):
+            return False
+        attempts.elsewhere = further
+        return True
 
     def _untried(self, exchange: Exchange, verdicts: Verdicts) -> Collection[str]:
         """The replicas that may serve the request now and were not tried yet. If the client can be given a refusal, replicas

@@ -40,14 +40,16 @@ class AttemptLog:
     answer's first byte was here. resumptions: attempts to go on with a broken stream that may have reached one. error: why the
     client gets an error of a replica, "" if it gets none. trial: the one that the replica in charge answers; broken: those
     whose answer broke off, until it is known whose fault that was. body: of a plain answer, read whole, or the beginning of a
-    large one; object: the id of the object that the answer is; usage: that in it; tail: of a large one only.
+    large one; object: the id of the object that the answer is; usage: that in it; tail: of a large one only. elsewhere: another
+    pool, which gets the request if this one has failed. Attempts in pools before are among those that failed, and were sent.
     """
 
-    __slots__ = ("body", "broken", "error", "failed", "object", "resumptions", "sent", "tail", "trial", "usage")
+    __slots__ = ("body", "broken", "elsewhere", "error", "failed", "object", "resumptions", "sent", "tail", "trial", "usage")
 
-    def __init__(self) -> None:
-        self.failed: tuple[dict[str, str], ...] = ()  # a tuple, for nearly always it stays empty
-        self.sent = 0
+    def __init__(self, failed: tuple[dict[str, str], ...], sent: int) -> None:
+        self.failed = failed  # a tuple, for nearly always it stays empty
+        self.sent = sent
+        self.elsewhere: Target | None = None
         self.resumptions = 0
         self.error = ""
         self.trial: tuple[Trial, ReplicaState] | None = None
@@ -90,7 +92,7 @@ class Exchange:
     id, begun: of the request. salt: the tenant's, for engines, where tenants are isolated; else empty. target: where it may go,
     renewed when replicas come and go. label: the model's, for metrics. booking: its way through the router. translated: the
     request in chat, once a replica needed that. turn: its part in a history that the gateway keeps. answers: what reads the
-    answer of the replica in charge, `dialect` or `translated`.
+    answer of the replica in charge, `dialect` or `translated`. passed: the pools that could not serve the request.
     """
 
     __slots__ = (
@@ -104,6 +106,7 @@ class Exchange:
         "dialect",
         "id",
         "label",
+        "passed",
         "request",
         "salt",
         "target",
@@ -129,7 +132,8 @@ class Exchange:
         self.begun = record.begun
         self.label = target.label
         self.salt = b""
-        self.attempts = AttemptLog()
+        self.attempts = AttemptLog(record.failed_attempts, record.sent)
+        self.passed = record.passed
         self.delivered = Delivered()
         self.answers: Dialect = dialect
         self.translated: TranslatedAnswers | None = None
@@ -188,8 +192,21 @@ class Exchange:
             self.charge(len(body))
             self._copied = True
 
-    def drop_body(self, answer: ReplicaAnswer) -> None:
-        """The request will not be sent again: its body is dropped as soon as this answer's request has been sent."""
+    def give_up(self) -> None:
+        """Another pool gets the request: release what the copies of its body were charged. Idempotent."""
+        lease, translated = self.request.lease, self.translated
+        if self._copied:
+            lease.shrink(len(self.api.body))
+        if translated and len(translated.request.body) >= LARGE_BODY:
+            lease.shrink(len(translated.request.body))
+        self._copied, self.translated = False, None
+
+    def answered(self, answer: ReplicaAnswer) -> None:
+        """The answer has begun. Unless it is a stream that may have to be resumed, the request will not be sent again: its body
+        is dropped as soon as this answer's request has been sent.
+        """
+        if self.target.resume_streams and self.api.stream:
+            return
         self.api.body = b""
         if self.translated:
             self.translated.request.body = b""

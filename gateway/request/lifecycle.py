@@ -5,8 +5,9 @@
        │508       │408 413  │404     │          │503       │ or cut
        │          │415 503  │429 503 │          │          │
        └──────────┴─────────┴────────┴──────────┴──► the error's answer, in the dialect's shape
-                                     ▲          │ fails before its first byte: another replica (attempts.py)
-                                     └── move ──┘
+                            ▲        ▲          │ fails before its first byte: another replica (attempts.py)
+                            │        └── move ──┤
+                            └─── another pool ──┘ for a failure of the pool, where it has a fallback (fallback/)
 
 - identify: who sends it, under which id, in which dialect; whether it has passed this gateway before.
 - parse: its body, read and understood.
@@ -26,12 +27,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.admission.cors import answer_lines
-from gateway.admission.memory import LARGE_BODY, parsing
+from gateway.admission.memory import parsing
 from gateway.admission.pool_queue import Permit
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest, router_prompt
@@ -40,12 +40,13 @@ from gateway.dialects.salts import require_saltable, tenant_salt
 from gateway.dialects.table import Dialects, generates
 from gateway.errors import GatewayError, internal_error, shutting_down
 from gateway.fleet.directory import Fleet, Target
-from gateway.parser.naming import name_outside
 from gateway.parser.parsing import Parsing
 from gateway.request.attempts import Attempts
 from gateway.request.client import Audience, Caller, ClientReply, ClientRequest
 from gateway.request.delivery import Delivery
 from gateway.request.exchange import Exchange
+from gateway.request.fallback.fallbacks import Fallbacks
+from gateway.request.fallback.renaming import find_outside
 from gateway.request.kept.recall import Recall
 from gateway.request.record import CLIENT_LEFT, SettledRequest, request_id, tenant_label
 from gateway.request.running import Running
@@ -75,6 +76,7 @@ class Lifecycle:
     fleet: Fleet
     router: Router
     attempts: Attempts
+    fallbacks: Fallbacks
     delivery: Delivery
     recall: Recall
     observers: list[Observer]
@@ -93,6 +95,7 @@ class Lifecycle:
         turn: Turn | None = None
         exchange: Exchange | None = None
         permit: Permit | None = None
+        target: Target | None = None
         try:
             caller = self._identify(request, dialect, record)
             api = await self._parse(request, dialect, caller, record)
@@ -100,19 +103,25 @@ class Lifecycle:
                 return own
             if dialect.strict and (request.recent is not None or ((api.keeps or api.refers) and self.recall.on)):
                 api, turn = await self._recall(request, dialect, api, caller)
-            target, permit = await self._admit(request, api, caller, record)
-            exchange = self._choose(request, dialect, api, target, caller, record)
-            exchange.turn = turn
-            answer = await self.attempts.first_answer(exchange)
-            if not (exchange.target.resume_streams and api.stream):
-                exchange.drop_body(answer)  # it is answered; only a resumed stream is requested again
+            while True:
+                try:
+                    target, permit = await self._admit(request, api, caller, record, target)
+                    exchange = self._choose(request, dialect, api, target, caller, record, turn)
+                    answer = await self.attempts.first_answer(exchange)
+                    break
+                except GatewayError as failure:
+                    failed = failure.again()
+                if permit:
+                    permit.release()
+                scope = scope_of(self.live, caller)
+                if not (target := await self.fallbacks.after(failed.code, request, dialect, api, scope, record, exchange)):
+                    return self._refuse(request, dialect, record, failed)
+            exchange.answered(answer)
             try:
                 reply = await self.delivery.deliver(exchange, answer)
             finally:
                 answer.close()
-            self._delivered(exchange, answer, record)
-            if exchange.attempts.object:
-                self._stored(exchange, caller)
+            self._delivered(exchange, answer, caller, record)
             return reply
         except GatewayError as error:
             return self._refuse(request, dialect, record, error)
@@ -123,14 +132,9 @@ class Lifecycle:
             raise
         except Exception:  # the last border: a bug must not cost more than its own request
             log.exception("unhandled error", extra={"path": request.path, "id": record.id})
-            if exchange is not None and (sent := exchange.delivered.reply) and sent.begun:
-                sent.cut()  # nothing sane can follow what went out
-            return self._refuse(request, dialect, record, internal_error())
+            return self._bug(request, dialect, record, exchange)
         finally:
-            if permit:
-                permit.release()
-            self.running.leave(task)
-            self._settle(record, api, exchange)
+            self._settle(record, api, exchange, permit, task)
             del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
 
     def refuse(self, request: ClientRequest, error: GatewayError, begun: float, lines: bytes = b"") -> ClientReply:
@@ -143,7 +147,8 @@ class Lifecycle:
         try:
             return self._refuse(request, self.dialects.at(request.path), record, error, lines)
         finally:
-            self._settle(record, None, None)
+            record.ended = self.clock()
+            settle(record, self.observers)
 
     # -- the phases
 
@@ -169,7 +174,7 @@ class Lifecycle:
                 api = await self.parsing.parse(dialect, raw, scope_of(self.live, caller), client, aliases)
         if not dialect.strict:
             if not api.model:
-                await self._find_model(request, api)
+                await find_outside(request, api, self.live.aliases)
             api.refers = dialect.refers(record.path)
             if api.refers and not api.model and (known := self._object(api.refers, caller)):
                 api.model = known[1]
@@ -199,13 +204,6 @@ class Lifecycle:
         """(replica, model) of an object that a request names."""
         return self.router.objects.find(session_key(id_, OBJECT, *scope_of(self.live, caller)), self.clock())
 
-    async def _find_model(self, request: ClientRequest, api: ApiRequest) -> None:
-        """In a form, or in the query. Raises GatewayError 413 or 503."""
-        size, aliases = len(api.body), self.live.aliases
-        with parsing(request.lease, size) if aliases and size >= LARGE_BODY else nullcontext():  # an alias takes a copy
-            content_type = request.headers.get("Content-Type") or ""
-            request.target = await name_outside(api, content_type, request.target, aliases)
-
     async def _read(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> bytes:
         limits = self.live.config.limits
         raw = await request.read(max_bytes=self.live.max_body, within_s=limits.body_s, opaque=not dialect.strict)
@@ -213,20 +211,22 @@ class Lifecycle:
         return raw
 
     async def _admit(
-        self, request: ClientRequest, api: ApiRequest, caller: Caller, record: SettledRequest
+        self, request: ClientRequest, api: ApiRequest, caller: Caller, record: SettledRequest, further: Target | None
     ) -> tuple[Target, Permit]:
-        """Where the request may go, and a slot there. Raises GatewayError 400, 404, 429 or 503."""
+        """Where the request may go, and a slot there. further: after a fallback. Raises GatewayError 400, 404, 429 or 503."""
         record.model = api.model
-        target = self.fleet.target(api.model)
+        target = self.fleet.renewed(further) if further else self.fleet.target(api.model)
         record.label = target.label
         target.require()
+        if target.fallback is not None and not api.refers:
+            self.fallbacks.require_well(target, record)
         permit = target.admission.try_admit()
         if permit is not None:
             return target, permit
         prompt_of(self.live, api, caller, target.label)  # so that only its block keys are in memory while it waits
         permit = await target.wait(record.tenant, request.headers.get(PRIORITY_HEADER))
         try:  # meanwhile replicas may have come and gone, and the model with them
-            target = self.fleet.target(api.model)
+            target = self.fleet.renewed(target) if target.named else self.fleet.target(api.model)
             target.require()
         except GatewayError:
             permit.release()
@@ -241,6 +241,7 @@ class Lifecycle:
         target: Target,
         caller: Caller,
         record: SettledRequest,
+        turn: Turn | None,
     ) -> Exchange:
         """Raises GatewayError 400 if the body cannot get its tenant's salt, but may need it."""
         salt = b""
@@ -250,7 +251,7 @@ class Lifecycle:
             salt = tenant_salt(caller.tenant, api.salt)
         booking = self._book(api, target, caller, request.lease.account.client, record)
         exchange = Exchange(request, dialect, api, target, booking, record)
-        exchange.salt = salt
+        exchange.salt, exchange.turn = salt, turn
         return exchange
 
     def _book(self, api: ApiRequest, target: Target, caller: Caller, address: str, record: SettledRequest) -> Booking:
@@ -268,12 +269,14 @@ class Lifecycle:
         record.estimated_prompt_tokens = decision.prompt_tokens
         return booking
 
-    def _delivered(self, exchange: Exchange, answer: ReplicaAnswer, record: SettledRequest) -> None:
+    def _delivered(self, exchange: Exchange, answer: ReplicaAnswer, caller: Caller, record: SettledRequest) -> None:
         """The answer went out, whole or not."""
         record.status = answer.status
         if answer.status < 400 and not exchange.delivered.error:
             record.ok = record.complete = True
             self.attempts.completed(exchange)
+        if exchange.attempts.object:
+            self._stored(exchange, caller)
 
     def _stored(self, exchange: Exchange, caller: Caller) -> None:
         """The answer is an object that later requests may name; and the replica knew the one that this request has named."""
@@ -296,8 +299,18 @@ class Lifecycle:
         elif delivered.reader and (reported := delivered.reader.reported):  # it left when it had read that the engine failed
             record.status, record.error = delivered.status, reported.message
 
-    def _settle(self, record: SettledRequest, api: ApiRequest | None, exchange: Exchange | None) -> None:
-        """Complete the record, and give it to the observers."""
+    def _settle(
+        self,
+        record: SettledRequest,
+        api: ApiRequest | None,
+        exchange: Exchange | None,
+        permit: Permit | None,
+        task: asyncio.Task[object],
+    ) -> None:
+        """Release what the request has held, complete the record, and give it to the observers."""
+        if permit:
+            permit.release()
+        self.running.leave(task)
         if api is not None:
             api.drop()
         if exchange is not None:
@@ -317,6 +330,12 @@ class Lifecycle:
         settle(record, self.observers)
 
     # -- what several phases need
+
+    def _bug(self, request: ClientRequest, dialect: Dialect, record: SettledRequest, exchange: Exchange | None) -> ClientReply:
+        """A bug has ended the request."""
+        if exchange is not None and (sent := exchange.delivered.reply) and sent.begun:
+            sent.cut()  # nothing sane can follow what went out
+        return self._refuse(request, dialect, record, internal_error())
 
     def _refuse(
         self, request: ClientRequest, dialect: Dialect, record: SettledRequest, error: GatewayError, lines: bytes = b""

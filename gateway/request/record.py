@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -52,6 +51,8 @@ class SettledRequest:
     about this one prompt. complete: the answer was good and went out whole. resumed: how often another replica went on with the
     answer. failed_attempts: replica, reason and error of each. bill, breakpoint: set by an observer, for those after it.
     translated: the replica was asked in chat.
+    passed: the pools that could not serve it; then pool: the one that it went to in the end, and sent: times that it may have
+    reached replicas of those before.
     alias: the name that the client has used for the model, "" if that was the model's own.
     unread: a session (101) may have used tokens that its `usage` lacks.
     endpoint: the path's bounded name. generates: a model computes the answer, whether its usage is read (metered) or not.
@@ -68,7 +69,7 @@ class SettledRequest:
     endpoint = OTHER_ENDPOINT
     error = ""
     estimated_prompt_tokens = 0
-    failed_attempts: Sequence[dict[str, str]] = ()
+    failed_attempts: tuple[dict[str, str], ...] = ()
     first_byte: float | None = None
     generates = False
     label = UNKNOWN
@@ -76,10 +77,13 @@ class SettledRequest:
     metered = False
     model = ""
     ok = False
+    passed: tuple[str, ...] = ()
+    pool = ""
     predicted_cached_tokens = 0
     reason = ""
     replica = ""
     resumed = 0
+    sent = 0
     status = 500
     stream = False
     tenant = NO_TENANT

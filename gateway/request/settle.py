@@ -192,6 +192,8 @@ def _line(request: SettledRequest) -> dict[str, Any]:
         line["translated"] = True
     if request.alias:
         line["model_alias"] = request.alias[:100]
+    if request.passed:
+        line["fallback"] = " -> ".join((*request.passed, request.pool))
     if request.resumed:
         line["resumed"] = request.resumed
     if request.failed_attempts:

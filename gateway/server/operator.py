@@ -32,6 +32,8 @@ from gateway.fleet.membership import CONFIGURATION, OPERATORS
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
 from gateway.request.client import ClientRequest
+from gateway.request.fallback.chain import foreseen
+from gateway.request.fallback.renaming import rename
 from gateway.request.lifecycle import prompt_of, scope_of
 from gateway.server.access import ON_ADMIN_LISTENER, Access
 from gateway.server.fallback.request import adapt
@@ -221,13 +223,16 @@ class Operator:
         if api is None:
             client = client_request.lease.account.client
             api = await self._parsing.parse(dialect, raw, scope_of(self._live, caller), client, aliases)
-        target = self._fleet.target(api.model)
+        way, target = foreseen(self._fleet, self._fleet.target(api.model), self._clock())
         target.require()
+        if target.model != api.model:
+            await rename(self._parsing, dialect, client_request, api, target.model, scope_of(self._live, caller))
         number = caller.number(client_request.lease.account.client)
         prompt = prompt_of(self._live, api, caller, target.label, number)
         decision, ranking = self._router.rank(prompt, target.replicas, self._clock())
         return _json(
             {
+                **({"fallback": way} if way else {}),
                 "model": api.model,
                 "policy": self._router.policy_name,
                 "replica": decision.best.replica,

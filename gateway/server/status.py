@@ -14,6 +14,7 @@ from aiohttp import web
 from gateway.cluster.commands import ControlPlane
 from gateway.errors import GatewayError
 from gateway.fleet.directory import Fleet
+from gateway.fleet.pools import unserved
 from gateway.request.running import Running
 from gateway.server.access import ON_ADMIN_LISTENER, Access
 from gateway.server.fallback.request import adapt
@@ -37,9 +38,11 @@ class Status:
         return web.json_response({"status": "ok"})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """200 if every pool is ready (`Pool.ready`) and no shutdown has begun, else 503; operators see the missing pools."""
+        """200 if every pool is ready (`Pool.ready`), or a fallback of it, and no shutdown has begun, else 503; operators see
+        the missing pools, those with a fallback too.
+        """
         missing = [pool.name for pool in self._fleet.pools if not pool.ready]
-        good = not missing and not self._running.draining
+        good = not (missing and unserved(self._fleet.pools)) and not self._running.draining
         state: dict[str, Any] = {"ready": good, "draining": self._running.draining}
         if self._access.is_operator(adapt(request)):
             state["pools_without_replica"] = missing

@@ -77,6 +77,13 @@ class Metrics:
         self.retry_budget_exhausted = make.counter(
             "retry_budget_exhausted_total", "Retries not made, because the retry budget (a fifth of the requests) was spent."
         )
+        self.fallbacks = make.counter(
+            "fallbacks_total",
+            "Requests handed on to the pool of a fallback, by why theirs could not serve them.",
+            "pool",
+            "to",
+            "reason",
+        )
         self.broken_responses = make.counter(
             "broken_responses_total", "Responses that the replica broke off after their first byte.", "model", "replica"
         )

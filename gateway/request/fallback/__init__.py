@@ -1,0 +1,1 @@
+"""Requests that their own pool cannot serve go to another one."""
