@@ -151,8 +151,10 @@ async def invoice(run: Running) -> Invoice:
 
     hit, miss = of("prompt_tokens_total", 'cache="hit"'), of("prompt_tokens_total", 'cache="miss"')
     written, generated = of("cache_write_tokens_total"), of("completion_tokens_total")
-    kinds = [of("cost_usd_total", f'kind="{kind}"') * 1e6 for kind in ("input", "cached_input", "cache_write", "output")]
-    return Invoice(int(miss), int(hit), int(written), int(generated), *kinds, of("savings_usd_total") * 1e6)
+    kinds = ("input", "cached_input", "cache_write", "output")
+    cost = {kind: of("cost_usd_total", f'kind="{kind}"') * 1e6 for kind in kinds}
+    saved = of("savings_usd_total") * 1e6
+    return Invoice(int(miss), int(hit), int(written), int(generated), saved=saved, **cost)
 
 
 async def ask(run: Running, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The real engine, with a tiny model of random weights, by the official clients through a gateway: what a simulated engine cannot
+"""The real engine, with a tiny model of random weights, by the official clients through a gateway: what a simulated one cannot
 do (structured output), and whole and streamed answers of each API, as they are and translated.
 """
 

@@ -46,7 +46,9 @@ class Choice:
         at, function = piece["index"], piece["function"]
         assert at <= len(self.calls)
         if at == len(self.calls):
-            assert (piece["id"], piece["type"], function["name"]) == (piece["id"], "function", function["name"])
+            assert piece["type"] == "function"
+            assert piece["id"]
+            assert function["name"]
             self.calls.append({**piece, "function": {"arguments": "", **function}})
         else:
             assert at == len(self.calls) - 1, "calls come one after the other"
