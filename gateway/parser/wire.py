@@ -33,8 +33,8 @@ FAILED: Final = "failed"  # a bug, with its traceback
 
 
 class ParsedBody(NamedTuple):
-    """An ApiRequest without its body. edits: to be applied to the body, and billing to that. prompt, breakpoints: the fields of
-    a router.Prompt.
+    """An ApiRequest without its body. edits: to be applied to the body, and billing and prewarm to that. prompt, breakpoints: the
+    fields of a router.Prompt.
     """
 
     model: str
@@ -47,6 +47,7 @@ class ParsedBody(NamedTuple):
     harmless: bool
     edits: list[Edit]
     billing: list[Edit]
+    prewarm: list[Edit]
     session: str
     alias: str
     refers: str
@@ -71,6 +72,7 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         api.harmless,
         list(api.edits),
         api.billing,
+        api.prewarm,
         api.session,
         api.alias,
         api.refers,
@@ -89,6 +91,7 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.countable = parsed.countable
     api.harmless = parsed.harmless
     api.billing = parsed.billing
+    api.prewarm = parsed.prewarm
     api.session = parsed.session
     api.alias = parsed.alias
     api.refers = parsed.refers

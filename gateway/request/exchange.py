@@ -12,7 +12,7 @@ from typing import Final
 
 from gateway.admission.memory import LARGE_BODY
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.dialect import AnswerTail, Dialect, StreamReader
+from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamReader
 from gateway.dialects.json_edits import apply
 from gateway.dialects.salts import is_object, salted
 from gateway.dialects.translation.answers import TranslatedAnswers
@@ -153,14 +153,18 @@ class Exchange:
         return self.request.method in _IDEMPOTENT
 
     def call_to(self, replica: ReplicaState, call: Call) -> Call:
-        """The call as it goes to this replica: without the client's billing line, if its pool wants that, and with the salt, if
-        its engine knows what to do with it.
+        """The call as it goes to this replica: without the client's billing line, if its pool wants that, with a token to
+        generate, if its engine has to have one, and with the salt, if it knows what to do with it.
 
         Raises GatewayError if there is no room for the copy of a large body.
         """
-        if self.api.billing and self.target.strip_billing_header:
+        api = self.api
+        edits = api.billing if api.billing and self.target.strip_billing_header else []
+        if api.prewarm and not replica.facts.engine.prewarms:
+            edits = edits + api.prewarm
+        if edits:
             self._charge_copy(call.body)
-            call = call.with_body(apply(call.body, self.api.billing))
+            call = call.with_body(apply(call.body, edits))
         if not self.salt or not replica.facts.engine.salts:
             return call
         if is_object(call.body):
@@ -182,6 +186,15 @@ class Exchange:
         if key and of_client.get("Authorization") is None:
             headers = with_bearer(headers, key)
         return Call("POST", CHAT_PATH, headers, body, repeatable=call.repeatable, via=call.via)
+
+    def editor(self) -> AnswerEditor | None:
+        """For a good answer of the replica in charge, where the client has asked something of it."""
+        prompt = self.booking.prompt
+        if not (prompt.breakpoints or self.api.demands):
+            return None  # nearly all answers
+        trial = self.attempts.trial
+        caches = trial is None or trial[1].facts.caching is not False
+        return self.dialect.editor(self.api, prompt, caches=caches)
 
     def _charge_copy(self, body: bytes) -> None:
         if len(body) >= LARGE_BODY and not self._copied:
