@@ -33,8 +33,8 @@ FAILED: Final = "failed"  # a bug, with its traceback
 
 
 class ParsedBody(NamedTuple):
-    """An ApiRequest without its body. edits: to be applied to the body, and billing and prewarm to that. prompt, breakpoints: the
-    fields of a router.Prompt.
+    """An ApiRequest without its body. edits: to be applied to the body, and billing and prewarm to that. prompt, breakpoints:
+    the fields of a router.Prompt.
     """
 
     model: str
