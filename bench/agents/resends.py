@@ -2,10 +2,11 @@
 
     python -m bench.agents.resends [--resends 1000] [--loads 1,2,4] [--report]
 
-Each client sends a prompt of its own in Messages, reads the answer and sends the same once more, at once; clients come at random
-at a fixed rate. Load 1 is --base of what the stand-ins can prefill, so the last loads are more than they can do. With breakpoints:
-the last block has `cache_control`; automatic: the same requests without. Whether the prefix was cached is the engine's own word, in
-the usage of the answer; the reason why not is `breakpoint` in the gateway's request log. A resend with neither is unexplained.
+Each client sends a prompt of its own in Messages, reads the answer and sends the same once more, at once; clients come at
+random at a fixed rate. Load 1 is --base of what the stand-ins can prefill, so the last loads are more than they can do. With
+breakpoints: the last block has `cache_control`; automatic: the same requests without. Whether the prefix was cached is the
+engine's own word, in the usage of the answer; the reason why not is `breakpoint` in the gateway's request log. A resend with
+neither is unexplained.
 
 Prints a table; --report writes resends.md.
 """
@@ -62,7 +63,7 @@ class Resends:
 
 @dataclass(slots=True)
 class Resend:
-    """One. prompt, cached: tokens, as its engine reports them; first: seconds to its first token; error: "" if there is none."""
+    """One. prompt, cached: tokens, as its engine reports them. first: seconds to its first token. error: "" without one."""
 
     id: str
     prompt: int = 0
@@ -202,9 +203,9 @@ def report(made_by: str, plan: Resends, cells: Sequence[Cell]) -> Iterator[str]:
     yield (
         f"{plan.count} clients for each row, each with a prompt of {(SHARED_BYTES + OWN_BYTES) // 1000} kB (the first"
         f" {SHARED_BYTES // 1000} kB are the same in all), which it sends again as soon as it is answered."
-        f" {plan.plan.replicas} stand-ins: {model.kv_tokens:,} KV tokens, prefill {model.prefill_rate:,.0f} tokens/s one after the other. Load 1:"
-        f" {plan.rate(1):.1f} clients a second, {plan.base:.0%} of what they can prefill. Cached: at least 90 % of the prompt, less"
-        " 128 tokens, by the engine's own usage. Reasons: `breakpoint` of the request log.\n"
+        f" {plan.plan.replicas} stand-ins: {model.kv_tokens:,} KV tokens, prefill {model.prefill_rate:,.0f} tokens/s one after the"
+        f" other. Load 1: {plan.rate(1):.1f} clients a second, {plan.base:.0%} of what they can prefill. Cached: at least 90 % of"
+        " the prompt, less 128 tokens, by the engine's own usage. Reasons: `breakpoint` of the request log.\n"
     )
     yield from table(cells)
 
