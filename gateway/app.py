@@ -36,6 +36,7 @@ from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
 from gateway.request.attempts import Attempts
 from gateway.request.delivery import Delivery
+from gateway.request.kept.diagnoses import Diagnoses
 from gateway.request.kept.recall import Recall
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.resumption import Resumption
@@ -173,6 +174,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         attempts=attempts,
         delivery=Delivery(live=live, attempts=attempts, resumption=resumption, running=running, audience=access, clock=clock),
         recall=Recall(live, parsing, histories, around.wall_clock),
+        diagnoses=Diagnoses(),
         observers=[*observers_of(fleet, Meter(live, metrics), metrics, requests), *around.observers],
         running=running,
         audience=access,

@@ -1,6 +1,6 @@
 """Prompts that are sent again as soon as they are answered: what is cached then, and where it is not, why.
 
-    python -m bench.agents.resends [--resends 1000] [--loads 1,2,4] [--report]
+    python -m bench.agents.resends [--resends 1000] [--loads 1,2,4] [--kv-tokens A,B] [--report]
 
 Each client sends a prompt of its own in Messages, reads the answer and sends the same once more, at once; clients come at
 random at a fixed rate. Load 1 is --base of what the stand-ins can prefill, so the last loads are more than they can do. With
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import itertools
 import json
 import random
 import statistics
@@ -46,14 +47,17 @@ BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class Resends:
-    """What is sent. base: the share of the fleet's prefill that load 1 takes."""
+    """What is sent. base: the share of the fleet's prefill that load 1 takes. caches: of a stand-in, in tokens, one after the
+    other.
+    """
 
     count: int = 1000
     loads: tuple[float, ...] = (1.0, 2.0, 4.0)
+    caches: tuple[int, ...] = (100_000, 1_000_000)
     base: float = 0.4
     answer_tokens: int = 8
     seed: int = 0
-    plan: Plan = field(default_factory=lambda: Plan(answer_tokens=8, model=Model(kv_tokens=100_000, prefill_rate=80_000.0)))
+    plan: Plan = field(default_factory=lambda: Plan(answer_tokens=8, model=Model(prefill_rate=80_000.0)))
 
     def rate(self, load: float) -> float:
         """Clients per second."""
@@ -78,8 +82,9 @@ class Resend:
 
 @dataclass(slots=True)
 class Cell:
-    """A load, with breakpoints or without. reasons: of the resends that were not hits, by the request log."""
+    """A cache and a load, with breakpoints or without. reasons: of the resends that were not hits, by the request log."""
 
+    cache: int
     load: float
     marked: bool
     resends: list[Resend] = field(default_factory=list)
@@ -169,11 +174,12 @@ def results_in(log: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def measured(plan: Resends, load_: float, folder: Path, *, marked: bool, system: System | None = None) -> Cell:
-    """Fresh stand-ins and a fresh gateway. Raises NotStarted."""
-    cell, (system_cores, load_cores) = Cell(load_, marked), cores()
-    log = folder / f"{load_:g}-{int(marked)}.log"
-    with standins(plan.plan, load_cores) as urls:
+def measured(plan: Resends, cell: Cell, folder: Path, system: System | None = None) -> Cell:
+    """With fresh stand-ins and a fresh gateway. Raises NotStarted."""
+    system_cores, load_cores = cores()
+    log = folder / f"{cell.cache}-{cell.load:g}-{int(cell.marked)}.log"
+    fleet = dataclasses.replace(plan.plan, model=dataclasses.replace(plan.plan.model, kv_tokens=cell.cache))
+    with standins(fleet, load_cores) as urls:
         with started(logged(system or warmroute(), log), urls, folder, system_cores) as running, pinned(load_cores):
             asyncio.run(load(f"http://127.0.0.1:{running.port}", cell, plan))
         with log.open(encoding="utf-8", errors="replace") as lines:  # all of it: the gateway has ended
@@ -182,30 +188,31 @@ def measured(plan: Resends, load_: float, folder: Path, *, marked: bool, system:
 
 
 def table(cells: Sequence[Cell]) -> Iterator[str]:
-    yield "| load | | resends | cached | not cached, by reason | unexplained | TTFT mean, ms | errors |"
-    yield "|--:|---|--:|--:|---|--:|--:|--:|"
+    yield "| cache, tokens | load | | resends | cached | not cached, by reason | unexplained | TTFT mean, ms | errors |"
+    yield "|--:|--:|---|--:|--:|---|--:|--:|--:|"
     for cell in cells:
         count, errors = len(cell.resends), Counter(resend.error for resend in cell.resends if resend.error)
         name = "with breakpoints" if cell.marked else "automatic"
         times = [resend.first for resend in cell.resends if not resend.error]
         said = ", ".join(f"{reason} {number / count:.1%}" for reason, number in cell.reasons.most_common()) or "-"
         reasons = said if cell.marked else f"{count - cell.hits} resends" if count > cell.hits else "-"
-        shown = [f"{cell.load:g}", name, str(count), f"{cell.hits / count:.1%}", reasons]
+        shown = [f"{cell.cache:,}", f"{cell.load:g}", name, str(count), f"{cell.hits / count:.1%}", reasons]
         shown.append(str(cell.unexplained) if cell.marked else "")
         shown.append(f"{statistics.fmean(times or [0]) * 1000:.0f}")
         yield f"| {' | '.join([*shown, str(errors.total())])} |"
 
 
 def report(made_by: str, plan: Resends, cells: Sequence[Cell]) -> Iterator[str]:
-    model = plan.plan.model
+    own, shared = (SHARED_BYTES + OWN_BYTES) // 1000, SHARED_BYTES // 1000
+    fleet = plan.plan
     yield "# Resends: cached, or a reason why not\n"
     yield f"{made_by}\n"
     yield (
-        f"{plan.count} clients for each row, each with a prompt of {(SHARED_BYTES + OWN_BYTES) // 1000} kB (the first"
-        f" {SHARED_BYTES // 1000} kB are the same in all), which it sends again as soon as it is answered."
-        f" {plan.plan.replicas} stand-ins: {model.kv_tokens:,} KV tokens, prefill {model.prefill_rate:,.0f} tokens/s one after the"
-        f" other. Load 1: {plan.rate(1):.1f} clients a second, {plan.base:.0%} of what they can prefill. Cached: at least 90 % of"
-        " the prompt, less 128 tokens, by the engine's own usage. Reasons: `breakpoint` of the request log.\n"
+        f"{plan.count} clients for each row, each with a prompt of {own} kB (the first {shared} kB are the same in all), which"
+        f" it sends again as soon as it is answered. {fleet.replicas} stand-ins, prefill {fleet.model.prefill_rate:,.0f}"
+        f" tokens/s one after the other. Load 1: {plan.rate(1):.1f} clients a second, {plan.base:.0%} of what they can prefill."
+        " Cached: at least 90 % of the prompt, less 128 tokens, by the engine's own usage. Reasons: `breakpoint` of the request"
+        " log.\n"
     )
     yield from table(cells)
 
@@ -216,22 +223,22 @@ def parse(arguments: Sequence[str] | None) -> tuple[Resends, bool]:
     plan = Resends()
     parser.add_argument("--resends", type=int, default=plan.count, help="of each row")
     parser.add_argument("--loads", type=lambda text: tuple(map(float, text.split(","))), default=plan.loads, metavar="A,B")
+    parser.add_argument("--kv-tokens", type=lambda text: tuple(map(int, text.split(","))), default=plan.caches, metavar="A,B")
     parser.add_argument("--base", type=float, default=plan.base, help="share of the fleet's prefill that load 1 takes")
     parser.add_argument("--seed", type=int, default=plan.seed)
     parser.add_argument("--report", action="store_true", help="write resends.md")
     given = parser.parse_args(arguments)
-    chosen = dataclasses.replace(plan, count=given.resends, loads=given.loads, base=given.base, seed=given.seed)
-    return chosen, given.report
+    more = {"caches": given.kv_tokens, "base": given.base, "seed": given.seed}
+    return dataclasses.replace(plan, count=given.resends, loads=given.loads, **more), given.report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     plan, kept = parse(arguments)
     cells = list[Cell]()
     with tempfile.TemporaryDirectory() as folder:
-        for load_ in plan.loads:
-            for marked in (True, False):
-                cells.append(measured(plan, load_, Path(folder), marked=marked))
-                print(list(table(cells))[-1], file=sys.stderr, flush=True)
+        for cache, share, marked in itertools.product(plan.caches, plan.loads, (True, False)):
+            cells.append(measured(plan, Cell(cache, share, marked), Path(folder)))
+            print(list(table(cells))[-1], file=sys.stderr, flush=True)
     made_by = f"Made by `{command('bench.agents.resends', arguments)}`: {versions()}."
     lines = "\n".join(report(made_by, plan, cells)) + "\n"
     print(lines)

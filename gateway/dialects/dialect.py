@@ -82,7 +82,13 @@ class StreamOpening:
 
 
 class AnswerEditor:
-    """What a client has asked of its answer that engines do not do: edits of one answer on its way, in the client's dialect."""
+    """What a client has asked of its answer that engines do not do: edits of one answer on its way, in the client's dialect.
+
+    id: the answer's, "" as long as it is not known.
+    """
+
+    def __init__(self) -> None:
+        self.id = ""
 
     def whole(self, body: bytes, usage: Usage | None) -> tuple[bytes, Usage | None]:
         """A whole plain answer with its usage, as the client and the meter get them. Never raises."""

@@ -90,7 +90,8 @@ class Exchange:
     id, begun: of the request. salt: the tenant's, for engines, where tenants are isolated; else empty. target: where it may go,
     renewed when replicas come and go. label: the model's, for metrics. booking: its way through the router. translated: the
     request in chat, once a replica needed that. turn: its part in a history that the gateway keeps. answers: what reads the
-    answer of the replica in charge, `dialect` or `translated`.
+    answer of the replica in charge, `dialect` or `translated`. edited: what edits that
+    answer, if anything does.
     """
 
     __slots__ = (
@@ -102,6 +103,7 @@ class Exchange:
         "booking",
         "delivered",
         "dialect",
+        "edited",
         "id",
         "label",
         "request",
@@ -134,6 +136,7 @@ class Exchange:
         self.answers: Dialect = dialect
         self.translated: TranslatedAnswers | None = None
         self.turn: Turn | None = None
+        self.edited: AnswerEditor | None = None
         self._copied = False  # a changed copy of the body is charged
 
     def call(self, body: bytes) -> Call:
@@ -162,6 +165,8 @@ class Exchange:
         edits = api.billing if api.billing and self.target.strip_billing_header else []
         if api.prewarm and not replica.facts.engine.prewarms:
             edits = edits + api.prewarm
+        if api.diagnosis:
+            edits = edits + api.diagnosis.edits
         if edits:
             self._charge_copy(call.body)
             call = call.with_body(apply(call.body, edits))
@@ -194,7 +199,8 @@ class Exchange:
             return None  # nearly all answers
         trial = self.attempts.trial
         caches = trial is None or trial[1].facts.caching is not False
-        return self.dialect.editor(self.api, prompt, caches=caches)
+        self.edited = self.dialect.editor(self.api, prompt, caches=caches)
+        return self.edited
 
     def _charge_copy(self, body: bytes) -> None:
         if len(body) >= LARGE_BODY and not self._copied:

@@ -46,6 +46,7 @@ from gateway.request.attempts import Attempts
 from gateway.request.client import Audience, Caller, ClientReply, ClientRequest
 from gateway.request.delivery import Delivery
 from gateway.request.exchange import Exchange
+from gateway.request.kept.diagnoses import Diagnoses
 from gateway.request.kept.recall import Recall
 from gateway.request.record import CLIENT_LEFT, SettledRequest, request_id, tenant_label
 from gateway.request.running import Running
@@ -76,6 +77,7 @@ class Lifecycle:
     attempts: Attempts
     delivery: Delivery
     recall: Recall
+    diagnoses: Diagnoses
     observers: list[Observer]
     running: Running
     audience: Audience
@@ -109,9 +111,7 @@ class Lifecycle:
                 reply = await self.delivery.deliver(exchange, answer)
             finally:
                 answer.close()
-            self._delivered(exchange, answer, record)
-            if exchange.attempts.object:
-                self._stored(exchange, caller)
+            self._delivered(exchange, answer, caller, record)
             return reply
         except GatewayError as error:
             return self._refuse(request, dialect, record, error)
@@ -238,6 +238,8 @@ class Lifecycle:
         booking = self._book(api, target, caller, request.lease.account.client, record)
         exchange = Exchange(request, dialect, api, target, booking, record)
         exchange.salt = salt
+        if api.diagnosis:
+            self.diagnoses.begin(exchange, caller, self.clock())
         return exchange
 
     def _book(self, api: ApiRequest, target: Target, caller: Caller, address: str, record: SettledRequest) -> Booking:
@@ -255,12 +257,16 @@ class Lifecycle:
         record.estimated_prompt_tokens = decision.prompt_tokens
         return booking
 
-    def _delivered(self, exchange: Exchange, answer: ReplicaAnswer, record: SettledRequest) -> None:
+    def _delivered(self, exchange: Exchange, answer: ReplicaAnswer, caller: Caller, record: SettledRequest) -> None:
         """The answer went out, whole or not."""
         record.status = answer.status
         if answer.status < 400 and not exchange.delivered.error:
             record.ok = record.complete = True
             self.attempts.completed(exchange)
+        if exchange.attempts.object:
+            self._stored(exchange, caller)
+        if exchange.api.diagnosis:
+            self.diagnoses.delivered(exchange, caller, self.clock())
 
     def _stored(self, exchange: Exchange, caller: Caller) -> None:
         """The answer is an object that later requests may name; and the replica knew the one that this request has named."""

@@ -2,6 +2,7 @@
 
 - breakpoints: the usage says what was newly written to the cache (`cache_split.py`);
 - `max_tokens: 0`: the engine was asked for one token, because most refuse 0: the client gets none;
+- `diagnostics`: where the prompt has left an earlier one (`diagnosis.py`), unless the engine says that itself.
 
     whole answer: its members                               stream: message_start, message_delta; for `max_tokens: 0` no content
     inner reader ──► EditedReader ──► the client            the inner reader counts what the engine really did
@@ -18,6 +19,7 @@ import orjson
 
 from gateway.dialects.answer import MAX_PARSED_ANSWER
 from gateway.dialects.anthropic.cache_split import Marked, fields_of, split
+from gateway.dialects.anthropic.diagnosis import FIELD, MAX_ID_CHARS, NOTHING
 from gateway.dialects.anthropic.usage import merge
 from gateway.dialects.dialect import AnswerEditor, StreamReader
 from gateway.dialects.events.named import name_of
@@ -32,10 +34,14 @@ _NOTHING: Final[Mapping[str, bytes]] = {"stop_reason": b'"max_tokens"', "stop_se
 
 
 class MessageEditor(AnswerEditor):
-    """One answer's. marked: where the breakpoints are, None: the usage stays. silent: no token was asked for."""
+    """One answer's. marked: where the breakpoints are, None: the usage stays. silent: no token was asked for. diagnosis: JSON,
+    b"": the client does not ask.
+    """
 
-    def __init__(self, marked: Marked | None, *, silent: bool) -> None:
+    def __init__(self, marked: Marked | None, *, silent: bool, diagnosis: bytes = b"") -> None:
+        super().__init__()
         self.silent = silent
+        self._diagnosis = diagnosis
         self._marked = marked
 
     def whole(self, body: bytes, usage: Usage | None) -> tuple[bytes, Usage | None]:
@@ -46,8 +52,8 @@ class MessageEditor(AnswerEditor):
             edits, split_usage = self._usage_edits(members, {})
         except (ValueError, KeyError):
             return body, usage
-        if self.silent:
-            edits += members.put_all({"content": b"[]", **_NOTHING})
+        values = {"content": b"[]", **_NOTHING} if self.silent else {}
+        edits += members.put_all(values | self._diagnosed(members))
         return apply(body, edits), _counted(usage, split_usage)
 
     def reader(self, inner: StreamReader) -> StreamReader:
@@ -55,9 +61,14 @@ class MessageEditor(AnswerEditor):
 
     def begun(self, event: bytes, counts: dict[str, Any]) -> bytes:
         """`message_start`. counts: of the stream so far, to be completed."""
-        message = orjson.loads(EventData(event).text)["message"]
+        data = EventData(event)
+        message = orjson.loads(data.text)["message"]
         merge(counts, message.get("usage"))
-        return event
+        if not self._diagnosis:
+            return event
+        start, _ = read_object(data.text, most=_MAX_VALUES).spans["message"]
+        members = read_object(data.text, start, most=_MAX_VALUES)
+        return data.edited(members.put_all(self._diagnosed(members)))
 
     def ended(self, event: bytes, counts: dict[str, Any]) -> tuple[bytes, Usage | None]:
         """`message_delta`, and the usage if it is split here."""
@@ -67,6 +78,18 @@ class MessageEditor(AnswerEditor):
         if self.silent:
             edits += read_object(data.text, members.spans["delta"][0]).put_all(_NOTHING)
         return (data.edited(edits) if edits else event), usage
+
+    def _diagnosed(self, message: Members) -> dict[str, bytes]:
+        """The diagnosis as a member, and the message's id is noted."""
+        if not self._diagnosis:
+            return {}
+        start, end = message.spans.get("id", (0, 0))
+        id_ = orjson.loads(message.raw[start:end]) if end else None
+        if isinstance(id_, str) and len(id_) <= MAX_ID_CHARS:
+            self.id = id_
+        start, end = message.spans.get(FIELD, (0, 0))
+        said = end and message.raw[start:end] != NOTHING
+        return {} if said else {FIELD: self._diagnosis}
 
     def _usage_edits(self, answer: Members, counts: dict[str, Any]) -> tuple[list[Edit], Usage | None]:
         """Raises ValueError for what cannot be read, KeyError if it has none."""

@@ -11,7 +11,8 @@ from gateway.dialects.anthropic.answer_edits import MessageEditor
 from gateway.dialects.anthropic.billing import billing_edits, needs_scan
 from gateway.dialects.anthropic.breakpoints import may_mark, require_breakpoints
 from gateway.dialects.anthropic.cache_split import marked_in
-from gateway.dialects.anthropic.prompt import messages_prompt, runs_tools
+from gateway.dialects.anthropic.diagnosis import Diagnosis, asked_of, cut_of
+from gateway.dialects.anthropic.prompt import head_digests, messages_prompt, runs_tools
 from gateway.dialects.anthropic.sessions import user_session
 from gateway.dialects.anthropic.stream import QUIET, MessageReader
 from gateway.dialects.anthropic.usage import parse_usage
@@ -21,6 +22,7 @@ from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamOp
 from gateway.dialects.events.named import NamedOpening
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.passthrough import PassThrough
+from gateway.dialects.prompt.canonical import CanonicalPrompt
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
 from router import Prompt
@@ -46,6 +48,7 @@ class Messages(Dialect):
         api.countable = not runs_tools(body)
         api.billing = _billing(raw, body, most)
         api.prewarm = _prewarm(raw, body, most)
+        api.diagnosis = _diagnosis(raw, body, prompt, most)
         api.session = user_session(body.get("metadata")) or session_of(body)
         return api
 
@@ -63,7 +66,8 @@ class Messages(Dialect):
 
     def editor(self, api: ApiRequest, prompt: Prompt, *, caches: bool) -> AnswerEditor | None:
         marked, silent = marked_in(prompt) if caches else None, bool(api.prewarm)
-        return MessageEditor(marked, silent=silent) if marked or silent else None
+        told = api.diagnosis.told if api.diagnosis else b""
+        return MessageEditor(marked, silent=silent, diagnosis=told) if marked or silent or told else None
 
     def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
         return errors.error_body(error, request_id)
@@ -113,3 +117,12 @@ def _prewarm(raw: bytes, body: Mapping[str, Any], most: int) -> list[Edit]:
         raise NeedsHelper
     start, end = read_object(raw).spans["max_tokens"]
     return [(start, end, b"1")]
+
+
+def _diagnosis(raw: bytes, body: Mapping[str, Any], prompt: CanonicalPrompt, most: int) -> Diagnosis | None:
+    previous = asked_of(body)
+    if previous is None:
+        return None
+    if most and len(raw) > _SCANNED_AT_ONCE:
+        raise NeedsHelper
+    return Diagnosis(previous, head_digests(prompt, body, salt_of(body)), cut_of(raw))

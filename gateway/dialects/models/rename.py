@@ -40,6 +40,8 @@ def rename(api: ApiRequest, raw: bytes, aliases: Aliases, *, at_once: bool) -> N
     new = orjson.dumps(model)
     longer = len(new) - (end - start)
     api.billing, api.prewarm = _moved(api.billing, end, longer), _moved(api.prewarm, end, longer)  # of the edited body
+    if api.diagnosis:
+        api.diagnosis.edits = _moved(api.diagnosis.edits, end, longer)
     api.edits = [*api.edits, (start, end, new)]
     api.alias, api.model = api.model, model
 

@@ -12,12 +12,12 @@ from bench.agents.engine import Model
 from bench.agents.resends import Cell, Resend, Resends, measured, parse, results_in, table
 from bench.agents.run import Plan
 
-SMALL = Resends(count=24, plan=Plan(replicas=2, answer_tokens=8, model=Model(kv_tokens=100_000, prefill_rate=200_000.0)))
+SMALL = Resends(count=24, plan=Plan(replicas=2, answer_tokens=8, model=Model(prefill_rate=200_000.0)))
 
 
 @pytest.mark.parametrize("marked", [True, False])
 def test_resends_are_cached(tmp_path: Path, marked: bool) -> None:
-    cell = measured(SMALL, 1.0, tmp_path, marked=marked)
+    cell = measured(SMALL, Cell(100_000, 1.0, marked), tmp_path)
     assert [resend.error for resend in cell.resends] == [""] * SMALL.count
     assert all(resend.prompt > 5000 for resend in cell.resends)
     assert cell.unexplained == 0
@@ -29,16 +29,14 @@ def test_resends_are_cached(tmp_path: Path, marked: bool) -> None:
 
 
 def test_what_a_cache_cannot_hold_has_a_logged_reason(tmp_path: Path) -> None:
-    tiny = dataclasses.replace(
-        SMALL, count=6, plan=dataclasses.replace(SMALL.plan, model=Model(kv_tokens=1_600, prefill_rate=200_000.0))
-    )
-    cell = measured(tiny, 1.0, tmp_path, marked=True)
+    tiny = dataclasses.replace(SMALL, count=6)
+    cell = measured(tiny, Cell(1_600, 1.0, marked=True), tmp_path)
     assert (cell.hits, cell.unexplained) == (0, 0)
     assert cell.reasons == {"missed": tiny.count}
 
 
 def test_only_what_was_not_cached_needs_a_reason() -> None:
-    cell = Cell(2.0, marked=True)
+    cell = Cell(100, 2.0, marked=True)
     cell.resends = [
         Resend("a", 6000, 6000),
         Resend("b", 6000, 16),
@@ -56,12 +54,11 @@ def test_only_what_was_not_cached_needs_a_reason() -> None:
     assert cell.hits == 1
     assert cell.reasons == {"busy": 1, "new": 1, "failed": 1, "none logged": 1}
     assert cell.unexplained == 2, "`new` explains no resend"
-    cell.marked = True
     row = list(table([cell]))[-1]
-    assert "| 2 | with breakpoints | 5 | 20.0% | busy 20.0%, new 20.0%, failed 20.0%, none logged 20.0% | 2 |" in row
+    assert "| 100 | 2 | with breakpoints | 5 | 20.0% | busy 20.0%, new 20.0%, failed 20.0%, none logged 20.0% | 2 |" in row
 
 
 def test_the_command_s_options() -> None:
-    plan, kept = parse(["--resends", "5", "--loads", "1,3", "--report"])
-    assert (plan.count, plan.loads, kept) == (5, (1.0, 3.0), True)
+    plan, kept = parse(["--resends", "5", "--loads", "1,3", "--kv-tokens", "7", "--report"])
+    assert (plan.count, plan.loads, plan.caches, kept) == (5, (1.0, 3.0), (7,), True)
     assert plan.rate(3) == pytest.approx(3 * plan.rate(1))
