@@ -117,14 +117,16 @@ def body_of(number: int, shared: str, plan: Resends, *, marked: bool) -> dict[st
 async def load(url: str, cell: Cell, plan: Resends) -> None:
     """All clients of a cell."""
     chance, texts = random.Random(f"{plan.seed}/{cell.load}"), head(Shape(0, SHARED_BYTES, 0), plan.seed).system
-    shared, rate = "".join(texts), plan.rate(cell.load)
+    shared, rate, now = "".join(texts), plan.rate(cell.load), asyncio.get_running_loop().time
+    due = now()
     timeout = aiohttp.ClientTimeout(total=ANSWER_S)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as clients:
         for number in range(plan.count):
             body = body_of(number, shared, plan, marked=cell.marked)
             clients.create_task(_client(session, f"{cell.load:g}-{int(cell.marked)}-{number}", body, cell))
-            await asyncio.sleep(chance.expovariate(rate))
+            due += chance.expovariate(rate)  # whatever the clients before it do, and however late the timers are
+            await asyncio.sleep(max(0.0, due - now()))
 
 
 async def _client(session: aiohttp.ClientSession, name: str, body: dict[str, Any], cell: Cell) -> None:
