@@ -50,10 +50,10 @@ class MessageEditor(AnswerEditor):
         try:
             members = read_object(body, most=_MAX_VALUES)
             edits, split_usage = self._usage_edits(members, {})
-        except (ValueError, KeyError):
+            values = {"content": b"[]", **_NOTHING} if self.silent else {}
+            edits += members.put_all(values | self._diagnosed(members))
+        except ValueError:
             return body, usage
-        values = {"content": b"[]", **_NOTHING} if self.silent else {}
-        edits += members.put_all(values | self._diagnosed(members))
         return apply(body, edits), _counted(usage, split_usage)
 
     def reader(self, inner: StreamReader) -> StreamReader:
@@ -92,9 +92,9 @@ class MessageEditor(AnswerEditor):
         return {} if said else {FIELD: self._diagnosis}
 
     def _usage_edits(self, answer: Members, counts: dict[str, Any]) -> tuple[list[Edit], Usage | None]:
-        """Raises ValueError for what cannot be read, KeyError if it has none."""
-        start, end = answer.spans["usage"]
-        given = orjson.loads(answer.raw[start:end])
+        """Nothing where there is no usage. Raises ValueError for what cannot be read."""
+        start, end = answer.spans.get("usage", (0, 0))
+        given = orjson.loads(answer.raw[start:end]) if end else None
         if not isinstance(given, dict):
             return [], None
         merge(counts, given)

@@ -172,6 +172,15 @@ def test_an_answer_for_no_tokens_is_empty() -> None:
     assert counted == Usage(1000, 4, 400)
 
 
+def test_no_content_goes_out_where_no_usage_is_reported() -> None:
+    answer, counted = whole(None, silent=True)
+    assert (answer["content"], answer["stop_reason"], counted) == ([], "max_tokens", None)
+    said = named("content_block_delta", index=0, delta={"type": "text_delta", "text": "x"})
+    out, _, _ = through([said, named("message_delta", delta={"stop_reason": "end_turn"})], silent=True)
+    assert object_of(out)["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert out.count(b"event: ") == 1
+
+
 @pytest.mark.parametrize(
     "event",
     [
