@@ -37,6 +37,7 @@ from gateway.parser.process import ParserProcess
 from gateway.request.attempts import Attempts
 from gateway.request.delivery import Delivery
 from gateway.request.fallback.fallbacks import Fallbacks
+from gateway.request.kept.diagnoses import Diagnoses
 from gateway.request.kept.recall import Recall
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.resumption import Resumption
@@ -175,6 +176,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         fallbacks=Fallbacks(fleet=fleet, parsing=parsing, metrics=metrics, clock=clock),
         delivery=Delivery(live=live, attempts=attempts, resumption=resumption, running=running, audience=access, clock=clock),
         recall=Recall(live, parsing, histories, around.wall_clock),
+        diagnoses=Diagnoses(),
         observers=[*observers_of(fleet, Meter(live, metrics), metrics, requests), *around.observers],
         running=running,
         audience=access,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from gateway.dialects.anthropic.diagnosis import Diagnosis
 from gateway.dialects.json_edits import Edit
 from router import Prompt, seed, text_keys, token_keys
 
@@ -29,10 +30,11 @@ class ApiRequest:
     that cut out what a client writes for its provider's bill (`anthropic/billing.py`). countable: the engine's count of prompt
     tokens is about this one prompt, so that the router may learn from it. Not so for a batch of prompts, several answers, or
     a prompt that the engine cuts or replaces. breakpoints: where in the canonical prompt the client wants it cached, and how
-    long (`prompt/marks.py`). session: the conversation that the body names, "" if it names none. alias:
-    the name that the client has used for the model, "" if that was the model's own. refers: the id of an object at the server
-    that the request goes on with, "" without one. keeps: the answer is such an object. size: of all that is to be computed, in
-    bytes or token ids, where that is more than the prompt (a batch); 0 else.
+    long (`prompt/marks.py`). prewarm: edits of `body` for engines that always generate a token, where the client wants none.
+    diagnosis: the client asks where its prompt has left an earlier one, None: it does not. session: the conversation that the
+    body names, "" if it names none. alias: the name that the client has used for the model, "" if that was the model's own.
+    refers: the id of an object at the server that the request goes on with, "" without one. keeps: the answer is such an
+    object. size: of all that is to be computed, in bytes or token ids, where that is more than the prompt (a batch); 0 else.
     """
 
     __slots__ = (
@@ -41,12 +43,14 @@ class ApiRequest:
         "body",
         "breakpoints",
         "countable",
+        "diagnosis",
         "edits",
         "harmless",
         "keeps",
         "made",
         "metered",
         "model",
+        "prewarm",
         "prompt",
         "refers",
         "salt",
@@ -82,6 +86,8 @@ class ApiRequest:
         self.session = ""
         self.breakpoints: tuple[tuple[int, int], ...] = ()
         self.billing: list[Edit] = []
+        self.prewarm: list[Edit] = []
+        self.diagnosis: Diagnosis | None = None
         self.alias = ""
         self.size = 0
         self.refers = ""
@@ -90,6 +96,11 @@ class ApiRequest:
     def drop(self) -> None:
         """The request is over: drop what is large, whatever still refers to it."""
         self.body, self.prompt, self.made = b"", None, None
+
+    @property
+    def demands(self) -> bool:
+        """Whether the client wants something of the answer that not every engine does (`Dialect.editor`)."""
+        return bool(self.prewarm) or self.diagnosis is not None
 
     @property
     def repeatable(self) -> bool:

@@ -25,6 +25,7 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.json_edits import Edit
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, ReplicaFailure
+from router import Prompt
 
 
 class StreamReader:
@@ -77,6 +78,24 @@ class StreamOpening:
 
         Raises ReplicaFailure if it begins with the engine's failure.
         """
+        raise NotImplementedError
+
+
+class AnswerEditor:
+    """What a client has asked of its answer that engines do not do: edits of one answer on its way, in the client's dialect.
+
+    id: the answer's, "" as long as it is not known.
+    """
+
+    def __init__(self) -> None:
+        self.id = ""
+
+    def whole(self, body: bytes, usage: Usage | None) -> tuple[bytes, Usage | None]:
+        """A whole plain answer with its usage, as the client and the meter get them. Never raises."""
+        raise NotImplementedError
+
+    def reader(self, inner: StreamReader) -> StreamReader:
+        """For its stream. inner: reads it as it comes from the replica."""
         raise NotImplementedError
 
 
@@ -207,6 +226,12 @@ class Dialect:
 
     def answer_tail(self, begin: bytes) -> AnswerTail | None:
         """For a large plain answer that begins so. Raises ReplicaFailure if no engine answers so."""
+        return None
+
+    def editor(self, api: ApiRequest, prompt: Prompt, *, caches: bool) -> AnswerEditor | None:
+        """For a good answer to a request that has breakpoints or `demands`. caches: the engine has a prefix cache, as far as is
+        known. None: it goes to the client as it is.
+        """
         return None
 
     # -- errors

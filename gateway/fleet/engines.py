@@ -47,7 +47,8 @@ class Engine:
     its ranks. page_kv, answer_kv: the size of its KV cache in tokens, read from its page, or from the JSON answer to one of
     `inquiries` (paths, tried in turn). kv_metrics: the names of all metrics that page_kv reads; a `Page` has only the metrics
     that the table names. bounded: what leaves the KV cache is lost; else its size bounds nothing. salts: it keeps prefixes with
-    different `cache_salt` apart. lacks: names of dialects that it does not speak; what is not here is found out. silent, zero:
+    different `cache_salt` apart. prewarms: it takes `max_tokens: 0`, and
+    generates nothing. lacks: names of dialects that it does not speak; what is not here is found out. silent, zero:
     what to do when it does not report cached tokens, or reports none though a prefix was sent before.
     """
 
@@ -64,6 +65,7 @@ class Engine:
     inquiries: tuple[str, ...] = ()
     bounded: bool = True
     salts: bool = False
+    prewarms: bool = False
     lacks: frozenset[str] = frozenset()
 
 
@@ -262,6 +264,7 @@ OURS = replace(
     VLLM,
     name="warmroute",
     owner="warmroute",
+    prewarms=True,
     silent="`warmroute replica` always reports them; is something between that changes its answers?",
     zero="Its cache may be too small for what is sent: look at vllm:prefix_cache_hits_total.",
 )

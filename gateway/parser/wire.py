@@ -13,6 +13,7 @@ import marshal
 import struct
 from typing import Any, Final, NamedTuple
 
+from gateway.dialects.anthropic.diagnosis import Diagnosis
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.json_edits import Edit
 from gateway.errors import GatewayError
@@ -33,8 +34,8 @@ FAILED: Final = "failed"  # a bug, with its traceback
 
 
 class ParsedBody(NamedTuple):
-    """An ApiRequest without its body. edits: to be applied to the body, and billing to that. prompt, breakpoints: the fields of
-    a router.Prompt.
+    """An ApiRequest without its body. edits: to be applied to the body, and billing and prewarm to that. prompt, breakpoints:
+    the fields of a router.Prompt.
     """
 
     model: str
@@ -47,6 +48,8 @@ class ParsedBody(NamedTuple):
     harmless: bool
     edits: list[Edit]
     billing: list[Edit]
+    prewarm: list[Edit]
+    diagnosis: tuple[str, tuple[str, str, str], list[Edit]] | None
     session: str
     alias: str
     refers: str
@@ -58,7 +61,7 @@ class ParsedBody(NamedTuple):
 
 def parsed_body(api: ApiRequest) -> ParsedBody:
     """What the parser process returns. api: with its block keys."""
-    made = api.made
+    made, asked = api.made, api.diagnosis
     prompt = (made.keys, made.units, made.block_units, made.scale) if made else None
     return ParsedBody(
         api.model,
@@ -71,6 +74,8 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         api.harmless,
         list(api.edits),
         api.billing,
+        api.prewarm,
+        (asked.previous, asked.head, asked.edits) if asked else None,
         api.session,
         api.alias,
         api.refers,
@@ -89,6 +94,8 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.countable = parsed.countable
     api.harmless = parsed.harmless
     api.billing = parsed.billing
+    api.prewarm = parsed.prewarm
+    api.diagnosis = Diagnosis(*parsed.diagnosis) if parsed.diagnosis else None
     api.session = parsed.session
     api.alias = parsed.alias
     api.refers = parsed.refers

@@ -17,6 +17,7 @@ from typing import Final
 
 from gateway.admission.cors import answer_lines
 from gateway.config.live import Live
+from gateway.dialects.dialect import StreamReader
 from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
 from gateway.request.attempts import EVENT_STREAM, Attempts
 from gateway.request.client import Audience, ClientReply
@@ -75,6 +76,8 @@ class Delivery:
             if exchange.turn and answer.status == 200:
                 body = await exchange.turn.kept(body)
             delivered.usage = attempts.usage
+            if answer.status == 200 and (editor := exchange.editor()):
+                body, delivered.usage = editor.whole(body, delivered.usage)
             reply.begin(answer.status, headers, length=len(body), first=body)
             delivered.last_byte = self._clock()
         else:
@@ -96,8 +99,8 @@ class Delivery:
                 exchange.booking.first_token(delivered.last_byte)
             kept = Kept(exchange.request.lease) if exchange.target.resume_streams else None
         reader = exchange.answers.reader(api, watchful=kept is not None)
-        if exchange.turn and counted:
-            reader = exchange.turn.reader(reader)
+        if counted:
+            reader = _told(exchange, reader)
         try:
             failure = await pump(exchange, answer, reader, kept, self._clock, headers=headers, needs_done=counted)
             if failure and kept:
@@ -176,6 +179,14 @@ class Delivery:
             reply.cut()
         else:
             reply.end(event)
+
+
+def _told(exchange: Exchange, reader: StreamReader) -> StreamReader:
+    """What the client is told beside the engine's answer."""
+    if exchange.turn:
+        reader = exchange.turn.reader(reader)
+    editor = exchange.editor()
+    return editor.reader(reader) if editor else reader
 
 
 def _length(answer: ReplicaAnswer, method: str) -> int | None:

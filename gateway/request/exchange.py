@@ -12,7 +12,7 @@ from typing import Final
 
 from gateway.admission.memory import LARGE_BODY
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.dialect import AnswerTail, Dialect, StreamReader
+from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamReader
 from gateway.dialects.json_edits import apply
 from gateway.dialects.salts import is_object, salted
 from gateway.dialects.translation.answers import TranslatedAnswers
@@ -92,7 +92,8 @@ class Exchange:
     id, begun: of the request. salt: the tenant's, for engines, where tenants are isolated; else empty. target: where it may go,
     renewed when replicas come and go. label: the model's, for metrics. booking: its way through the router. translated: the
     request in chat, once a replica needed that. turn: its part in a history that the gateway keeps. answers: what reads the
-    answer of the replica in charge, `dialect` or `translated`. passed: the pools that could not serve the request.
+    answer of the replica in charge, `dialect` or `translated`. passed: the pools that could not serve the request. edited: what
+    edits that answer, if anything does.
     """
 
     __slots__ = (
@@ -104,6 +105,7 @@ class Exchange:
         "booking",
         "delivered",
         "dialect",
+        "edited",
         "id",
         "label",
         "passed",
@@ -138,6 +140,7 @@ class Exchange:
         self.answers: Dialect = dialect
         self.translated: TranslatedAnswers | None = None
         self.turn: Turn | None = None
+        self.edited: AnswerEditor | None = None
         self._copied = False  # a changed copy of the body is charged
 
     def call(self, body: bytes) -> Call:
@@ -157,14 +160,20 @@ class Exchange:
         return self.request.method in _IDEMPOTENT
 
     def call_to(self, replica: ReplicaState, call: Call) -> Call:
-        """The call as it goes to this replica: without the client's billing line, if its pool wants that, and with the salt, if
-        its engine knows what to do with it.
+        """The call as it goes to this replica: without the client's billing line, if its pool wants that, with a token to
+        generate, if its engine has to have one, and with the salt, if it knows what to do with it.
 
         Raises GatewayError if there is no room for the copy of a large body.
         """
-        if self.api.billing and self.target.strip_billing_header:
+        api = self.api
+        edits = api.billing if api.billing and self.target.strip_billing_header else []
+        if api.prewarm and not replica.facts.engine.prewarms:
+            edits = edits + api.prewarm
+        if api.diagnosis:
+            edits = edits + api.diagnosis.edits
+        if edits:
             self._charge_copy(call.body)
-            call = call.with_body(apply(call.body, self.api.billing))
+            call = call.with_body(apply(call.body, edits))
         if not self.salt or not replica.facts.engine.salts:
             return call
         if is_object(call.body):
@@ -186,6 +195,16 @@ class Exchange:
         if key and of_client.get("Authorization") is None:
             headers = with_bearer(headers, key)
         return Call("POST", CHAT_PATH, headers, body, repeatable=call.repeatable, via=call.via)
+
+    def editor(self) -> AnswerEditor | None:
+        """For a good answer of the replica in charge, where the client has asked something of it."""
+        prompt = self.booking.prompt
+        if not (prompt.breakpoints or self.api.demands):
+            return None  # nearly all answers
+        trial = self.attempts.trial
+        caches = trial is None or trial[1].facts.caching is not False
+        self.edited = self.dialect.editor(self.api, prompt, caches=caches)
+        return self.edited
 
     def _charge_copy(self, body: bytes) -> None:
         if len(body) >= LARGE_BODY and not self._copied:

@@ -47,6 +47,7 @@ from gateway.request.delivery import Delivery
 from gateway.request.exchange import Exchange
 from gateway.request.fallback.fallbacks import Fallbacks
 from gateway.request.fallback.renaming import find_outside
+from gateway.request.kept.diagnoses import Diagnoses
 from gateway.request.kept.recall import Recall
 from gateway.request.record import CLIENT_LEFT, SettledRequest, request_id, tenant_label
 from gateway.request.running import Running
@@ -79,6 +80,7 @@ class Lifecycle:
     fallbacks: Fallbacks
     delivery: Delivery
     recall: Recall
+    diagnoses: Diagnoses
     observers: list[Observer]
     running: Running
     audience: Audience
@@ -252,6 +254,8 @@ class Lifecycle:
         booking = self._book(api, target, caller, request.lease.account.client, record)
         exchange = Exchange(request, dialect, api, target, booking, record)
         exchange.salt, exchange.turn = salt, turn
+        if api.diagnosis:
+            self.diagnoses.begin(exchange, caller, self.clock())
         return exchange
 
     def _book(self, api: ApiRequest, target: Target, caller: Caller, address: str, record: SettledRequest) -> Booking:
@@ -277,6 +281,8 @@ class Lifecycle:
             self.attempts.completed(exchange)
         if exchange.attempts.object:
             self._stored(exchange, caller)
+        if exchange.api.diagnosis:
+            self.diagnoses.delivered(exchange, caller, self.clock())
 
     def _stored(self, exchange: Exchange, caller: Caller) -> None:
         """The answer is an object that later requests may name; and the replica knew the one that this request has named."""

@@ -8,7 +8,9 @@ encoder along, so the server does not know which API it serves.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
+
+from msgspec import Meta, Struct
 
 from replica.api.prompts import Prompt
 from replica.api.validation import ApiError
@@ -19,8 +21,34 @@ from replica.output.generation import Delta, Usage
 UsageReporting = Literal["none", "last", "each"]  # in a stream: in no chunk, in one of its own at the end, in each chunk
 Retention = Literal["5m", "1h"]
 RETENTION_S: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}  # seconds of each Retention
+OPENAI_RETENTION_S: Mapping[str, float] = {"in_memory": 0.0, "in-memory": 0.0, "24h": 86400.0, "30m": 1800.0}
 MAX_STOPS = 16
 MAX_SALT = 1024
+
+
+class CacheOptions(Struct, kw_only=True):
+    """OpenAI's `prompt_cache_options`. Its `mode` is about what is billed."""
+
+    ttl: Annotated[Literal["30m"], Meta(description="'30m', or left out")] | None = None
+    mode: Any = None
+
+
+class RetentionFields(Struct, kw_only=True):
+    """For how long after its end a request's prefix should stay cached: our own field, and OpenAI's two."""
+
+    cache_retention: Annotated[Retention, Meta(description="one of '5m', '1h', or left out")] | None = None
+    prompt_cache_retention: (
+        Annotated[Literal["in_memory", "in-memory", "24h"], Meta(description="'in_memory' or '24h', or left out")] | None
+    ) = None
+    prompt_cache_options: Annotated[CacheOptions, Meta(description="an object such as {'ttl': '30m'}")] | None = None
+
+    @property
+    def keep_s(self) -> float:
+        """The longest that is asked for."""
+        options = self.prompt_cache_options
+        own = RETENTION_S[self.cache_retention] if self.cache_retention else 0.0
+        openai = [OPENAI_RETENTION_S[name] for name in (self.prompt_cache_retention, options and options.ttl) if name]
+        return max([own, *openai])
 
 
 class Counts(Protocol):

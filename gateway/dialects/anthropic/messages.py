@@ -7,20 +7,25 @@ from typing import Any, ClassVar, Final
 
 from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.anthropic import errors
+from gateway.dialects.anthropic.answer_edits import MessageEditor
 from gateway.dialects.anthropic.billing import billing_edits, needs_scan
 from gateway.dialects.anthropic.breakpoints import may_mark, require_breakpoints
-from gateway.dialects.anthropic.prompt import messages_prompt, runs_tools
+from gateway.dialects.anthropic.cache_split import marked_in
+from gateway.dialects.anthropic.diagnosis import Diagnosis, asked_of, cut_of
+from gateway.dialects.anthropic.prompt import head_digests, messages_prompt, runs_tools
 from gateway.dialects.anthropic.sessions import user_session
 from gateway.dialects.anthropic.stream import QUIET, MessageReader
 from gateway.dialects.anthropic.usage import parse_usage
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.body import json_object, model_of, salt_of, session_of, wants_stream
-from gateway.dialects.dialect import AnswerTail, Dialect, StreamOpening, StreamReader
+from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamOpening, StreamReader
 from gateway.dialects.events.named import NamedOpening
-from gateway.dialects.json_edits import Edit
+from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.passthrough import PassThrough
+from gateway.dialects.prompt.canonical import CanonicalPrompt
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
+from router import Prompt
 
 _SCANNED_AT_ONCE: Final = 1 << 12  # bytes that may be scanned in the event loop, turn by turn
 
@@ -42,6 +47,8 @@ class Messages(Dialect):
             require_breakpoints(body)
         api.countable = not runs_tools(body)
         api.billing = _billing(raw, body, most)
+        api.prewarm = _prewarm(raw, body, most)
+        api.diagnosis = _diagnosis(raw, body, prompt, most)
         api.session = user_session(body.get("metadata")) or session_of(body)
         return api
 
@@ -56,6 +63,11 @@ class Messages(Dialect):
 
     def answer_tail(self, begin: bytes) -> AnswerTail | None:
         return UsageTail(begin, parse_usage)
+
+    def editor(self, api: ApiRequest, prompt: Prompt, *, caches: bool) -> AnswerEditor | None:
+        marked, silent = marked_in(prompt) if caches else None, bool(api.prewarm)
+        told = api.diagnosis.told if api.diagnosis else b""
+        return MessageEditor(marked, silent=silent, diagnosis=told) if marked or silent or told else None
 
     def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
         return errors.error_body(error, request_id)
@@ -73,6 +85,7 @@ class CountTokens(Messages):
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         api = super().parse(raw, most)
         api.prompt, api.metered, api.stream, api.harmless = None, False, False, True
+        api.prewarm = []
         return api
 
 
@@ -93,3 +106,23 @@ def _billing(raw: bytes, body: Mapping[str, Any], most: int) -> list[Edit]:
     if most and len(raw) > _SCANNED_AT_ONCE and needs_scan(raw):
         raise NeedsHelper
     return billing_edits(raw, body)
+
+
+def _prewarm(raw: bytes, body: Mapping[str, Any], most: int) -> list[Edit]:
+    """`max_tokens: 0` computes the prompt and nothing else. Most engines refuse it: they are asked for one token."""
+    wanted = body.get("max_tokens")
+    if wanted != 0 or type(wanted) is not int:
+        return []
+    if most and len(raw) > _SCANNED_AT_ONCE:
+        raise NeedsHelper
+    start, end = read_object(raw).spans["max_tokens"]
+    return [(start, end, b"1")]
+
+
+def _diagnosis(raw: bytes, body: Mapping[str, Any], prompt: CanonicalPrompt, most: int) -> Diagnosis | None:
+    previous = asked_of(body)
+    if previous is None:
+        return None
+    if most and len(raw) > _SCANNED_AT_ONCE:
+        raise NeedsHelper
+    return Diagnosis(previous, head_digests(prompt, body, salt_of(body)), cut_of(raw))

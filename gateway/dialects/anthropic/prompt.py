@@ -8,17 +8,19 @@ to think is no part of it: engines that know the field at all read it at the end
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, Final
 
 from gateway.dialects.anthropic.billing import strip_line
 from gateway.dialects.prompt.calls import add_call
-from gateway.dialects.prompt.canonical import PART, CanonicalPrompt, to_json, without
+from gateway.dialects.prompt.canonical import HEAD, PART, CanonicalPrompt, to_json, without
 from gateway.dialects.prompt.chat import REASONING
 from gateway.dialects.prompt.content import add_content, part_bytes
-from gateway.dialects.prompt.head import head_parts
+from gateway.dialects.prompt.head import head_parts, short_digest
 from gateway.dialects.prompt.marks import MARKER
 from gateway.errors import bad_request
 
+_TOOLS: Final = HEAD + b"tools["
 _CLIENT_TOOLS: Final = (None, "custom")  # types of tools that the client runs; others the server runs
 # Of a tool: what is written first, in this order, and what no template prints.
 _FUNCTION: Final = frozenset(
@@ -43,6 +45,26 @@ def messages_prompt(body: Mapping[str, Any], most: int = 0) -> CanonicalPrompt:
         prompt.require(0)
     prompt.marks.add(body, len(prompt.parts))
     return prompt
+
+
+def head_digests(prompt: CanonicalPrompt, body: Mapping[str, Any], salt: str) -> tuple[str, str, str]:
+    """Of a finished prompt: what stands before its messages, as digests of tools, system prompt and all else. salt: the
+    cache's. O(their length).
+    """
+    heads = list(takewhile(_is_head, prompt.parts))
+    tools = [part for part in heads if part.startswith(_TOOLS)]
+    system = CanonicalPrompt()
+    _add_system(system, body.get("system"))
+    others = [part for part in heads if not part.startswith(_TOOLS)]
+    return (
+        short_digest(b"".join(tools)),
+        short_digest(system.joined()),
+        short_digest(b"".join([*others, HEAD, salt.encode("utf-8", "surrogatepass")])),
+    )
+
+
+def _is_head(part: bytes) -> bool:
+    return part.startswith(HEAD)
 
 
 def runs_tools(body: Mapping[str, Any]) -> bool:

@@ -39,14 +39,16 @@ def rename(api: ApiRequest, raw: bytes, aliases: Aliases, *, at_once: bool) -> N
     start, end = value_of(raw, api.model, SCANNED_AT_ONCE if at_once else len(raw))
     new = orjson.dumps(model)
     longer = len(new) - (end - start)
-    api.billing = [_moved(edit, longer) if edit[0] >= end else edit for edit in api.billing]  # of the edited body
+    api.billing, api.prewarm = _moved(api.billing, end, longer), _moved(api.prewarm, end, longer)  # of the edited body
+    if api.diagnosis:
+        api.diagnosis.edits = _moved(api.diagnosis.edits, end, longer)
     api.edits = [*api.edits, (start, end, new)]
     api.alias, api.model = api.model, model
 
 
-def _moved(edit: Edit, by: int) -> Edit:
-    start, end, text = edit
-    return start + by, end + by, text
+def _moved(edits: list[Edit], behind: int, by: int) -> list[Edit]:
+    """Those that begin at `behind` or later move."""
+    return [(start + by, end + by, text) if start >= behind else (start, end, text) for start, end, text in edits]
 
 
 def value_of(raw: bytes, model: str, most: int) -> tuple[int, int]:

@@ -38,6 +38,7 @@ async def rename(
     if again.model != model:
         return False
     api.model, api.body, api.billing = again.model, again.body, again.billing
+    api.prewarm, api.diagnosis = again.prewarm, again.diagnosis
     api.prompt, api.made, api.breakpoints = again.prompt, again.made, again.breakpoints
     return True
 

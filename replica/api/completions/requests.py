@@ -17,10 +17,9 @@ from replica.api.completions.response_format import AnswerFields, grammar_of
 from replica.api.generation import (
     MAX_SALT,
     MAX_STOPS,
-    RETENTION_S,
     GenerationRequest,
     OutputOptions,
-    Retention,
+    RetentionFields,
     UsageReporting,
 )
 from replica.api.prompts import ChatPromptFields, Prompt, chat_prompt, chat_tool_use, text_prompts
@@ -84,8 +83,6 @@ class GenerationFields(AnswerFields, kw_only=True):
     cache_salt: (
         Annotated[str, Meta(min_length=1, max_length=MAX_SALT, description=f"a string of 1 to {MAX_SALT} characters")] | None
     ) = None
-    # Our own field: for how long after its end the request's prefix should stay cached.
-    cache_retention: Annotated[Retention, Meta(description="one of '5m', '1h', or left out")] | None = None
     skip_special_tokens: Flag | None = None
     return_token_ids: Flag | None = None
 
@@ -106,8 +103,8 @@ class CompletionFields(GenerationFields, kw_only=True):
 
 
 SUPPORTED: Mapping[Kind, frozenset[str]] = {
-    "chat": frozenset(ChatFields.__struct_fields__) | frozenset(ChatPromptFields.__struct_fields__),
-    "completion": frozenset(CompletionFields.__struct_fields__) - {"suffix"},
+    "chat": frozenset([*ChatFields.__struct_fields__, *ChatPromptFields.__struct_fields__, *RetentionFields.__struct_fields__]),
+    "completion": frozenset([*CompletionFields.__struct_fields__, *RetentionFields.__struct_fields__]) - {"suffix"},
 }
 
 
@@ -149,7 +146,7 @@ def parse(kind: Kind, raw: bytes, model: str) -> GenerationRequest:
         output=output,
         encoder=partial(CompletionAnswer, kind, n, output, scored=logprobs is not None, tools=tools.read),
         scope=Scope(salt=fields.cache_salt),
-        keep_s=RETENTION_S[fields.cache_retention] if fields.cache_retention else 0.0,
+        keep_s=checked(body, RetentionFields).keep_s,
         needs_scores=tuple(name for name in _NEEDS_SCORES if name in body and is_set(body[name])),
         ignored=ignored_fields(body, SUPPORTED[kind]),
     )

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from replica.api.completions.response_format import ANY_OBJECT, json_grammar
-from replica.api.generation import MAX_SALT, RETENTION_S, GenerationRequest, OutputOptions, Retention
+from replica.api.generation import MAX_SALT, GenerationRequest, OutputOptions, RetentionFields
 from replica.api.prompts import Prompt, Truncation
 from replica.api.responses.answer import ResponseAnswer
 from replica.api.responses.conversation import conversation
@@ -79,10 +79,9 @@ class ResponsesFields(PromptFields, kw_only=True):
     cache_salt: (
         Annotated[str, Meta(min_length=1, max_length=MAX_SALT, description=f"a string of 1 to {MAX_SALT} characters")] | None
     ) = None
-    cache_retention: Annotated[Retention, Meta(description="one of '5m', '1h', or left out")] | None = None
 
 
-SUPPORTED = frozenset(ResponsesFields.__struct_fields__)
+SUPPORTED = frozenset([*ResponsesFields.__struct_fields__, *RetentionFields.__struct_fields__])
 
 
 def parse_responses(raw: bytes, model: str) -> GenerationRequest:
@@ -103,7 +102,7 @@ def parse_responses(raw: bytes, model: str) -> GenerationRequest:
         output=OutputOptions(stream=bool(fields.stream)),
         encoder=partial(ResponseAnswer, _echo(fields, body), tools=tools.read),
         scope=Scope(salt=fields.cache_salt),
-        keep_s=RETENTION_S[fields.cache_retention] if fields.cache_retention else 0.0,
+        keep_s=checked(body, RetentionFields).keep_s,
         needs_scores=("top_k",) if fields.top_k and fields.top_k > 0 else (),
         ignored=(*ignored_fields(body, SUPPORTED), *_unread_tools(fields)),
     )

@@ -1,5 +1,5 @@
-"""The real engine, with a tiny model of random weights, by the official clients through a gateway: what a simulated one cannot
-do (structured output), and whole and streamed answers of each API, as they are and translated.
+"""The real engine, with a tiny model of random weights, by the official clients through a gateway: what a simulated engine does
+not do (structured output), and whole and streamed answers of each API, as they are and translated.
 """
 
 from __future__ import annotations

@@ -1,0 +1,133 @@
+"""Where a prompt has left an earlier one: `diagnostics.previous_message_id`, as Anthropic's API answers it.
+
+    {"diagnostics": {"previous_message_id": "msg_1"}, ...}   ->   {"diagnostics": {"cache_miss_reason": {"type": ...}}, ...}
+
+A client that sends the field has its prompts remembered by the ids of their answers, as a `Fingerprint`: digests of what the
+prompt begins with, and the block keys of all of it. The first part that differs is the reason, in the order of the prompt:
+
+    model, tools, system, other fields (`unavailable`), messages: only if a block of the earlier prompt is another one now
+
+Nothing differs: null. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.json_edits import Edit, read_object
+from gateway.errors import bad_request
+
+FIELD: Final = "diagnostics"
+PREVIOUS: Final = "previous_message_id"
+MAX_ID_CHARS: Final = 256
+MAX_KEYS: Final = 1 << 17  # bytes of block keys that are remembered of a prompt
+NOTHING: Final = b"null"
+_KEY: Final = 8  # bytes
+
+
+class Diagnosis:
+    """What a request asks. previous: the id of an earlier answer, "" where this is the first. head: digests of tools, system
+    prompt and other fields. edits: of the body, for replicas. told: the answer, JSON, once it is known.
+    """
+
+    __slots__ = ("edits", "head", "previous", "told")
+
+    def __init__(self, previous: str, head: tuple[str, str, str], edits: list[Edit]) -> None:
+        self.previous = previous
+        self.head = head
+        self.edits = edits
+        self.told = NOTHING
+
+    def __repr__(self) -> str:
+        return f"<Diagnosis after {self.previous!r}>"
+
+
+class Fingerprint:
+    """An earlier prompt. keys: of its first blocks; tokens: of all of it, as far as is known."""
+
+    __slots__ = ("head", "keys", "model", "tokens")
+
+    def __init__(self, model: str, head: tuple[str, str, str], keys: bytes, tokens: int) -> None:
+        self.model = model
+        self.head = head
+        self.keys = keys[:MAX_KEYS]
+        self.tokens = tokens
+
+    @property
+    def size(self) -> int:
+        """Bytes, more or less."""
+        return len(self.keys) + 500
+
+    def __repr__(self) -> str:
+        return f"<Fingerprint of {self.tokens} tokens>"
+
+
+def compared(before: Fingerprint | None, now: Fingerprint) -> bytes:
+    """`diagnostics` of the answer, JSON. before: None: no such prompt is known. O(keys)."""
+    if before is None:
+        return _told("previous_message_not_found")
+    same, of = _common(before.keys, now.keys), len(before.keys) // _KEY
+    missed = before.tokens * (of - same) // of if of else before.tokens
+    if before.model != now.model:
+        return _told("model_changed", before.tokens)
+    for name, one, other in zip(("tools_changed", "system_changed", "unavailable"), before.head, now.head, strict=True):
+        if one != other:
+            return _told(name, None if name == "unavailable" else missed)
+    return _told("messages_changed", missed) if same < of else NOTHING
+
+
+def _told(kind: str, missed: int | None = None) -> bytes:
+    reason: dict[str, Any] = {"type": kind}
+    if missed is not None:
+        reason["cache_missed_input_tokens"] = missed
+    return orjson.dumps({"cache_miss_reason": reason})
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """How many keys both begin with. Keys are chained: where one is the same, so are all before it."""
+    low, high = 0, min(len(one), len(other)) // _KEY
+    while low < high:
+        middle = (low + high + 1) // 2
+        at = (middle - 1) * _KEY
+        if one[at : at + _KEY] == other[at : at + _KEY]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def asked_of(body: Mapping[str, Any]) -> str | None:
+    """The previous message's id, "" if there is none yet; None: the body asks nothing. Raises GatewayError 400."""
+    asked = body.get(FIELD)
+    if asked is None:
+        return None
+    if not isinstance(asked, dict):
+        raise bad_request(f"'{FIELD}' must be an object.", FIELD)
+    previous = asked.get(PREVIOUS)
+    if previous is not None and not (isinstance(previous, str) and 0 < len(previous) <= MAX_ID_CHARS):
+        where = f"{FIELD}.{PREVIOUS}"
+        raise bad_request(f"{where} must be null or a string of 1 to {MAX_ID_CHARS} characters.", where)
+    return previous or ""
+
+
+def cut_of(raw: bytes) -> list[Edit]:
+    """What takes the field out of a body that has it, and changes no other byte. Raises GatewayError 400 if it is there twice.
+    O(length).
+    """
+    members = read_object(raw)
+    start, end = members.spans[FIELD]
+    before = max((stop for begin, stop in members.spans.values() if stop < start), default=0)
+    after = min((begin for begin, _ in members.spans.values() if begin > end), default=0)
+    if before:
+        edit = (before, end, b"")  # with the comma before it
+    elif after:
+        edit = (raw.index(b"{") + 1, raw.index(b",", end) + 1, b"")
+    else:
+        edit = (raw.index(b"{") + 1, end, b"")
+    rest = read_object(raw[: edit[0]] + raw[edit[1] :]).spans
+    if FIELD in rest:
+        raise bad_request(f"The body must not have '{FIELD}' twice.", FIELD)
+    return [edit]
