@@ -22,6 +22,7 @@ from tests.support.tools import ROOT, missing
 PASSWORD = "right-one"
 _SETTINGS = {
     "fsync": "off",
+    "jit": "off",
     "shared_buffers": "16MB",
     "max_connections": "60",
     "deadlock_timeout": "50ms",
@@ -127,7 +128,10 @@ def postgres() -> Iterator[Postgres]:
     folder = Path(tempfile.mkdtemp(prefix="warmroute-postgres-"))  # not below pytest's, which is root's alone
     server = Postgres(programs, folder)
     try:
-        server.initialize()
+        try:
+            server.initialize()
+        except PermissionError:
+            missing(f"the user nobody may not run {programs}")
         server.start()
         yield server
     finally:
