@@ -31,7 +31,8 @@ class ApiRequest:
     a prompt that the engine cuts or replaces. breakpoints: where in the canonical prompt the client wants it cached, and how
     long (`prompt/marks.py`). session: the conversation that the body names, "" if it names none. alias:
     the name that the client has used for the model, "" if that was the model's own. refers: the id of an object at the server
-    that the request goes on with, "" without one. keeps: the answer is such an object. size: of all that is to be computed, in
+    that the request goes on with, "" without one. references: some of its items are
+    ids of items at the server. keeps: the answer is such an object. size: of all that is to be computed, in
     bytes or token ids, where that is more than the prompt (a batch); 0 else.
     """
 
@@ -48,6 +49,7 @@ class ApiRequest:
         "metered",
         "model",
         "prompt",
+        "references",
         "refers",
         "salt",
         "session",
@@ -85,6 +87,7 @@ class ApiRequest:
         self.alias = ""
         self.size = 0
         self.refers = ""
+        self.references = False
         self.keeps = False
 
     def drop(self) -> None:

@@ -26,6 +26,7 @@ CONTINUE: Final = "continue"  # dialect, text, tokens -> verdict, edits (Continu
 TRANSLATE: Final = "translate"  # dialect -> body, echo (TranslatedRequest)
 CREATE: Final = "create"  # a message of a WebSocket -> the fields of `Created`
 MEMBERS: Final = "members"  # -> spans, end (json_edits.Members)
+REFERENCES: Final = "references"  # -> a list (responses.references)
 
 DONE: Final = "done"
 REFUSED: Final = "refused"  # with a GatewayError for the client
@@ -50,6 +51,7 @@ class ParsedBody(NamedTuple):
     session: str
     alias: str
     refers: str
+    references: bool
     keeps: bool
     size: int
     breakpoints: tuple[tuple[int, int], ...]
@@ -74,6 +76,7 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         api.session,
         api.alias,
         api.refers,
+        api.references,
         api.keeps,
         api.size,
         made.breakpoints if made else (),
@@ -92,6 +95,7 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.session = parsed.session
     api.alias = parsed.alias
     api.refers = parsed.refers
+    api.references = parsed.references
     api.keeps = parsed.keeps
     api.size = parsed.size
     if parsed.prompt:

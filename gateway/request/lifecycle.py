@@ -97,7 +97,7 @@ class Lifecycle:
             api = await self._parse(request, dialect, caller, record)
             if dialect.kept_here and self.recall.on and (own := await self._own(request, api, caller, record)):
                 return own
-            if (api.keeps or api.refers) and self.recall.on and dialect.strict:
+            if (api.keeps or api.refers or api.references) and self.recall.on and dialect.strict:
                 api, turn = await self._recall(request, dialect, api, caller)
             target, permit = await self._admit(request, api, caller, record)
             exchange = self._choose(request, dialect, api, target, caller, record)

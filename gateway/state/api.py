@@ -20,7 +20,7 @@ import orjson
 from gateway.dialects.responses.ids import MAX_ID_CHARS
 from gateway.errors import GatewayError, bad_request
 from gateway.state.histories import Histories, gone, unavailable
-from gateway.state.items import Paging, items_of, page, shown
+from gateway.state.items import Paging, items_of, name_at, page, shown
 from gateway.state.records import Conversation, Expired, Item, StoredResponse, StoreFailed, TooLarge, Unknown
 
 MAX_ADDED: Final = 20  # items in one request
@@ -143,9 +143,9 @@ def _input_items(chain: list[StoredResponse], paging: Paging) -> bytes:
     items = list[dict[str, Any]]()
     for each in chain:
         own = items_of(each.input)
-        items += [shown(item, f"{each.owner}/{each.id}/{at}") for at, item in enumerate(own)]
+        items += [shown(item, name_at(each.id, at, made=False)) for at, item in enumerate(own)]
         if each is not chain[-1]:
-            items += [shown(item, f"{each.owner}/{each.id}/out/{at}") for at, item in enumerate(items_of(each.output))]
+            items += [shown(item, name_at(each.id, at, made=True)) for at, item in enumerate(items_of(each.output))]
     return paging.of(items)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Any, Final
 from uuid import uuid4
 
@@ -15,6 +15,7 @@ MAX_LIMIT: Final = 100
 DEFAULT_LIMIT: Final = 20
 
 _PREFIXES: Final = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PLACE: Final = re.compile(r"[a-z]{1,10}_(in|out)(\d{1,7})_(.+)")
 _TEXTS: Final = {"assistant": "output_text"}
 
 
@@ -24,18 +25,28 @@ def items_of(joined: bytes) -> list[dict[str, Any]]:
 
 
 def shown(item: dict[str, Any], name: str = "") -> dict[str, Any]:
-    """As it is listed. name: of which an id is made, if it has none; "": a new one."""
+    """As it is listed. name: the rest of its id, if it has none (`name_at`); "": a new one."""
     kind = item.get("type") or "message"
     out: dict[str, Any] = {"type": kind, "id": item.get("id"), **{key: item[key] for key in item if key not in ("type", "id")}}
     if not isinstance(out["id"], str) or not out["id"]:
-        digest = blake2b(name.encode(), digest_size=16).hexdigest() if name else uuid4().hex
-        out["id"] = f"{_PREFIXES.get(str(kind), 'item')}_{digest}"
+        out["id"] = f"{_PREFIXES.get(str(kind), 'item')}_{name or uuid4().hex}"
     if kind == "message":
         out.setdefault("status", "completed")
         content = out.get("content")
         if isinstance(content, str):
             out["content"] = [{"type": _TEXTS.get(str(out.get("role")), "input_text"), "text": content}]
     return out
+
+
+def name_at(response: str, at: int, *, made: bool) -> str:
+    """For the item at this place in the input of a response (made: in its output). `place_of` reads it."""
+    return f"{'out' if made else 'in'}{at}_{response}"
+
+
+def place_of(id_: str) -> tuple[str, bool, int] | None:
+    """(response, made, at) of an id with such a name."""
+    found = _PLACE.fullmatch(id_)
+    return (found[3], found[1] == "out", int(found[2])) if found else None
 
 
 def page(items: Sequence[dict[str, Any]], *, more: bool) -> bytes:

@@ -33,7 +33,8 @@ class Responses(Dialect):
         prompt = responses_prompt(body, most)
         api = ApiRequest(model, prompt.joined(), salt_of(body), stream=stream, metered=True, body=raw)
         api.breakpoints = prompt.breakpoints()
-        api.countable = not (has_context(body) or runs_tools(body) or body.get("truncation") == "auto")
+        api.references = prompt.refers
+        api.countable = not (prompt.refers or has_context(body) or runs_tools(body) or body.get("truncation") == "auto")
         api.stores = body.get("background") is True
         api.session = session_of(body)
         api.refers, api.keeps = refers(body), body.get("store") is not False

@@ -58,6 +58,8 @@ class Recall:
         turn = await self._histories.begin(_owner(request, caller), history, most, elsewhere=elsewhere)
         if turn is None:
             return api, None
+        if api.references:
+            await self._resolve(request, history, turn, _owner(request, caller), most)
         if turn.own is not None and len(turn.own) >= LARGE_BODY:
             _charge(request, len(turn.own))
             request.lease.head += len(turn.own)  # it is held until the answer is kept
@@ -66,7 +68,7 @@ class Recall:
             _charge(request, size)
         api.body = await edited(body, written_out(history, turn.before))
         api.keeps, api.refers = False, ""  # at a replica nothing is kept
-        if not turn.before:
+        if not (turn.before or history.resolved):
             api.countable = api.countable or bool(history.conversation)
             return api, turn
         whole = await self._parse(request, dialect, api.body, scope)
@@ -76,6 +78,16 @@ class Recall:
     async def answer(self, request: ClientRequest, api: ApiRequest, caller: Caller, *, elsewhere: bool) -> Answer | None:
         """The gateway's own answer to a request about what it keeps. None: it is a replica's. Raises GatewayError."""
         return await self._api.answer(request.method, request.target, api.body, _owner(request, caller), elsewhere=elsewhere)
+
+    async def _resolve(self, request: ClientRequest, history: History, turn: Turn, owner: str, most: int) -> None:
+        """Write out the items that the request has by their ids alone."""
+        references = await self._parsing.references(history.members.raw, request.lease.account.client)
+        ids = list(dict.fromkeys(id_ for _, _, id_ in references))
+        history.resolve(references, await self._histories.items(owner, ids, most - sum(map(len, turn.before))))
+        if turn.own is not None:
+            turn.own = history.own
+        if len(history.own) >= LARGE_BODY:
+            _charge(request, len(history.own))
 
     async def _parse(self, request: ClientRequest, dialect: Dialect, body: bytes, scope: tuple[str, ...]) -> ApiRequest:
         free = self._parsing.turns.free

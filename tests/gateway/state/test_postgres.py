@@ -185,7 +185,7 @@ async def test_a_deadlock_is_tried_again(server: Postgres) -> None:
         databases = one._database, two._database
         results = await asyncio.gather(databases[0].write(crosswise("a", "b")), databases[1].write(crosswise("b", "a")))
         assert results == ["a", "b"]
-        assert len(tries) == 3
+        assert len(tries) > 2
 
 
 async def test_a_conflict_that_does_not_end_is_an_error(server: Postgres) -> None:
