@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.state.engine import is_conflict, made, make_tables, parsed
+from gateway.state.engine import is_conflict, made, make_tables, parsed, read_options
 from gateway.state.records import StoreFailed
 
 OPERATION_S: Final = 10.0
@@ -87,7 +87,7 @@ class Database:
         """Raises StoreFailed, and what `work` raises."""
         assert self._engine
         async with self._bounded(), self._engine.connect() as connection:
-            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            await connection.execution_options(**read_options(self._engine))
             return await work(connection)
 
     async def write(self, work: Work[T]) -> T:

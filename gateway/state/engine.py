@@ -23,6 +23,7 @@ from gateway.state.tables import VERSION, schema, versions
 _BUSY_MS: Final = 5000
 _CONNECTIONS: Final = 4
 _SQLITE: Final = "sqlite"
+_READS: Final = "warmroute_reads"
 _DRIVERS: Final = {_SQLITE: "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 _LOCK: Final = 0x7761726D726F7574  # of Postgres, by number: "warmrout"
 _CONFLICTS: Final = frozenset(["40001", "40P01", "23505"])  # SQLSTATE: serialization, deadlock, the same key at once
@@ -72,6 +73,11 @@ async def make_tables(engine: AsyncEngine) -> None:
             raise StoreFailed(f"the database has version {found[0]} of the tables, and this gateway needs {VERSION}")
 
 
+def read_options(engine: AsyncEngine) -> dict[str, Any]:
+    """Of a connection that reads: each statement for itself, without a transaction."""
+    return {_READS: True} if engine.dialect.name == _SQLITE else {"isolation_level": "AUTOCOMMIT"}
+
+
 def is_conflict(error: BaseException) -> bool:
     """Whether the same once more may go well: another transaction was in its way."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _CONFLICTS
@@ -96,7 +102,8 @@ def _tune(connection: Any, _record: object) -> None:
 
 
 def _begin(connection: Any) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")  # else two that read before they write cannot both go on
+    if not connection.get_execution_options().get(_READS):  # a read would wait for the writers of all gateways
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # else two that read before they write cannot both go on
 
 
 async def _complete(connection: AsyncConnection) -> bool:

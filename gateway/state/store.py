@@ -1,7 +1,8 @@
 """The store: responses and conversations, each its owner's alone, until they expire.
 
 A response lives for `ttl_s` after its last use. The responses that go on with each other are a tree, and all of it expires
-together: going on with one renews them all (once a tenth of the time has passed, so that not every turn writes every row).
+at the same moment: going on with one renews them all, once a tenth of the time has passed, so that not every turn writes all rows;
+until then a new one has the time that the others have.
 What has expired is emptied by `purge`; its id is known for TOMBSTONE_S more, so that a client reads why it is gone.
 
 Reads never write: fetching an answer does not renew it.
@@ -268,17 +269,21 @@ class Store:
         row: dict[str, Any] = {name: getattr(response, name) for name in _COLUMNS}
         row |= {"root": response.id, "turns": 1, "size": len(response.input) + len(response.output) + 2, "emptied": 0}
         row["expires_at"] = expires_at = now + self._ttl_s
+        ids = {response.id, response.parent} - {""}
+        columns = (responses.c[name] for name in ("id", "root", "turns", "size", "expires_at"))
+        query = select(*columns).where(responses.c.owner == response.owner, responses.c.id.in_(ids))
+        known = {each.id: each for each in (await connection.execute(query)).all()}
         if response.parent == response.id:
             row["parent"] = ""  # an engine that gives the same id twice
-        elif response.parent:
-            query = select(responses.c.root, responses.c.turns, responses.c.size)
-            parent = (await connection.execute(query.where(_is(response.owner, response.parent)))).one_or_none()
-            if parent:
-                row["root"], row["turns"], row["size"] = parent.root, parent.turns + 1, parent.size + row["size"]
+        elif parent := known.get(response.parent):
+            row["root"], row["turns"], row["size"] = parent.root, parent.turns + 1, parent.size + row["size"]
+            if parent.expires_at >= expires_at - self._ttl_s * _RENEWED_SHARE:
+                row["expires_at"] = parent.expires_at
+            else:
                 tree = and_(responses.c.owner == response.owner, responses.c.root == parent.root, responses.c.emptied == 0)
-                due = responses.c.expires_at < expires_at - self._ttl_s * _RENEWED_SHARE
-                await connection.execute(update(responses).where(tree, due).values(expires_at=expires_at))
-        if (await connection.execute(delete(responses).where(_is(response.owner, response.id)))).rowcount:
+                await connection.execute(update(responses).where(tree).values(expires_at=expires_at))
+        if response.id in known:
+            await connection.execute(delete(responses).where(_is(response.owner, response.id)))
             await names.remove(connection, [(response.owner, response.id)])
         await connection.execute(insert(responses).values(row))
         await names.add(connection, response)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 import stat
 from pathlib import Path
 from typing import Any
@@ -161,9 +163,12 @@ class Oracle:
         parent = "" if parent == id_ else parent
         if before := self.known.get((owner, parent)):
             root = before[1]
-            for key, each in self.known.items():
-                if key[0] == owner and each[1] == root and key not in self.gone and each[2] < expires_at - TTL_S * 0.1:
-                    self.known[key] = each[0], root, expires_at
+            if before[2] >= expires_at - TTL_S * 0.1:
+                expires_at = before[2]
+            else:
+                for key, each in self.known.items():
+                    if key[0] == owner and each[1] == root and key not in self.gone:
+                        self.known[key] = each[0], root, expires_at
         self.known[owner, id_] = parent, root, expires_at
         self.gone.discard((owner, id_))
 
@@ -294,6 +299,17 @@ async def test_a_write_that_fails_fails_alone(url: str) -> None:
         for at in range(20):
             assert await store.get("o", f"a{at}")
             assert await store.get("o", f"b{at}")
+
+
+async def test_reads_wait_for_no_writer(tmp_path: Path) -> None:
+    """Not even for one in another gateway."""
+    path = tmp_path / "a.sqlite"
+    async with opened(file_url(path)) as store:
+        await store.put(response("a"))
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert await store.get("o", "a")
+            assert await store.chain("o", "a", MANY)
 
 
 async def test_a_full_database_says_so(tmp_path: Path) -> None:
