@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import Any, Final
+from urllib.parse import parse_qsl
 from uuid import uuid4
 
 import orjson
@@ -13,6 +14,17 @@ from gateway.errors import bad_request
 
 MAX_LIMIT: Final = 100
 DEFAULT_LIMIT: Final = 20
+MAX_FIELDS: Final = 32  # of a query
+INCLUDABLE: Final = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 
 _PREFIXES: Final = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _PLACE: Final = re.compile(r"[a-z]{1,10}_(in|out)(\d{1,7})_(.+)")
@@ -53,6 +65,18 @@ def page(items: Sequence[dict[str, Any]], *, more: bool) -> bytes:
     """OpenAI's list."""
     first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
     return orjson.dumps({"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": more})
+
+
+def require_includes(query: str) -> None:
+    """`include` changes nothing: all that the engine has sent is kept. Raises GatewayError 400 for unknown values."""
+    try:
+        fields = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise bad_request(f"The query has more than {MAX_FIELDS} fields.") from None
+    for name, value in fields:
+        if name in ("include", "include[]") and value not in INCLUDABLE:
+            known = ", ".join(f"'{each}'" for each in INCLUDABLE)
+            raise bad_request(f"Invalid value: {value[:100]!r}. Supported values are: {known}.", "include", "invalid_value")
 
 
 class Paging:

@@ -1,7 +1,7 @@
 """The store: responses and conversations, each its owner's alone, until they expire.
 
 A response lives for `ttl_s` after its last use. The responses that go on with each other are a tree, and all of it expires
-at the same moment: going on with one renews them all, once a tenth of the time has passed, so that not every turn writes all rows;
+at the same moment: going on with one renews them all, once a tenth of the time has passed, so that few turns write all rows;
 until then a new one has the time that the others have.
 What has expired is emptied by `purge`; its id is known for TOMBSTONE_S more, so that a client reads why it is gone.
 

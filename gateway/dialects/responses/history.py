@@ -58,15 +58,16 @@ class History:
         return f"<History {self.previous or self.conversation or 'none'}, {len(self.own)} bytes of its own>"
 
 
-def written_out(history: History, before: Sequence[bytes]) -> list[Edit]:
+def written_out(history: History, before: Sequence[bytes], *, storable: bool = True) -> list[Edit]:
     """What to change in the body so that it has its whole history as `input`, for a server that keeps nothing.
 
-    before: the items of the history, oldest first, joined by commas each; b"" has none.
+    before: the items of the history, oldest first, joined by commas each; b"" has none. storable: the answer could be stored.
     """
     members = history.members
     values = {PREVIOUS: b"null", CONVERSATION: b"null", "background": b"false"}
     values = {name: value for name, value in values.items() if name in members.spans}
-    values["store"] = b"false"
+    if storable:
+        values["store"] = b"false"
     if history.resolved or any(before):
         values["input"] = b"[" + b",".join(piece for piece in (*before, history.own) if piece) + b"]"
     return members.put_all(values)

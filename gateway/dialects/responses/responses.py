@@ -66,6 +66,23 @@ class Responses(Dialect):
         return _error_event(error, reader)
 
 
+class CompactResponses(Responses):
+    """POST /v1/responses/compact. Its answer is not kept: the client sends the items in it itself."""
+
+    name: ClassVar[str] = "compact_responses"
+    translatable: ClassVar[bool] = False
+    makes_objects: ClassVar[bool] = False
+    lacking: ClassVar[str] = (
+        "The replica cannot compact a history: most engines cannot. Ask it for a summary (POST /v1/responses), and begin a new "
+        "conversation with that."
+    )
+
+    def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
+        api = super().parse(raw, most)
+        api.keeps = False
+        return api
+
+
 class StoredResponses(PassThrough):
     """Paths below /v1/responses: GET, DELETE, cancel, input_items, and what has no dialect yet."""
 

@@ -54,6 +54,7 @@ class Recall:
         history = History(await self._parsing.members(body, client))
         if history.background:
             return api, None
+        history.store = history.store and dialect.makes_objects
         most = int(self._live.max_body * HISTORY_SHARE)
         turn = await self._histories.begin(_owner(request, caller), history, most, elsewhere=elsewhere)
         if turn is None:
@@ -66,14 +67,15 @@ class Recall:
         size = sum(map(len, turn.before))
         if size >= LARGE_BODY:
             _charge(request, size)
-        api.body = await edited(body, written_out(history, turn.before))
+        api.body = await edited(body, written_out(history, turn.before, storable=dialect.makes_objects))
         api.keeps, api.refers = False, ""  # at a replica nothing is kept
+        done = turn if dialect.makes_objects else None
         if not (turn.before or history.resolved):
             api.countable = api.countable or bool(history.conversation)
-            return api, turn
+            return api, done
         whole = await self._parse(request, dialect, api.body, scope)
         whole.alias, whole.session, whole.keeps = api.alias, api.session, False
-        return whole, turn
+        return whole, done
 
     async def answer(self, request: ClientRequest, api: ApiRequest, caller: Caller, *, elsewhere: bool) -> Answer | None:
         """The gateway's own answer to a request about what it keeps. None: it is a replica's. Raises GatewayError."""
