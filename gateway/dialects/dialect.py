@@ -175,6 +175,8 @@ class Dialect:
     strict: ClassVar[bool] = True
     continuation: ClassVar[Continuation | None] = None  # None: broken streams of this dialect are not resumed
     translatable: ClassVar[bool] = False  # replicas that do not speak it may be asked in chat (`translation/`)
+    makes_objects: ClassVar[bool] = True  # what the body says of storing is about its answer
+    lacking: ClassVar[str] = ""  # what clients read where the replica does not know the path; "": the replica's own answer
     kept_here: ClassVar[bool] = False  # its paths name objects that the gateway may keep itself
     id_header: ClassVar[bytes] = b""  # in which its clients look for the request's id, beside X-Request-Id
 

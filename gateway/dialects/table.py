@@ -10,7 +10,7 @@ from gateway.dialects.anthropic.messages import CountTokens, Messages, OtherMess
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.openai.generations import Chat, Completion, DryRun
 from gateway.dialects.passthrough import PassThrough, Tokenize
-from gateway.dialects.responses.responses import Conversations, Responses, StoredResponses
+from gateway.dialects.responses.responses import CompactResponses, Conversations, Responses, StoredResponses
 
 # A path that ends with a slash stands for all below it that are not named themselves.
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
@@ -21,6 +21,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
         "/v1/messages/count_tokens": CountTokens(),
         "/v1/messages/": OtherMessages(),
         "/v1/responses": Responses(),
+        "/v1/responses/compact": CompactResponses(),
         "/v1/responses/": StoredResponses(),
         "/v1/conversations": Conversations(),
         "/v1/conversations/": Conversations(),

@@ -26,6 +26,7 @@ from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds
 from gateway.dialects.models.rename import rename
 from gateway.dialects.responses.create_message import Created, created
+from gateway.dialects.responses.references import Reference, references_in
 from gateway.dialects.table import Dialects
 from gateway.dialects.translation.table import TRANSLATIONS
 from gateway.errors import GatewayError
@@ -130,10 +131,15 @@ def _members(body: bytes) -> tuple[dict[str, tuple[int, int]], int]:
     return members.spans, members.end
 
 
+def _references(body: bytes) -> tuple[list[Reference]]:
+    return (references_in(body),)
+
+
 _OPERATIONS: Final[Mapping[str, Callable[..., tuple[Any, ...]]]] = {
     wire.PARSE: _parse,
     wire.CONTINUE: _continue,
     wire.TRANSLATE: _translate,
     wire.CREATE: _create,
     wire.MEMBERS: _members,
+    wire.REFERENCES: _references,
 }

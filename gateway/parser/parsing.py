@@ -27,6 +27,7 @@ from gateway.dialects.json_edits import Edit, Members, apply, pieces, read_objec
 from gateway.dialects.json_structure import signs
 from gateway.dialects.models.rename import rename
 from gateway.dialects.responses.create_message import Created, created
+from gateway.dialects.responses.references import Reference, references_in
 from gateway.dialects.translation.answers import TranslatedAnswers
 from gateway.dialects.translation.table import TRANSLATIONS
 from gateway.dialects.translation.translation import TranslatedRequest
@@ -138,6 +139,13 @@ class Parsing:
         if len(body) <= _SCANNED_INLINE_BYTES:
             return read_object(body)
         return Members(body, *await self.process.run((wire.MEMBERS,), body, client))
+
+    async def references(self, body: bytes, client: str = "") -> list[Reference]:
+        """Items that the body has by their ids alone. client: as for `parse`. Raises GatewayError 400, and likewise."""
+        if len(body) <= _SCANNED_INLINE_BYTES:
+            return references_in(body)
+        (found,) = await self.process.run((wire.REFERENCES,), body, client)
+        return list(found)
 
 
 def continued(continuation: Continuation | None, body: bytes, so_far: PartialAnswer) -> bytes | None:

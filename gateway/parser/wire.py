@@ -27,6 +27,7 @@ CONTINUE: Final = "continue"  # dialect, text, tokens -> verdict, edits (Continu
 TRANSLATE: Final = "translate"  # dialect -> body, echo (TranslatedRequest)
 CREATE: Final = "create"  # a message of a WebSocket -> the fields of `Created`
 MEMBERS: Final = "members"  # -> spans, end (json_edits.Members)
+REFERENCES: Final = "references"  # -> a list (responses.references)
 
 DONE: Final = "done"
 REFUSED: Final = "refused"  # with a GatewayError for the client
@@ -53,6 +54,7 @@ class ParsedBody(NamedTuple):
     session: str
     alias: str
     refers: str
+    references: bool
     keeps: bool
     size: int
     breakpoints: tuple[tuple[int, int], ...]
@@ -79,6 +81,7 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         api.session,
         api.alias,
         api.refers,
+        api.references,
         api.keeps,
         api.size,
         made.breakpoints if made else (),
@@ -99,6 +102,7 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.session = parsed.session
     api.alias = parsed.alias
     api.refers = parsed.refers
+    api.references = parsed.references
     api.keeps = parsed.keeps
     api.size = parsed.size
     if parsed.prompt:

@@ -261,6 +261,8 @@ class Attempts:
                 answer = await self._open_translatable(exchange, state, call, fresh=fresh)
             else:
                 answer = await self._upstream.open(state.url, exchange.call_to(state, call), fresh=fresh)
+                if exchange.dialect.lacking and may_be(answer.status):
+                    await _require_path(answer, exchange.dialect.lacking)
             trial.answers()
             if exchange.api.metered and answer.status == 200:
                 try:
@@ -332,6 +334,13 @@ class Attempts:
         else:
             attempts.tail = dialect.answer_tail(body)
         attempts.body = body
+
+
+async def _require_path(answer: ReplicaAnswer, lacking: str) -> None:
+    """Raises GatewayError 501, and closes the answer, if the replica does not know the path."""
+    if is_unknown_path(answer.status, await _begin_of(answer, MOST_READ)):
+        answer.close()
+        raise GatewayError(501, "not_supported", lacking)
 
 
 async def _begin_of(answer: ReplicaAnswer, most: int) -> bytes:

@@ -103,7 +103,8 @@ class Lifecycle:
             api = await self._parse(request, dialect, caller, record)
             if dialect.kept_here and self.recall.on and (own := await self._own(request, api, caller, record)):
                 return own
-            if dialect.strict and (request.recent is not None or ((api.keeps or api.refers) and self.recall.on)):
+            kept = (api.keeps or api.refers or api.references) and self.recall.on
+            if dialect.strict and (request.recent is not None or kept):
                 api, turn = await self._recall(request, dialect, api, caller)
             while True:
                 try:

@@ -20,7 +20,7 @@ import orjson
 from gateway.dialects.responses.ids import MAX_ID_CHARS
 from gateway.errors import GatewayError, bad_request
 from gateway.state.histories import Histories, gone, unavailable
-from gateway.state.items import Paging, items_of, page, shown
+from gateway.state.items import MAX_FIELDS, Paging, items_of, name_at, page, require_includes, shown
 from gateway.state.records import Conversation, Expired, Item, StoredResponse, StoreFailed, TooLarge, Unknown
 
 MAX_ADDED: Final = 20  # items in one request
@@ -53,6 +53,7 @@ class StateApi:
         kind, id_, below, item = found.groups()
         if id_ is not None and len(id_) > MAX_ID_CHARS:
             raise bad_request(f"An id has at most {MAX_ID_CHARS} characters.")
+        require_includes(query)
         try:
             if kind == "conversations":
                 return await self._conversation(method, (id_, below, item), query, body, owner)
@@ -143,9 +144,9 @@ def _input_items(chain: list[StoredResponse], paging: Paging) -> bytes:
     items = list[dict[str, Any]]()
     for each in chain:
         own = items_of(each.input)
-        items += [shown(item, f"{each.owner}/{each.id}/{at}") for at, item in enumerate(own)]
+        items += [shown(item, name_at(each.id, at, made=False)) for at, item in enumerate(own)]
         if each is not chain[-1]:
-            items += [shown(item, f"{each.owner}/{each.id}/out/{at}") for at, item in enumerate(items_of(each.output))]
+            items += [shown(item, name_at(each.id, at, made=True)) for at, item in enumerate(items_of(each.output))]
     return paging.of(items)
 
 
@@ -161,7 +162,7 @@ def _require(method: str, *allowed: str) -> None:
 
 def _query(query: str) -> dict[str, str]:
     try:
-        return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=32))
+        return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_FIELDS))
     except ValueError:
         raise bad_request("The query has too many fields.") from None
 

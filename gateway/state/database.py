@@ -4,8 +4,11 @@
     write ──┼──► queue ──► the writer: one transaction for all that wait ──► durable ──► each caller goes on
     write ──┘
 
-A transaction that fails is tried again with one write each, so that nobody fails for another one's write. Every operation is
-bounded in time, and all errors of the database are StoreFailed.
+A transaction that fails is tried again with one write each, so that nobody fails for another one's write; one that another
+gateway's was in the way of (a deadlock, say), a few times. All errors of the database are StoreFailed.
+
+Every operation is bounded in time. A database that did not answer within it is left alone for STALL_S: requests would all wait
+for nothing, and they fail at once meanwhile.
 
 SQLite is in WAL mode with synchronous=FULL: what was acknowledged survives a crash, of the machine as well. Several processes
 may share the file.
@@ -15,47 +18,51 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
-import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import URL, event, insert, make_url, select
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.state.engine import is_conflict, made, make_tables, parsed, read_options
 from gateway.state.records import StoreFailed
-from gateway.state.tables import VERSION, schema, versions
 
 OPERATION_S: Final = 10.0
+STALL_S: Final = 5.0
 MAX_BATCH: Final = 100  # writes in one transaction
 MAX_WAITING: Final = 10_000  # writes
-_BUSY_MS: Final = 5000
-_CONNECTIONS: Final = 4
-_DRIVERS: Final = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
+_TRIES: Final = 5  # of a write that others are in the way of
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
+Write = tuple[Work[Any], asyncio.Future[Any]]
 
 
 class Database:
-    """See the top of this file. url: as SQLAlchemy writes them, without a driver."""
+    """See the top of this file. url: as SQLAlchemy writes them, without a driver. operation_s: the bound of an operation.
+    clock: monotonic seconds.
+    """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, operation_s: float = OPERATION_S, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises StoreFailed if the URL cannot be used. Connects to nothing yet."""
-        self._url = _parsed(url)
+        self._url = parsed(url)
+        self._operation_s = operation_s
+        self._clock = clock
+        self._stalled_until = 0.0
         self._engine: AsyncEngine | None = None
-        self._queue = asyncio.Queue[tuple[Work[Any], asyncio.Future[Any]]](MAX_WAITING)
+        self._queue = asyncio.Queue[Write](MAX_WAITING)
         self._writer: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Connect, and make what is missing of the schema; several processes may do so at once. Raises StoreFailed."""
         try:
-            async with _bounded():
-                self._engine = _engine(self._url)
-                await _made(self._engine)
+            async with self._bounded():
+                self._engine = made(self._url, self._operation_s)
+                await make_tables(self._engine)
+        except (TypeError, ValueError) as error:  # the driver's, of a part of the URL
+            await self.close()
+            raise StoreFailed(f"state.url: {_text(error)}") from error
         except BaseException:
             await self.close()
             raise
@@ -65,20 +72,22 @@ class Database:
         """What waits is written. Idempotent."""
         if self._writer:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(OPERATION_S):
+                async with asyncio.timeout(self._operation_s):
                     await self._queue.join()
             self._writer.cancel()
             await asyncio.gather(self._writer, return_exceptions=True)
             self._writer = None
         if self._engine:
-            await self._engine.dispose()
-            self._engine = None
+            engine, self._engine = self._engine, None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._operation_s):
+                    await engine.dispose()
 
     async def read(self, work: Work[T]) -> T:
         """Raises StoreFailed, and what `work` raises."""
         assert self._engine
-        async with _bounded(), self._engine.connect() as connection:
-            await connection.execution_options(isolation_level="AUTOCOMMIT")
+        async with self._bounded(), self._engine.connect() as connection:
+            await connection.execution_options(**read_options(self._engine))
             return await work(connection)
 
     async def write(self, work: Work[T]) -> T:
@@ -86,13 +95,18 @@ class Database:
 
         Raises StoreFailed, and what `work` raises.
         """
+        if self._clock() < self._stalled_until:
+            raise self._silent()
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         try:
             self._queue.put_nowait((work, done))
         except asyncio.QueueFull:
             raise StoreFailed(f"more than {MAX_WAITING:,} writes wait for the database") from None
-        async with _bounded():
-            return await done
+        try:
+            async with asyncio.timeout(self._operation_s):
+                return await done
+        except TimeoutError:
+            raise self._silent() from None
 
     async def _write(self) -> None:
         while True:
@@ -101,109 +115,58 @@ class Database:
                 batch.append(self._queue.get_nowait())
             waiting = [each for each in batch if not each[1].done()]  # the others have given up
             try:
-                if len(waiting) == 1 or not await self._done(waiting):
+                if len(waiting) < 2 or await self._done(waiting):
                     for each in waiting:
-                        await self._done([each], last=True)
+                        await self._alone(each)
             finally:
                 for _ in batch:
                     self._queue.task_done()
 
-    async def _done(self, batch: list[tuple[Work[Any], asyncio.Future[Any]]], *, last: bool = False) -> bool:
-        """Whether the batch was written. last: its errors go to its callers."""
+    async def _alone(self, write: Write) -> None:
+        """Its errors go to its caller."""
+        done = write[1]
+        for left in reversed(range(_TRIES)):
+            if done.done() or (error := await self._done([write])) is None:
+                return
+            if not (left and error.__cause__ and is_conflict(error.__cause__)):
+                if not done.done():
+                    done.set_exception(error)
+                return
+
+    async def _done(self, batch: list[Write]) -> Exception | None:
+        """Write it in one transaction. Returns what went wrong."""
         assert self._engine
         try:
-            async with _bounded(), self._engine.begin() as connection:
+            async with self._bounded(), self._engine.begin() as connection:
                 results = [await work(connection) for work, _ in batch]
         except Exception as error:  # noqa: BLE001  (it is the caller's)
-            if last:
-                for _, done in batch:
-                    if not done.done():
-                        done.set_exception(error)
-            return False
+            return error
         for (_, done), result in zip(batch, results, strict=True):
             if not done.done():
                 done.set_result(result)
-        return True
+        return None
 
-
-def _parsed(url: str) -> URL:
-    try:
-        parsed = make_url(url)
-    except ArgumentError:
-        raise StoreFailed("state.url is no database URL") from None
-    driver = _DRIVERS.get(parsed.drivername)
-    if driver is None:
-        raise StoreFailed(
-            f"state.url: {parsed.drivername!r} is not supported: use sqlite:///PATH or postgresql://USER@HOST/NAME"
-        )
-    if parsed.drivername != "sqlite" and importlib.util.find_spec("asyncpg") is None:
-        raise StoreFailed("Postgres needs asyncpg: pip install 'warmroute[postgres]'")
-    return parsed.set(drivername=driver)
-
-
-def _engine(url: URL) -> AsyncEngine:
-    if not url.drivername.startswith("sqlite"):
-        return create_async_engine(url, pool_size=_CONNECTIONS, max_overflow=0, pool_pre_ping=True, pool_timeout=OPERATION_S)
-    if url.database:
-        _private(Path(url.database))
-    engine = create_async_engine(url, pool_size=_CONNECTIONS, max_overflow=0, pool_timeout=OPERATION_S)
-    event.listen(engine.sync_engine, "connect", _tune)
-    event.listen(engine.sync_engine, "begin", _begin)
-    return engine
-
-
-def _private(path: Path) -> None:
-    """What it holds are prompts: nobody else reads them."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-
-
-def _tune(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # transactions begin where we say so
-    cursor = connection.cursor()
-    for pragma in (f"busy_timeout={_BUSY_MS}", "journal_mode=WAL", "synchronous=FULL"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _begin(connection: Any) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")  # else two that read before they write cannot both go on
-
-
-async def _made(engine: AsyncEngine) -> None:
-    for left in reversed(range(3)):
+    @contextlib.asynccontextmanager
+    async def _bounded(self) -> AsyncIterator[None]:
+        """Raises StoreFailed for all errors of the database, and while it is left alone. Then one operation tries it again."""
+        if self._stalled_until:
+            now = self._clock()
+            if now < self._stalled_until:
+                raise self._silent()
+            self._stalled_until = now + self._operation_s
         try:
-            async with engine.begin() as connection:
-                await _make(connection)
-            return
-        except SQLAlchemyError:  # another process makes the same now
-            if not left:
-                raise
-            await asyncio.sleep(0.1)
+            async with asyncio.timeout(self._operation_s):
+                yield
+        except TimeoutError:
+            self._stalled_until = self._clock() + STALL_S
+            raise self._silent() from None
+        except (SQLAlchemyError, OSError) as error:
+            self._stalled_until = 0.0
+            raise StoreFailed(_text(error)) from error
+        self._stalled_until = 0.0
 
-
-async def _make(connection: AsyncConnection) -> None:
-    for table in schema.sorted_tables:
-        await connection.execute(CreateTable(table, if_not_exists=True))
-        for index in table.indexes:
-            await connection.execute(CreateIndex(index, if_not_exists=True))
-    found = (await connection.execute(select(versions.c.version))).scalars().all()
-    if not found:
-        await connection.execute(insert(versions).values(version=VERSION))
-    elif list(found) != [VERSION]:
-        raise StoreFailed(f"the database has version {found[0]} of the tables, and this gateway needs {VERSION}")
-
-
-@contextlib.asynccontextmanager
-async def _bounded() -> AsyncIterator[None]:
-    """Raises StoreFailed for all errors of the database."""
-    try:
-        async with asyncio.timeout(OPERATION_S):
-            yield
-    except TimeoutError:
-        raise StoreFailed(f"the database has not answered within {OPERATION_S:g} s") from None
-    except (SQLAlchemyError, OSError) as error:
-        raise StoreFailed(_text(error)) from error
+    def _silent(self) -> StoreFailed:
+        return StoreFailed(f"the database has not answered within {self._operation_s:g} s")
 
 
 def _text(error: Exception) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -151,6 +151,21 @@ class Histories:
             turn.own = _joined(items, turn.own)
         return turn
 
+    async def items(self, owner: str, ids: Sequence[str], most: int) -> dict[str, bytes]:
+        """Items (JSON) by their ids, all of them. most: bytes that are read for it. Raises GatewayError 404, 413 or 503."""
+        try:
+            found = await (await self.opened()).named(owner, ids, most)
+        except TooLarge as large:
+            text = f"The items that 'input' refers to are in responses of {large.size:,} bytes: send some of them themselves."
+            raise GatewayError(413, "history_too_large", text, param="input") from None
+        except StoreFailed as failure:
+            raise unavailable(failure) from None
+        for id_ in ids:
+            if id_ not in found:
+                text = f"Item with id {id_[:100]!r} not found. Items are not kept when 'store' is false: send the item itself."
+                raise GatewayError(404, "item_not_found", text, param="input")
+        return found
+
     async def keep(self, owner: str, turn: Turn, response: bytes) -> bool:
         """See `Turn.keep`."""
         if turn.own is None:
@@ -169,6 +184,7 @@ class Histories:
             status=found.status,
             input=turn.own,
             output=found.output,
+            names=found.names,
             response=told.edited(response, stored=True),
         )
         items = list[Item]()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Any, Final
+from urllib.parse import parse_qsl
 from uuid import uuid4
 
 import orjson
@@ -13,8 +14,20 @@ from gateway.errors import bad_request
 
 MAX_LIMIT: Final = 100
 DEFAULT_LIMIT: Final = 20
+MAX_FIELDS: Final = 32  # of a query
+INCLUDABLE: Final = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 
 _PREFIXES: Final = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PLACE: Final = re.compile(r"[a-z]{1,10}_(in|out)(\d{1,7})_(.+)")
 _TEXTS: Final = {"assistant": "output_text"}
 
 
@@ -24,12 +37,11 @@ def items_of(joined: bytes) -> list[dict[str, Any]]:
 
 
 def shown(item: dict[str, Any], name: str = "") -> dict[str, Any]:
-    """As it is listed. name: of which an id is made, if it has none; "": a new one."""
+    """As it is listed. name: the rest of its id, if it has none (`name_at`); "": a new one."""
     kind = item.get("type") or "message"
     out: dict[str, Any] = {"type": kind, "id": item.get("id"), **{key: item[key] for key in item if key not in ("type", "id")}}
     if not isinstance(out["id"], str) or not out["id"]:
-        digest = blake2b(name.encode(), digest_size=16).hexdigest() if name else uuid4().hex
-        out["id"] = f"{_PREFIXES.get(str(kind), 'item')}_{digest}"
+        out["id"] = f"{_PREFIXES.get(str(kind), 'item')}_{name or uuid4().hex}"
     if kind == "message":
         out.setdefault("status", "completed")
         content = out.get("content")
@@ -38,10 +50,33 @@ def shown(item: dict[str, Any], name: str = "") -> dict[str, Any]:
     return out
 
 
+def name_at(response: str, at: int, *, made: bool) -> str:
+    """For the item at this place in the input of a response (made: in its output). `place_of` reads it."""
+    return f"{'out' if made else 'in'}{at}_{response}"
+
+
+def place_of(id_: str) -> tuple[str, bool, int] | None:
+    """(response, made, at) of an id with such a name."""
+    found = _PLACE.fullmatch(id_)
+    return (found[3], found[1] == "out", int(found[2])) if found else None
+
+
 def page(items: Sequence[dict[str, Any]], *, more: bool) -> bytes:
     """OpenAI's list."""
     first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
     return orjson.dumps({"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": more})
+
+
+def require_includes(query: str) -> None:
+    """`include` changes nothing: all that the engine has sent is kept. Raises GatewayError 400 for unknown values."""
+    try:
+        fields = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise bad_request(f"The query has more than {MAX_FIELDS} fields.") from None
+    for name, value in fields:
+        if name in ("include", "include[]") and value not in INCLUDABLE:
+            known = ", ".join(f"'{each}'" for each in INCLUDABLE)
+            raise bad_request(f"Invalid value: {value[:100]!r}. Supported values are: {known}.", "include", "invalid_value")
 
 
 class Paging:

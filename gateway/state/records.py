@@ -10,7 +10,7 @@ class StoredResponse:
     """A response. owner: whose it is; an id says nothing without it. parent: the response that it goes on with, conversation:
     the one that it belongs to, "" without one. created_at: Unix seconds. input, output: the items that were new in its request,
     and those that the model has made: elements of a JSON list, joined by commas, b"" for none. response: the whole object as
-    the client has it, JSON.
+    the client has it, JSON. names: ids of items in the output, by which they are found; they are written only.
     """
 
     owner: str
@@ -22,6 +22,7 @@ class StoredResponse:
     input: bytes
     output: bytes
     response: bytes
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

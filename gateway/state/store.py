@@ -1,7 +1,8 @@
 """The store: responses and conversations, each its owner's alone, until they expire.
 
 A response lives for `ttl_s` after its last use. The responses that go on with each other are a tree, and all of it expires
-together: going on with one renews them all (once a tenth of the time has passed, so that not every turn writes every row).
+at the same moment: going on with one renews them all, once a tenth of the time has passed, so that few turns write all rows;
+until then a new one has the time that the others have.
 What has expired is emptied by `purge`; its id is known for TOMBSTONE_S more, so that a client reads why it is gone.
 
 Reads never write: fetching an answer does not renew it.
@@ -9,21 +10,22 @@ Reads never write: fetching an answer does not renew it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from sqlalchemy import and_, delete, func, insert, literal, select, tuple_, update
+from sqlalchemy import and_, delete, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.state import names
 from gateway.state.database import Database
+from gateway.state.purging import TOMBSTONE_S, emptied, forgotten
 from gateway.state.records import Conversation, Expired, Item, StoredResponse, TooLarge, Unknown
 from gateway.state.tables import conversations, items, responses
 
 MAX_TURNS: Final = 10_000  # of a history that is replayed
 MAX_ITEMS: Final = 100_000  # of a conversation
-TOMBSTONE_S: Final = 7 * 86_400.0
-_PURGED_AT_ONCE: Final = 500
 _RENEWED_SHARE: Final = 0.1
 
 _COLUMNS: Final = ("owner", "id", "parent", "conversation", "created_at", "status", "input", "output", "response")
@@ -93,13 +95,28 @@ class Store:
             StoredResponse(**{**dict.fromkeys(_COLUMNS, b""), **{name: getattr(row, name) for name in _READ}}) for row in rows
         ]
 
+    async def named(self, owner: str, ids: Sequence[str], most: int) -> dict[str, bytes]:
+        """Items (JSON) of responses and conversations by their ids; those that are not there are left out.
+
+        most: bytes that may be read. Raises TooLarge.
+        """
+
+        async def work(connection: AsyncConnection) -> tuple[names.Sought, dict[str, bytes], dict[str, tuple[bytes, bytes]]]:
+            return await names.found(connection, owner, ids, self._clock(), most)
+
+        sought, own, contents = await self._database.read(work)
+        return own | await asyncio.to_thread(names.picked, sought, contents)
+
     async def delete(self, owner: str, id_: str) -> bool:
         """False: there is none. What goes on with it has lost its history."""
         now = self._clock()
 
         async def work(connection: AsyncConnection) -> bool:
             condition = and_(_is(owner, id_), responses.c.emptied == 0, responses.c.expires_at > now)
-            return bool((await connection.execute(delete(responses).where(condition))).rowcount)
+            if not (await connection.execute(delete(responses).where(condition))).rowcount:
+                return False
+            await names.remove(connection, [(owner, id_)])
+            return True
 
         return await self._database.write(work)
 
@@ -237,7 +254,7 @@ class Store:
         now = self._clock()
 
         async def work(connection: AsyncConnection) -> int:
-            return sum([await _emptied(connection, now), await _forgotten(connection, now - TOMBSTONE_S)])
+            return sum([await emptied(connection, now), await forgotten(connection, now - TOMBSTONE_S)])
 
         return await self._database.write(work)
 
@@ -252,18 +269,24 @@ class Store:
         row: dict[str, Any] = {name: getattr(response, name) for name in _COLUMNS}
         row |= {"root": response.id, "turns": 1, "size": len(response.input) + len(response.output) + 2, "emptied": 0}
         row["expires_at"] = expires_at = now + self._ttl_s
+        ids = {response.id, response.parent} - {""}
+        columns = (responses.c[name] for name in ("id", "root", "turns", "size", "expires_at"))
+        query = select(*columns).where(responses.c.owner == response.owner, responses.c.id.in_(ids))
+        known = {each.id: each for each in (await connection.execute(query)).all()}
         if response.parent == response.id:
             row["parent"] = ""  # an engine that gives the same id twice
-        elif response.parent:
-            query = select(responses.c.root, responses.c.turns, responses.c.size)
-            parent = (await connection.execute(query.where(_is(response.owner, response.parent)))).one_or_none()
-            if parent:
-                row["root"], row["turns"], row["size"] = parent.root, parent.turns + 1, parent.size + row["size"]
+        elif parent := known.get(response.parent):
+            row["root"], row["turns"], row["size"] = parent.root, parent.turns + 1, parent.size + row["size"]
+            if parent.expires_at >= expires_at - self._ttl_s * _RENEWED_SHARE:
+                row["expires_at"] = parent.expires_at
+            else:
                 tree = and_(responses.c.owner == response.owner, responses.c.root == parent.root, responses.c.emptied == 0)
-                due = responses.c.expires_at < expires_at - self._ttl_s * _RENEWED_SHARE
-                await connection.execute(update(responses).where(tree, due).values(expires_at=expires_at))
-        await connection.execute(delete(responses).where(_is(response.owner, response.id)))
+                await connection.execute(update(responses).where(tree).values(expires_at=expires_at))
+        if response.id in known:
+            await connection.execute(delete(responses).where(_is(response.owner, response.id)))
+            await names.remove(connection, [(response.owner, response.id)])
         await connection.execute(insert(responses).values(row))
+        await names.add(connection, response)
 
     async def _lock(self, connection: AsyncConnection, owner: str, id_: str) -> None:
         """For this transaction. Raises Unknown or Expired."""
@@ -313,33 +336,3 @@ def _chain(owner: str, id_: str, turns: int) -> Any:
     columns = [responses.c[name] for name in _READ]
     query = select(responses.c.expires_at, responses.c.emptied, *columns).join(chain, chain.c.id == responses.c.id)
     return query.where(responses.c.owner == owner).order_by(chain.c.depth.desc())
-
-
-async def _emptied(connection: AsyncConnection, now: float) -> int:
-    """How many were emptied. Conversations lose their items."""
-    gone = 0
-    for table, values in (
-        (responses, {"input": b"", "output": b"", "response": b""}),
-        (conversations, {"metadata": b"{}"}),
-    ):
-        key = tuple_(table.c.owner, table.c.id)
-        query = select(table.c.owner, table.c.id).where(table.c.emptied == 0, table.c.expires_at <= now).limit(_PURGED_AT_ONCE)
-        rows = [tuple(row) for row in (await connection.execute(query)).all()]
-        if not rows:
-            continue
-        if table is conversations:
-            await connection.execute(delete(items).where(tuple_(items.c.owner, items.c.conversation).in_(rows)))
-        await connection.execute(update(table).where(key.in_(rows)).values(emptied=1, **values))
-        gone += len(rows)
-    return gone
-
-
-async def _forgotten(connection: AsyncConnection, before: float) -> int:
-    gone = 0
-    for table in (responses, conversations):
-        query = select(table.c.owner, table.c.id).where(table.c.emptied == 1, table.c.expires_at <= before)
-        rows = [tuple(row) for row in (await connection.execute(query.limit(_PURGED_AT_ONCE))).all()]
-        if rows:
-            await connection.execute(delete(table).where(tuple_(table.c.owner, table.c.id).in_(rows)))
-            gone += len(rows)
-    return gone

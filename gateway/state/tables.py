@@ -30,7 +30,7 @@ responses: Final = Table(
     Column("input", LargeBinary, nullable=False),
     Column("output", LargeBinary, nullable=False),
     Column("response", LargeBinary, nullable=False),
-    Index("warmroute_responses_by_root", "owner", "root"),
+    Index("warmroute_responses_by_root", "owner", "root", "expires_at"),
     Index("warmroute_responses_by_expiry", "emptied", "expires_at"),
 )
 
@@ -54,5 +54,15 @@ items: Final = Table(
     Column("position", BigInteger, primary_key=True, autoincrement=False),
     Column("id", String, nullable=False),
     Column("item", LargeBinary, nullable=False),
-    Index("warmroute_items_by_id", "owner", "conversation", "id"),
+    Index("warmroute_items_by_id", "owner", "id", "conversation"),
+)
+
+# Which response has an item of this id in its output: the last one, where an engine gives ids twice.
+names: Final = Table(
+    "warmroute_names",
+    schema,
+    Column("owner", String, primary_key=True),
+    Column("id", String, primary_key=True),
+    Column("response", String, nullable=False),
+    Index("warmroute_names_by_response", "owner", "response"),
 )

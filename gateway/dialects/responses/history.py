@@ -8,13 +8,14 @@ else in the body changes. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.json_edits import Edit, Members
+from gateway.dialects.json_edits import Edit, Members, apply
 from gateway.dialects.responses.ids import MAX_ID_CHARS
+from gateway.dialects.responses.references import Reference, replaced
 from gateway.errors import bad_request
 
 PREVIOUS: Final = "previous_response_id"
@@ -26,10 +27,11 @@ class History:
     """What a body says of its history.
 
     previous, conversation: ids, "" without one. store: the client wants the answer kept. background: it does not wait for it.
-    own: the items that are new in this request, JSON, joined by commas; b"": none. stream: it wants a stream.
+    own: the items that are new in this request, JSON, joined by commas; b"": none. stream: it wants a stream. resolved: items
+    that the body has by their ids alone are written out in `own`.
     """
 
-    __slots__ = ("background", "conversation", "members", "own", "previous", "store", "stream")
+    __slots__ = ("background", "conversation", "members", "own", "previous", "resolved", "store", "stream")
 
     def __init__(self, members: Members) -> None:
         """members: of a body that `Responses.parse` has taken. Raises GatewayError 400 that names the field. O(length)."""
@@ -43,6 +45,14 @@ class History:
         self.background = _value(members, "background") is True
         self.stream = _value(members, "stream") is True
         self.own = _own(members)
+        self.resolved = False
+
+    def resolve(self, references: Sequence[Reference], items: Mapping[str, bytes]) -> None:
+        """Write out what the body refers to. references: all in it. items: JSON, by id. O(length)."""
+        start, end = self.members.spans["input"]
+        edits = [(first - start, last - start, new) for first, last, new in replaced(references, items)]
+        self.own = apply(self.members.raw[start:end], edits)[1:-1].strip()
+        self.resolved = True
 
     def __repr__(self) -> str:
         return f"<History {self.previous or self.conversation or 'none'}, {len(self.own)} bytes of its own>"
@@ -59,7 +69,7 @@ def written_out(history: History, before: Sequence[bytes], *, keeps: bool = Fals
     values = {name: value for name, value in values.items() if name in members.spans}
     if not keeps:
         values["store"] = b"false"
-    if any(before):
+    if history.resolved or any(before):
         values["input"] = b"[" + b",".join(piece for piece in (*before, history.own) if piece) + b"]"
     return members.put_all(values)
 

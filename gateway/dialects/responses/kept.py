@@ -26,6 +26,7 @@ from gateway.dialects.responses.stream import QUIET
 
 MAX_KEPT: Final = 4 << 20  # bytes of an answer; a longer one is not kept
 MAX_VALUES: Final = 1 << 17  # in it, as `json_structure` counts them
+MAX_NAMES: Final = 1000
 
 _LAST: Final = frozenset(["response.completed", "response.incomplete"])
 _MARKS: Final = tuple(name.encode() for name in sorted(QUIET | _LAST))
@@ -59,15 +60,18 @@ class Told:
 
 
 class Kept:
-    """A whole response, as it is to be kept. output: its items as a later request repeats them, JSON, joined by commas."""
+    """A whole response, as it is to be kept. output: its items as a later request repeats them, JSON, joined by commas. names:
+    the ids of these, of MAX_NAMES at most.
+    """
 
-    __slots__ = ("id", "output", "response", "status")
+    __slots__ = ("id", "names", "output", "response", "status")
 
-    def __init__(self, id_: str, status: str, response: bytes, output: bytes) -> None:
+    def __init__(self, id_: str, status: str, response: bytes, output: bytes, names: tuple[str, ...] = ()) -> None:
         self.id = id_
         self.status = status
         self.response = response
         self.output = output
+        self.names = names
 
     def __repr__(self) -> str:
         return f"<Kept {self.id!r}, {self.status}>"
@@ -86,8 +90,10 @@ def kept_of(response: bytes) -> Kept | None:
     id_, status, output = found.get("id"), found.get("status"), found.get("output")
     if not (isinstance(id_, str) and 0 < len(id_) <= MAX_ID_CHARS and isinstance(output, list)):
         return None
-    items = [orjson.dumps(_repeatable(item)) for item in output if isinstance(item, dict)]
-    return Kept(id_, status if isinstance(status, str) else "completed", response, b",".join(items))
+    items = [item for item in output if isinstance(item, dict)]
+    joined = b",".join(orjson.dumps(_repeatable(item)) for item in items)
+    names = dict.fromkeys(name for item in items if isinstance(name := item.get("id"), str) and 0 < len(name) <= MAX_ID_CHARS)
+    return Kept(id_, status if isinstance(status, str) else "completed", response, joined, tuple(names)[:MAX_NAMES])
 
 
 def _repeatable(item: dict[str, Any]) -> dict[str, Any]:

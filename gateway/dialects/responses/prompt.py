@@ -16,6 +16,7 @@ from gateway.dialects.prompt.canonical import CanonicalPrompt, to_json, without
 from gateway.dialects.prompt.chat import REASONING
 from gateway.dialects.prompt.content import add_content, part_bytes
 from gateway.dialects.prompt.head import head_parts
+from gateway.dialects.responses.references import is_reference
 from gateway.errors import bad_request
 
 _ASSISTANT: Final = "assistant"
@@ -178,8 +179,8 @@ def reasoning_of(item: Mapping[str, Any]) -> str:
 
 def _add_turn(prompt: CanonicalPrompt, kind: Any, item: dict[str, Any], index: int) -> None:
     """An item that is a turn of its own."""
-    if kind == "message":
-        role = item.get("role")
+    role = item.get("role")
+    if kind in ("message", None) and (isinstance(role, str) or not is_reference(item)):
         if not isinstance(role, str):
             where = f"input[{index}].role"
             raise bad_request(f"{where} must be a string such as 'user'.", where)
@@ -191,5 +192,6 @@ def _add_turn(prompt: CanonicalPrompt, kind: Any, item: dict[str, Any], index: i
         known = output is None or isinstance(output, str | list)
         add_content(prompt, output if known else orjson.dumps(output).decode(), f"input[{index}].output")
     else:
+        prompt.refers = prompt.refers or is_reference(item)
         prompt.begin(str(kind))
         prompt.parts.append(part_bytes(prompt, without(item, *_NOT_PRINTED[1:]), f"input[{index}]"))

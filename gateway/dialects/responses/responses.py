@@ -33,7 +33,8 @@ class Responses(Dialect):
         prompt = responses_prompt(body, most)
         api = ApiRequest(model, prompt.joined(), salt_of(body), stream=stream, metered=True, body=raw)
         api.breakpoints = prompt.breakpoints()
-        api.countable = not (has_context(body) or runs_tools(body) or body.get("truncation") == "auto")
+        api.references = prompt.refers
+        api.countable = not (prompt.refers or has_context(body) or runs_tools(body) or body.get("truncation") == "auto")
         api.stores = body.get("background") is True
         api.session = session_of(body)
         api.refers, api.keeps = refers(body), body.get("store") is not False
@@ -63,6 +64,23 @@ class Responses(Dialect):
 
     def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
         return _error_event(error, reader)
+
+
+class CompactResponses(Responses):
+    """POST /v1/responses/compact. Its answer is not kept: the client sends the items in it itself."""
+
+    name: ClassVar[str] = "compact_responses"
+    translatable: ClassVar[bool] = False
+    makes_objects: ClassVar[bool] = False
+    lacking: ClassVar[str] = (
+        "The replica cannot compact a history: most engines cannot. Ask it for a summary (POST /v1/responses), and begin a new "
+        "conversation with that."
+    )
+
+    def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
+        api = super().parse(raw, most)
+        api.keeps = False
+        return api
 
 
 class StoredResponses(PassThrough):

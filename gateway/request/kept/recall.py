@@ -58,34 +58,42 @@ class Recall:
         history = History(await self._parsing.members(body, client))
         if history.background:
             return api, None
-        turn = await self._turn(lane, history, api, _owner(request, caller), elsewhere=elsewhere)
+        history.store = history.store and dialect.makes_objects
+        most = int(self._live.max_body * HISTORY_SHARE)
+        turn = await self._turn(lane, history, api, _owner(request, caller), most, elsewhere=elsewhere)
         if turn is None:
             return api, None
+        if api.references and self.on:
+            await self._resolve(request, history, turn, _owner(request, caller), most)
         if turn.own is not None and len(turn.own) >= LARGE_BODY:
             _charge(request, len(turn.own))
             request.lease.head += len(turn.own)  # it is held until the answer is kept
         if lane is not None:
             _watch(request, history, turn, lane)
         passes = turn.told.store is None  # what is kept is kept by a replica, if at all
-        if passes and not turn.before:
+        if passes and not (turn.before or history.resolved):
             return api, turn
         size = sum(map(len, turn.before))
         if size >= LARGE_BODY:
             _charge(request, size)
-        api.body = await edited(body, written_out(history, turn.before, keeps=passes))
+        leaves = passes or not dialect.makes_objects
+        api.body = await edited(body, written_out(history, turn.before, keeps=leaves))
         api.keeps, api.refers = passes and api.keeps, ""
-        if not turn.before:
+        done = turn if dialect.makes_objects else None
+        if not (turn.before or history.resolved):
             api.countable = api.countable or bool(history.conversation)
-            return api, turn
+            return api, done
         whole = await self._parse(request, dialect, api.body, scope)
         whole.alias, whole.session, whole.keeps = api.alias, api.session, api.keeps
-        return whole, turn
+        return whole, done
 
     async def answer(self, request: ClientRequest, api: ApiRequest, caller: Caller, *, elsewhere: bool) -> Answer | None:
         """The gateway's own answer to a request about what it keeps. None: it is a replica's. Raises GatewayError."""
         return await self._api.answer(request.method, request.target, api.body, _owner(request, caller), elsewhere=elsewhere)
 
-    async def _turn(self, lane: Lane | None, history: History, api: ApiRequest, owner: str, *, elsewhere: bool) -> Turn | None:
+    async def _turn(
+        self, lane: Lane | None, history: History, api: ApiRequest, owner: str, most: int, *, elsewhere: bool
+    ) -> Turn | None:
         """The request's part in its history. lane: of its connection, if that remembers. None: only a replica has what it goes
         on with. Raises GatewayError.
         """
@@ -93,8 +101,7 @@ class Recall:
         items = lane.find(history.previous) if lane is not None and history.previous else None
         if items is not None:
             turn = self._histories.after(owner, history, items)
-        elif self.on and (api.keeps or api.refers):
-            most = int(self._live.max_body * HISTORY_SHARE)
+        elif self.on and (api.keeps or api.refers or api.references):
             turn = await self._histories.begin(owner, history, most, elsewhere=elsewhere)
         elif not (history.previous or history.conversation):
             turn = self._histories.fresh(owner, history)
@@ -105,6 +112,17 @@ class Recall:
             turn.own = None
             turn.told.store = False if turn.told.store is not None else None
         return turn
+
+    async def _resolve(self, request: ClientRequest, history: History, turn: Turn, owner: str, most: int) -> None:
+        """Write out the items that the request has by their ids alone."""
+        references = await self._parsing.references(history.members.raw, request.lease.account.client)
+        ids = list(dict.fromkeys(id_ for _, _, id_ in references))
+        history.resolve(references, await self._histories.items(owner, ids, most - sum(map(len, turn.before))))
+        if turn.own is not None:
+            known = () if turn.parent == history.previous else turn.before  # what the store lacks is kept with it
+            turn.own = b",".join([piece for piece in (*known, history.own) if piece])
+        if len(history.own) >= LARGE_BODY:
+            _charge(request, len(history.own))
 
     async def _parse(self, request: ClientRequest, dialect: Dialect, body: bytes, scope: tuple[str, ...]) -> ApiRequest:
         free = self._parsing.turns.free

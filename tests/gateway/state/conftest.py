@@ -1,14 +1,20 @@
-"""Stores on a file of their own, with a clock that tests set."""
+"""Stores on a database of their own, SQLite's and Postgres's, with a clock that tests set."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+
+import pytest
+from sqlalchemy import delete
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.state.database import Database
 from gateway.state.records import StoredResponse
 from gateway.state.store import Store
+from gateway.state.tables import schema, versions
+from tests.support.postgres import Postgres, postgres
 
 TTL_S = 1000.0
 
@@ -23,15 +29,44 @@ class Clock:
         return self.now
 
 
+@pytest.fixture(scope="session")
+def server() -> Iterator[Postgres]:
+    """One for all tests that leave it as it is."""
+    with postgres() as started:
+        yield started
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.tools)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of a new database."""
+    if request.param == "sqlite":
+        return file_url(tmp_path / "a.sqlite")
+    started: Postgres = request.getfixturevalue("server")
+    return started.new()
+
+
+def file_url(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
 @contextlib.asynccontextmanager
-async def opened(path: Path, clock: Clock | None = None) -> AsyncIterator[Store]:
-    database = Database(f"sqlite:///{path}")
+async def opened(url: str, clock: Clock | None = None, *, empty: bool = False) -> AsyncIterator[Store]:
+    """empty: whatever is there is removed first."""
+    database = Database(url)
     await database.open()
     store = Store(database, TTL_S, clock or Clock())
     try:
+        if empty:
+            await database.write(_emptied)
         yield store
     finally:
         await store.close()
+
+
+async def _emptied(connection: AsyncConnection) -> None:
+    for table in schema.sorted_tables:
+        if table is not versions:
+            await connection.execute(delete(table))
 
 
 def response(id_: str, parent: str = "", owner: str = "o", *, size: int = 5, conversation: str = "") -> StoredResponse:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.state.records import Conversation, Expired, Item, TooLarge, Unknown
@@ -28,8 +26,8 @@ async def all_items(store: Store, id_: str = "c") -> list[str]:
     return [each.id for each in (await store.items("o", id_, limit=1000))[0]]
 
 
-async def test_its_life(tmp_path: Path) -> None:
-    async with opened(tmp_path / "a.sqlite") as store:
+async def test_its_life(url: str) -> None:
+    async with opened(url) as store:
         await begun(store, "c", "o", "i1", "i2")
         assert (await store.conversation("o", "c")).metadata == b'{"a":"b"}'
         await store.describe("o", "c", b'{"x":"y"}')
@@ -45,8 +43,8 @@ async def test_its_life(tmp_path: Path) -> None:
         assert await store.get("o", "r"), "its responses stay"
 
 
-async def test_it_is_its_owners(tmp_path: Path) -> None:
-    async with opened(tmp_path / "a.sqlite") as store:
+async def test_it_is_its_owners(url: str) -> None:
+    async with opened(url) as store:
         await begun(store, "c", "o", "i1")
         for work in (
             store.conversation("p", "c"),
@@ -69,9 +67,9 @@ async def test_it_is_its_owners(tmp_path: Path) -> None:
         assert await all_items(store) == ["i1"]
 
 
-async def test_it_expires_after_its_last_use(tmp_path: Path) -> None:
+async def test_it_expires_after_its_last_use(url: str) -> None:
     clock = Clock()
-    async with opened(tmp_path / "a.sqlite", clock) as store:
+    async with opened(url, clock) as store:
         await begun(store, "c", "o", "i1")
         clock.now += TTL_S * 0.9
         await store.add("o", "c", some("i2"))
@@ -86,35 +84,34 @@ async def test_it_expires_after_its_last_use(tmp_path: Path) -> None:
             await store.items("o", "c", limit=5)
 
 
-async def test_a_large_one_is_not_read(tmp_path: Path) -> None:
-    async with opened(tmp_path / "a.sqlite") as store:
+async def test_a_large_one_is_not_read(url: str) -> None:
+    async with opened(url) as store:
         await begun(store, "c", "o", *(f"i{at}" for at in range(100)))
         with pytest.raises(TooLarge):
             await store.conversation_input("o", "c", 500)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 12), st.integers(1, 5), st.booleans())
-def test_pages_have_all_items_once(count: int, limit: int, descending: bool) -> None:
+def test_pages_have_all_items_once(url: str, count: int, limit: int, descending: bool) -> None:
     async def run() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            async with opened(Path(folder) / "a.sqlite") as store:
-                ids = [f"i{at}" for at in range(count)]
-                await begun(store, "c", "o", *ids)
-                seen, after, more = list[str](), "", True
-                while more:
-                    page: tuple[list[Any], bool] = await store.items("o", "c", limit=limit, after=after, descending=descending)
-                    found, more = page
-                    assert len(found) <= limit
-                    seen += [each.id for each in found]
-                    after = seen[-1] if seen else ""
-                assert seen == (ids[::-1] if descending else ids)
+        async with opened(url, empty=True) as store:
+            ids = [f"i{at}" for at in range(count)]
+            await begun(store, "c", "o", *ids)
+            seen, after, more = list[str](), "", True
+            while more:
+                page: tuple[list[Any], bool] = await store.items("o", "c", limit=limit, after=after, descending=descending)
+                found, more = page
+                assert len(found) <= limit
+                seen += [each.id for each in found]
+                after = seen[-1] if seen else ""
+            assert seen == (ids[::-1] if descending else ids)
 
     asyncio.run(run())
 
 
-async def test_many_at_once_keep_their_order_within(tmp_path: Path) -> None:
-    async with opened(tmp_path / "a.sqlite") as store:
+async def test_many_at_once_keep_their_order_within(url: str) -> None:
+    async with opened(url) as store:
         await begun(store)
         await asyncio.gather(*(store.add("o", "c", some(f"{at}a", f"{at}b")) for at in range(50)))
         seen = await all_items(store)

@@ -6,7 +6,6 @@ import asyncio
 import random
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,6 @@ from tests.support.paths import ROOT
 # Puts a response after the other, four at once, and says of each when it is acknowledged.
 WRITER = """
 import asyncio, sys
-from pathlib import Path
 from tests.gateway.state.conftest import opened, response
 
 async def lane(store, name):
@@ -29,15 +27,15 @@ async def lane(store, name):
         parent = id_
 
 async def main():
-    async with opened(Path(sys.argv[1])) as store:
+    async with opened(sys.argv[1]) as store:
         await asyncio.gather(*(lane(store, f"{sys.argv[2]}{at}") for at in range(4)))
 
 asyncio.run(main())
 """
 
 
-async def writer(path: Path, name: str, count: int) -> asyncio.subprocess.Process:
-    arguments = sys.executable, "-c", WRITER, str(path), name, str(count)
+async def writer(url: str, name: str, count: int) -> asyncio.subprocess.Process:
+    arguments = sys.executable, "-c", WRITER, url, name, str(count)
     return await asyncio.create_subprocess_exec(*arguments, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
 
 
@@ -50,9 +48,8 @@ async def acknowledged(process: asyncio.subprocess.Process, most: int) -> list[s
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path, seed: int) -> None:
-    path = tmp_path / "a.sqlite"
-    process = await writer(path, "w", 100_000)
+async def test_what_was_acknowledged_outlives_a_kill(url: str, seed: int) -> None:
+    process = await writer(url, "w", 100_000)
     try:
         before = await acknowledged(process, random.Random(seed).randrange(50, 400))
     finally:
@@ -60,7 +57,7 @@ async def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path, seed: int) 
         await process.wait()
     assert process.stdout
     before += [line for line in (await process.stdout.read()).decode().split("\n")[:-1] if line]
-    async with opened(path) as store:
+    async with opened(url) as store:
         for id_ in before:
             lane, _, number = id_.partition("-")
             parent = f"{lane}-{int(number) - 1}" if int(number) else ""
@@ -72,11 +69,10 @@ async def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path, seed: int) 
                 assert len(chain) == last + 1
 
 
-async def test_two_processes_share_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.sqlite"
-    processes = [await writer(path, name, 40) for name in "xy"]  # both make the tables
+async def test_two_processes_share_a_file(url: str) -> None:
+    processes = [await writer(url, name, 40) for name in "xy"]  # both make the tables
     try:
-        async with opened(path) as store:
+        async with opened(url) as store:
             lines = await asyncio.gather(*(acknowledged(process, 160) for process in processes))
             assert [len(each) for each in lines] == [160, 160]
             for id_ in lines[0] + lines[1]:

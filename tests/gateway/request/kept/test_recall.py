@@ -166,6 +166,15 @@ async def test_a_kept_response_is_found_again_listed_and_deleted(tmp_path: Path)
         assert len(one.requests) == 2, "the replica was never asked about what it does not have"
 
 
+async def test_what_may_be_included_is_there_anyway(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        first = await ask(run, "a")
+        wanted: list[Any] = ["reasoning.encrypted_content", "message.output_text.logprobs"]
+        assert (await run.client.responses.retrieve(first.id, include=wanted)).model_dump() == first.model_dump()
+        page = await run.client.responses.input_items.list(first.id, include=wanted)
+        assert len(page.data) == 1
+
+
 async def test_it_outlives_the_gateway_and_two_share_it(tmp_path: Path) -> None:
     async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
         first = await ask(run, "a")
@@ -316,6 +325,10 @@ BAD: list[tuple[str, str, Any, int]] = [
     ("GET", f"{RESPONSES}/known/input_items?limit=x", None, 400),
     ("GET", f"{RESPONSES}/known/input_items?order=up", None, 400),
     ("GET", f"{RESPONSES}/known/input_items?{'&'.join('a' * 40)}", None, 400),
+    ("GET", f"{RESPONSES}/known?include=everything", None, 400),
+    ("GET", f"{RESPONSES}/known?{'&'.join('a' * 40)}", None, 400),
+    ("GET", f"{RESPONSES}/known/input_items?include[]=reasoning.encrypted_content&include[]=x", None, 400),
+    ("GET", "/v1/conversations/known/items?include=x", None, 400),
     ("GET", "/v1/conversations", None, 405),
     ("GET", "/v1/conversations/never", None, 404),
     ("POST", "/v1/conversations", [], 400),

@@ -1,0 +1,195 @@
+"""What is measured of a store: puts, reads of chains, the purge, and what is left after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from gateway.state.database import Database
+from gateway.state.records import StoredResponse
+from gateway.state.store import Store
+
+TTL_S = 1000.0
+TURNS = 100  # of a chain
+AT_ONCE = 100  # puts that wait at the same time
+DEPTHS = (1, 10, 100, 1000)
+MANY = 1 << 40
+_READS = 20
+
+
+@dataclass(slots=True)
+class Cost:
+    """Seconds by the clock, and of CPU of this process with its threads, for each."""
+
+    wall_s: float
+    cpu_s: float
+
+
+@dataclass(slots=True)
+class Findings:
+    """Of one database. alone, group: a put. reads: of a chain, by its depth. bytes: of all, on disk. purge_pause_s: the longest
+    time for which the event loop did not turn; quiet_pause_s: the same while nothing is done.
+    """
+
+    name: str
+    rows: int
+    alone: Cost = field(default_factory=lambda: Cost(0, 0))
+    group: Cost = field(default_factory=lambda: Cost(0, 0))
+    reads: dict[int, Cost] = field(default_factory=dict)
+    bytes: int = 0
+    purge_s: float = 0.0
+    purge_pause_s: float = 0.0
+    quiet_pause_s: float = 0.0
+    purged: int = 0
+    acknowledged: int = 0
+    missing: int = 0
+
+
+class Clock:
+    """Unix seconds, set forward by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, clock: Callable[[], float]) -> AsyncIterator[tuple[Database, Store]]:
+    database = Database(url)
+    await database.open()
+    store = Store(database, TTL_S, clock)
+    try:
+        yield database, store
+    finally:
+        await store.close()
+
+
+def response(id_: str, parent: str = "") -> StoredResponse:
+    """As an agent's turn: 2 kB of new items, 1 kB of output, 3 kB as the client has it."""
+    message = b'{"type":"message","role":"user","content":"%b"}'
+    return StoredResponse(
+        owner="tenant:bench",
+        id=id_,
+        parent=parent,
+        created_at=1.0,
+        status="completed",
+        input=message % (b"i" * 2000),
+        output=message % (b"o" * 1000),
+        response=b'{"id":"%b","output":"%b"}' % (id_.encode(), b"r" * 3000),
+        names=(f"msg_{id_}",),
+    )
+
+
+async def timed(works: Iterable[Awaitable[object]]) -> Cost:
+    """One after the other; for each."""
+    begun, cpu, count = time.perf_counter(), time.process_time(), 0
+    for work in works:
+        await work
+        count += 1
+    return Cost((time.perf_counter() - begun) / count, (time.process_time() - cpu) / count)
+
+
+async def puts(store: Store, findings: Findings, alone: int) -> None:
+    """Chains of TURNS, AT_ONCE of them at a time; then some puts without company."""
+    begun, cpu, chains = time.perf_counter(), time.process_time(), findings.rows // TURNS
+
+    async def chain(number: int) -> None:
+        for turn in range(TURNS):
+            await store.put(response(f"c{number}-{turn}", f"c{number}-{turn - 1}" if turn else ""))
+
+    for first in range(0, chains, AT_ONCE):
+        await asyncio.gather(*(chain(number) for number in range(first, min(first + AT_ONCE, chains))))
+    count = chains * TURNS
+    findings.group = Cost((time.perf_counter() - begun) / count, (time.process_time() - cpu) / count)
+    findings.alone = await timed(store.put(response(f"alone-{at}")) for at in range(alone))
+
+
+async def reads(store: Store, findings: Findings) -> None:
+    last = ""
+    for turn in range(max(DEPTHS)):
+        await store.put(response(f"deep-{turn}", last))
+        last = f"deep-{turn}"
+    for depth in DEPTHS:
+        some = [await timed([store.chain("tenant:bench", f"deep-{depth - 1}", MANY)]) for _ in range(_READS)]
+        findings.reads[depth] = Cost(
+            statistics.median(each.wall_s for each in some), statistics.median(each.cpu_s for each in some)
+        )
+
+
+async def purge(store: Store, clock: Clock, findings: Findings) -> None:
+    """Everything, as the gateway does it, without its pauses."""
+    findings.quiet_pause_s = await longest_pause(lambda: asyncio.sleep(1))
+    clock.now += TTL_S + 1
+
+    async def all_of_it() -> None:
+        while more := await store.purge():
+            findings.purged += more
+
+    begun = time.perf_counter()
+    findings.purge_pause_s = await longest_pause(all_of_it)
+    findings.purge_s = time.perf_counter() - begun
+
+
+async def longest_pause(work: Callable[[], Awaitable[object]]) -> float:
+    """Of the event loop while that is done, seconds."""
+    longest, last, done = 0.0, time.perf_counter(), False
+
+    async def watch() -> None:
+        nonlocal longest, last
+        while not done:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+
+    watching = asyncio.create_task(watch())
+    await work()
+    done = True
+    await watching
+    return longest
+
+
+# -- a kill
+
+
+async def write_for_ever(url: str) -> None:
+    """In a process of its own: says of each response when it is acknowledged, after it has put all of its chain so far."""
+    async with opened(url, Clock()) as (_, store):
+
+        async def lane(name: str) -> None:
+            number = 0
+            while True:
+                await store.put(response(f"{name}-{number}", f"{name}-{number - 1}" if number else ""))
+                sys.stdout.write(f"{name}-{number}\n")
+                sys.stdout.flush()
+                number += 1
+
+        await asyncio.gather(*(lane(f"kill{at}") for at in range(16)))
+
+
+async def kill(url: str, findings: Findings, count: int) -> None:
+    """SIGKILL when so many are acknowledged; then all of them are looked for."""
+    command = sys.executable, "-m", "bench.state", "--write", url
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout
+    ids = list[str]()
+    while len(ids) < count and (line := await process.stdout.readline()):
+        ids.append(line.decode().strip())
+    process.send_signal(signal.SIGKILL)
+    rest = await process.stdout.read()
+    await process.wait()
+    ids += rest.decode().split("\n")[:-1]
+    async with opened(url, Clock()) as (_, store):
+        for id_ in ids:
+            try:
+                await store.get("tenant:bench", id_)
+            except Exception:  # noqa: BLE001  (whatever it is: the client was told that it is kept)
+                findings.missing += 1
+    findings.acknowledged = len(ids)

@@ -1,0 +1,56 @@
+"""Input items that stand for items which a server keeps: `{"type": "item_reference", "id": "msg_1"}`, or the id alone. Pure.
+
+Where they are in a body is found by a scan, and they are replaced there; no other byte changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.json_edits import Edit, read_list, read_object
+from gateway.dialects.responses.ids import MAX_ID_CHARS
+from gateway.errors import bad_request
+
+MAX_REFERENCES: Final = 1000  # in one request
+_LONGEST: Final = 4096  # bytes of one: an id of MAX_ID_CHARS with escapes, and its type
+
+Reference = tuple[int, int, str]
+"""(start, end, id)"""
+
+
+def is_reference(item: Mapping[str, Any]) -> bool:
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and "role" not in item and "id" in item)
+
+
+def references_in(body: bytes) -> list[Reference]:
+    """Of a body that `Responses.parse` has taken, in their order. Raises GatewayError 400. O(length)."""
+    found = list[Reference]()
+    span = read_object(body).spans.get("input")
+    if span is None or body[span[0] : span[0] + 1] != b"[":
+        return found
+    for index, (start, end) in enumerate(read_list(body, span[0])[0]):
+        if end - start > _LONGEST:
+            continue
+        item = orjson.loads(body[start:end])
+        if isinstance(item, dict) and is_reference(item):
+            found.append((start, end, _id(item, index)))
+            if len(found) > MAX_REFERENCES:
+                raise bad_request(f"'input' may refer to {MAX_REFERENCES:,} items at most.", "input")
+    return found
+
+
+def replaced(references: Sequence[Reference], items: Mapping[str, bytes]) -> list[Edit]:
+    """items: JSON, by id; all that are referred to."""
+    return [(start, end, items[id_]) for start, end, id_ in references]
+
+
+def _id(item: Mapping[str, Any], index: int) -> str:
+    found = item.get("id")
+    if not isinstance(found, str) or not 0 < len(found) <= MAX_ID_CHARS:
+        where = f"input[{index}].id"
+        raise bad_request(f"{where} must be the id of an item: a string of 1 to {MAX_ID_CHARS} characters.", where)
+    return found

@@ -1,0 +1,106 @@
+"""Items by their ids alone: in the outputs and inputs of responses, and in conversations.
+
+    an id that an engine gave ──► the table of names ──► its response ──► the item in its output
+    an id that only the list of input items has ──► says which response, and where in it
+    any other ──► the conversations
+
+Only outputs are in the table: clients repeat their whole history, ids and all, with every turn, and a row for each item of each
+turn would be a square of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+from sqlalchemy import and_, delete, func, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.state.items import items_of, place_of
+from gateway.state.records import StoredResponse, TooLarge
+from gateway.state.tables import conversations, items, names, responses
+
+_AT_ONCE: Final = 500  # ids in a statement
+
+Sought = dict[str, str]
+"""The response of each id that has one."""
+
+
+async def add(connection: AsyncConnection, response: StoredResponse) -> None:
+    """Its names are those of its items from now on."""
+    rows = [{"owner": response.owner, "id": name, "response": response.id} for name in sorted(response.names)]
+    if not rows:
+        return
+    made: Any = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(names)
+    await connection.execute(
+        made.on_conflict_do_update(index_elements=["owner", "id"], set_={"response": made.excluded.response}), rows
+    )
+
+
+async def remove(connection: AsyncConnection, gone: Sequence[tuple[str, str]]) -> None:
+    """gone: (owner, id) of responses."""
+    await connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(gone)))
+
+
+async def found(
+    connection: AsyncConnection, owner: str, ids: Sequence[str], now: float, most: int
+) -> tuple[Sought, dict[str, bytes], dict[str, tuple[bytes, bytes]]]:
+    """(the response of each id, items of conversations by their ids, input and output of each response).
+
+    most: bytes in all; raises TooLarge before more is read. O(ids).
+    """
+    sought = {id_: place[0] for id_ in ids if (place := place_of(id_))}
+    for part in _parts(ids):
+        rows = await connection.execute(
+            select(names.c.id, names.c.response).where(names.c.owner == owner, names.c.id.in_(part))
+        )
+        sought |= {row.id: row.response for row in rows}
+    own = dict[str, bytes]()
+    for id_ in ids:
+        if id_ not in sought and (item := await _in_conversation(connection, owner, id_, now)):
+            own[id_] = item
+    size, contents = sum(map(len, own.values())), dict[str, tuple[bytes, bytes]]()
+    for part in _parts(list(dict.fromkeys(sought.values()))):
+        kept = and_(
+            responses.c.owner == owner, responses.c.id.in_(part), responses.c.emptied == 0, responses.c.expires_at > now
+        )
+        sizes = select(func.coalesce(func.sum(func.length(responses.c.input) + func.length(responses.c.output)), 0))
+        size += (await connection.execute(sizes.where(kept))).scalar_one()
+        if size > most:
+            raise TooLarge(size, len(ids))
+        rows = await connection.execute(select(responses.c.id, responses.c.input, responses.c.output).where(kept))
+        contents |= {row.id: (row.input, row.output) for row in rows}
+    return sought, own, contents
+
+
+def picked(sought: Sought, contents: dict[str, tuple[bytes, bytes]]) -> dict[str, bytes]:
+    """The items themselves, JSON, by id; those that are not there are left out. O(length of the contents)."""
+    by_response = dict[str, list[str]]()
+    for id_, response in sought.items():
+        by_response.setdefault(response, []).append(id_)
+    out = dict[str, bytes]()
+    for response, ids in by_response.items():
+        given, made = map(items_of, contents.get(response, (b"", b"")))
+        by_id = {item["id"]: item for item in made if isinstance(item.get("id"), str)}
+        for id_ in ids:
+            item = by_id.get(id_)
+            if item is None and (place := place_of(id_)) and place[0] == response:
+                listed = made if place[1] else given
+                item = listed[place[2]] if place[2] < len(listed) else None
+            if item is not None:
+                out[id_] = orjson.dumps(item)
+    return out
+
+
+async def _in_conversation(connection: AsyncConnection, owner: str, id_: str, now: float) -> bytes | None:
+    mine = and_(conversations.c.owner == items.c.owner, conversations.c.id == items.c.conversation)
+    query = select(items.c.item).join(conversations, mine).where(items.c.owner == owner, items.c.id == id_)
+    kept = query.where(conversations.c.emptied == 0, conversations.c.expires_at > now).limit(1)
+    item: bytes | None = (await connection.execute(kept)).scalar()
+    return item
+
+
+def _parts(ids: Sequence[str]) -> list[Sequence[str]]:
+    return [ids[at : at + _AT_ONCE] for at in range(0, len(ids), _AT_ONCE)]

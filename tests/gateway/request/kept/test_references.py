@@ -1,0 +1,72 @@
+"""Input items that the gateway finds by their ids, through a whole gateway and the official client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.parser.parsing import INLINE_BYTES
+from tests.gateway.conftest import running
+from tests.gateway.request.kept.test_recall import ask, kept_in, replica, texts
+
+
+def reference(id_: str) -> dict[str, Any]:
+    return {"type": "item_reference", "id": id_}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_they_are_written_out_and_kept_so(tmp_path: Path, stream: bool) -> None:
+    async with replica() as one, replica() as two, running(one, two, state=kept_in(tmp_path)) as run:
+        first = await ask(run, "a", stream=stream)
+        page = await run.client.responses.input_items.list(first.id)
+        asked = [reference(page.data[0].id or ""), {"id": first.output[0].id}, {"role": "user", "content": "b"}]
+        second = await ask(run, asked, stream=stream)
+        last = max((each.json for each in (*one.requests, *two.requests)), key=lambda each: len(texts(each)))
+        assert texts(last) == ["a", "to a", "b"]
+        assert last["input"][1]["role"] == "assistant"
+        await run.client.responses.delete(first.id)
+        third = await ask(run, "c", stream=stream, previous_response_id=second.id)
+        last = max((each.json for each in (*one.requests, *two.requests)), key=lambda each: len(texts(each)))
+        assert texts(last) == ["a", "to a", "b", "to b", "c"], "it needs the first response no more"
+        unkept = await ask(run, [reference(third.output[0].id)], stream=stream, store=False)
+        assert (unkept.store, unkept.output_text) == (False, "to to c")
+
+
+async def test_those_of_conversations_and_beside_a_history(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        made = await run.client.conversations.create(items=[{"role": "user", "content": "a"}])
+        items = await run.client.conversations.items.list(made.id)
+        first = await ask(run, "x")
+        await ask(run, [reference(items.data[0].id or ""), {"role": "user", "content": "b"}], previous_response_id=first.id)
+        assert texts(one.requests[-1].json) == ["x", "to x", "a", "b"]
+
+
+async def test_a_large_body_with_one_is_read_by_the_parser_process(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        first = await ask(run, "a")
+        large = "x" * (INLINE_BYTES + 10)
+        await ask(run, [{"role": "user", "content": large}, reference(first.output[0].id)])
+        assert texts(one.requests[-1].json) == [large, "to a"]
+
+
+async def test_unknown_ones_are_not_found(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        first = await ask(run, "a")
+        other = run.client.with_options(api_key="another")
+        for client, id_ in ((run.client, "msg_never"), (other, first.output[0].id)):
+            with pytest.raises(openai.NotFoundError, match=f"Item with id '{id_}' not found") as caught:
+                await ask(run, [reference(id_)], client=client)
+            assert (caught.value.code, caught.value.param) == ("item_not_found", "input")
+        with pytest.raises(openai.BadRequestError):
+            await ask(run, [reference("a")] * 1001)
+        assert len(one.requests) == 1
+
+
+async def test_without_a_store_they_are_the_replicas() -> None:
+    async with replica() as one, running(one) as run:
+        body = {"model": "m", "input": [{**reference("m1"), "content": "as it is"}]}
+        assert (await run.post(body, "/v1/responses"))[0] == 200
+        assert one.requests[-1].json == body
