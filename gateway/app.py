@@ -35,6 +35,8 @@ from gateway.fleet.sources.table import sources_of
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
 from gateway.request.attempts import Attempts
+from gateway.request.background.following import Followers
+from gateway.request.background.runs import Runs
 from gateway.request.delivery import Delivery
 from gateway.request.kept.recall import Recall
 from gateway.request.lifecycle import Lifecycle
@@ -104,6 +106,7 @@ class Gateway:
     parsing: Parsing
     attempts: Attempts
     state: LazyStore | None
+    runs: Runs
     local: LocalControl
     control: ControlPlane
     served: Served
@@ -128,11 +131,12 @@ class Gateway:
             first_probes.result()  # it raises nothing but a bug
         work = [self.fleet.run(self.upstream), self._sweep(), self.local.run(), self.control.run()]
         if self.state:
-            work.append(self.state.run())
+            work += [self.state.run(), self.runs.run()]
         tasks = [first_probes, *map(asyncio.create_task, work)]
         try:
             yield
         finally:
+            await self.runs.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -164,6 +168,8 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     attempts = Attempts(fleet=fleet, upstream=upstream, parsing=parsing, metrics=metrics, clock=clock, chance=chance)
     resumption = Resumption(live=live, attempts=attempts, parsing=parsing, metrics=metrics, clock=clock)
     histories = Histories(_store_of(config, around), metrics.responses_kept, metrics.histories, around.wall_clock)
+    runs = Runs(histories, running, metrics.background_runs, around.wall_clock, clock)
+    followers = Followers(runs, histories, running)
     lifecycle = Lifecycle(
         live=live,
         dialects=around.dialects,
@@ -172,7 +178,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         router=router,
         attempts=attempts,
         delivery=Delivery(live=live, attempts=attempts, resumption=resumption, running=running, audience=access, clock=clock),
-        recall=Recall(live, parsing, histories, around.wall_clock),
+        recall=Recall(live, parsing, histories, runs, followers, around.wall_clock),
         observers=[*observers_of(fleet, Meter(live, metrics), metrics, requests), *around.observers],
         running=running,
         audience=access,
@@ -198,7 +204,9 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         connections=connections,
         seam=around.seam or Seam(),
     )
-    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, histories.store, local, control, served)
+    return Gateway(
+        around, live, metrics, router, fleet, upstream, parsing, attempts, histories.store, runs, local, control, served
+    )
 
 
 def _store_of(config: Config, around: Surroundings) -> LazyStore | None:

@@ -157,6 +157,7 @@ class Dialect:
     continuation: ClassVar[Continuation | None] = None  # None: broken streams of this dialect are not resumed
     translatable: ClassVar[bool] = False  # replicas that do not speak it may be asked in chat (`translation/`)
     kept_here: ClassVar[bool] = False  # its paths name objects that the gateway may keep itself
+    in_background: ClassVar[bool] = False  # what it asks to be stored runs in the background
     id_header: ClassVar[bytes] = b""  # in which its clients look for the request's id, beside X-Request-Id
 
     # -- requests

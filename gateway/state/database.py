@@ -21,13 +21,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import URL, event, insert, make_url, select
+from sqlalchemy import URL, event, insert, make_url, select, update
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from gateway.state.records import StoreFailed
-from gateway.state.tables import VERSION, schema, versions
+from gateway.state.tables import UPGRADED, VERSION, schema, versions
 
 OPERATION_S: Final = 10.0
 MAX_BATCH: Final = 100  # writes in one transaction
@@ -190,6 +190,8 @@ async def _make(connection: AsyncConnection) -> None:
     found = (await connection.execute(select(versions.c.version))).scalars().all()
     if not found:
         await connection.execute(insert(versions).values(version=VERSION))
+    elif list(found) == [UPGRADED]:
+        await connection.execute(update(versions).values(version=VERSION))
     elif list(found) != [VERSION]:
         raise StoreFailed(f"the database has version {found[0]} of the tables, and this gateway needs {VERSION}")
 

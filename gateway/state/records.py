@@ -24,6 +24,15 @@ class StoredResponse:
     response: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run in the background ends: what of its StoredResponse is known then."""
+
+    status: str
+    output: bytes
+    response: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """created_at: Unix seconds. metadata: a JSON object."""

@@ -31,13 +31,17 @@ _MARKS: Final = tuple(name.encode() for name in sorted(QUIET | _LAST))
 
 
 class Told:
-    """What a client is told of its response's history. previous, conversation: ids, "" without one."""
+    """What a client is told of its response's history. previous, conversation: ids, "" without one. id, created_at: of a run in
+    the background, which has them before a replica is asked; "" for others: the replica's are told.
+    """
 
-    __slots__ = ("conversation", "previous")
+    __slots__ = ("conversation", "created_at", "id", "previous")
 
     def __init__(self, previous: str = "", conversation: str = "") -> None:
         self.previous = previous
         self.conversation = conversation
+        self.id = ""
+        self.created_at = 0
 
     def edited(self, response: bytes, *, stored: bool) -> bytes:
         """The response object (JSON) as the client reads it. stored: it is kept. Raises ValueError if it is no object."""
@@ -45,6 +49,8 @@ class Told:
         told = {"store": b"true" if stored else b"false", PREVIOUS: orjson.dumps(self.previous or None)}
         if self.conversation:
             told[CONVERSATION] = orjson.dumps({"id": self.conversation})
+        if self.id:
+            told |= {"id": orjson.dumps(self.id), "created_at": b"%d" % self.created_at, "background": b"true"}
         return apply(response, members.put_all(told))
 
 

@@ -17,10 +17,13 @@ from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.responses.history import History, written_out
-from gateway.errors import over_budget
+from gateway.errors import bad_request, over_budget
 from gateway.parser.parsing import Parsing, edited
+from gateway.request.background.following import Followers, Following
+from gateway.request.background.run_request import RunRequest
+from gateway.request.background.runs import Runs, Serve
 from gateway.request.client import Caller, ClientRequest
-from gateway.state.api import Answer, StateApi
+from gateway.state.api import Again, Answer, StateApi
 from gateway.state.histories import Histories, Turn, owner_of
 
 HISTORY_SHARE: Final = 0.9  # of the largest body: the new items have to fit in, too
@@ -29,11 +32,21 @@ HISTORY_SHARE: Final = 0.9  # of the largest body: the new items have to fit in,
 class Recall:
     """See the top of this file. clock: Unix seconds."""
 
-    def __init__(self, live: Live, parsing_: Parsing, histories: Histories, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        live: Live,
+        parsing_: Parsing,
+        histories: Histories,
+        runs: Runs,
+        followers: Followers,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.followers = followers
         self._live = live
         self._parsing = parsing_
         self._histories = histories
-        self._api = StateApi(histories, clock)
+        self._runs = runs
+        self._api = StateApi(histories, runs.stop, clock)
         self.on = histories.store is not None
 
     async def begin(
@@ -54,10 +67,11 @@ class Recall:
         history = History(await self._parsing.members(body, client))
         if history.background:
             return api, None
-        most = int(self._live.max_body * HISTORY_SHARE)
-        turn = await self._histories.begin(_owner(request, caller), history, most, elsewhere=elsewhere)
+        turn = await self._begin(request, history, caller, elsewhere=elsewhere)
         if turn is None:
             return api, None
+        if isinstance(request, RunRequest):
+            request.run.join(turn)
         if turn.own is not None and len(turn.own) >= LARGE_BODY:
             _charge(request, len(turn.own))
             request.lease.head += len(turn.own)  # it is held until the answer is kept
@@ -73,9 +87,33 @@ class Recall:
         whole.alias, whole.session, whole.keeps = api.alias, api.session, False
         return whole, turn
 
-    async def answer(self, request: ClientRequest, api: ApiRequest, caller: Caller, *, elsewhere: bool) -> Answer | None:
+    async def start(
+        self, request: ClientRequest, api: ApiRequest, caller: Caller, serve: Serve, *, elsewhere: bool
+    ) -> Answer | Following | None:
+        """The answer to a request that asks for a run in the background, which has begun. serve: the lifecycle.
+
+        None: a replica has what it goes on with, so it goes there. Raises GatewayError.
+        """
+        history = History(await self._parsing.members(api.body, request.lease.account.client))
+        if not history.store:
+            raise bad_request("A response in the background has to be stored: 'store' must not be false.", "store")
+        if await self._begin(request, history, caller, elsewhere=elsewhere) is None:
+            return None
+        run = await self._runs.start(request, caller, api, history, _owner(request, caller), serve)
+        return Following(run.log, None, None) if api.stream else (200, run.response)
+
+    async def answer(
+        self, request: ClientRequest, api: ApiRequest, caller: Caller, *, elsewhere: bool
+    ) -> Answer | Following | None:
         """The gateway's own answer to a request about what it keeps. None: it is a replica's. Raises GatewayError."""
-        return await self._api.answer(request.method, request.target, api.body, _owner(request, caller), elsewhere=elsewhere)
+        owner = _owner(request, caller)
+        found = await self._api.answer(request.method, request.target, api.body, owner, elsewhere=elsewhere)
+        return self.followers.find(found) if isinstance(found, Again) else found
+
+    async def _begin(self, request: ClientRequest, history: History, caller: Caller, *, elsewhere: bool) -> Turn | None:
+        """Raises GatewayError."""
+        most = int(self._live.max_body * HISTORY_SHARE)
+        return await self._histories.begin(_owner(request, caller), history, most, elsewhere=elsewhere)
 
     async def _parse(self, request: ClientRequest, dialect: Dialect, body: bytes, scope: tuple[str, ...]) -> ApiRequest:
         free = self._parsing.turns.free

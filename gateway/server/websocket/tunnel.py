@@ -24,7 +24,7 @@ from gateway.server.http.aiohttp_request import AiohttpRequest
 from gateway.server.websocket.boundaries import Boundaries
 from gateway.server.websocket.frames import GOING_AWAY, INTERNAL_ERROR, close_frame
 from gateway.server.websocket.takeover import Upgraded, UpgradedResponse
-from gateway.upstream.client import ReplicaAnswer
+from gateway.upstream.client import ReplicaAnswer, Source
 from gateway.upstream.http1 import SWITCHING
 
 TUNNELED: Final = frozenset(["/v1/realtime"])  # paths of engines' WebSockets
@@ -137,10 +137,11 @@ class TunnelReply(ClientReply):
             else:
                 self._socket.abort()
 
-    def feed_from(self, answer: ReplicaAnswer | None) -> None:
+    def feed_from(self, answer: Source | None) -> None:
         if self.plain:
             self.plain.feed_from(answer)
         elif self._socket:
+            assert answer is None or isinstance(answer, ReplicaAnswer)  # nothing else switches protocols
             self._socket.connect(answer, self._request)
 
     async def ended(self) -> None:
