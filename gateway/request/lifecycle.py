@@ -97,9 +97,8 @@ class Lifecycle:
         try:
             caller = self._identify(request, dialect, record)
             api = await self._parse(request, dialect, caller, record)
-            if (dialect.kept_here or (api.stores and dialect.in_background)) and self.recall.on:
-                if own := await self._own(request, dialect, api, caller, record):
-                    return own
+            if self._is_own(dialect, api) and (own := await self._own(request, dialect, api, caller, record)):
+                return own
             if (api.keeps or api.refers) and self.recall.on and dialect.strict:
                 api, turn = await self._recall(request, dialect, api, caller)
             target, permit = await self._admit(request, api, caller, record)
@@ -167,6 +166,10 @@ class Lifecycle:
         record.alias = api.alias
         record.generates = api.metered or (request.method == "POST" and generates(record.endpoint, has_prompt=api.has_prompt))
         return api
+
+    def _is_own(self, dialect: Dialect, api: ApiRequest) -> bool:
+        """Whether the gateway may have the answer itself."""
+        return self.recall.on and (dialect.kept_here or (dialect.in_background and bool(api.stores)))
 
     async def _own(
         self, request: ClientRequest, dialect: Dialect, api: ApiRequest, caller: Caller, record: SettledRequest

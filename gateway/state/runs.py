@@ -1,6 +1,6 @@
 """The store, with responses that run in the background.
 
-    begin ──► row of the response (queued) and row of the run ──► progress ──► finish: the run's row goes, and the answer is kept
+    begin ──► row of the response (queued) and row of the run ──► progress ──► finish: the run's row goes, the answer is kept
                                                                      └──────► cancel, delete, end_abandoned: the row goes, too
 
 The row of the run is there exactly while the response is queued or in progress. Whoever takes it away, in one transaction with

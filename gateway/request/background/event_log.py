@@ -46,7 +46,7 @@ class EventLog:
         return self.first + len(self._events)
 
     def since(self, after: int) -> tuple[bytes, int] | None:
-        """Events after this number, SLICE bytes of them, or one; and the number of the last. None: the first of them is gone."""
+        """Events after this number, SLICE bytes of them, or one; and the last one's number. None: the first of them is gone."""
         at = after + 1 - self.first
         if at < 0:
             return None
@@ -159,6 +159,9 @@ class Logs:
         """Forget those that have ended HELD_S ago."""
         while self._ended and next(iter(self._ended.values())) <= now - HELD_S:
             self.forget(next(iter(self._ended)))
+
+    def keys(self) -> list[Key]:
+        return list(self._logs)
 
     def __len__(self) -> int:
         return len(self._logs)

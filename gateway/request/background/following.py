@@ -4,8 +4,8 @@
     it runs in another process ───► nothing until its end is in the store; then the last event (see `replay.py`)
     it has ended, its log is gone ► a stream that is made of the kept object
 
-A client that does not read is waited for; what its run's log drops meanwhile it does not get: its stream ends with an error, and it
-may fetch the response.
+A client that does not read is waited for; what its run's log drops meanwhile it does not get: its stream ends with an error,
+and it may fetch the response.
 """
 
 from __future__ import annotations

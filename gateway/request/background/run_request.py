@@ -3,7 +3,7 @@
     the replica's stream ──► RunReply ──► whole events, numbered ──► Run.say ──► its log
     an error, or an answer that is no stream ──► Run.answer: what has become of it
 
-The last event goes out only when the response is kept. Where it is not, or the answer is no stream, `runs.py` says the last one.
+The last event goes out only when the response is kept. Where it is not, or the answer is no stream, `runs.py` says it.
 """
 
 from __future__ import annotations

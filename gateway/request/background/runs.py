@@ -82,7 +82,7 @@ class Runs:
     async def start(
         self, asked: ClientRequest, caller: Caller, api: ApiRequest, history: History, owner: str, serve: Serve
     ) -> Run:
-        """A new run, which is kept. asked: the request that asks for it. serve: the lifecycle. Raises GatewayError 429 or 503."""
+        """A new run, which is kept. asked: the request that asks for it. serve: the lifecycle. Raises GatewayError 429, 503."""
         self._require_room(owner)
         self._owned[owner] += 1
         account = asked.lease.account

@@ -31,7 +31,7 @@ def event_of(kind: str, number: int, response: bytes) -> bytes:
 
 
 def numbered(event: bytes, number: int, id_: str) -> bytes:
-    """A replica's event with this number. id_: of the response, where the event names it. Raises GatewayError 502. O(length)."""
+    """A replica's event with this number. id_: of the response, if the event names it. Raises GatewayError 502. O(length)."""
     data = EventData(event)
     if exceeds(data.text, MAX_VALUES):
         raise _garbage()
