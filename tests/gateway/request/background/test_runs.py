@@ -15,7 +15,7 @@ from gateway.app import Surroundings, compose
 from gateway.request.background.runs import MAX_OWNED
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, Running, config_over, eventually, running, serving_runner
-from tests.gateway.request.kept.test_recall import RESPONSES, answer_of, kept_in, replica, texts
+from tests.gateway.request.kept.test_recall import answer_of, kept_in, replica, texts
 from tests.support.fakes import STREAM_HEAD, FakeReplica, FakeRequest, chunk, dies_now, http, models, status
 
 
