@@ -63,11 +63,16 @@ async def begin(run: Running, text: str = "a", **more: Any) -> Any:
     return await run.client.responses.create(model="m", input=text, background=True, **more)
 
 
-async def ended(run: Running, id_: str) -> Any:
+async def polled(run: Running, id_: str, *awaited: str) -> Any:
+    """The response, once its status is none of those that are `awaited` to pass: a client has no event for it."""
     async with asyncio.timeout(40):
-        while (found := await run.client.responses.retrieve(id_)).status in ("queued", "in_progress"):
+        while (found := await run.client.responses.retrieve(id_)).status in awaited:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return found
+
+
+async def ended(run: Running, id_: str) -> Any:
+    return await polled(run, id_, "queued", "in_progress")
 
 
 async def test_it_is_answered_at_once_and_completed_later(tmp_path: Path, request_lines: Any) -> None:
@@ -77,9 +82,7 @@ async def test_it_is_answered_at_once_and_completed_later(tmp_path: Path, reques
         assert (first.status, first.background, first.output, first.metadata) == ("queued", True, [], {"a": "b"})
         assert (first.instructions, first.model) == ("be short", "m")
         await slow.begun.wait()
-        async with asyncio.timeout(40):
-            while (await run.client.responses.retrieve(first.id)).status != "in_progress":
-                await asyncio.sleep(0.01)
+        assert (await polled(run, first.id, "queued")).status == "in_progress"
         with pytest.raises(openai.BadRequestError, match="in_progress"):
             await run.client.responses.create(model="m", input="b", previous_response_id=first.id)
         slow.go.set()
