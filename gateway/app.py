@@ -105,8 +105,7 @@ class Gateway:
     upstream: UpstreamClient
     parsing: Parsing
     attempts: Attempts
-    state: LazyStore | None
-    runs: Runs
+    recall: Recall
     local: LocalControl
     control: ControlPlane
     served: Served
@@ -114,6 +113,14 @@ class Gateway:
     @property
     def clock(self) -> Callable[[], float]:
         return self.around.clock
+
+    @property
+    def state(self) -> LazyStore | None:
+        return self.recall.store
+
+    @property
+    def runs(self) -> Runs:
+        return self.recall.runs
 
     @property
     def config(self) -> Config:
@@ -167,9 +174,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     memory, connections = Budget(budget_bytes(config)), ConnectionLimit(connection_limit(config))
     attempts = Attempts(fleet=fleet, upstream=upstream, parsing=parsing, metrics=metrics, clock=clock, chance=chance)
     resumption = Resumption(live=live, attempts=attempts, parsing=parsing, metrics=metrics, clock=clock)
-    histories = Histories(_store_of(config, around), metrics.responses_kept, metrics.histories, around.wall_clock)
-    runs = Runs(histories, running, metrics.background_runs, around.wall_clock, clock)
-    followers = Followers(runs, histories, running)
+    recall = _recall_of(around, live, metrics, parsing, running)
     lifecycle = Lifecycle(
         live=live,
         dialects=around.dialects,
@@ -178,7 +183,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         router=router,
         attempts=attempts,
         delivery=Delivery(live=live, attempts=attempts, resumption=resumption, running=running, audience=access, clock=clock),
-        recall=Recall(live, parsing, histories, runs, followers, around.wall_clock),
+        recall=recall,
         observers=[*observers_of(fleet, Meter(live, metrics), metrics, requests), *around.observers],
         running=running,
         audience=access,
@@ -204,14 +209,16 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         connections=connections,
         seam=around.seam or Seam(),
     )
-    return Gateway(
-        around, live, metrics, router, fleet, upstream, parsing, attempts, histories.store, runs, local, control, served
-    )
+    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served)
 
 
-def _store_of(config: Config, around: Surroundings) -> LazyStore | None:
-    state = config.state
-    return None if state.url == OFF else LazyStore(state.url, state.ttl_s, around.wall_clock, around.clock)
+def _recall_of(around: Surroundings, live: Live, metrics: Metrics, parsing: Parsing, running: Running) -> Recall:
+    """What the gateway keeps, and what runs in the background."""
+    state, wall_clock = live.config.state, around.wall_clock
+    store = None if state.url == OFF else LazyStore(state.url, state.ttl_s, wall_clock, around.clock)
+    histories = Histories(store, metrics.responses_kept, metrics.histories, wall_clock)
+    runs = Runs(histories, running, metrics.background_runs, wall_clock, around.clock)
+    return Recall(live, parsing, histories, runs, Followers(runs, histories, running), wall_clock)
 
 
 def _router_of(routing: RoutingConfig, chance: random.Random) -> Router:

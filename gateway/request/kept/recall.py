@@ -45,8 +45,9 @@ class Recall:
         self._live = live
         self._parsing = parsing_
         self._histories = histories
-        self._runs = runs
+        self.runs = runs
         self._api = StateApi(histories, runs.stop, clock)
+        self.store = histories.store
         self.on = histories.store is not None
 
     async def begin(
@@ -99,7 +100,7 @@ class Recall:
             raise bad_request("A response in the background has to be stored: 'store' must not be false.", "store")
         if await self._begin(request, history, caller, elsewhere=elsewhere) is None:
             return None
-        run = await self._runs.start(request, caller, api, history, _owner(request, caller), serve)
+        run = await self.runs.start(request, caller, api, history, _owner(request, caller), serve)
         return Following(run.log, None, None) if api.stream else (200, run.response)
 
     async def answer(
