@@ -23,8 +23,8 @@ from gateway.dialects.responses.background.objects import (
     FAILED,
     IN_PROGRESS,
     QUEUED,
+    RESTARTED,
     RUNNING,
-    error_in,
     in_state,
 )
 from gateway.state.records import Item, RunEnd, StoredResponse
@@ -33,7 +33,6 @@ from gateway.state.tables import responses, runs
 
 ALIVE_S: Final = 60.0  # a runner may be silent for so long: a database that does not answer, clocks that differ
 MAX_ASKED: Final = 1000  # runs of others, in one query
-RESTARTED: Final = error_in(503, "The gateway was restarted before the response was complete.")
 _ENDED_AT_ONCE: Final = 100
 
 

@@ -1,7 +1,7 @@
 """A run in the background as a request of the gateway, and its reply, which no client reads: events for the run's log.
 
     the replica's stream ──► RunReply ──► whole events, numbered ──► Run.say ──► its log
-    an error, or an answer that is no stream ──► Run.answer: what has become of it
+    an error, or an answer that is no stream ──► Run.error: why there is no answer
 
 The last event goes out only when the response is kept. Where it is not, or the answer is no stream, `runs.py` says it.
 """

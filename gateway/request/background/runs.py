@@ -25,7 +25,7 @@ import orjson
 
 from gateway.admission.memory import MemoryLease
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.responses.background.objects import CANCELLED, FAILED, RUNNING, error_in, in_state, queued_object
+from gateway.dialects.responses.background.objects import CANCELLED, FAILED, RESTARTED, RUNNING, in_state, queued_object
 from gateway.dialects.responses.background.replay import last_event_of
 from gateway.dialects.responses.history import History
 from gateway.errors import GatewayError, over_budget, shutting_down
@@ -47,7 +47,6 @@ TICK_S: Final = 1.0
 RENEW_S: Final = 10.0
 CLOSE_S: Final = 5.0
 FULL_RETRY_S: Final = 5
-RESTARTED: Final = "The gateway was restarted before the response was complete."
 
 Serve = Callable[[ClientRequest], Awaitable[ClientReply]]
 
@@ -254,7 +253,7 @@ class Runs:
             end, items = turn.unwritten
             return end, items, turn.told.conversation
         interrupted = self._closing or self._running.over
-        error = error_in(503, RESTARTED) if interrupted else run.error()
+        error = RESTARTED if interrupted else run.error()
         return RunEnd(FAILED, b"", in_state(run.response, FAILED, error)), [], ""
 
     def _over(self, run: Run) -> None:

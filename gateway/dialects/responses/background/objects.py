@@ -94,3 +94,6 @@ def _repeated(members: Members, name: str, default: bytes) -> bytes:
     if span is None or span[1] - span[0] > MAX_REPEATED or members.raw[span[0] : span[1]] == b"null":
         return default
     return members.raw[span[0] : span[1]]
+
+
+RESTARTED: Final = error_in(503, "The gateway was restarted before the response was complete.")
