@@ -35,6 +35,8 @@ from gateway.fleet.sources.table import sources_of
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
 from gateway.request.attempts import Attempts
+from gateway.request.background.following import Followers
+from gateway.request.background.runs import Runs
 from gateway.request.delivery import Delivery
 from gateway.request.fallback.fallbacks import Fallbacks
 from gateway.request.kept.diagnoses import Diagnoses
@@ -105,7 +107,7 @@ class Gateway:
     upstream: UpstreamClient
     parsing: Parsing
     attempts: Attempts
-    state: LazyStore | None
+    recall: Recall
     local: LocalControl
     control: ControlPlane
     served: Served
@@ -113,6 +115,14 @@ class Gateway:
     @property
     def clock(self) -> Callable[[], float]:
         return self.around.clock
+
+    @property
+    def state(self) -> LazyStore | None:
+        return self.recall.store
+
+    @property
+    def runs(self) -> Runs:
+        return self.recall.runs
 
     @property
     def config(self) -> Config:
@@ -130,11 +140,12 @@ class Gateway:
             first_probes.result()  # it raises nothing but a bug
         work = [self.fleet.run(self.upstream), self._sweep(), self.local.run(), self.control.run()]
         if self.state:
-            work.append(self.state.run())
+            work += [self.state.run(), self.runs.run()]
         tasks = [first_probes, *map(asyncio.create_task, work)]
         try:
             yield
         finally:
+            await self.runs.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -165,7 +176,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     memory, connections = Budget(budget_bytes(config)), ConnectionLimit(connection_limit(config))
     attempts = Attempts(fleet=fleet, upstream=upstream, parsing=parsing, metrics=metrics, clock=clock, chance=chance)
     resumption = Resumption(live=live, attempts=attempts, parsing=parsing, metrics=metrics, clock=clock)
-    histories = Histories(_store_of(config, around), metrics.responses_kept, metrics.histories, around.wall_clock)
+    recall = _recall_of(around, live, metrics, parsing, running)
     lifecycle = Lifecycle(
         live=live,
         dialects=around.dialects,
@@ -175,7 +186,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         attempts=attempts,
         fallbacks=Fallbacks(fleet=fleet, parsing=parsing, metrics=metrics, clock=clock),
         delivery=Delivery(live=live, attempts=attempts, resumption=resumption, running=running, audience=access, clock=clock),
-        recall=Recall(live, parsing, histories, around.wall_clock),
+        recall=recall,
         diagnoses=Diagnoses(),
         observers=[*observers_of(fleet, Meter(live, metrics), metrics, requests), *around.observers],
         running=running,
@@ -202,12 +213,16 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         connections=connections,
         seam=around.seam or Seam(),
     )
-    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, histories.store, local, control, served)
+    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served)
 
 
-def _store_of(config: Config, around: Surroundings) -> LazyStore | None:
-    state = config.state
-    return None if state.url == OFF else LazyStore(state.url, state.ttl_s, around.wall_clock, around.clock)
+def _recall_of(around: Surroundings, live: Live, metrics: Metrics, parsing: Parsing, running: Running) -> Recall:
+    """What the gateway keeps, and what runs in the background."""
+    state, wall_clock = live.config.state, around.wall_clock
+    store = None if state.url == OFF else LazyStore(state.url, state.ttl_s, wall_clock, around.clock)
+    histories = Histories(store, metrics.responses_kept, metrics.histories, wall_clock)
+    runs = Runs(histories, running, metrics.background_runs, wall_clock, around.clock)
+    return Recall(live, parsing, histories, runs, Followers(runs, histories, running), wall_clock)
 
 
 def _router_of(routing: RoutingConfig, chance: random.Random) -> Router:

@@ -17,8 +17,9 @@ from gateway.admission.memory import MemoryLease
 from gateway.dialects.api_request import MAX_SESSION_CHARS
 from gateway.dialects.usage import Usage
 from gateway.request.kept.recent import Lane
-from gateway.upstream.client import ReplicaAnswer
+from gateway.upstream.client import Source
 
+REQUEST_ID_HEADER: Final = "X-Request-Id"
 TENANT_HEADER: Final = "X-Tenant-Id"
 # Headers by which clients name a conversation, the most reliable first: those of coding agents (Claude Code, Codex, its older
 # form, OpenCode, Amp), then those of servers, load generators and SDKs.
@@ -115,8 +116,8 @@ class ClientReply:
         """Break off, so that the client sees that something is missing."""
         raise NotImplementedError
 
-    def feed_from(self, answer: ReplicaAnswer | None) -> None:
-        """The replica's answer that is to be paused while the client does not read; None: none any more."""
+    def feed_from(self, answer: Source | None) -> None:
+        """What is to be paused while the client does not read: the replica's answer; None: nothing any more."""
 
 
 class ClientRequest:

@@ -42,7 +42,8 @@ from gateway.errors import GatewayError, internal_error, shutting_down
 from gateway.fleet.directory import Fleet, Target
 from gateway.parser.parsing import Parsing
 from gateway.request.attempts import Attempts
-from gateway.request.client import Audience, Caller, ClientReply, ClientRequest
+from gateway.request.background.following import Following
+from gateway.request.client import REQUEST_ID_HEADER, Audience, Caller, ClientReply, ClientRequest
 from gateway.request.delivery import Delivery
 from gateway.request.exchange import Exchange
 from gateway.request.fallback.fallbacks import Fallbacks
@@ -62,9 +63,10 @@ from router import Booking, Prompt, Router, session_key
 log = logging.getLogger("warmroute.gateway")
 
 PRIORITY_HEADER: Final = "X-Priority"
-REQUEST_ID_HEADER: Final = "X-Request-Id"
 OBJECT: Final = "object"  # a number of one never is that of a session
 MODELS_PATH: Final = "/v1/models"
+_JSON_LINE: Final = b"Content-Type: application/json\r\n"
+_STREAM_LINES: Final = b"Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -101,7 +103,7 @@ class Lifecycle:
         try:
             caller = self._identify(request, dialect, record)
             api = await self._parse(request, dialect, caller, record)
-            if dialect.kept_here and self.recall.on and (own := await self._own(request, api, caller, record)):
+            if self._is_own(dialect, api) and (own := await self._own(request, dialect, api, caller, record)):
                 return own
             kept = (api.keeps or api.refers or api.references) and self.recall.on
             if dialect.strict and (request.recent is not None or kept):
@@ -186,15 +188,36 @@ class Lifecycle:
         record.generates = api.metered or (request.method == "POST" and generates(record.endpoint, has_prompt=api.has_prompt))
         return api
 
-    async def _own(self, request: ClientRequest, api: ApiRequest, caller: Caller, record: SettledRequest) -> ClientReply | None:
-        """The answer about something that the gateway keeps itself. None: it is a replica's. Raises GatewayError."""
+    def _is_own(self, dialect: Dialect, api: ApiRequest) -> bool:
+        """Whether the gateway may have the answer itself."""
+        return self.recall.on and (dialect.kept_here or (dialect.in_background and bool(api.stores)))
+
+    async def _own(
+        self, request: ClientRequest, dialect: Dialect, api: ApiRequest, caller: Caller, record: SettledRequest
+    ) -> ClientReply | None:
+        """The answer about something that the gateway keeps itself, or makes in the background. None: it is a replica's.
+
+        Raises GatewayError.
+        """
         elsewhere = bool(api.refers and self._object(api.refers, caller))
-        answer = await self.recall.answer(request, api, caller, elsewhere=elsewhere)
+        if dialect.kept_here:
+            answer = await self.recall.answer(request, api, caller, elsewhere=elsewhere)
+        else:
+            self.fleet.target(api.model).require()
+            record.model, record.generates, record.metered = api.model, False, False  # its run is logged by itself
+            answer = await self.recall.start(request, api, caller, self.serve, elsewhere=elsewhere)
         if answer is None:
+            record.generates = record.metered = api.metered
             return None
-        record.status, body = answer
+        if isinstance(answer, Following):
+            record.status, record.stream = 200, True
+            reply = self._reply(request, record, 200, None, _STREAM_LINES)
+            await self.recall.followers.send(answer, reply, dialect, self.live.patience_s)
+        else:
+            record.status, body = answer
+            reply = self._reply(request, record, record.status, body, _JSON_LINE)
         record.ok = record.complete = True
-        return self._reply(request, record, record.status, body, b"")
+        return reply
 
     async def _recall(
         self, request: ClientRequest, dialect: Dialect, api: ApiRequest, caller: Caller
@@ -350,21 +373,24 @@ class Lifecycle:
         """The answer to a request that cannot be served: the only place where a request's error becomes one."""
         record.status, record.error = error.status, error.message
         body = dialect.error_body(error if self.audience.is_operator(request) else error.redacted(record.id), record.id)
+        lines = _JSON_LINE + lines
         if dialect.id_header:
             lines += b"%b: %b\r\n" % (dialect.id_header, record.id.encode("ascii"))
         if error.retry_after_s is not None:
             lines += b"Retry-After: %d\r\n" % error.retry_after_s
         return self._reply(request, record, error.status, body, lines)
 
-    def _reply(self, request: ClientRequest, record: SettledRequest, status: int, body: bytes, lines: bytes) -> ClientReply:
-        """An answer of the gateway's own. body: JSON. lines: of its head, beside those of all such answers."""
+    def _reply(
+        self, request: ClientRequest, record: SettledRequest, status: int, body: bytes | None, lines: bytes
+    ) -> ClientReply:
+        """An answer of the gateway's own. body: None: it comes later. lines: of its head, beside those of all such answers."""
         # While this gateway goes down, the client's next request should reach another one; and no request follows half of one.
         keep_alive = request.complete and not self.running.draining
         reply = request.reply(keep_alive=keep_alive, patience_s=self.live.patience_s)
-        headers = b"Content-Type: application/json\r\nX-Request-Id: %b\r\n%b" % (record.id.encode("ascii"), lines)
+        headers = b"X-Request-Id: %b\r\n%b" % (record.id.encode("ascii"), lines)
         if self.live.cors_origins:
             headers += answer_lines(self.live.cors_origins, request.headers.get("Origin"))
-        reply.begin(status, headers, length=len(body), first=body)
+        reply.begin(status, headers, length=None if body is None else len(body), first=body or b"")
         return reply
 
 

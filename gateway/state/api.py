@@ -11,12 +11,13 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 from uuid import uuid4
 
 import orjson
 
+from gateway.dialects.responses.background.objects import RUNNING, in_background
 from gateway.dialects.responses.ids import MAX_ID_CHARS
 from gateway.errors import GatewayError, bad_request
 from gateway.state.histories import Histories, gone, unavailable
@@ -26,6 +27,7 @@ from gateway.state.records import Conversation, Expired, Item, StoredResponse, S
 MAX_ADDED: Final = 20  # items in one request
 MAX_PAIRS: Final = 16  # of metadata
 MAX_KEY, MAX_VALUE = 64, 512  # characters in them
+MAX_DIGITS: Final = 15  # of an event's number
 MAX_LISTED: Final = 16 << 20  # bytes of a history whose items are listed
 
 _PATH: Final = re.compile(r"/v1/(responses|conversations)(?:/([^/]+)(?:/(input_items|cancel|items)(?:/([^/]+))?)?)?")
@@ -34,14 +36,29 @@ _OWN: Final = ("compact", "input_tokens")  # paths in the place of an id
 Answer = tuple[int, bytes]
 
 
-class StateApi:
-    """See the top of this file. clock: Unix seconds."""
+class Again(NamedTuple):
+    """The stream of a response in the background that a client asks for. response: the object as it is kept. going: it runs
+    still. after: the number of the last event that the client has, None: it has none.
+    """
 
-    def __init__(self, histories: Histories, clock: Callable[[], float] = time.time) -> None:
+    owner: str
+    id: str
+    response: bytes
+    going: bool
+    after: int | None
+
+
+class StateApi:
+    """See the top of this file. stop: called with owner and id of a response that was cancelled or deleted while it may run.
+    clock: Unix seconds.
+    """
+
+    def __init__(self, histories: Histories, stop: Callable[[str, str], None], clock: Callable[[], float] = time.time) -> None:
         self._histories = histories
+        self._stop = stop
         self._clock = clock
 
-    async def answer(self, method: str, target: str, body: bytes, owner: str, *, elsewhere: bool) -> Answer | None:
+    async def answer(self, method: str, target: str, body: bytes, owner: str, *, elsewhere: bool) -> Answer | Again | None:
         """target: path and query. elsewhere: a replica may have the object, if we do not. None: it is nothing of ours.
 
         Raises GatewayError.
@@ -76,7 +93,7 @@ class StateApi:
 
     # -- responses
 
-    async def _response(self, method: str, named: tuple[str, str | None], query: str, owner: str) -> Answer | None:
+    async def _response(self, method: str, named: tuple[str, str | None], query: str, owner: str) -> Answer | Again | None:
         (id_, below), store = named, await self._histories.opened()
         if below == "input_items":
             _require(method, "GET")
@@ -84,18 +101,27 @@ class StateApi:
             return 200, await asyncio.to_thread(_input_items, chain, paging)
         if below == "cancel":
             _require(method, "POST")
-            await store.get(owner, id_)
-            raise bad_request("Only responses that run in the background can be cancelled.", code="not_in_background")
+            found = await store.get(owner, id_)
+            if not in_background(found.response):
+                raise bad_request("Only responses that run in the background can be cancelled.", code="not_in_background")
+            if found.status in RUNNING:
+                await store.cancel(owner, id_)
+                self._stop(owner, id_)
+                found = await store.get(owner, id_)
+            return 200, found.response
         _require(method, "GET", "DELETE")
         if method == "DELETE":
             if not await store.delete(owner, id_):
                 await store.get(owner, id_)  # says why
                 raise Unknown(id_)
+            self._stop(owner, id_)
             return 200, orjson.dumps({"id": id_, "object": "response", "deleted": True})
-        found = await store.get(owner, id_)
-        if _query(query).get("stream") in ("true", "1"):
+        found, asked = await store.get(owner, id_), _query(query)
+        if asked.get("stream") not in ("true", "1"):
+            return 200, found.response
+        if not in_background(found.response):
             raise bad_request("Only responses that run in the background can be streamed again.", "stream")
-        return 200, found.response
+        return Again(owner, id_, found.response, found.status in RUNNING, _number(asked.get("starting_after")))
 
     # -- conversations
 
@@ -165,6 +191,15 @@ def _query(query: str) -> dict[str, str]:
         return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_FIELDS))
     except ValueError:
         raise bad_request("The query has too many fields.") from None
+
+
+def _number(text: str | None) -> int | None:
+    """Raises GatewayError 400."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
+        raise bad_request("'starting_after' must be the number of an event.", "starting_after")
+    return int(text)
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -12,13 +12,13 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import URL, event, insert, inspect, make_url, select, text
+from sqlalchemy import URL, event, insert, inspect, make_url, select, text, update
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from gateway.state.records import StoreFailed
-from gateway.state.tables import VERSION, schema, versions
+from gateway.state.tables import UPGRADED, VERSION, schema, versions
 
 _BUSY_MS: Final = 5000
 _CONNECTIONS: Final = 4
@@ -120,3 +120,4 @@ async def _make(connection: AsyncConnection) -> None:
             await connection.execute(CreateIndex(index, if_not_exists=True))
     if not (await connection.execute(select(versions.c.version))).first():
         await connection.execute(insert(versions).values(version=VERSION))
+    await connection.execute(update(versions).where(versions.c.version == UPGRADED).values(version=VERSION))

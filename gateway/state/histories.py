@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from gateway.dialects.dialect import StreamReader
+from gateway.dialects.responses.background.objects import UNANSWERED
 from gateway.dialects.responses.history import CONVERSATION, PREVIOUS, History
-from gateway.dialects.responses.kept import KeptReader, Told, kept_of
+from gateway.dialects.responses.kept import Kept, KeptReader, Told, kept_of
 from gateway.errors import GatewayError
 from gateway.state.items import items_of, shown
 from gateway.state.lazy import LazyStore
-from gateway.state.records import Expired, Item, StateError, StoredResponse, StoreFailed, TooLarge, Unknown
+from gateway.state.records import Expired, Item, RunEnd, StateError, StoredResponse, StoreFailed, TooLarge, Unknown
 from gateway.telemetry.counters import Counter
 
 if TYPE_CHECKING:
-    from gateway.state.store import Store
+    from gateway.state.runs import RunStore
 
 log = logging.getLogger("warmroute.state")
 
@@ -48,10 +49,11 @@ class Turn:
 
     before: items before its own, the oldest first, joined by commas each. told: what the client reads of it. own: its own
     items; None: its answer is not kept. parent: the kept response that it goes on with, "" without one. remember: to be called
-    with the whole answer of a stream that is not kept, for the connection that asked.
+    with the whole answer of a stream that is not kept, for the connection that asked. keeping: `keep` was called; stored: and
+    has kept it. unwritten: what the store has not taken of a run in the background: its end, the items for its conversation.
     """
 
-    __slots__ = ("_histories", "_owner", "before", "own", "parent", "remember", "told")
+    __slots__ = ("_histories", "_owner", "before", "keeping", "own", "parent", "remember", "stored", "told", "unwritten")
 
     def __init__(self, histories: Histories, owner: str, history: History, before: list[bytes]) -> None:
         self._histories = histories
@@ -61,6 +63,8 @@ class Turn:
         self.own: bytes | None = history.own if history.store else None
         self.parent = history.previous
         self.remember: Callable[[bytes], None] | None = None
+        self.keeping = self.stored = False
+        self.unwritten: tuple[RunEnd, list[Item]] | None = None
 
     def passing(self) -> None:
         """The gateway keeps nothing of this answer; whether a replica does is between it and the client."""
@@ -79,7 +83,9 @@ class Turn:
 
     async def keep(self, response: bytes) -> bool:
         """Whether it is kept now, durably. response: the object (JSON) as the replica has sent it. Raises nothing."""
-        return await self._histories.keep(self._owner, self, response)
+        self.keeping = True
+        self.stored = await self._histories.keep(self._owner, self, response)
+        return self.stored
 
     async def kept(self, answer: bytes) -> bytes:
         """`keep` of a whole plain answer; returns what the client reads. What is no response stays as it is."""
@@ -116,7 +122,9 @@ class Histories:
             store = await self.opened()
             if history.previous:
                 before = list[bytes]()
-                for each in await store.chain(owner, history.previous, most):
+                chain = await store.chain(owner, history.previous, most)
+                _require_answer(chain[-1])
+                for each in chain:
                     before += (each.input, each.output)
             else:
                 before = await store.conversation_input(owner, history.conversation, most)
@@ -174,32 +182,48 @@ class Histories:
         if found is None:
             self._kept.add(("unfit",))
             return False
-        told, now = turn.told, self._clock()
+        told = turn.told
+        items = list[Item]()
+        if told.conversation:
+            items = [Item(item["id"], orjson.dumps(item)) for item in map(shown, items_of(_joined(turn.own, found.output)))]
+        try:
+            kept = await self._put(owner, turn, turn.own, found, items)
+        except StateError as failure:
+            if not isinstance(failure, StoreFailed):
+                turn.unwritten = None  # it never will be
+            self._kept.add(("failed",))
+            log.warning("a response was not kept", extra={"response": told.id or found.id, "reason": str(failure)})
+            return False
+        if kept:
+            self._kept.add(("kept",))
+        return kept
+
+    async def _put(self, owner: str, turn: Turn, own: bytes, found: Kept, items: list[Item]) -> bool:
+        """False: it runs in the background, and was ended. Raises StateError."""
+        told = turn.told
+        response = told.edited(found.response, stored=True)
+        if told.id:
+            end = RunEnd(found.status, found.output, response, found.names)
+            turn.unwritten = end, items
+            kept = await (await self.opened()).finish(owner, told.id, end, items, told.conversation)
+            turn.unwritten = None
+            return kept
         stored = StoredResponse(
             owner=owner,
             id=found.id,
             parent=turn.parent,
             conversation=told.conversation,
-            created_at=now,
+            created_at=self._clock(),
             status=found.status,
-            input=turn.own,
+            input=own,
             output=found.output,
             names=found.names,
-            response=told.edited(response, stored=True),
+            response=response,
         )
-        items = list[Item]()
-        if told.conversation:
-            items = [Item(item["id"], orjson.dumps(item)) for item in map(shown, items_of(_joined(turn.own, found.output)))]
-        try:
-            await (await self.opened()).put(stored, items)
-        except StateError as failure:
-            self._kept.add(("failed",))
-            log.warning("a response was not kept", extra={"response": found.id, "reason": str(failure)})
-            return False
-        self._kept.add(("kept",))
+        await (await self.opened()).put(stored, items)
         return True
 
-    async def opened(self) -> Store:
+    async def opened(self) -> RunStore:
         """Raises StoreFailed."""
         assert self.store is not None
         return await self.store.get()
@@ -229,6 +253,13 @@ def _unknown(named: str, missing: str, *, conversation: bool) -> GatewayError:
     if missing != named:
         text = f"Previous response with id {named[:100]!r} has lost its history: {missing[:100]!r}, before it, was deleted."
     return GatewayError(400, "previous_response_not_found", text, param=PREVIOUS)
+
+
+def _require_answer(response: StoredResponse) -> None:
+    """Raises GatewayError 400: a run in the background that has no answer to go on with, or not yet."""
+    if response.status in UNANSWERED:
+        text = f"Previous response with id {response.id!r} has no output to go on with: its status is {response.status!r}."
+        raise GatewayError(400, "previous_response_not_completed", text, param=PREVIOUS)
 
 
 def _joined(*pieces: bytes) -> bytes:

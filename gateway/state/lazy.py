@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.state.records import StoreFailed
 
 if TYPE_CHECKING:
-    from gateway.state.store import Store
+    from gateway.state.runs import RunStore
 
 log = logging.getLogger("warmroute.state")
 
@@ -38,11 +38,11 @@ class LazyStore:
         self._ttl_s = ttl_s
         self._clock = clock
         self._pause_clock = pause_clock
-        self._store: Store | None = None
+        self._store: RunStore | None = None
         self._lock = asyncio.Lock()
         self._failure: tuple[float, str] | None = None
 
-    async def get(self) -> Store:
+    async def get(self) -> RunStore:
         """Raises StoreFailed."""
         if self._store is not None:
             return self._store
@@ -65,7 +65,7 @@ class LazyStore:
             try:
                 more = self._store is not None
                 while more and self._store:
-                    more = bool(await self._store.purge())
+                    more = bool(await self._store.purge() + await self._store.end_abandoned())
                     await asyncio.sleep(_PURGE_PAUSE_S)
             except StoreFailed as failure:
                 log.warning("what has expired could not be removed", extra={"reason": str(failure)})
@@ -76,15 +76,15 @@ class LazyStore:
         if store:
             await store.close()
 
-    async def _open(self) -> Store:
-        for name in ("gateway.state.database", "gateway.state.store"):
+    async def _open(self) -> RunStore:
+        for name in ("gateway.state.database", "gateway.state.runs"):
             await asyncio.to_thread(importlib.import_module, name)
         from gateway.state.database import Database
-        from gateway.state.store import Store
+        from gateway.state.runs import RunStore
 
         database = Database(self._url)
         await database.open()
-        return Store(database, self._ttl_s, self._clock)
+        return RunStore(database, self._ttl_s, self._clock)
 
 
 def default_path() -> Path:

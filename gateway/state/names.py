@@ -10,7 +10,7 @@ turn would be a square of rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import orjson
@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.state.items import items_of, place_of
-from gateway.state.records import StoredResponse, TooLarge
+from gateway.state.records import TooLarge
 from gateway.state.tables import conversations, items, names, responses
 
 _AT_ONCE: Final = 500  # ids in a statement
@@ -28,9 +28,9 @@ Sought = dict[str, str]
 """The response of each id that has one."""
 
 
-async def add(connection: AsyncConnection, response: StoredResponse) -> None:
-    """Its names are those of its items from now on."""
-    rows = [{"owner": response.owner, "id": name, "response": response.id} for name in sorted(response.names)]
+async def add(connection: AsyncConnection, owner: str, response: str, ids: Iterable[str]) -> None:
+    """These are the ids of items in this response (an id) from now on."""
+    rows = [{"owner": owner, "id": id_, "response": response} for id_ in sorted(ids)]
     if not rows:
         return
     made: Any = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(names)

@@ -25,6 +25,16 @@ class StoredResponse:
     names: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run in the background ends: what of its StoredResponse is known then."""
+
+    status: str
+    output: bytes
+    response: bytes
+    names: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """created_at: Unix seconds. metadata: a JSON object."""

@@ -286,7 +286,7 @@ class Store:
             await connection.execute(delete(responses).where(_is(response.owner, response.id)))
             await names.remove(connection, [(response.owner, response.id)])
         await connection.execute(insert(responses).values(row))
-        await names.add(connection, response)
+        await names.add(connection, response.owner, response.id, response.names)
 
     async def _lock(self, connection: AsyncConnection, owner: str, id_: str) -> None:
         """For this transaction. Raises Unknown or Expired."""

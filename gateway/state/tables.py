@@ -6,7 +6,8 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table
 
-VERSION: Final = 1
+VERSION: Final = 2
+UPGRADED: Final = 1  # what this version lacks is tables, which are made beside its own: it becomes VERSION then
 
 schema: Final = MetaData()
 versions: Final = Table("warmroute_schema", schema, Column("version", Integer, primary_key=True, autoincrement=False))
@@ -65,4 +66,17 @@ names: Final = Table(
     Column("id", String, primary_key=True),
     Column("response", String, nullable=False),
     Index("warmroute_names_by_response", "owner", "response"),
+)
+
+# Responses that run in the background have a row here while they are queued or in progress, and no longer: who takes it away
+# decides how the response has ended. runner: the gateway process that runs it. alive_until: unless it says so again.
+runs: Final = Table(
+    "warmroute_runs",
+    schema,
+    Column("owner", String, primary_key=True),
+    Column("id", String, primary_key=True),
+    Column("runner", String, nullable=False),
+    Column("alive_until", Float, nullable=False),
+    Index("warmroute_runs_by_runner", "runner"),
+    Index("warmroute_runs_by_life", "alive_until"),
 )

@@ -127,6 +127,11 @@ class Metrics:
             "Responses that were to be kept: kept, failed (the store), unfit (too large, or no response).",
             "result",
         )
+        self.background_runs = make.counter(
+            "background_runs_total",
+            "Responses that ran in the background, by how they ended: completed, incomplete, failed, cancelled.",
+            "status",
+        )
         self.histories = make.counter(
             "histories_total",
             "Requests with previous_response_id or a conversation: found, connection (the newest response of its WebSocket),"

@@ -72,7 +72,20 @@ class Call:
         return f"<Call {self.method} {self.path}, {len(self.body)} bytes>"
 
 
-class ReplicaAnswer:
+class Source:
+    """Something whose bytes go on to a client, and that waits while the client does not keep up."""
+
+    __slots__ = ()
+
+    def pause(self) -> None:
+        """The client does not keep up."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        raise NotImplementedError
+
+
+class ReplicaAnswer(Source):
     """A replica's answer from its first byte on. `close` it in a `finally`; idempotent.
 
     address: of the replica. sends: number of times the request was sent for it.

@@ -34,15 +34,18 @@ _MARKS: Final = tuple(name.encode() for name in sorted(QUIET | _LAST))
 
 class Told:
     """What a client is told of its response's history. previous, conversation: ids, "" without one. store: it is to be kept
-    here; None: keeping it is the replica's business, and its word for that stays.
+    here; None: keeping it is the replica's business, and its word for that stays. id, created_at: of a run in the background,
+    which has them before a replica is asked; "" for others: the replica's are told.
     """
 
-    __slots__ = ("conversation", "previous", "store")
+    __slots__ = ("conversation", "created_at", "id", "previous", "store")
 
     def __init__(self, previous: str = "", conversation: str = "", *, store: bool | None = True) -> None:
         self.previous = previous
         self.conversation = conversation
         self.store = store
+        self.id = ""
+        self.created_at = 0
 
     def edited(self, response: bytes, *, stored: bool) -> bytes:
         """The response object (JSON) as the client reads it. stored: it is kept. Raises ValueError if it is no object."""
@@ -56,6 +59,8 @@ class Told:
         members = read_object(response)
         if self.conversation:
             told[CONVERSATION] = orjson.dumps({"id": self.conversation})
+        if self.id:
+            told |= {"id": orjson.dumps(self.id), "created_at": b"%d" % self.created_at, "background": b"true"}
         return apply(response, members.put_all(told))
 
 

@@ -26,6 +26,7 @@ class Responses(Dialect):
 
     name: ClassVar[str] = "responses"
     translatable: ClassVar[bool] = True
+    in_background: ClassVar[bool] = True
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         body = json_object(raw)

@@ -20,11 +20,14 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.responses.history import History, written_out
 from gateway.dialects.responses.kept import kept_of
-from gateway.errors import over_budget
+from gateway.errors import bad_request, over_budget
 from gateway.parser.parsing import Parsing, edited
+from gateway.request.background.following import Followers, Following
+from gateway.request.background.run_request import RunRequest
+from gateway.request.background.runs import Runs, Serve
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.kept.recent import Lane
-from gateway.state.api import Answer, StateApi
+from gateway.state.api import Again, Answer, StateApi
 from gateway.state.histories import Histories, Turn, owner_of
 
 HISTORY_SHARE: Final = 0.9  # of the largest body: the new items have to fit in, too
@@ -33,11 +36,22 @@ HISTORY_SHARE: Final = 0.9  # of the largest body: the new items have to fit in,
 class Recall:
     """See the top of this file. clock: Unix seconds."""
 
-    def __init__(self, live: Live, parsing_: Parsing, histories: Histories, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        live: Live,
+        parsing_: Parsing,
+        histories: Histories,
+        runs: Runs,
+        followers: Followers,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.followers = followers
         self._live = live
         self._parsing = parsing_
         self._histories = histories
-        self._api = StateApi(histories, clock)
+        self.runs = runs
+        self._api = StateApi(histories, runs.stop, clock)
+        self.store = histories.store
         self.on = histories.store is not None
 
     async def begin(
@@ -59,12 +73,13 @@ class Recall:
         if history.background:
             return api, None
         history.store = history.store and dialect.makes_objects
-        most = int(self._live.max_body * HISTORY_SHARE)
-        turn = await self._turn(lane, history, api, _owner(request, caller), most, elsewhere=elsewhere)
+        turn = await self._turn(request, history, api, caller, elsewhere=elsewhere)
         if turn is None:
             return api, None
         if api.references and self.on:
-            await self._resolve(request, history, turn, _owner(request, caller), most)
+            await self._resolve(request, history, turn, caller)
+        if isinstance(request, RunRequest):
+            request.run.join(turn)
         if turn.own is not None and len(turn.own) >= LARGE_BODY:
             _charge(request, len(turn.own))
             request.lease.head += len(turn.own)  # it is held until the answer is kept
@@ -87,22 +102,42 @@ class Recall:
         whole.alias, whole.session, whole.keeps = api.alias, api.session, api.keeps
         return whole, done
 
-    async def answer(self, request: ClientRequest, api: ApiRequest, caller: Caller, *, elsewhere: bool) -> Answer | None:
+    async def start(
+        self, request: ClientRequest, api: ApiRequest, caller: Caller, serve: Serve, *, elsewhere: bool
+    ) -> Answer | Following | None:
+        """The answer to a request that asks for a run in the background, which has begun. serve: the lifecycle.
+
+        None: a replica has what it goes on with, so it goes there. Raises GatewayError.
+        """
+        history = History(await self._parsing.members(api.body, request.lease.account.client))
+        if not history.store:
+            raise bad_request("A response in the background has to be stored: 'store' must not be false.", "store")
+        turn = await self._turn(request, history, api, caller, elsewhere=elsewhere)
+        if turn is None:
+            return None
+        if api.references:
+            await self._resolve(request, history, turn, caller)
+        run = await self.runs.start(request, caller, api, history, _owner(request, caller), serve)
+        return Following(run.log, None, None) if api.stream else (200, run.response)
+
+    async def answer(
+        self, request: ClientRequest, api: ApiRequest, caller: Caller, *, elsewhere: bool
+    ) -> Answer | Following | None:
         """The gateway's own answer to a request about what it keeps. None: it is a replica's. Raises GatewayError."""
-        return await self._api.answer(request.method, request.target, api.body, _owner(request, caller), elsewhere=elsewhere)
+        owner = _owner(request, caller)
+        found = await self._api.answer(request.method, request.target, api.body, owner, elsewhere=elsewhere)
+        return self.followers.find(found) if isinstance(found, Again) else found
 
     async def _turn(
-        self, lane: Lane | None, history: History, api: ApiRequest, owner: str, most: int, *, elsewhere: bool
+        self, request: ClientRequest, history: History, api: ApiRequest, caller: Caller, *, elsewhere: bool
     ) -> Turn | None:
-        """The request's part in its history. lane: of its connection, if that remembers. None: only a replica has what it goes
-        on with. Raises GatewayError.
-        """
-        turn: Turn | None = None
+        """The request's part in its history. None: only a replica has what it goes on with. Raises GatewayError."""
+        lane, owner, turn = request.recent, _owner(request, caller), None
         items = lane.find(history.previous) if lane is not None and history.previous else None
         if items is not None:
             turn = self._histories.after(owner, history, items)
         elif self.on and (api.keeps or api.refers or api.references):
-            turn = await self._histories.begin(owner, history, most, elsewhere=elsewhere)
+            turn = await self._histories.begin(owner, history, self._most, elsewhere=elsewhere)
         elif not (history.previous or history.conversation):
             turn = self._histories.fresh(owner, history)
             turn.passing()
@@ -113,16 +148,22 @@ class Recall:
             turn.told.store = False if turn.told.store is not None else None
         return turn
 
-    async def _resolve(self, request: ClientRequest, history: History, turn: Turn, owner: str, most: int) -> None:
+    async def _resolve(self, request: ClientRequest, history: History, turn: Turn, caller: Caller) -> None:
         """Write out the items that the request has by their ids alone."""
         references = await self._parsing.references(history.members.raw, request.lease.account.client)
         ids = list(dict.fromkeys(id_ for _, _, id_ in references))
-        history.resolve(references, await self._histories.items(owner, ids, most - sum(map(len, turn.before))))
+        most = self._most - sum(map(len, turn.before))
+        history.resolve(references, await self._histories.items(_owner(request, caller), ids, most))
         if turn.own is not None:
             known = () if turn.parent == history.previous else turn.before  # what the store lacks is kept with it
             turn.own = b",".join([piece for piece in (*known, history.own) if piece])
         if len(history.own) >= LARGE_BODY:
             _charge(request, len(history.own))
+
+    @property
+    def _most(self) -> int:
+        """Bytes of a history."""
+        return int(self._live.max_body * HISTORY_SHARE)
 
     async def _parse(self, request: ClientRequest, dialect: Dialect, body: bytes, scope: tuple[str, ...]) -> ApiRequest:
         free = self._parsing.turns.free

@@ -15,7 +15,7 @@ from aiohttp import HttpVersion11, web
 
 from gateway.request.client import ClientReply
 from gateway.server.http.response import cut_connection
-from gateway.upstream.client import ReplicaAnswer
+from gateway.upstream.client import Source
 
 MAX_QUEUED: Final = 8 << 10
 _BODILESS: Final = frozenset([204, 304])
@@ -39,7 +39,7 @@ class QueuedReply(ClientReply):
         self._until_end = False  # how the body is framed: by the end of the connection
         self._ended = False
         self._gone = False  # the client has left, or the connection was cut
-        self._source: ReplicaAnswer | None = None
+        self._source: Source | None = None
         self._paused = False  # the source is
 
     def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
@@ -85,7 +85,7 @@ class QueuedReply(ClientReply):
         if self._request.transport:
             cut_connection(self._request.transport, until_end=self._until_end)
 
-    def feed_from(self, answer: ReplicaAnswer | None) -> None:
+    def feed_from(self, answer: Source | None) -> None:
         self._go_on()
         self._source = answer
         self._hold_back()

@@ -36,7 +36,7 @@ from gateway.server.http.half_closed import HalfClosed, speaks_1_1, until_gone
 from gateway.server.http.plain_request import RequestStart, read_head
 from gateway.server.http.response import HttpReply, cut_connection
 from gateway.turns import Late, turns_of
-from gateway.upstream.client import ReplicaAnswer
+from gateway.upstream.client import Source
 
 log = logging.getLogger("warmroute.gateway")
 
@@ -109,7 +109,7 @@ class ClientConnection(aiohttp_seam.AiohttpConnection):
         self.lease: MemoryLease | None = None
         self.local = False
         self.reply: HttpReply | None = None
-        self.source: ReplicaAnswer | None = None
+        self.source: Source | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername")

@@ -23,7 +23,7 @@ from aiohttp import web
 from aiohttp.http import StreamWriter
 
 from gateway.request.client import ClientReply
-from gateway.upstream.client import ReplicaAnswer
+from gateway.upstream.client import Source
 
 MAX_JOINED: Final = 1 << 16  # bytes of a body that is written in one buffer with the head
 
@@ -65,7 +65,7 @@ def cut_connection(transport: asyncio.Transport, *, until_end: bool) -> None:
 class ReplyConnection(Protocol):
     """What a reply needs of the client's connection. source: the replica's answer to pause; reply: the one that has begun."""
 
-    source: ReplicaAnswer | None
+    source: Source | None
     reply: HttpReply | None
 
     @property
@@ -153,7 +153,7 @@ class HttpReply(ClientReply):
         if self._chunked and not self._ended and self._transport and not self._transport.is_closing():
             self._transport.write(b"0")
 
-    def feed_from(self, answer: ReplicaAnswer | None) -> None:
+    def feed_from(self, answer: Source | None) -> None:
         self._connection.source = answer
         if answer and self._connection.writing_paused:
             answer.pause()

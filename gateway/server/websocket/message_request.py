@@ -21,13 +21,12 @@ from gateway.dialects.excerpt import excerpt
 from gateway.dialects.openai.errors import error_of
 from gateway.dialects.responses.create_message import Created, warmed
 from gateway.errors import GatewayError, over_budget
-from gateway.request.client import Caller, ClientReply, ClientRequest, Headers
+from gateway.request.client import REQUEST_ID_HEADER, Caller, ClientReply, ClientRequest, Headers
 from gateway.request.kept.recent import Lane, Newest
-from gateway.request.lifecycle import REQUEST_ID_HEADER
 from gateway.server.http.aiohttp_request import AiohttpRequest
 from gateway.server.websocket.frames import text_frame
 from gateway.server.websocket.message_socket import MessageSocket
-from gateway.upstream.client import ReplicaAnswer
+from gateway.upstream.client import Source
 from gateway.upstream.headers import upstream_headers
 
 MAX_ERROR: Final = 64 << 10  # bytes of an answer that is no stream
@@ -125,7 +124,7 @@ class MessageReply(ClientReply):
         self._lease = request.lease
         self._refers = request.refers
         self._warms = request.warms
-        self._source: ReplicaAnswer | None = None
+        self._source: Source | None = None
         self._streams = False
         self._status = 0
         self._length: int | None = None
@@ -171,7 +170,7 @@ class MessageReply(ClientReply):
         elif not self._over:
             self._fail(GatewayError(502, "replica_failed", "The replica failed while it answered. Retry the request."))
 
-    def feed_from(self, answer: ReplicaAnswer | None) -> None:
+    def feed_from(self, answer: Source | None) -> None:
         if self._source:
             self._socket.sources.discard(self._source)
         self._source = answer

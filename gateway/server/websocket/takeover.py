@@ -12,7 +12,7 @@ from typing import Final, Protocol, cast
 
 from aiohttp import web
 
-from gateway.upstream.client import ReplicaAnswer
+from gateway.upstream.client import Source
 
 LAST_S: Final = 5.0  # for a client to close its side, and to read what is written, after the last byte
 
@@ -39,7 +39,7 @@ class Upgraded(asyncio.Protocol):
         self.loop = loop
         self.transport: asyncio.Transport | None = None
         self.writable = True
-        self.sources = set[ReplicaAnswer]()
+        self.sources = set[Source]()
         self._before: Before | None = None
         self._waiters = list[asyncio.Future[None]]()
         self._last: asyncio.TimerHandle | None = None
@@ -92,7 +92,7 @@ class Upgraded(asyncio.Protocol):
             self._before.resume_writing()
         self._wake()
 
-    def feed_from(self, answer: ReplicaAnswer) -> None:
+    def feed_from(self, answer: Source) -> None:
         """Another answer that is to be paused while the client does not keep up."""
         self.sources.add(answer)
         if not self.writable:

@@ -26,7 +26,7 @@ from gateway.server.websocket.boundaries import Boundaries
 from gateway.server.websocket.frames import GOING_AWAY, INTERNAL_ERROR, close_frame
 from gateway.server.websocket.takeover import Upgraded, UpgradedResponse
 from gateway.server.websocket.usage_tap import UsageTap
-from gateway.upstream.client import ReplicaAnswer
+from gateway.upstream.client import ReplicaAnswer, Source
 from gateway.upstream.headers import upstream_headers
 from gateway.upstream.http1 import SWITCHING
 
@@ -144,10 +144,11 @@ class TunnelReply(ClientReply):
             else:
                 self._socket.abort()
 
-    def feed_from(self, answer: ReplicaAnswer | None) -> None:
+    def feed_from(self, answer: Source | None) -> None:
         if self.plain:
             self.plain.feed_from(answer)
         elif self._socket:
+            assert answer is None or isinstance(answer, ReplicaAnswer)  # nothing else switches protocols
             self._socket.connect(answer, self._request)
 
     async def ended(self) -> None:

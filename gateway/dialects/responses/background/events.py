@@ -1,0 +1,116 @@
+"""The events of a run in the background: those of its replica, with numbers of our own, and the gateway's at both ends.
+
+    ours      response.created, response.queued, response.in_progress        response.failed, response.cancelled
+    replica's                                         the output's, response.completed or .incomplete
+
+So the numbers of one run have no gap, whatever its replica numbers, and the client knows the id before any replica is asked.
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.events.sse import EVENT_END, LONGEST_END, EventData, data_of
+from gateway.dialects.json_edits import read_object
+from gateway.dialects.json_structure import exceeds
+from gateway.dialects.responses.kept import MAX_KEPT, MAX_VALUES
+from gateway.errors import GatewayError
+
+COMPLETE: Final = frozenset(["response.completed", "response.incomplete"])
+MAX_EVENT: Final = MAX_KEPT + (64 << 10)  # bytes
+_NUMBER: Final = "sequence_number"
+
+
+def event_of(kind: str, number: int, response: bytes) -> bytes:
+    """An event of ours. response: the object, JSON."""
+    name = kind.encode("ascii")
+    return b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":%b}\n\n' % (name, name, number, response)
+
+
+def numbered(event: bytes, number: int, id_: str) -> bytes:
+    """A replica's event with this number. id_: of the response, if the event names it. Raises GatewayError 502. O(length)."""
+    data = EventData(event)
+    if exceeds(data.text, MAX_VALUES):
+        raise _garbage()
+    try:
+        members = read_object(data.text)
+        values = {_NUMBER: b"%d" % number}
+        if "response_id" in members.spans:
+            values["response_id"] = orjson.dumps(id_)
+        return data.edited(members.put_all(values))
+    except (ValueError, IndexError) as error:
+        raise _garbage() from error
+
+
+class Failure:
+    """What an engine's event says of its failure."""
+
+    __slots__ = ("code", "message")
+
+    def __init__(self, event: bytes) -> None:
+        found = _object(event)
+        response = found.get("response")
+        error = response.get("error") if isinstance(response, dict) else found.get("error")
+        said: dict[str, Any] = error if isinstance(error, dict) else found
+        message, code = said.get("message"), said.get("code")
+        self.message = message if isinstance(message, str) else "The replica failed while it answered."
+        self.code = code if isinstance(code, str) else "server_error"
+
+    def __repr__(self) -> str:
+        return f"<Failure {self.code[:100]!r}>"
+
+
+class Splitter:
+    """Bytes of a stream as they come, cut into events. O(bytes), whatever the cutting into chunks."""
+
+    __slots__ = ("_held", "_searched")
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._searched = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The events that are whole now, without those that have no data. Raises GatewayError 502."""
+        held = self._held
+        held += data
+        events, start = list[bytes](), 0
+        for match in EVENT_END.finditer(held, self._searched):
+            events.append(bytes(held[start : match.end()]))
+            start = match.end()
+        del held[:start]
+        self._searched = max(0, len(held) - LONGEST_END + 1)
+        if len(held) > MAX_EVENT:
+            self.drop()
+            raise GatewayError(502, "replica_failed", f"The replica has sent an event of more than {MAX_EVENT:,} bytes.")
+        return [event for event in events if data_of(event).lstrip().startswith(b"{")]
+
+    def drop(self) -> None:
+        """What is not whole never will be."""
+        self._held = bytearray()
+        self._searched = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes."""
+        return len(self._held)
+
+    def __repr__(self) -> str:
+        return f"<Splitter {len(self._held)} bytes held>"
+
+
+def _object(event: bytes) -> dict[str, Any]:
+    text = data_of(event)
+    if exceeds(text, MAX_VALUES):
+        return {}
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _garbage() -> GatewayError:
+    return GatewayError(502, "replica_failed", "The replica has sent an event that is none of a response.")

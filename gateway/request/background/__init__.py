@@ -1,0 +1,1 @@
+"""Requests that run without a client connection."""

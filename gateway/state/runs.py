@@ -1,0 +1,193 @@
+"""The store, with responses that run in the background.
+
+    begin ──► row of the response (queued) and row of the run ──► progress ──► finish: the run's row goes, the answer is kept
+                                                                     └──────► cancel, delete, end_abandoned: the row goes, too
+
+The row of the run is there exactly while the response is queued or in progress. Whoever takes it away, in one transaction with
+how the response ends, has decided; a runner that finds it gone stops. So it does not matter which process a client asks.
+
+A runner says again and again that it lives (`renew`). A run whose runner has been silent past `alive_until` was abandoned: a
+process that was killed. Anybody may end it then; runs of a process that lives are safe from that, also on the same store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from sqlalchemy import and_, delete, insert, or_, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.dialects.responses.background.objects import (
+    CANCELLED,
+    FAILED,
+    IN_PROGRESS,
+    QUEUED,
+    RESTARTED,
+    RUNNING,
+    in_state,
+)
+from gateway.state import names
+from gateway.state.records import Item, RunEnd, StoredResponse
+from gateway.state.store import Store
+from gateway.state.tables import responses, runs
+
+ALIVE_S: Final = 60.0  # a runner may be silent for so long: a database that does not answer, clocks that differ
+MAX_ASKED: Final = 1000  # runs of others, in one query
+_ENDED_AT_ONCE: Final = 100
+
+
+class RunStore(Store):
+    """See the top of this file. runner: the id of a process. All methods raise StoreFailed."""
+
+    async def begin(self, response: StoredResponse, runner: str) -> None:
+        """Returns when it is durable."""
+        now = self._clock()
+        row = {"owner": response.owner, "id": response.id, "runner": runner, "alive_until": now + ALIVE_S}
+
+        async def work(connection: AsyncConnection) -> None:
+            await self._insert(connection, response, now)
+            await connection.execute(insert(runs).values(row))
+
+        await self._database.write(work)
+
+    async def progress(self, owner: str, id_: str, response: bytes) -> None:
+        """It is in progress now; if it has ended already, nothing happens. response: the object that says so."""
+        queued = and_(_is_response(owner, id_), responses.c.status == QUEUED)
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(update(responses).where(queued).values(status=IN_PROGRESS, response=response))
+
+        await self._database.write(work)
+
+    async def finish(self, owner: str, id_: str, end: RunEnd, added: Sequence[Item] = (), conversation: str = "") -> bool:
+        """False, without a change: it has ended otherwise. added: to its conversation, with it or not at all.
+
+        Raises Unknown if its conversation is gone, TooLarge if that is full.
+        """
+        now = self._clock()
+
+        async def work(connection: AsyncConnection) -> bool:
+            if not await _taken(connection, owner, id_):
+                return False
+            values = {"status": end.status, "output": end.output, "response": end.response}
+            size = responses.c.size + len(end.output)
+            row = and_(_is_response(owner, id_), responses.c.emptied == 0)
+            await connection.execute(update(responses).where(row).values(size=size, **values))
+            await names.add(connection, owner, id_, end.names)
+            if conversation:
+                await self._extend(connection, owner, conversation, added, now)
+            return True
+
+        return await self._database.write(work)
+
+    async def cancel(self, owner: str, id_: str) -> None:
+        """If it has ended already, nothing happens."""
+
+        async def work(connection: AsyncConnection) -> None:
+            if await _taken(connection, owner, id_):
+                await _ended(connection, owner, id_, CANCELLED, None)
+
+        await self._database.write(work)
+
+    async def delete(self, owner: str, id_: str) -> bool:
+        """One that runs is stopped by that."""
+        now = self._clock()
+
+        async def work(connection: AsyncConnection) -> bool:
+            await connection.execute(delete(runs).where(_is_run(owner, id_)))
+            condition = and_(_is_response(owner, id_), responses.c.emptied == 0, responses.c.expires_at > now)
+            if not (await connection.execute(delete(responses).where(condition))).rowcount:
+                return False
+            await names.remove(connection, [(owner, id_)])
+            return True
+
+        return await self._database.write(work)
+
+    async def get(self, owner: str, id_: str) -> StoredResponse:
+        """One that was abandoned has failed. Raises Unknown or Expired."""
+        found = await super().get(owner, id_)
+        if found.status not in RUNNING or await self.going(owner, id_):
+            return found
+        await self._end(owner, id_)
+        return await super().get(owner, id_)
+
+    async def going(self, owner: str, id_: str) -> bool:
+        """Whether it runs, and its runner lives."""
+        query = select(runs.c.id).where(_is_run(owner, id_), runs.c.alive_until > self._clock())
+
+        async def work(connection: AsyncConnection) -> bool:
+            return (await connection.execute(query)).first() is not None
+
+        return await self._database.read(work)
+
+    async def going_of(self, runner: str, others: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """(owner, id) of the runs of this process, and of those of `others` whose runners live. others: MAX_ASKED at most."""
+        wanted = runs.c.runner == runner
+        if others:
+            theirs = tuple_(runs.c.owner, runs.c.id).in_(list(others))
+            wanted = or_(wanted, and_(theirs, runs.c.alive_until > self._clock()))
+        query = select(runs.c.owner, runs.c.id).where(wanted)
+
+        async def work(connection: AsyncConnection) -> set[tuple[str, str]]:
+            return {(row.owner, row.id) for row in (await connection.execute(query)).all()}
+
+        return await self._database.read(work)
+
+    async def renew(self, runner: str, ids: Collection[str]) -> None:
+        """The process lives, and these are its runs. (What it has begun and does not know, as where it was told that the store
+        had failed, is left to its fate.)
+        """
+        until = self._clock() + ALIVE_S
+        mine = and_(runs.c.runner == runner, runs.c.id.in_(list(ids)))
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(update(runs).where(mine).values(alive_until=until))
+
+        await self._database.write(work)
+
+    async def end_abandoned(self) -> int:
+        """End some of the runs whose runners are silent. Returns how many; 0: no more."""
+        query = select(runs.c.owner, runs.c.id).where(runs.c.alive_until <= self._clock()).limit(_ENDED_AT_ONCE)
+
+        async def work(connection: AsyncConnection) -> list[tuple[str, str]]:
+            return [(row.owner, row.id) for row in (await connection.execute(query)).all()]
+
+        found = await self._database.read(work)
+        for owner, id_ in found:
+            await self._end(owner, id_)
+        return len(found)
+
+    async def _end(self, owner: str, id_: str) -> None:
+        """If its runner is silent, the response has failed."""
+        now = self._clock()
+
+        async def work(connection: AsyncConnection) -> None:
+            going = select(runs.c.id).where(_is_run(owner, id_), runs.c.alive_until > now)
+            if (await connection.execute(going)).first() is None:
+                await _taken(connection, owner, id_)
+                await _ended(connection, owner, id_, FAILED, RESTARTED)
+
+        await self._database.write(work)
+
+
+async def _taken(connection: AsyncConnection, owner: str, id_: str) -> bool:
+    """Whether this transaction has taken the run's row away."""
+    return bool((await connection.execute(delete(runs).where(_is_run(owner, id_)))).rowcount)
+
+
+async def _ended(connection: AsyncConnection, owner: str, id_: str, status: str, error: dict[str, str] | None) -> None:
+    """Without an answer."""
+    row = and_(_is_response(owner, id_), responses.c.status.in_(list(RUNNING)), responses.c.emptied == 0)
+    found: Any = (await connection.execute(select(responses.c.response).where(row))).scalars().first()
+    if found is not None:
+        response = in_state(found, status, error)
+        await connection.execute(update(responses).where(row).values(status=status, response=response))
+
+
+def _is_run(owner: str, id_: str) -> Any:
+    return and_(runs.c.owner == owner, runs.c.id == id_)
+
+
+def _is_response(owner: str, id_: str) -> Any:
+    return and_(responses.c.owner == owner, responses.c.id == id_)
