@@ -559,3 +559,20 @@ async def test_a_reload_takes_the_pool_away_in_which_a_request_waits() -> None:
             assert codes == [502, 503]
             assert (admission.inflight, admission.waiting) == (0, 0)
             both.require_nothing_open()
+
+
+async def test_a_prewarm_that_asks_for_a_diagnosis_is_changed_for_the_other_pool_as_well() -> None:
+    """Its edits are places in the body, which another model's name has moved."""
+    body = {"model": "large", "max_tokens": 0, "messages": [{"role": "user", "content": TEXT}], "diagnostics": {}}
+    async with two(dies, small=message_answer, pool={"models": ["large"]}) as both:
+        status_, _, answer = await both.run.post(body, path=MESSAGES)
+        assert (status_, answer["content"]) == (200, [])
+        expected = {key: value for key, value in body.items() if key != "diagnostics"}
+        assert both.small.requests[-1].json == {**expected, "model": "little", "max_tokens": 1}
+
+
+async def message_answer(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    usage = {"input_tokens": 7, "output_tokens": 1}
+    found = {"id": "msg_1", "type": "message", "role": "assistant", "model": "little", "stop_reason": "max_tokens"}
+    found |= {"content": [{"type": "text", "text": "a"}], "usage": usage}
+    await writes(http(200, json.dumps(found).encode()))(request, writer)

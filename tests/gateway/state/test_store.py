@@ -349,12 +349,12 @@ async def test_writes_that_wait_are_bounded(url: str) -> None:
 
 async def test_a_file_of_the_version_before_is_upgraded(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite"
-    async with opened(path) as store:
+    async with opened(file_url(path)) as store:
         await store.put(response("a"))
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.execute("drop table warmroute_runs")
         file.execute("update warmroute_schema set version = 1")
-    async with opened(path) as store:
+    async with opened(file_url(path)) as store:
         assert (await store.get("o", "a")).id == "a"
     with contextlib.closing(sqlite3.connect(path)) as file:
         assert file.execute("select version from warmroute_schema").fetchall() == [(2,)]

@@ -274,3 +274,23 @@ async def test_one_whose_process_was_killed_fails_after_a_while(tmp_path: Path) 
             last = await other.client.responses.retrieve(first.id)
             assert (last.status, last.error.code) == ("failed", "server_error")
         await slow.left.wait()
+
+
+async def test_items_are_found_by_their_ids_before_a_run_and_after_it(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        first = await run.client.responses.create(model="m", input="a")
+        known: Any = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "b"}]
+        with pytest.raises(openai.NotFoundError, match="Item with id 'msg_never' not found"):
+            await begin(run, [{"type": "item_reference", "id": "msg_never"}])  # type: ignore[arg-type]
+        second = await ended(run, (await begin(run, known)).id)
+        assert texts(one.requests[-1].json) == ["to a", "b"]
+        await run.client.responses.delete(first.id)
+        third = await run.client.responses.create(model="m", input="c", previous_response_id=second.id)
+        assert texts(one.requests[-1].json) == ["to a", "b", "to b", "c"], "they were kept with the run"
+        refer: Any = [{"type": "item_reference", "id": second.output[0].id}]
+        await run.client.responses.create(model="m", input=refer)
+        assert texts(one.requests[-1].json) == ["to b"]
+        await run.client.responses.delete(second.id)
+        with pytest.raises(openai.NotFoundError, match="not found"):
+            await run.client.responses.create(model="m", input=refer)
+        assert third.id
