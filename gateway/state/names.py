@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import and_, delete, func, select, tuple_
+from sqlalchemy import and_, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -39,9 +39,9 @@ async def add(connection: AsyncConnection, owner: str, response: str, ids: Itera
     )
 
 
-async def remove(connection: AsyncConnection, gone: Sequence[tuple[str, str]]) -> None:
-    """gone: (owner, id) of responses."""
-    await connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(gone)))
+async def remove(connection: AsyncConnection, owner: str, response: str) -> None:
+    """The ids of items in this response (an id)."""
+    await connection.execute(delete(names).where(names.c.owner == owner, names.c.response == response))
 
 
 async def found(

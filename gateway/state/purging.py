@@ -1,14 +1,18 @@
-"""What has expired, some of it at a time: emptied first, and long after that forgotten."""
+"""What has expired, some of it at a time: emptied first, and long after that forgotten.
+
+The rows of a step are named by a subquery, not by their keys: SQLite finds rows by a list of pairs only by reading the whole
+table, prompts and all, while it keeps other writers waiting. Another gateway may change what the subquery finds between two
+statements (on Postgres). So names go twice: with what is emptied, and with what is forgotten.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import delete, select, tuple_, update
+from sqlalchemy import Select, Table, delete, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.state import names
-from gateway.state.tables import conversations, items, responses
+from gateway.state.tables import conversations, items, names, responses
 
 TOMBSTONE_S: Final = 7 * 86_400.0
 _AT_ONCE: Final = 500  # rows
@@ -16,31 +20,36 @@ _AT_ONCE: Final = 500  # rows
 
 async def emptied(connection: AsyncConnection, now: float) -> int:
     """How many were emptied. Conversations lose their items."""
-    gone = 0
-    for table, values in (
-        (responses, {"input": b"", "output": b"", "response": b""}),
-        (conversations, {"metadata": b"{}"}),
-    ):
-        key = tuple_(table.c.owner, table.c.id)
-        query = select(table.c.owner, table.c.id).where(table.c.emptied == 0, table.c.expires_at <= now).limit(_AT_ONCE)
-        rows = [tuple(row) for row in (await connection.execute(query)).all()]
-        if not rows:
-            continue
-        if table is conversations:
-            await connection.execute(delete(items).where(tuple_(items.c.owner, items.c.conversation).in_(rows)))
-        else:
-            await names.remove(connection, rows)
-        await connection.execute(update(table).where(key.in_(rows)).values(emptied=1, **values))
-        gone += len(rows)
-    return gone
+    old = _due(responses, 0, now)
+    await connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(old)))
+    gone = await _emptied(connection, responses, old, {"input": b"", "output": b"", "response": b""})
+    old = _due(conversations, 0, now)
+    await connection.execute(delete(items).where(tuple_(items.c.owner, items.c.conversation).in_(old)))
+    return gone + await _emptied(connection, conversations, old, {"metadata": b"{}"})
 
 
 async def forgotten(connection: AsyncConnection, before: float) -> int:
+    old = _due(responses, 1, before)
+    await connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(old)))
     gone = 0
     for table in (responses, conversations):
-        query = select(table.c.owner, table.c.id).where(table.c.emptied == 1, table.c.expires_at <= before)
-        rows = [tuple(row) for row in (await connection.execute(query.limit(_AT_ONCE))).all()]
-        if rows:
-            await connection.execute(delete(table).where(tuple_(table.c.owner, table.c.id).in_(rows)))
-            gone += len(rows)
+        made: Any = await connection.execute(delete(table).where(_key(table).in_(_due(table, 1, before))))
+        gone += made.rowcount
     return gone
+
+
+async def _emptied(connection: AsyncConnection, table: Table, old: Select[Any], values: dict[str, bytes]) -> int:
+    made: Any = await connection.execute(update(table).where(_key(table).in_(old)).values(emptied=1, **values))
+    count: int = made.rowcount
+    return count
+
+
+def _due(table: Table, emptied: int, until: float) -> Select[Any]:
+    """Owner and id of the next rows that have expired until then."""
+    order = (table.c.expires_at, table.c.owner, table.c.id)
+    old = select(table.c.owner, table.c.id).where(table.c.emptied == emptied, table.c.expires_at <= until)
+    return old.order_by(*order).limit(_AT_ONCE)
+
+
+def _key(table: Table) -> Any:
+    return tuple_(table.c.owner, table.c.id)

@@ -99,7 +99,7 @@ class RunStore(Store):
             condition = and_(_is_response(owner, id_), responses.c.emptied == 0, responses.c.expires_at > now)
             if not (await connection.execute(delete(responses).where(condition))).rowcount:
                 return False
-            await names.remove(connection, [(owner, id_)])
+            await names.remove(connection, owner, id_)
             return True
 
         return await self._database.write(work)

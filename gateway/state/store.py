@@ -115,7 +115,7 @@ class Store:
             condition = and_(_is(owner, id_), responses.c.emptied == 0, responses.c.expires_at > now)
             if not (await connection.execute(delete(responses).where(condition))).rowcount:
                 return False
-            await names.remove(connection, [(owner, id_)])
+            await names.remove(connection, owner, id_)
             return True
 
         return await self._database.write(work)
@@ -284,7 +284,7 @@ class Store:
                 await connection.execute(update(responses).where(tree).values(expires_at=expires_at))
         if response.id in known:
             await connection.execute(delete(responses).where(_is(response.owner, response.id)))
-            await names.remove(connection, [(response.owner, response.id)])
+            await names.remove(connection, response.owner, response.id)
         await connection.execute(insert(responses).values(row))
         await names.add(connection, response.owner, response.id, response.names)
 

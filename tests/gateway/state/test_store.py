@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
+from gateway.state import names
 from gateway.state.database import MAX_WAITING, Database
-from gateway.state.purging import TOMBSTONE_S
+from gateway.state.purging import TOMBSTONE_S, emptied, forgotten
 from gateway.state.records import Expired, StateError, StoreFailed, TooLarge, Unknown
 from gateway.state.store import MAX_TURNS, Store
 from tests.gateway.state.conftest import TTL_S, Clock, file_url, opened, response
@@ -114,6 +116,34 @@ async def test_a_tree_expires_together_and_going_on_renews_it(url: str) -> None:
             await store.chain("o", "b", MANY)
 
 
+class Explained:
+    """In the place of a connection: how SQLite would go about each statement."""
+
+    rowcount = 0
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.steps = list[str]()
+
+    async def execute(self, statement: Any) -> Explained:
+        text = str(statement.compile(dialect=sqlite_dialect(), compile_kwargs={"literal_binds": True}))
+        with contextlib.closing(sqlite3.connect(self.path)) as file:
+            self.steps += [row[3] for row in file.execute(f"explain query plan {text}")]
+        return self
+
+
+async def test_no_step_of_a_purge_reads_a_whole_table(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    async with opened(file_url(path)) as store:
+        await store.put(response("a"))
+    explained: Any = Explained(path)
+    await emptied(explained, 1.0)
+    await forgotten(explained, 1.0)
+    await names.remove(explained, "o", "a")
+    assert len(explained.steps) > 8
+    assert [step for step in explained.steps if step.startswith("SCAN")] == []
+
+
 async def test_what_has_expired_is_emptied_and_its_id_is_known_for_a_while(url: str) -> None:
     clock = Clock()
     async with opened(url, clock) as store:
@@ -121,11 +151,11 @@ async def test_what_has_expired_is_emptied_and_its_id_is_known_for_a_while(url: 
         assert await store.purge() == 0
         clock.now += TTL_S + 1
         await store.put(response("new"))
-        emptied = 0
+        gone = 0
         while found := await store.purge():
             assert found <= 1000, "in pieces: others want to write"
-            emptied += found
-        assert emptied == 1200
+            gone += found
+        assert gone == 1200
         with pytest.raises(Expired):
             await store.get("o", "r7")
         clock.now += TOMBSTONE_S
