@@ -46,9 +46,8 @@ async def _emptied(connection: AsyncConnection, table: Table, old: Select[Any], 
 
 def _due(table: Table, emptied: int, until: float) -> Select[Any]:
     """Owner and id of the next rows that have expired until then."""
-    order = (table.c.expires_at, table.c.owner, table.c.id)
     old = select(table.c.owner, table.c.id).where(table.c.emptied == emptied, table.c.expires_at <= until)
-    return old.order_by(*order).limit(_AT_ONCE)
+    return old.order_by(table.c.expires_at).limit(_AT_ONCE)
 
 
 def _key(table: Table) -> Any:
