@@ -231,9 +231,9 @@ class Dialect:
         """For a large plain answer that begins so. Raises ReplicaFailure if no engine answers so."""
         return None
 
-    def editor(self, api: ApiRequest, prompt: Prompt, *, caches: bool) -> AnswerEditor | None:
+    def editor(self, api: ApiRequest, prompt: Prompt, *, caches: bool, diagnoses: bool) -> AnswerEditor | None:
         """For a good answer to a request that has breakpoints or `demands`. caches: the engine has a prefix cache, as far as is
-        known. None: it goes to the client as it is.
+        known. diagnoses: the gateway answers `api.diagnosis`. None: it goes to the client as it is.
         """
         return None
 

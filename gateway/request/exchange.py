@@ -169,7 +169,7 @@ class Exchange:
         edits = api.billing if api.billing and self.target.strip_billing_header else []
         if api.prewarm and not replica.facts.engine.prewarms:
             edits = edits + api.prewarm
-        if api.diagnosis:
+        if api.diagnosis and self.diagnoses:
             edits = edits + api.diagnosis.edits
         if edits:
             self._charge_copy(call.body)
@@ -203,8 +203,13 @@ class Exchange:
             return None  # nearly all answers
         trial = self.attempts.trial
         caches = trial is None or trial[1].facts.caching is not False
-        self.edited = self.dialect.editor(self.api, prompt, caches=caches)
+        self.edited = self.dialect.editor(self.api, prompt, caches=caches, diagnoses=self.diagnoses)
         return self.edited
+
+    @property
+    def diagnoses(self) -> bool:
+        """Whether `diagnostics` is the gateway's to answer: not for a pool that is Anthropic's own API."""
+        return self.target.strip_billing_header
 
     def _charge_copy(self, body: bytes) -> None:
         if len(body) >= LARGE_BODY and not self._copied:

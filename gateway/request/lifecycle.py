@@ -46,6 +46,7 @@ from gateway.request.background.following import Following
 from gateway.request.client import REQUEST_ID_HEADER, Audience, Caller, ClientReply, ClientRequest
 from gateway.request.delivery import Delivery
 from gateway.request.exchange import Exchange
+from gateway.request.fallback.chain import foreseen
 from gateway.request.fallback.fallbacks import Fallbacks
 from gateway.request.fallback.renaming import find_outside
 from gateway.request.kept.diagnoses import Diagnoses
@@ -203,7 +204,7 @@ class Lifecycle:
         if dialect.kept_here:
             answer = await self.recall.answer(request, api, caller, elsewhere=elsewhere)
         else:
-            self.fleet.target(api.model).require()
+            foreseen(self.fleet, self.fleet.target(api.model), self.clock())[1].require()
             record.model, record.generates, record.metered = api.model, False, False  # its run is logged by itself
             answer = await self.recall.start(request, api, caller, self.serve, elsewhere=elsewhere)
         if answer is None:
@@ -212,11 +213,17 @@ class Lifecycle:
         if isinstance(answer, Following):
             record.status, record.stream = 200, True
             reply = self._reply(request, record, 200, None, _STREAM_LINES)
-            await self.recall.followers.send(answer, reply, dialect, self.live.patience_s)
+
+            def failed(error: GatewayError) -> bytes:
+                record.error = error.message
+                seen = error if self.audience.is_operator(request) else error.redacted(record.id)
+                return dialect.error_event(seen, None) or b""
+
+            await self.recall.followers.send(answer, reply, failed, self.live.patience_s)
         else:
             record.status, body = answer
             reply = self._reply(request, record, record.status, body, _JSON_LINE)
-        record.ok = record.complete = True
+        record.ok = record.complete = not record.error
         return reply
 
     async def _recall(

@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.state.engine import is_conflict, made, make_tables, parsed, read_options
+from gateway.state.engine import CONNECTIONS, is_conflict, made, make_tables, parsed, read_options
 from gateway.state.records import StoreFailed
 
 OPERATION_S: Final = 10.0
@@ -53,6 +53,7 @@ class Database:
         self._engine: AsyncEngine | None = None
         self._queue = asyncio.Queue[Write](MAX_WAITING)
         self._writer: asyncio.Task[None] | None = None
+        self._readers = asyncio.Semaphore(CONNECTIONS - 1)  # the writer has the last one
 
     async def open(self) -> None:
         """Connect, and make what is missing of the schema; several processes may do so at once. Raises StoreFailed."""
@@ -86,7 +87,7 @@ class Database:
     async def read(self, work: Work[T]) -> T:
         """Raises StoreFailed, and what `work` raises."""
         assert self._engine
-        async with self._bounded(), self._engine.connect() as connection:
+        async with self._place(), self._bounded(), self._engine.connect() as connection:
             await connection.execution_options(**read_options(self._engine))
             return await work(connection)
 
@@ -145,6 +146,19 @@ class Database:
             if not done.done():
                 done.set_result(result)
         return None
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """Among those that read. To wait for it says nothing about the database. Raises StoreFailed."""
+        try:
+            async with asyncio.timeout(self._operation_s):
+                await self._readers.acquire()
+        except TimeoutError:
+            raise StoreFailed(f"other reads have kept the database busy for {self._operation_s:g} s") from None
+        try:
+            yield
+        finally:
+            self._readers.release()
 
     @contextlib.asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:

@@ -21,7 +21,7 @@ from gateway.state.records import StoreFailed
 from gateway.state.tables import UPGRADED, VERSION, schema, versions
 
 _BUSY_MS: Final = 5000
-_CONNECTIONS: Final = 4
+CONNECTIONS: Final = 4
 _SQLITE: Final = "sqlite"
 _READS: Final = "warmroute_reads"
 _DRIVERS: Final = {_SQLITE: "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
@@ -52,10 +52,10 @@ def parsed(url: str) -> URL:
 def made(url: URL, wait_s: float) -> AsyncEngine:
     """url: from `parsed`. wait_s: for a connection while all are in use. Raises OSError; connects to nothing yet."""
     if not _is_file(url):
-        return create_async_engine(url, pool_size=_CONNECTIONS, max_overflow=0, pool_pre_ping=True, pool_timeout=wait_s)
+        return create_async_engine(url, pool_size=CONNECTIONS, max_overflow=0, pool_pre_ping=True, pool_timeout=wait_s)
     if url.database:
         _private(Path(url.database))
-    engine = create_async_engine(url, pool_size=_CONNECTIONS, max_overflow=0, pool_timeout=wait_s)
+    engine = create_async_engine(url, pool_size=CONNECTIONS, max_overflow=0, pool_timeout=wait_s)
     event.listen(engine.sync_engine, "connect", _tune)
     event.listen(engine.sync_engine, "begin", _begin)
     return engine

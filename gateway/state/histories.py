@@ -164,8 +164,7 @@ class Histories:
         try:
             found = await (await self.opened()).named(owner, ids, most)
         except TooLarge as large:
-            text = f"The items that 'input' refers to are in responses of {large.size:,} bytes: send some of them themselves."
-            raise GatewayError(413, "history_too_large", text, param="input") from None
+            raise too_large(f"The items that 'input' refers to are in responses of {large.size:,} bytes", "input") from None
         except StoreFailed as failure:
             raise unavailable(failure) from None
         for id_ in ids:
@@ -227,6 +226,10 @@ class Histories:
         """Raises StoreFailed."""
         assert self.store is not None
         return await self.store.get()
+
+
+def too_large(what: str, param: str) -> GatewayError:
+    return GatewayError(413, "history_too_large", f"{what}: send some of them themselves.", param=param)
 
 
 def unavailable(failure: StoreFailed) -> GatewayError:

@@ -57,11 +57,8 @@ async def found(
             select(names.c.id, names.c.response).where(names.c.owner == owner, names.c.id.in_(part))
         )
         sought |= {row.id: row.response for row in rows}
-    own = dict[str, bytes]()
-    for id_ in ids:
-        if id_ not in sought and (item := await _in_conversation(connection, owner, id_, now)):
-            own[id_] = item
-    size, contents = sum(map(len, own.values())), dict[str, tuple[bytes, bytes]]()
+    own, size = await _in_conversations(connection, owner, [id_ for id_ in ids if id_ not in sought], now, most)
+    contents = dict[str, tuple[bytes, bytes]]()
     for part in _parts(list(dict.fromkeys(sought.values()))):
         kept = and_(
             responses.c.owner == owner, responses.c.id.in_(part), responses.c.emptied == 0, responses.c.expires_at > now
@@ -94,12 +91,23 @@ def picked(sought: Sought, contents: dict[str, tuple[bytes, bytes]]) -> dict[str
     return out
 
 
-async def _in_conversation(connection: AsyncConnection, owner: str, id_: str, now: float) -> bytes | None:
+async def _in_conversations(
+    connection: AsyncConnection, owner: str, ids: Sequence[str], now: float, most: int
+) -> tuple[dict[str, bytes], int]:
+    """Items by their ids, and the bytes of all that have them. Raises TooLarge before more than `most` is read."""
+    own, size = dict[str, bytes](), 0
     mine = and_(conversations.c.owner == items.c.owner, conversations.c.id == items.c.conversation)
-    query = select(items.c.item).join(conversations, mine).where(items.c.owner == owner, items.c.id == id_)
-    kept = query.where(conversations.c.emptied == 0, conversations.c.expires_at > now).limit(1)
-    item: bytes | None = (await connection.execute(kept)).scalar()
-    return item
+    for part in _parts(ids):
+        kept = and_(
+            items.c.owner == owner, items.c.id.in_(part), conversations.c.emptied == 0, conversations.c.expires_at > now
+        )
+        sizes = select(func.coalesce(func.sum(func.length(items.c.item)), 0)).join(conversations, mine).where(kept)
+        size += (await connection.execute(sizes)).scalar_one()
+        if size > most:
+            raise TooLarge(size, len(ids))
+        rows = await connection.execute(select(items.c.id, items.c.item).join(conversations, mine).where(kept))
+        own |= {row.id: row.item for row in rows}
+    return own, size
 
 
 def _parts(ids: Sequence[str]) -> list[Sequence[str]]:

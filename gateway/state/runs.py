@@ -73,8 +73,9 @@ class RunStore(Store):
             values = {"status": end.status, "output": end.output, "response": end.response}
             size = responses.c.size + len(end.output)
             row = and_(_is_response(owner, id_), responses.c.emptied == 0)
-            await connection.execute(update(responses).where(row).values(size=size, **values))
-            await names.add(connection, owner, id_, end.names)
+            changed: Any = await connection.execute(update(responses).where(row).values(size=size, **values))
+            if changed.rowcount:  # else it has expired meanwhile
+                await names.add(connection, owner, id_, end.names)
             if conversation:
                 await self._extend(connection, owner, conversation, added, now)
             return True

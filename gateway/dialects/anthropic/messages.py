@@ -64,9 +64,9 @@ class Messages(Dialect):
     def answer_tail(self, begin: bytes) -> AnswerTail | None:
         return UsageTail(begin, parse_usage)
 
-    def editor(self, api: ApiRequest, prompt: Prompt, *, caches: bool) -> AnswerEditor | None:
+    def editor(self, api: ApiRequest, prompt: Prompt, *, caches: bool, diagnoses: bool) -> AnswerEditor | None:
         marked, silent = marked_in(prompt) if caches else None, bool(api.prewarm)
-        told = api.diagnosis.told if api.diagnosis else b""
+        told = api.diagnosis.told if api.diagnosis and diagnoses else b""
         return MessageEditor(marked, silent=silent, diagnosis=told) if marked or silent or told else None
 
     def error_body(self, error: GatewayError, request_id: str = "") -> bytes:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.json_edits import Edit, Members, apply
+from gateway.dialects.json_edits import Edit, Members
 from gateway.dialects.responses.ids import MAX_ID_CHARS
 from gateway.dialects.responses.references import Reference, replaced
 from gateway.errors import bad_request
@@ -47,11 +47,15 @@ class History:
         self.own = _own(members)
         self.resolved = False
 
-    def resolve(self, references: Sequence[Reference], items: Mapping[str, bytes]) -> None:
-        """Write out what the body refers to. references: all in it. items: JSON, by id. O(length)."""
+    def referring(self, references: Sequence[Reference], items: Mapping[str, bytes]) -> tuple[bytes, list[Edit]]:
+        """The list of items, and the edits that write out what it refers to. references: all in it. items: JSON, by id."""
         start, end = self.members.spans["input"]
         edits = [(first - start, last - start, new) for first, last, new in replaced(references, items)]
-        self.own = apply(self.members.raw[start:end], edits)[1:-1].strip()
+        return self.members.raw[start:end], edits
+
+    def resolve(self, written: bytes) -> None:
+        """written: the list of `referring`, edited."""
+        self.own = written[1:-1].strip()
         self.resolved = True
 
     def __repr__(self) -> str:

@@ -73,6 +73,7 @@ class CompactResponses(Responses):
     name: ClassVar[str] = "compact_responses"
     translatable: ClassVar[bool] = False
     makes_objects: ClassVar[bool] = False
+    in_background: ClassVar[bool] = False
     lacking: ClassVar[str] = (
         "The replica cannot compact a history: most engines cannot. Ask it for a summary (POST /v1/responses), and begin a new "
         "conversation with that."

@@ -6,7 +6,8 @@ A log holds MAX_LOG bytes, all logs of a process MAX_LOGS, and each byte is char
 asked for the run. Where there is no room the oldest events go: first those of runs that ended first, then the run's own. A run
 is never held back by who follows it. Logs of runs that have ended are held for HELD_S, MAX_ENDED of them.
 
-Invariants: a log's size is that of its events; `Logs.size` the sum of its logs' sizes. All operations O(1), but for dropping.
+Invariants: a log's size is that of its events; `Logs.size` the sum of its logs' sizes. Adding is O(1) and
+O(followers) where some wait, but for dropping; reading is O(events before).
 """
 
 from __future__ import annotations
@@ -39,11 +40,16 @@ class EventLog:
         self.ended = False
         self._events = deque[bytes]()
         self._lease = lease
-        self._changed: list[asyncio.Future[None]] = []
+        self._changed: dict[asyncio.Future[None], None] = {}  # who waits, in their order
 
     @property
     def next(self) -> int:
         return self.first + len(self._events)
+
+    @property
+    def followers(self) -> int:
+        """How many wait for the next event."""
+        return len(self._changed)
 
     def since(self, after: int) -> tuple[bytes, int] | None:
         """Events after this number, SLICE bytes of them, or one; and the last one's number. None: the first of them is gone."""
@@ -60,8 +66,11 @@ class EventLog:
     async def changed(self) -> None:
         """Wait until there is something new."""
         waiter = asyncio.get_running_loop().create_future()
-        self._changed.append(waiter)
-        await waiter
+        self._changed[waiter] = None
+        try:
+            await waiter
+        finally:
+            self._changed.pop(waiter, None)
 
     def append(self, event: bytes) -> bool:
         """False: there is no memory for it. For `Logs` only, as the methods below."""
@@ -94,7 +103,7 @@ class EventLog:
         return size
 
     def _wake(self) -> None:
-        waiting, self._changed = self._changed, []
+        waiting, self._changed = self._changed, {}
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)

@@ -11,9 +11,9 @@ and it may fetch the response.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gateway.dialects.dialect import Dialect
 from gateway.dialects.responses.background.replay import replayed
 from gateway.errors import ClientStalled, GatewayError, bad_request, shutting_down
 from gateway.request.background.event_log import EventLog
@@ -26,6 +26,8 @@ from gateway.state.records import StateError, StoreFailed
 from gateway.upstream.client import Source
 
 FIRST: Final = -1  # the number before the first one
+
+ErrorEvent = Callable[[GatewayError], bytes]
 
 
 class Gate(Source):
@@ -73,6 +75,8 @@ class Followers:
         """Raises GatewayError 400 if these events are not to be had."""
         log = self._runs.logs.find((again.owner, again.id))
         after = FIRST if again.after is None else again.after
+        if log and after >= log.next:
+            raise bad_request(f"The newest event of this response is number {log.next - 1}.", "starting_after")
         if log and log.first <= after + 1:
             return Following(log, None, after)
         if log and not log.ended:
@@ -80,8 +84,11 @@ class Followers:
             raise bad_request(f"{text} Ask for later ones, or fetch the response when it is complete.", "starting_after")
         return Following(None, again, again.after)
 
-    async def send(self, following: Following, reply: ClientReply, dialect: Dialect, patience_s: float) -> None:
-        """All of it to a reply that has begun, which ends. Raises ConnectionError if the client has left, or does not read."""
+    async def send(self, following: Following, reply: ClientReply, failed: ErrorEvent, patience_s: float) -> None:
+        """All of it to a reply that has begun, which ends. failed: the event for an error.
+
+        Raises ConnectionError if the client has left, or does not read.
+        """
         gate = Gate()
         reply.feed_from(gate)
         try:
@@ -96,11 +103,11 @@ class Followers:
             reply.cut()
             raise
         except GatewayError as error:
-            reply.end(dialect.error_event(error, None) or b"")
+            reply.end(failed(error))
         except asyncio.CancelledError:
             if not self._running.over:
                 raise  # the client left
-            reply.end(dialect.error_event(shutting_down(), None) or b"")
+            reply.end(failed(shutting_down()))
         finally:
             reply.feed_from(None)
 

@@ -163,6 +163,8 @@ class Runs:
         now = self._clock()
         key = owner, f"resp_{uuid4().hex}"
         response = queued_object(key[1], int(now), history, api.alias or api.model)
+        if not lease.grow(len(response)):
+            raise over_budget(0, lease.account.largest, len(response))
         stored = StoredResponse(
             owner=owner,
             id=key[1],
@@ -187,7 +189,7 @@ class Runs:
         progress = asyncio.get_running_loop().create_task(self._progress(run))
         try:
             run.begun = True
-            if not run.stopped:
+            if not (run.stopped or self._closing):
                 await serve(request)
         except (asyncio.CancelledError, ConnectionError):
             if not (run.stopped or self._closing or self._running.over):

@@ -33,9 +33,7 @@ class Diagnoses:
     def begin(self, exchange: Exchange, caller: Caller, now: float) -> None:
         """A request that asks has its replica, and the answer to its question."""
         api = exchange.api
-        if not exchange.target.strip_billing_header:
-            api.diagnosis = None  # the pool is Anthropic's own API, which knows better
-        elif api.diagnosis:
+        if api.diagnosis and exchange.diagnoses:
             self.diagnose(api.diagnosis, _owner(exchange, caller), _fingerprint(exchange, api.diagnosis), now)
 
     def delivered(self, exchange: Exchange, caller: Caller, now: float) -> None:

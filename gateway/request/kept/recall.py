@@ -28,7 +28,7 @@ from gateway.request.background.runs import Runs, Serve
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.kept.recent import Lane
 from gateway.state.api import Again, Answer, StateApi
-from gateway.state.histories import Histories, Turn, owner_of
+from gateway.state.histories import Histories, Turn, owner_of, too_large
 
 HISTORY_SHARE: Final = 0.9  # of the largest body: the new items have to fit in, too
 
@@ -71,6 +71,8 @@ class Recall:
         client, body, lane = request.lease.account.client, api.body, request.recent
         history = History(await self._parsing.members(body, client))
         if history.background:
+            if not dialect.in_background:
+                raise bad_request("This does not run in the background.", "background")
             return api, None
         history.store = history.store and dialect.makes_objects
         turn = await self._turn(request, history, api, caller, elsewhere=elsewhere)
@@ -115,6 +117,8 @@ class Recall:
         turn = await self._turn(request, history, api, caller, elsewhere=elsewhere)
         if turn is None:
             return None
+        if (size := sum(map(len, turn.before))) >= LARGE_BODY:
+            _charge(request, size)
         if api.references:
             await self._resolve(request, history, turn, caller)
         run = await self.runs.start(request, caller, api, history, _owner(request, caller), serve)
@@ -153,12 +157,16 @@ class Recall:
         references = await self._parsing.references(history.members.raw, request.lease.account.client)
         ids = list(dict.fromkeys(id_ for _, _, id_ in references))
         most = self._most - sum(map(len, turn.before))
-        history.resolve(references, await self._histories.items(_owner(request, caller), ids, most))
+        items = await self._histories.items(_owner(request, caller), ids, most)
+        size = sum(len(items[id_]) for _, _, id_ in references)  # one item may be meant many times
+        if size > most:
+            raise too_large(f"The items that 'input' refers to have {size:,} bytes, written out", "input")
+        if size + len(history.own) >= LARGE_BODY:
+            _charge(request, size + len(history.own))
+        history.resolve(await edited(*history.referring(references, items)))
         if turn.own is not None:
             known = () if turn.parent == history.previous else turn.before  # what the store lacks is kept with it
             turn.own = b",".join([piece for piece in (*known, history.own) if piece])
-        if len(history.own) >= LARGE_BODY:
-            _charge(request, len(history.own))
 
     @property
     def _most(self) -> int:

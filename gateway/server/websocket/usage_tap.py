@@ -22,6 +22,7 @@ MAX_EVENT: Final = 1 << 18
 
 _RESPONSE, _TRANSCRIPTION = "response.done", "transcription.done"  # OpenAI's, and vLLM's for audio that becomes text
 _MARKS: Final = (b'"response.done"', b'"transcription.done"')
+_LONGEST: Final = max(map(len, _MARKS)) - 1  # bytes of a mark that may have come already
 _TEXT, _CONTROLS = 1, 8
 _FINAL, _RESERVED, _OPCODE, _MASKED = 0x80, 0x70, 0x0F, 0x80
 
@@ -37,6 +38,7 @@ class UsageTap(FrameTap):
         self._reading = False  # the current frame is a part of it
         self._final = False  # and its last one
         self._held = bytearray()  # of the message, where it did not come at once
+        self._searched: bytes | None = None  # the end of what has come of one that is too long for that
 
     def frame(self, first: int, second: int, length: int, data: bytes, begin: int, end: int) -> None:
         self._left = length - (end - begin)
@@ -48,12 +50,11 @@ class UsageTap(FrameTap):
             readable = not (first & _RESERVED or second & _MASKED)
             self._in_message = opcode == _TEXT and readable
             self.unread = self.unread or not readable
-            self._held = bytearray()
+            self._held, self._searched = bytearray(), None
         if self._in_message and len(self._held) + length > MAX_EVENT:
             self._in_message = False
-            self.unread = self.unread or _marked(data, begin, end) or _marked(self._held, 0, len(self._held))
-            self._held = bytearray()
-        self._reading, self._final = self._in_message, bool(first & _FINAL)
+            self._searched, self._held = bytes(self._held), bytearray()
+        self._reading, self._final = self._in_message or self._searched is not None, bool(first & _FINAL)
         self._piece(data, begin, end)
 
     def more(self, data: bytes, end: int) -> None:
@@ -66,6 +67,9 @@ class UsageTap(FrameTap):
     def _piece(self, data: bytes, begin: int, end: int) -> None:
         if not self._reading:
             return
+        if self._searched is not None:
+            self._search(data, begin, end)
+            return
         whole = self._final and not self._left
         if not (whole and not self._held):
             self._held += data[begin:end]
@@ -76,6 +80,15 @@ class UsageTap(FrameTap):
             self._read(data, begin, end)
         if whole:
             self._in_message = self._reading = False
+
+    def _search(self, data: bytes, begin: int, end: int) -> None:
+        """A piece of a message that is too long to be held."""
+        assert self._searched is not None
+        text = self._searched + data[begin:end]
+        if _marked(text, 0, len(text)):
+            self.unread, self._searched, self._reading = True, None, False
+        else:
+            self._searched = text[-_LONGEST:]
 
     def _read(self, data: bytes, begin: int, end: int) -> None:
         """A whole message."""

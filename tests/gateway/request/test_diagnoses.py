@@ -15,7 +15,7 @@ from tests.gateway.conftest import Running, running
 from tests.gateway.request.test_cache_control import RULES
 from tests.gateway.request.test_dialects import ASKED, BEGUN, ENDS, MESSAGES, SAYS, events, message
 from tests.gateway.request.test_translation import chat_only
-from tests.support.fakes import Behaviour, FakeReplica, answers, http, streams, writes
+from tests.support.fakes import Behaviour, FakeReplica, answers, http, status, streams, writes
 
 SAID = {**ASKED, "system": RULES}
 NOT_FOUND = {"cache_miss_reason": {"type": "previous_message_not_found"}}
@@ -132,3 +132,17 @@ def test_ids_expire_and_may_come_again() -> None:
     diagnoses.remember(other, "owner", two, TTL_S + 20)
     diagnoses.check()
     assert len(diagnoses) == 1, "what has expired is dropped"
+
+
+async def test_a_fallback_answers_what_the_pool_before_would_have_answered_itself() -> None:
+    async with FakeReplica([status(500)] * 9) as provider, FakeReplica([message()]) as own:
+        pools = [
+            {"name": "a", "models": ["m"], "replicas": [provider.url], "strip_billing_header": False, "fallback": "b"},
+            {"name": "b", "models": ["own"], "replicas": [own.url]},
+        ]
+        async with running(pools=pools) as run:
+            id_, first = await told(run, asking(None))
+            assert first is None
+            assert provider.requests[0].json["diagnostics"] == {"previous_message_id": None}
+            assert "diagnostics" not in own.requests[-1].json
+            assert (await told(run, asking("msg_of_another")))[1] == NOT_FOUND

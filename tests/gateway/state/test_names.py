@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import func, select
 
 from gateway.state.items import name_at, place_of
+from gateway.state.names import found
 from gateway.state.purging import TOMBSTONE_S
 from gateway.state.records import Conversation, Item, StoredResponse, TooLarge
 from gateway.state.store import Store
@@ -85,3 +87,36 @@ async def test_no_more_is_read_than_is_allowed(url: str) -> None:
 def test_other_ids_name_no_place(id_: str) -> None:
     assert place_of(id_) is None
     assert place_of(f"msg_{name_at('resp_1', 3, made=True)}") == ("resp_1", True, 3)
+
+
+class Counted:
+    """A connection that counts its statements."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.statements = 0
+
+    async def execute(self, *arguments: Any) -> Any:
+        self.statements += 1
+        return await self.connection.execute(*arguments)
+
+
+async def test_a_thousand_unknown_ids_are_a_few_statements(url: str) -> None:
+    async with opened(url) as store:
+
+        async def work(connection: Any) -> int:
+            counted_: Any = Counted(connection)
+            assert await found(counted_, "o", [f"never{at}" for at in range(1000)], 0.0, MANY) == ({}, {}, {})
+            return int(counted_.statements)
+
+        assert await store._database.read(work) <= 6
+
+
+async def test_items_of_conversations_are_bounded_before_they_are_read(url: str) -> None:
+    async with opened(url) as store:
+        for at in range(3):
+            made_ = Conversation(owner="o", id=f"c{at}", created_at=1.0, metadata=b"{}")
+            await store.create_conversation(made_, [Item("same", b'"%0100d"' % at)])
+        with pytest.raises(TooLarge):
+            await store.named("o", ["same"], 300)
+        assert len(await store.named("o", ["same"], 400)) == 1

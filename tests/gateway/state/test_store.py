@@ -16,8 +16,10 @@ from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
 from gateway.state import names
 from gateway.state.database import MAX_WAITING, Database
+from gateway.state.engine import CONNECTIONS
 from gateway.state.purging import TOMBSTONE_S, emptied, forgotten
-from gateway.state.records import Expired, StateError, StoreFailed, TooLarge, Unknown
+from gateway.state.records import Expired, RunEnd, StateError, StoreFailed, TooLarge, Unknown
+from gateway.state.runs import RunStore
 from gateway.state.store import MAX_TURNS, Store
 from tests.gateway.state.conftest import TTL_S, Clock, file_url, opened, response
 
@@ -389,3 +391,53 @@ async def test_a_file_of_the_version_before_is_upgraded(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as file:
         assert file.execute("select version from warmroute_schema").fetchall() == [(2,)]
         assert file.execute("select count(*) from warmroute_runs").fetchall() == [(0,)]
+
+
+async def test_reads_that_wait_for_other_reads_do_not_take_the_database_for_dead(tmp_path: Path) -> None:
+    database = Database(file_url(tmp_path / "a.sqlite"), operation_s=0.3)
+    await database.open()
+    free = [asyncio.Event() for _ in range(CONNECTIONS - 1)]
+
+    async def held(number: int) -> None:
+        async def work(_connection: Any) -> None:
+            await free[number].wait()
+
+        await database.read(work)
+
+    async def nothing(_connection: Any) -> int:
+        return 1
+
+    try:
+        holding = [asyncio.create_task(held(number)) for number in range(len(free))]
+        waiting = asyncio.create_task(database.read(nothing))
+        await asyncio.sleep(0)
+        assert await database.write(nothing) == 1, "the writer has a connection of its own"
+        for event in free:
+            event.set()
+        await asyncio.gather(*holding)
+        assert await waiting == 1
+        full = asyncio.Semaphore(0)
+        database._readers, places = full, database._readers
+        with pytest.raises(StoreFailed, match="other reads"):
+            await database.read(nothing)
+        database._readers = places
+        assert await database.read(nothing) == 1, "at once: it was not the database"
+    finally:
+        await database.close()
+
+
+async def test_a_run_that_ends_when_it_has_expired_leaves_no_names(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "a.sqlite"
+    database = Database(file_url(path))
+    await database.open()
+    store = RunStore(database, TTL_S, clock)
+    await store.begin(response("a"), "me")
+    clock.now += TTL_S + 1
+    while await store.purge():
+        pass
+    await store.finish("o", "a", RunEnd("completed", b"", b"{}", ("m1",)))
+    await store.begin(response("b"), "me")
+    await store.finish("o", "b", RunEnd("completed", b'{"id":"m2"}', b"{}", ("m2",)))
+    await store.close()
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        assert file.execute("select id from warmroute_names").fetchall() == [("m2",)]

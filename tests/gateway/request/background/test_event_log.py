@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from gateway.admission.memory import Budget
 from gateway.request.background.event_log import HELD_S, Logs
 
@@ -39,3 +41,18 @@ def test_without_memory_the_oldest_events_go() -> None:
     assert found == (b"%0100d" % 49, 49)
     logs.add(log, b"x" * 2000)
     assert (log.next, log.since(49), log.size) == (51, None, 0)
+
+
+async def test_followers_that_left_are_forgotten() -> None:
+    logs = Logs()
+    log = logs.open(("o", "1"), Budget(1000).lease("c"))
+    following = [asyncio.create_task(log.changed()) for _ in range(100)]
+    await asyncio.sleep(0)
+    assert log.followers == 100
+    for task in following[:99]:
+        task.cancel()
+    await asyncio.gather(*following[:99], return_exceptions=True)
+    assert log.followers == 1
+    logs.add(log, b"e")
+    await following[99]
+    assert log.followers == 0

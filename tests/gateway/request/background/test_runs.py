@@ -294,3 +294,50 @@ async def test_items_are_found_by_their_ids_before_a_run_and_after_it(tmp_path: 
         with pytest.raises(openai.NotFoundError, match="not found"):
             await run.client.responses.create(model="m", input=refer)
         assert third.id
+
+
+async def test_it_goes_to_the_fallback_of_a_pool_without_replicas(tmp_path: Path) -> None:
+    async with replica() as one:
+        pools = [
+            {
+                "name": "big",
+                "models": ["large"],
+                "replicas": ["http://127.0.0.1:9"],
+                "fallback": {"pool": "small", "model": "m"},
+            },
+            {"name": "small", "models": ["m"], "replicas": [one.url]},
+        ]
+        async with running(pools=pools, state=kept_in(tmp_path)) as run:
+            made = await run.client.responses.create(model="large", input="a", background=True)
+            assert (await ended(run, made.id)).output_text == "to a"
+            assert one.requests[-1].json["model"] == "m"
+            with pytest.raises(openai.NotFoundError):
+                await run.client.responses.create(model="unknown", input="a", background=True)
+
+
+async def test_events_that_are_not_there_yet_are_refused(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        done = await ended(run, (await begin(run)).id)
+        seen = [event async for event in await run.client.responses.retrieve(done.id, stream=True)]
+        last = seen[-1].sequence_number
+        assert [event async for event in await run.client.responses.retrieve(done.id, stream=True, starting_after=last)] == []
+        with pytest.raises(openai.BadRequestError, match=f"The newest event of this response is number {last}"):
+            await run.client.responses.retrieve(done.id, stream=True, starting_after=last + 1)
+
+
+async def test_a_stream_that_ends_with_an_error_is_logged_as_one(tmp_path: Path, request_lines: Any) -> None:
+    """Its run goes on in another gateway, and is deleted there."""
+    slow = Slow()
+    async with (
+        slow.replica() as one,
+        running(one, state=kept_in(tmp_path)) as run,
+        running(one, state=kept_in(tmp_path)) as other,
+    ):
+        id_ = (await begin(run)).id
+        await slow.begun.wait()
+        follows = await other.client.responses.retrieve(id_, stream=True)
+        await run.client.responses.delete(id_)
+        with pytest.raises(openai.APIError, match="The response was deleted"):
+            async for _ in follows:
+                pass
+        await eventually(lambda: any("was deleted" in line.get("error", "") for line in request_lines()))

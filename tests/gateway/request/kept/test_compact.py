@@ -61,3 +61,11 @@ async def test_another_error_is_the_replicas_own(tmp_path: Path) -> None:
         found, _, answer = await run.post({"model": "m", "input": "a"}, COMPACT)
         assert (found, answer["error"]["message"]) == (404, "The model m has gone.")
         assert (await run.get(COMPACT))[0] == 405
+
+
+async def test_it_does_not_run_in_the_background(tmp_path: Path) -> None:
+    async with FakeReplica([compacts] * 9, listing=models("m")) as one, running(one, state=kept_in(tmp_path)) as run:
+        first = await ask(run, "a")
+        body = {"model": "m", "previous_response_id": first.id, "input": "b", "background": True}
+        code, _, answer = await run.post(body, COMPACT, headers=OWN)
+        assert (code, answer["error"]["param"]) == (400, "background")

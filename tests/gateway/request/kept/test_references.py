@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from gateway.parser.parsing import INLINE_BYTES
-from tests.gateway.conftest import running
+from tests.gateway.conftest import eventually, running
 from tests.gateway.request.kept.test_recall import ask, kept_in, replica, texts
 
 
@@ -70,3 +70,19 @@ async def test_without_a_store_they_are_the_replicas() -> None:
         body = {"model": "m", "input": [{**reference("m1"), "content": "as it is"}]}
         assert (await run.post(body, "/v1/responses"))[0] == 200
         assert one.requests[-1].json == body
+
+
+async def test_one_item_that_is_meant_many_times_has_a_bound(tmp_path: Path) -> None:
+    """It is read once and written out each time."""
+    limits = {"body_mb": 1, "drain_timeout_s": 1}
+    async with replica() as one, running(one, state=kept_in(tmp_path), limits=limits) as run:
+        large: Any = {"role": "user", "content": "x" * 20_000}
+        made = await run.client.conversations.create(items=[large])
+        (item,) = (await run.client.conversations.items.list(made.id)).data
+        with pytest.raises(openai.APIStatusError, match="written out") as caught:
+            await ask(run, [reference(item.id or "")] * 500)
+        assert (caught.value.status_code, caught.value.code) == (413, "history_too_large")
+        assert one.requests == []
+        await ask(run, [reference(item.id or "")] * 20)
+        assert len(texts(one.requests[-1].json)) == 20
+        await eventually(lambda: run.gateway.parts.memory.held == 0)

@@ -195,3 +195,22 @@ async def test_a_session_without_usage_is_unmetered() -> None:
         await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
         async with asyncio.timeout(20):
             assert (await run.metrics())[unmetered] == 1
+
+
+@given(st.data())
+def test_a_message_that_is_too_long_is_searched_to_its_end(data: st.DataObject) -> None:
+    """However it is cut into frames and reads, and wherever the name of the event stands."""
+    marked = data.draw(st.booleans())
+    before = data.draw(st.integers(0, MAX_EVENT + 100))
+    kind = b'"response.done"' if marked else b'"response.other"'
+    raw = b'{"a": "' + b"x" * before + b'", "type": ' + kind + b', "b": "' + b"x" * (MAX_EVENT + 200 - before) + b'"}'
+    at = raw.index(kind)
+    near = st.integers(at - 3, at + len(kind) + 3) | st.integers(0, len(raw))
+    cuts = sorted(data.draw(st.lists(near, max_size=2)))
+    parts = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+    stream = b"".join(frame(part, opcode=0 if n else 1, fin=n == len(parts) - 1) for n, part in enumerate(parts))
+    stream += frame(text(done()))
+    cuts = sorted(data.draw(st.lists(near | st.integers(0, len(stream)), max_size=4)))
+    tap = tapped(*(stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)))
+    assert tap.unread == marked
+    assert tap.usage == Usage(10, 3, 4), "the next message is read"
