@@ -35,6 +35,7 @@ from gateway.fleet.sources.table import sources_of
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
 from gateway.request.attempts import Attempts
+from gateway.request.background.event_log import LOGS_SHARE, MAX_LOGS, Logs
 from gateway.request.background.following import Followers
 from gateway.request.background.runs import Runs
 from gateway.request.delivery import Delivery
@@ -221,7 +222,8 @@ def _recall_of(around: Surroundings, live: Live, metrics: Metrics, parsing: Pars
     state, wall_clock = live.config.state, around.wall_clock
     store = None if state.url == OFF else LazyStore(state.url, state.ttl_s, wall_clock, around.clock)
     histories = Histories(store, metrics.responses_kept, metrics.histories, wall_clock)
-    runs = Runs(histories, running, metrics.background_runs, wall_clock, around.clock)
+    logs = Logs(most_of_all=min(MAX_LOGS, budget_bytes(live.config) // LOGS_SHARE))
+    runs = Runs(histories, running, metrics.background_runs, wall_clock, around.clock, logs)
     return Recall(live, parsing, histories, runs, Followers(runs, histories, running), wall_clock)
 
 

@@ -232,8 +232,10 @@ class Attempts:
             return False
         if refusal and refusal.status == LOOP_DETECTED:  # that is about its way
             return False
-        further = next_pool(self._fleet, exchange.target, exchange.passed, self._clock())
-        if further is None or not self._may_retry(attempts.failed[-1]["reason"]):
+        further, reason = next_pool(self._fleet, exchange.target, exchange.passed, self._clock()), attempts.failed[-1]["reason"]
+        if attempts.sent > MAX_REACHED and reason == "reset":  # it may be a prompt that kills engines: one more pool is enough
+            return False
+        if further is None or not self._may_retry(reason):
             return False
         attempts.elsewhere = further
         return True

@@ -50,7 +50,7 @@ from gateway.request.fallback.chain import foreseen
 from gateway.request.fallback.fallbacks import Fallbacks
 from gateway.request.fallback.renaming import find_outside
 from gateway.request.kept.diagnoses import Diagnoses
-from gateway.request.kept.recall import Recall
+from gateway.request.kept.recall import Recall, charge_to
 from gateway.request.record import CLIENT_LEFT, SettledRequest, request_id, tenant_label
 from gateway.request.running import Running
 from gateway.request.settle import Observer, settle
@@ -106,8 +106,7 @@ class Lifecycle:
             api = await self._parse(request, dialect, caller, record)
             if self._is_own(dialect, api) and (own := await self._own(request, dialect, api, caller, record)):
                 return own
-            kept = (api.keeps or api.refers or api.references) and self.recall.on
-            if dialect.strict and (request.recent is not None or kept):
+            if dialect.strict and self.recall.concerns(request, api):
                 api, turn = await self._recall(request, dialect, api, caller)
             while True:
                 try:
@@ -219,7 +218,7 @@ class Lifecycle:
                 seen = error if self.audience.is_operator(request) else error.redacted(record.id)
                 return dialect.error_event(seen, None) or b""
 
-            await self.recall.followers.send(answer, reply, failed, self.live.patience_s)
+            await self.recall.followers.send(answer, reply, failed, charge_to(request), self.live.patience_s)
         else:
             record.status, body = answer
             reply = self._reply(request, record, record.status, body, _JSON_LINE)

@@ -33,7 +33,11 @@ MAX_LISTED: Final = 16 << 20  # bytes of a history whose items are listed
 _PATH: Final = re.compile(r"/v1/(responses|conversations)(?:/([^/]+)(?:/(input_items|cancel|items)(?:/([^/]+))?)?)?")
 _OWN: Final = ("compact", "input_tokens")  # paths in the place of an id
 
+PARSED: Final = 4  # times that a JSON text takes, once it is parsed
+
 Answer = tuple[int, bytes]
+Charge = Callable[[int], None]
+"""So many bytes to the request. Raises GatewayError 413 or 503."""
 
 
 class Again(NamedTuple):
@@ -57,9 +61,13 @@ class StateApi:
         self._histories = histories
         self._stop = stop
         self._clock = clock
+        self._listing = asyncio.Semaphore(1)  # lists are made one after the other
 
-    async def answer(self, method: str, target: str, body: bytes, owner: str, *, elsewhere: bool) -> Answer | Again | None:
-        """target: path and query. elsewhere: a replica may have the object, if we do not. None: it is nothing of ours.
+    async def answer(
+        self, method: str, target: str, body: bytes, owner: str, charge: Charge, *, elsewhere: bool
+    ) -> Answer | Again | None:
+        """target: path and query. charge: memory that the answer takes. elsewhere: a replica may have the object, if we do not.
+        None: it is nothing of ours.
 
         Raises GatewayError.
         """
@@ -76,7 +84,7 @@ class StateApi:
                 return await self._conversation(method, (id_, below, item), query, body, owner)
             if id_ is None or id_ in _OWN or item is not None or below == "items":
                 return None
-            return await self._response(method, (id_, below), query, owner)
+            return await self._response(method, (id_, below), query, owner, charge)
         except Unknown as unknown:
             if elsewhere and unknown.id == id_:
                 return None
@@ -90,15 +98,21 @@ class StateApi:
             ) from None
         except StoreFailed as failure:
             raise unavailable(failure) from None
+        except orjson.JSONEncodeError:
+            raise bad_request("An item is nested too deeply.", code="invalid_json") from None
 
     # -- responses
 
-    async def _response(self, method: str, named: tuple[str, str | None], query: str, owner: str) -> Answer | Again | None:
+    async def _response(
+        self, method: str, named: tuple[str, str | None], query: str, owner: str, charge: Charge
+    ) -> Answer | Again | None:
         (id_, below), store = named, await self._histories.opened()
         if below == "input_items":
             _require(method, "GET")
             paging, chain = Paging(_query(query)), await store.chain(owner, id_, MAX_LISTED)
-            return 200, await asyncio.to_thread(_input_items, chain, paging)
+            charge(PARSED * sum(len(each.input) + len(each.output) for each in chain))
+            async with self._listing:
+                return 200, await asyncio.to_thread(_input_items, chain, paging)
         if below == "cancel":
             _require(method, "POST")
             found = await store.get(owner, id_)
@@ -167,12 +181,11 @@ class StateApi:
 
 def _input_items(chain: list[StoredResponse], paging: Paging) -> bytes:
     """A page of what the model has read for the last of these responses. O(all of it)."""
-    items = list[dict[str, Any]]()
+    items = list[tuple[dict[str, Any], str]]()
     for each in chain:
-        own = items_of(each.input)
-        items += [shown(item, name_at(each.id, at, made=False)) for at, item in enumerate(own)]
+        items += [(item, name_at(each.id, at, made=False)) for at, item in enumerate(items_of(each.input))]
         if each is not chain[-1]:
-            items += [shown(item, name_at(each.id, at, made=True)) for at, item in enumerate(items_of(each.output))]
+            items += [(item, name_at(each.id, at, made=True)) for at, item in enumerate(items_of(each.output))]
     return paging.of(items)
 
 

@@ -8,6 +8,7 @@ A replica never keeps anything for a request that goes this way, so any replica 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -29,9 +30,13 @@ from gateway.telemetry.counters import Counter
 if TYPE_CHECKING:
     from gateway.state.runs import RunStore
 
+Charge = Callable[[int], None]
+
 log = logging.getLogger("warmroute.state")
 
 RETRY_S: Final = 5
+MAX_TURN: Final = 10_000  # items that one turn adds to a conversation
+_QUICK: Final = 64 << 10  # bytes whose items are looked at in the loop
 
 
 def owner_of(tenant: str, authorization: str | None, api_key: str | None) -> str:
@@ -159,10 +164,12 @@ class Histories:
             turn.own = _joined(items, turn.own)
         return turn
 
-    async def items(self, owner: str, ids: Sequence[str], most: int) -> dict[str, bytes]:
-        """Items (JSON) by their ids, all of them. most: bytes that are read for it. Raises GatewayError 404, 413 or 503."""
+    async def items(self, owner: str, ids: Sequence[str], most: int, charge: Charge) -> dict[str, bytes]:
+        """Items (JSON) by their ids, all of them.
+
+        most: bytes that are read for it. charge: them. Raises GatewayError 404, 413 or 503."""
         try:
-            found = await (await self.opened()).named(owner, ids, most)
+            found = await (await self.opened()).named(owner, ids, most, charge)
         except TooLarge as large:
             raise too_large(f"The items that 'input' refers to are in responses of {large.size:,} bytes", "input") from None
         except StoreFailed as failure:
@@ -182,9 +189,13 @@ class Histories:
             self._kept.add(("unfit",))
             return False
         told = turn.told
-        items = list[Item]()
+        items: list[Item] | None = []
         if told.conversation:
-            items = [Item(item["id"], orjson.dumps(item)) for item in map(shown, items_of(_joined(turn.own, found.output)))]
+            joined = _joined(turn.own, found.output)
+            items = await asyncio.to_thread(_listed, joined) if len(joined) > _QUICK else _listed(joined)
+        if items is None:
+            self._kept.add(("unfit",))
+            return False
         try:
             kept = await self._put(owner, turn, turn.own, found, items)
         except StateError as failure:
@@ -226,6 +237,17 @@ class Histories:
         """Raises StoreFailed."""
         assert self.store is not None
         return await self.store.get()
+
+
+def _listed(joined: bytes) -> list[Item] | None:
+    """Items for a conversation. None: they are too many, or nested too deeply. O(length)."""
+    items = items_of(joined)
+    if len(items) > MAX_TURN:
+        return None
+    try:
+        return [Item(item["id"], orjson.dumps(item)) for item in map(shown, items)]
+    except orjson.JSONEncodeError:
+        return None
 
 
 def too_large(what: str, param: str) -> GatewayError:

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import orjson
 
+from gateway.dialects.responses.ids import is_id
 from gateway.errors import bad_request
 
 MAX_LIMIT: Final = 100
@@ -40,14 +41,18 @@ def shown(item: dict[str, Any], name: str = "") -> dict[str, Any]:
     """As it is listed. name: the rest of its id, if it has none (`name_at`); "": a new one."""
     kind = item.get("type") or "message"
     out: dict[str, Any] = {"type": kind, "id": item.get("id"), **{key: item[key] for key in item if key not in ("type", "id")}}
-    if not isinstance(out["id"], str) or not out["id"]:
-        out["id"] = f"{_PREFIXES.get(str(kind), 'item')}_{name or uuid4().hex}"
+    out["id"] = _id_of(item, name)
     if kind == "message":
         out.setdefault("status", "completed")
         content = out.get("content")
         if isinstance(content, str):
             out["content"] = [{"type": _TEXTS.get(str(out.get("role")), "input_text"), "text": content}]
     return out
+
+
+def _id_of(item: dict[str, Any], name: str) -> str:
+    found = item.get("id")
+    return found if is_id(found) else f"{_PREFIXES.get(str(item.get('type') or 'message'), 'item')}_{name or uuid4().hex}"
 
 
 def name_at(response: str, at: int, *, made: bool) -> str:
@@ -94,12 +99,15 @@ class Paging:
         self.descending = order == "desc"
         self.after = query.get("after", "")
 
-    def of(self, items: Sequence[dict[str, Any]]) -> bytes:
-        """A page of these, the oldest first. Raises GatewayError 400 if `after` is none of them."""
+    def of(self, items: Sequence[tuple[dict[str, Any], str]]) -> bytes:
+        """A page of these, each with the name that `shown` takes, the oldest first.
+
+        Raises GatewayError 400 if `after` is none of them.
+        """
         ordered = list(reversed(items)) if self.descending else list(items)
         if self.after:
-            at = next((at for at, item in enumerate(ordered) if item["id"] == self.after), -1)
+            at = next((at for at, item in enumerate(ordered) if _id_of(*item) == self.after), -1)
             if at < 0:
                 raise bad_request(f"'after' is the id of no item here: {self.after[:100]!r}.", "after")
             ordered = ordered[at + 1 :]
-        return page(ordered[: self.limit], more=len(ordered) > self.limit)
+        return page([shown(*item) for item in ordered[: self.limit]], more=len(ordered) > self.limit)

@@ -10,7 +10,8 @@ turn would be a square of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import orjson
@@ -23,6 +24,13 @@ from gateway.state.records import TooLarge
 from gateway.state.tables import conversations, items, names, responses
 
 _AT_ONCE: Final = 500  # ids in a statement
+
+Charge = Callable[[int], None]
+
+
+def free(_size: int) -> None:
+    """Nobody counts."""
+
 
 Sought = dict[str, str]
 """The response of each id that has one."""
@@ -45,11 +53,11 @@ async def remove(connection: AsyncConnection, owner: str, response: str) -> None
 
 
 async def found(
-    connection: AsyncConnection, owner: str, ids: Sequence[str], now: float, most: int
+    connection: AsyncConnection, owner: str, ids: Sequence[str], now: float, most: int, charge: Charge = free
 ) -> tuple[Sought, dict[str, bytes], dict[str, tuple[bytes, bytes]]]:
     """(the response of each id, items of conversations by their ids, input and output of each response).
 
-    most: bytes in all; raises TooLarge before more is read. O(ids).
+    most: bytes in all; raises TooLarge before more is read. charge: called with the bytes before they are read. O(ids).
     """
     sought = {id_: place[0] for id_ in ids if (place := place_of(id_))}
     for part in _parts(ids):
@@ -58,15 +66,17 @@ async def found(
         )
         sought |= {row.id: row.response for row in rows}
     own, size = await _in_conversations(connection, owner, [id_ for id_ in ids if id_ not in sought], now, most)
+    charge(size)
     contents = dict[str, tuple[bytes, bytes]]()
     for part in _parts(list(dict.fromkeys(sought.values()))):
         kept = and_(
             responses.c.owner == owner, responses.c.id.in_(part), responses.c.emptied == 0, responses.c.expires_at > now
         )
         sizes = select(func.coalesce(func.sum(func.length(responses.c.input) + func.length(responses.c.output)), 0))
-        size += (await connection.execute(sizes.where(kept))).scalar_one()
+        size += (more := (await connection.execute(sizes.where(kept))).scalar_one())
         if size > most:
             raise TooLarge(size, len(ids))
+        charge(more)
         rows = await connection.execute(select(responses.c.id, responses.c.input, responses.c.output).where(kept))
         contents |= {row.id: (row.input, row.output) for row in rows}
     return sought, own, contents
@@ -87,7 +97,8 @@ def picked(sought: Sought, contents: dict[str, tuple[bytes, bytes]]) -> dict[str
                 listed = made if place[1] else given
                 item = listed[place[2]] if place[2] < len(listed) else None
             if item is not None:
-                out[id_] = orjson.dumps(item)
+                with contextlib.suppress(orjson.JSONEncodeError):  # nested too deeply: as if it were not there
+                    out[id_] = orjson.dumps(item)
     return out
 
 

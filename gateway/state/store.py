@@ -95,14 +95,14 @@ class Store:
             StoredResponse(**{**dict.fromkeys(_COLUMNS, b""), **{name: getattr(row, name) for name in _READ}}) for row in rows
         ]
 
-    async def named(self, owner: str, ids: Sequence[str], most: int) -> dict[str, bytes]:
+    async def named(self, owner: str, ids: Sequence[str], most: int, charge: names.Charge = names.free) -> dict[str, bytes]:
         """Items (JSON) of responses and conversations by their ids; those that are not there are left out.
 
-        most: bytes that may be read. Raises TooLarge.
+        most: bytes that may be read. charge: called with the bytes before they are read. Raises TooLarge, and what that raises.
         """
 
         async def work(connection: AsyncConnection) -> tuple[names.Sought, dict[str, bytes], dict[str, tuple[bytes, bytes]]]:
-            return await names.found(connection, owner, ids, self._clock(), most)
+            return await names.found(connection, owner, ids, self._clock(), most, charge)
 
         sought, own, contents = await self._database.read(work)
         return own | await asyncio.to_thread(names.picked, sought, contents)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.json_edits import Edit, Members
-from gateway.dialects.responses.ids import MAX_ID_CHARS
+from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
 from gateway.dialects.responses.references import Reference, replaced
 from gateway.errors import bad_request
 
@@ -86,8 +86,8 @@ def _value(members: Members, name: str) -> Any:
 def _id(value: object, name: str) -> str:
     if value is None:
         return ""
-    if not isinstance(value, str) or not value or len(value) > MAX_ID_CHARS:
-        raise bad_request(f"'{name}' must be an id: a string of 1 to {MAX_ID_CHARS} characters.", name)
+    if not is_id(value):
+        raise bad_request(f"'{name}' must be an id: a string of 1 to {MAX_ID_CHARS} printable characters.", name)
     return value
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 MAX_ID_CHARS: Final = 256
 
@@ -19,6 +19,11 @@ _ID: Final = rb'\{\s{0,64}+(?:(?!"id")%b){0,20}+"id"\s{0,8}+:\s{0,8}+"([\w.:-]{1
 _PLAIN: Final = re.compile(rb"\s{0,64}+" + _ID)
 _EVENT: Final = re.compile(rb'"response"\s{0,8}+:\s{0,8}+' + _ID)
 _BELOW: Final = re.compile(r"/v1/(?:responses|conversations)/([^/]{1,256})(?:/|$)")
+
+
+def is_id(value: object) -> TypeGuard[str]:
+    """Control characters are in none, nor half of a surrogate pair: databases do not take them."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARS and value.isprintable()
 
 
 def refers(body: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from gateway.dialects.events.sse import EVENT_END, LONGEST_END, EventData
 from gateway.dialects.json_edits import apply, read_object
 from gateway.dialects.json_structure import exceeds
 from gateway.dialects.responses.history import CONVERSATION, PREVIOUS
-from gateway.dialects.responses.ids import MAX_ID_CHARS
+from gateway.dialects.responses.ids import is_id
 from gateway.dialects.responses.stream import QUIET
 
 MAX_KEPT: Final = 4 << 20  # bytes of an answer; a longer one is not kept
@@ -30,6 +30,9 @@ MAX_NAMES: Final = 1000
 
 _LAST: Final = frozenset(["response.completed", "response.incomplete"])
 _MARKS: Final = tuple(name.encode() for name in sorted(QUIET | _LAST))
+
+
+ENDS: Final = ("completed", "incomplete", "failed", "cancelled")  # how a response may have ended
 
 
 class Told:
@@ -93,12 +96,15 @@ def kept_of(response: bytes) -> Kept | None:
     if not isinstance(found, dict):
         return None
     id_, status, output = found.get("id"), found.get("status"), found.get("output")
-    if not (isinstance(id_, str) and 0 < len(id_) <= MAX_ID_CHARS and isinstance(output, list)):
+    if not (is_id(id_) and isinstance(output, list)):
         return None
     items = [item for item in output if isinstance(item, dict)]
-    joined = b",".join(orjson.dumps(_repeatable(item)) for item in items)
-    names = dict.fromkeys(name for item in items if isinstance(name := item.get("id"), str) and 0 < len(name) <= MAX_ID_CHARS)
-    return Kept(id_, status if isinstance(status, str) else "completed", response, joined, tuple(names)[:MAX_NAMES])
+    try:
+        joined = b",".join(orjson.dumps(_repeatable(item)) for item in items)
+    except orjson.JSONEncodeError:  # nested too deeply
+        return None
+    names = dict.fromkeys(name for item in items if is_id(name := item.get("id")))
+    return Kept(id_, status if status in ENDS else "completed", response, joined, tuple(names)[:MAX_NAMES])
 
 
 def _repeatable(item: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.json_edits import Edit, read_list, read_object
-from gateway.dialects.responses.ids import MAX_ID_CHARS
+from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
 from gateway.errors import bad_request
 
 MAX_REFERENCES: Final = 1000  # in one request
@@ -50,7 +50,7 @@ def replaced(references: Sequence[Reference], items: Mapping[str, bytes]) -> lis
 
 def _id(item: Mapping[str, Any], index: int) -> str:
     found = item.get("id")
-    if not isinstance(found, str) or not 0 < len(found) <= MAX_ID_CHARS:
+    if not is_id(found):
         where = f"input[{index}].id"
-        raise bad_request(f"{where} must be the id of an item: a string of 1 to {MAX_ID_CHARS} characters.", where)
+        raise bad_request(f"{where} must be the id of an item: a string of 1 to {MAX_ID_CHARS} printable characters.", where)
     return found

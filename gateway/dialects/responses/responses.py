@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import orjson
@@ -18,7 +19,7 @@ from gateway.dialects.responses.prompt import has_context, responses_prompt, run
 from gateway.dialects.responses.stream import QUIET, ResponseReader, failure_of
 from gateway.dialects.responses.usage import parse_usage
 from gateway.dialects.usage import Usage
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, bad_request
 
 
 class Responses(Dialect):
@@ -31,6 +32,7 @@ class Responses(Dialect):
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         body = json_object(raw)
         model, stream = model_of(body), wants_stream(body)
+        _require_flags(body)
         prompt = responses_prompt(body, most)
         api = ApiRequest(model, prompt.joined(), salt_of(body), stream=stream, metered=True, body=raw)
         api.breakpoints = prompt.breakpoints()
@@ -65,6 +67,14 @@ class Responses(Dialect):
 
     def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
         return _error_event(error, reader)
+
+
+def _require_flags(body: Mapping[str, Any]) -> None:
+    """Raises GatewayError 400: a text "false" would be kept."""
+    for name in ("store", "background"):
+        value = body.get(name)
+        if not (value is None or isinstance(value, bool)):
+            raise bad_request(f"'{name}' must be true or false.", name)
 
 
 class CompactResponses(Responses):

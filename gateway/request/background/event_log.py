@@ -20,6 +20,7 @@ from gateway.admission.memory import MemoryLease
 
 MAX_LOG: Final = 4 << 20  # bytes
 MAX_LOGS: Final = 64 << 20
+LOGS_SHARE: Final = 10  # of the memory budget they have a tenth at most
 MAX_ENDED: Final = 1000
 HELD_S: Final = 300.0
 SLICE: Final = 64 << 10  # bytes that are taken at once

@@ -20,7 +20,7 @@ from gateway.request.background.event_log import EventLog
 from gateway.request.background.runs import Runs
 from gateway.request.client import ClientReply
 from gateway.request.running import Running
-from gateway.state.api import Again
+from gateway.state.api import PARSED, Again, Charge
 from gateway.state.histories import Histories, unavailable
 from gateway.state.records import StateError, StoreFailed
 from gateway.upstream.client import Source
@@ -84,8 +84,10 @@ class Followers:
             raise bad_request(f"{text} Ask for later ones, or fetch the response when it is complete.", "starting_after")
         return Following(None, again, again.after)
 
-    async def send(self, following: Following, reply: ClientReply, failed: ErrorEvent, patience_s: float) -> None:
-        """All of it to a reply that has begun, which ends. failed: the event for an error.
+    async def send(
+        self, following: Following, reply: ClientReply, failed: ErrorEvent, charge: Charge, patience_s: float
+    ) -> None:
+        """All of it to a reply that has begun, which ends. failed: the event for an error. charge: memory that it takes.
 
         Raises ConnectionError if the client has left, or does not read.
         """
@@ -97,7 +99,7 @@ class Followers:
                     following.log, FIRST if following.after is None else following.after, reply, gate, patience_s
                 )
             elif following.again:
-                await self._replay(following.again, reply, gate, patience_s)
+                await self._replay(following.again, reply, gate, charge, patience_s)
             reply.end()
         except ClientStalled:
             reply.cut()
@@ -126,7 +128,7 @@ class Followers:
             else:
                 await log.changed()
 
-    async def _replay(self, again: Again, reply: ClientReply, gate: Gate, patience_s: float) -> None:
+    async def _replay(self, again: Again, reply: ClientReply, gate: Gate, charge: Charge, patience_s: float) -> None:
         response = again.response
         if again.going:
             await self._runs.over((again.owner, again.id))
@@ -136,6 +138,7 @@ class Followers:
                 raise unavailable(failure) from None
             except StateError:
                 raise GatewayError(404, "not_found", "The response was deleted.") from None
-        for event in await asyncio.to_thread(replayed, response, again.after):
+        charge(PARSED * len(response))
+        for event in replayed(response, again.after):
             await gate.passed(patience_s)
             reply.write(event)

@@ -14,6 +14,7 @@ when it has been silent for `state.runs.ALIVE_S`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter as Counts
@@ -25,7 +26,7 @@ import orjson
 
 from gateway.admission.memory import MemoryLease
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.responses.background.objects import CANCELLED, FAILED, RESTARTED, RUNNING, in_state, queued_object
+from gateway.dialects.responses.background.objects import CANCELLED, FAILED, LOST, RESTARTED, RUNNING, in_state, queued_object
 from gateway.dialects.responses.background.replay import last_event_of
 from gateway.dialects.responses.history import History
 from gateway.errors import GatewayError, over_budget, shutting_down
@@ -46,6 +47,7 @@ MAX_WATCHED: Final = 1000  # runs of other processes that clients wait for
 TICK_S: Final = 1.0
 RENEW_S: Final = 10.0
 CLOSE_S: Final = 5.0
+SETTLE_S: Final = 600.0  # that an end waits for the store
 FULL_RETRY_S: Final = 5
 
 Serve = Callable[[ClientRequest], Awaitable[ClientReply]]
@@ -61,9 +63,10 @@ class Runs:
         ended: Counter,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.monotonic,
+        logs: Logs | None = None,
     ) -> None:
         self.runner = uuid4().hex
-        self.logs = Logs()
+        self.logs = logs or Logs()
         self._histories = histories
         self._running = running
         self._ended = ended
@@ -74,6 +77,7 @@ class Runs:
         self._watched: dict[Key, list[asyncio.Future[None]]] = {}
         self._some = asyncio.Event()  # there is something to look after
         self._closing = False
+        self._withdrawals = set[asyncio.Task[None]]()
         self._renewed = 0.0
 
     # -- for requests
@@ -180,10 +184,24 @@ class Runs:
             await (await self._histories.opened()).begin(stored, self.runner)
         except StoreFailed as failure:
             raise unavailable(failure) from None
+        except asyncio.CancelledError:  # the client has left: nobody knows the id
+            self._withdraw(key)
+            raise
         run = Run(key, int(now), response, self.logs, events)
         run.say("response.created")
         run.say("response.queued")
         return run, RunRequest(asked, caller, run, body, lease)
+
+    def _withdraw(self, key: Key) -> None:
+        """Behind the write that may still be made."""
+
+        async def work() -> None:
+            with contextlib.suppress(StateError):
+                await (await self._histories.opened()).delete(*key)
+
+        task = asyncio.get_running_loop().create_task(work(), name="withdraw a run")
+        self._withdrawals.add(task)
+        task.add_done_callback(self._withdrawals.discard)
 
     async def _run(self, run: Run, request: RunRequest, serve: Serve) -> None:
         progress = asyncio.get_running_loop().create_task(self._progress(run))
@@ -213,16 +231,22 @@ class Runs:
 
     async def _settle(self, run: Run) -> None:
         """How it has ended is kept, and its clients are told."""
-        status = ""
+        status, until = "", self._timer() + SETTLE_S
         while not status:
             try:
                 status = await self._settled(run)
             except StoreFailed as failure:
                 log.warning("the end of a run is not kept yet", extra={"response": run.id, "reason": str(failure)})
-                if self._closing:
-                    return
+                if self._closing or self._timer() > until:
+                    break
                 await asyncio.sleep(TICK_S)
-        self._ended.add((status,))
+            except Exception:  # a bug, which must not cost the run's clients its end
+                log.exception("the end of a run cannot be kept", extra={"response": run.id})
+                break
+        if not run.told:
+            error = RESTARTED if self._closing else LOST
+            run.say_last(last_event_of(in_state(run.response, FAILED, error), run.log.next))
+        self._ended.add((status or FAILED,))
 
     async def _settled(self, run: Run) -> str:
         """Its status at the end. Raises StoreFailed."""
@@ -300,7 +324,7 @@ class Runs:
     async def close(self) -> None:
         """What has not ended fails. Idempotent."""
         self._closing = True
-        tasks = [run.task for run in self._runs.values() if run.task]
+        tasks = [*self._withdrawals, *(run.task for run in self._runs.values() if run.task)]
         for run in tuple(self._runs.values()):
             if run.task and run.begun and not run.settling:
                 run.task.cancel("the gateway goes down")

@@ -104,6 +104,10 @@ class Recall:
         whole.alias, whole.session, whole.keeps = api.alias, api.session, api.keeps
         return whole, done
 
+    def concerns(self, request: ClientRequest, api: ApiRequest) -> bool:
+        """Whether a request has a history, or may become one."""
+        return request.recent is not None or (self.on and (api.keeps or bool(api.refers) or api.references))
+
     async def start(
         self, request: ClientRequest, api: ApiRequest, caller: Caller, serve: Serve, *, elsewhere: bool
     ) -> Answer | Following | None:
@@ -129,7 +133,8 @@ class Recall:
     ) -> Answer | Following | None:
         """The gateway's own answer to a request about what it keeps. None: it is a replica's. Raises GatewayError."""
         owner = _owner(request, caller)
-        found = await self._api.answer(request.method, request.target, api.body, owner, elsewhere=elsewhere)
+        charge = charge_to(request)
+        found = await self._api.answer(request.method, request.target, api.body, owner, charge, elsewhere=elsewhere)
         return self.followers.find(found) if isinstance(found, Again) else found
 
     async def _turn(
@@ -157,7 +162,7 @@ class Recall:
         references = await self._parsing.references(history.members.raw, request.lease.account.client)
         ids = list(dict.fromkeys(id_ for _, _, id_ in references))
         most = self._most - sum(map(len, turn.before))
-        items = await self._histories.items(_owner(request, caller), ids, most)
+        items = await self._histories.items(_owner(request, caller), ids, most, charge_to(request))
         size = sum(len(items[id_]) for _, _, id_ in references)  # one item may be meant many times
         if size > most:
             raise too_large(f"The items that 'input' refers to have {size:,} bytes, written out", "input")
@@ -200,6 +205,11 @@ def _remember(lane: Lane, before: tuple[bytes, ...], own: bytes, response: bytes
 def _owner(request: ClientRequest, caller: Caller) -> str:
     headers = request.headers
     return owner_of(caller.tenant, headers.get("Authorization"), headers.get("X-Api-Key"))
+
+
+def charge_to(request: ClientRequest) -> Callable[[int], None]:
+    """What charges bytes to the request's lease. Raises GatewayError 413 or 503."""
+    return partial(_charge, request)
 
 
 def _charge(request: ClientRequest, size: int) -> None:

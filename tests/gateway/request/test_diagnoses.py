@@ -141,8 +141,7 @@ async def test_a_fallback_answers_what_the_pool_before_would_have_answered_itsel
             {"name": "b", "models": ["own"], "replicas": [own.url]},
         ]
         async with running(pools=pools) as run:
-            id_, first = await told(run, asking(None))
-            assert first is None
+            assert (await told(run, asking(None)))[1] is None
             assert provider.requests[0].json["diagnostics"] == {"previous_message_id": None}
             assert "diagnostics" not in own.requests[-1].json
             assert (await told(run, asking("msg_of_another")))[1] == NOT_FOUND

@@ -96,4 +96,5 @@ def _repeated(members: Members, name: str, default: bytes) -> bytes:
     return members.raw[span[0] : span[1]]
 
 
+LOST: Final = error_in(500, "How the response has ended could not be kept.")
 RESTARTED: Final = error_in(503, "The gateway was restarted before the response was complete.")

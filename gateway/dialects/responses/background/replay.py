@@ -8,43 +8,49 @@ The pieces of a text are not known any more: each text comes as one. Pure.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any
 
 import orjson
 
+from gateway.dialects.responses.background.events import event_of
 from gateway.dialects.responses.background.objects import IN_PROGRESS
-
-_ENDS: Final = frozenset(["completed", "incomplete", "failed", "cancelled"])
-
-
-def last_event(response: dict[str, Any], number: int) -> bytes:
-    """The event with which its stream ends."""
-    status = response.get("status")
-    kind = f"response.{status if status in _ENDS else 'completed'}"
-    return _event(kind, number, {"response": response})
+from gateway.dialects.responses.kept import ENDS
 
 
 def last_event_of(raw: bytes, number: int) -> bytes:
-    """The same of an object as bytes."""
-    return last_event(orjson.loads(raw), number)
+    """The event with which the stream of this object (JSON) ends."""
+    return _last(orjson.loads(raw), raw, number)
 
 
-def replayed(raw: bytes, after: int | None) -> list[bytes]:
-    """raw: the object, JSON. after: the last number that the client has, None: it has none. O(length)."""
-    response = orjson.loads(raw)
-    if after is not None:
-        return [last_event(response, after + 1)]
+def replayed(raw: bytes, after: int | None) -> Iterator[bytes]:
+    """Event by event, the first when it is asked for. raw: the object, JSON. after: the last number that the client has, None:
+    it has none. O(length).
+    """
+    response, number = orjson.loads(raw), 0 if after is None else after + 1
+    if after is None:
+        try:
+            for number, (kind, data) in enumerate(_told(response), 1):
+                yield _event(kind, number - 1, data)
+        except orjson.JSONEncodeError:
+            pass  # nested too deeply to be taken apart: the whole object follows all the same
+    yield _last(response, raw, number)
+
+
+def _last(response: dict[str, Any], raw: bytes, number: int) -> bytes:
+    status = response.get("status")
+    return event_of(f"response.{status if status in ENDS else 'completed'}", number, raw)
+
+
+def _told(response: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All events but the last one, without their numbers."""
     begun = {**response, "status": IN_PROGRESS, "output": [], "usage": None, "error": None}
-    told: list[tuple[str, dict[str, Any]]] = [
-        ("response.created", {"response": begun}),
-        ("response.in_progress", {"response": begun}),
-    ]
+    yield "response.created", {"response": begun}
+    yield "response.in_progress", {"response": begun}
     output = response.get("output")
     for at, item in enumerate(output if isinstance(output, list) else ()):
         if isinstance(item, dict):
-            told += _item(at, item)
-    events = [_event(kind, number, data) for number, (kind, data) in enumerate(told)]
-    return [*events, last_event(response, len(events))]
+            yield from _item(at, item)
 
 
 def _item(at: int, item: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

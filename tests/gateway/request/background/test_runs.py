@@ -297,14 +297,10 @@ async def test_items_are_found_by_their_ids_before_a_run_and_after_it(tmp_path: 
 
 
 async def test_it_goes_to_the_fallback_of_a_pool_without_replicas(tmp_path: Path) -> None:
+    further = {"pool": "small", "model": "m"}
     async with replica() as one:
         pools = [
-            {
-                "name": "big",
-                "models": ["large"],
-                "replicas": ["http://127.0.0.1:9"],
-                "fallback": {"pool": "small", "model": "m"},
-            },
+            {"name": "big", "models": ["large"], "replicas": ["http://127.0.0.1:9"], "fallback": further},
             {"name": "small", "models": ["m"], "replicas": [one.url]},
         ]
         async with running(pools=pools, state=kept_in(tmp_path)) as run:
@@ -327,12 +323,8 @@ async def test_events_that_are_not_there_yet_are_refused(tmp_path: Path) -> None
 
 async def test_a_stream_that_ends_with_an_error_is_logged_as_one(tmp_path: Path, request_lines: Any) -> None:
     """Its run goes on in another gateway, and is deleted there."""
-    slow = Slow()
-    async with (
-        slow.replica() as one,
-        running(one, state=kept_in(tmp_path)) as run,
-        running(one, state=kept_in(tmp_path)) as other,
-    ):
+    slow, state = Slow(), kept_in(tmp_path)
+    async with slow.replica() as one, running(one, state=state) as run, running(one, state=state) as other:
         id_ = (await begin(run)).id
         await slow.begun.wait()
         follows = await other.client.responses.retrieve(id_, stream=True)
