@@ -85,4 +85,4 @@ async def test_one_item_that_is_meant_many_times_has_a_bound(tmp_path: Path) -> 
         assert one.requests == []
         await ask(run, [reference(item.id or "")] * 20)
         assert len(texts(one.requests[-1].json)) == 20
-        await eventually(lambda: run.gateway.memory.held == 0)
+        await eventually(lambda: run.gateway.served.memory.held == 0)
