@@ -179,13 +179,11 @@ class MessageWriter(EventWriter):
             return
         name = name_of(function)
         block = self._block_of(call, name, out)
-        if block.over:
-            return  # its arguments were complete
-        if name and not block.name:
+        if not block.over and name and not block.name:
             block.name = name
             self._called = True
             self._advance(out)
-        if arguments := arguments_of(function):
+        if not block.over and (arguments := arguments_of(function)):  # else its arguments are complete
             self._write(block, arguments, out)
 
     def _block_of(self, call: dict[str, Any], name: str, out: list[bytes]) -> _Block:

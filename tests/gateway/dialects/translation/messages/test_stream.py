@@ -8,7 +8,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.dialects.anthropic.stream import MessageReader
@@ -238,7 +238,11 @@ DELTAS = st.lists(SAID | PIECES | ANYTHING, max_size=8)
 STREAMS = st.builds(lambda deltas: b"".join([FIRST, *map(chunk, deltas), chunk(None, "stop"), USAGE, DONE]), DELTAS)
 
 
+LATE_NAME = [call(None, "}"), {"content": "0"}, call(None, "{", "f")]
+
+
 @given(STREAMS, st.sampled_from([b"\n", b"\r\n"]), st.lists(st.integers(0, 1 << 20), max_size=20))
+@example(b"".join([FIRST, *map(chunk, LATE_NAME), chunk(None, "stop"), USAGE, DONE]), b"\n", [])
 def test_any_cutting_and_any_deltas_give_valid_events(stream: bytes, end: bytes, places: list[int]) -> None:
     stream = b": keep-alive\n\n" + stream
     out, _ = translated([stream])
