@@ -576,3 +576,23 @@ async def message_answer(request: FakeRequest, writer: asyncio.StreamWriter) -> 
     found = {"id": "msg_1", "type": "message", "role": "assistant", "model": "little", "stop_reason": "max_tokens"}
     found |= {"content": [{"type": "text", "text": "a"}], "usage": usage}
     await writes(http(200, json.dumps(found).encode()))(request, writer)
+
+
+async def test_a_prompt_that_kills_engines_does_not_walk_through_all_pools() -> None:
+    """Three sends in its own pool, and one more."""
+    async with contextlib.AsyncExitStack() as stack:
+        names, replicas = ["large", "b", "c", "d"], list[FakeReplica]()
+        pools = list[dict[str, Any]]()
+        for at, name in enumerate(names):
+            both = [await stack.enter_async_context(replica(*[resets] * 9, model=name)) for _ in range(3)]
+            replicas += both
+            further = {"fallback": {"pool": names[at + 1], "model": names[at + 1]}} if at < 3 else {}
+            pools.append({"name": name, "models": [name], "replicas": [each.url for each in both], **further})
+        run = await stack.enter_async_context(running(pools=pools))
+        status_, _, _ = await run.post(BODY)
+        assert status_ == 502
+        assert sum(len(each.requests) for each in replicas) == 4
+
+
+async def resets(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()

@@ -333,3 +333,15 @@ async def test_a_stream_that_ends_with_an_error_is_logged_as_one(tmp_path: Path,
             async for _ in follows:
                 pass
         await eventually(lambda: any("was deleted" in line.get("error", "") for line in request_lines()))
+
+
+async def test_one_whose_object_is_nested_deeply_has_an_end(tmp_path: Path) -> None:
+    """The object cannot be written again; its bytes can."""
+    deep = json.loads("[" * 300 + "]" * 300)
+    body = {"model": "m", "input": "a", "background": True, "stream": True, "metadata": {"a": deep}}
+    async with FakeReplica([status(400)] * 9, listing=models("m")) as one, running(one, state=kept_in(tmp_path)) as run:
+        for _ in range(2):
+            async with run.session.post(run.url + "/v1/responses", json=body) as answer:
+                said = await answer.text()
+            assert said.rstrip().rpartition("event: ")[2].startswith("response.failed")
+        assert (await run.metrics())['warmroute_background_runs_total{status="failed"}'] == 2

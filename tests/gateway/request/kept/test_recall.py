@@ -363,3 +363,42 @@ def test_an_owner_is_a_tenant_or_a_digest_of_credentials() -> None:
     assert owner_of("t", "Bearer b", None) == found[0]
     assert owner_of("key:x", None, None) != owner_of("", "x", None)
     assert "Bearer" not in found[1]
+
+
+DEEP = json.loads("[" * 300 + "]" * 300)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_nested_too_deeply_is_answered_and_not_kept(tmp_path: Path, stream: bool) -> None:
+    """It can be read, and not be written again."""
+    item = {"type": "message", "role": "user", "content": "x", "z": DEEP}
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        made = await run.client.conversations.create()
+        body = {"model": "m", "input": [item], "conversation": made.id, "stream": stream}
+        async with run.session.post(run.url + RESPONSES, json=body, headers={"Authorization": "Bearer k"}) as answer:
+            raw = await answer.text()
+            assert answer.status == 200
+        assert '"store":false' in raw.replace(" ", "")
+        assert (await run.metrics())['warmroute_responses_kept_total{result="unfit"}'] == 1
+        first = await ask(run, [item])
+        with pytest.raises(openai.BadRequestError, match="nested too deeply"):
+            await run.client.responses.input_items.list(first.id)
+        with pytest.raises(openai.BadRequestError, match="nested too deeply"):
+            await run.client.conversations.create(items=[item])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("id_", ["a\0b", "\ud800", "a\nb", "x" * 257, ""])
+async def test_an_id_that_no_database_takes_is_refused(tmp_path: Path, id_: str) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        for body in ({"previous_response_id": id_}, {"conversation": id_}, {"input": [{"type": "item_reference", "id": id_}]}):
+            code, _, answer = await run.post({"model": "m", "input": "a", **body}, RESPONSES)
+            assert (code, answer["error"]["type"]) == (400, "invalid_request_error"), body
+        assert one.requests == []
+
+
+@pytest.mark.parametrize("name", ["store", "background"])
+@pytest.mark.parametrize("value", ["false", 0, 1, {}])
+async def test_flags_are_true_or_false(tmp_path: Path, name: str, value: Any) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        code, _, answer = await run.post({"model": "m", "input": "a", name: value}, RESPONSES)
+        assert (code, answer["error"]["param"]) == (400, name)
