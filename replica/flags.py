@@ -154,7 +154,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line; a flag with a wrong value ends the process with a message, as argparse does."""
     command = argparse.ArgumentParser(
         prog="warmroute replica",
-        description="Serve a model (or a simulation of one) with a prefix cache over OpenAI's API.",
+        description="Serve a model (or a simulation of one) with a prefix cache over OpenAI's and Anthropic's APIs.",
     )
     exclusive = dict[str, Any]()
     for title, flags in GROUPS.items():

@@ -14,7 +14,14 @@ from gateway.config.source import Loaded
 def warnings_of(loaded: Loaded) -> list[Problem]:
     """All warnings, with file and line."""
     config = loaded.config
-    found = (*_patterns(config), *_repeated_urls(config), *_prices(config), *_aliases(config), *_limits(config))
+    found = (
+        *_patterns(config),
+        *_repeated_urls(config),
+        *_prices(config),
+        *_aliases(config),
+        *_fallbacks(config),
+        *_limits(config),
+    )
     empty = [Problem((), f"the variable {name} is set, but empty: it counts as not set") for name in loaded.empty]
     return empty + sorted(map(loaded.at, found), key=lambda problem: problem.line)
 
@@ -67,6 +74,20 @@ def _aliases(config: Config) -> Iterator[Problem]:
     for alias, model in config.model_aliases.items():
         if not any(model.startswith(name) for name in prefixes):
             yield Problem(("model_aliases", alias), f"no pool serves a model with the name {model!r}")
+
+
+def _fallbacks(config: Config) -> Iterator[Problem]:
+    """Pools that are asked for a model that they probably do not serve: their replicas would answer 404."""
+    by_name = {pool.name: pool for pool in config.pools}
+    for number, pool in enumerate(config.pools):
+        fallback = pool.fallback
+        prefixes = by_name[fallback.pool].models if fallback else ()
+        if fallback is None or not prefixes or MATCH_ALL in prefixes:
+            continue
+        for model in (fallback.model,) if fallback.model else pool.models:
+            if not any(model.startswith(name) or name.startswith(model) for name in prefixes):
+                text = f"the pool {fallback.pool!r} serves no model with the name {model!r}: set model to one that it serves"
+                yield Problem(("pools", number, "fallback"), text)
 
 
 def _limits(config: Config) -> Iterator[Problem]:

@@ -9,11 +9,12 @@ import jsonschema
 import pytest
 
 from gateway.cluster.messages import decode_config, encode_config
+from gateway.commands.advice import warnings_of
 from gateway.commands.cli import main
 from gateway.config.json_schema import config_schema
 from gateway.config.parse import ConfigError
 from gateway.config.schema import MAX_FALLBACKS, MAX_POOLS, FallbackConfig
-from gateway.config.source import load
+from gateway.config.source import load, read
 
 
 def pool(name: str, fallback: Any = None, **more: Any) -> dict[str, Any]:
@@ -115,3 +116,28 @@ def test_the_schema_for_editors_refuses_others(fallback: Any) -> None:
 def test_workers_get_it() -> None:
     config = load(None, {"pools": [pool("a", {"pool": "b", "model": "x"}), pool("b")]}, env={})
     assert decode_config(encode_config(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("fallback", "models", "warned"),
+    [
+        ({"pool": "small"}, ["little"], "large"),
+        ({"pool": "small", "model": "nope"}, ["little"], "nope"),
+        ({"pool": "small", "model": "little-2"}, ["little"], ""),
+        ({"pool": "small"}, ["lar"], ""),
+        ({"pool": "small"}, ["*"], ""),
+        ({"pool": "small"}, [], ""),
+    ],
+)
+def test_a_pool_that_does_not_serve_what_it_is_asked_for_is_a_warning(
+    fallback: dict[str, str], models: list[str], warned: str
+) -> None:
+    pools = [
+        {"name": "big", "models": ["large"], "replicas": ["http://a:1"], "fallback": fallback},
+        {"name": "small", "models": models, "replicas": ["http://b:1"]},
+    ]
+    found = [str(warning) for warning in warnings_of(read(None, {"pools": pools}, env={}))]
+    expected = [
+        f"pools[0].fallback: the pool 'small' serves no model with the name '{warned}': set model to one that it serves"
+    ]
+    assert found == (expected if warned else [])
