@@ -41,7 +41,8 @@ def test_they_are_found_and_the_request_says_that_it_has_some(items: Any, ids: l
 def test_they_are_replaced_and_no_other_byte_changes() -> None:
     raw = body([{"id": "m1"}, MESSAGE, {"type": "item_reference", "id": "m2"}])
     history = History(read_object(raw))
-    history.resolve(references_in(raw), {"m1": b'{"one":1}', "m2": b'{"two":2}'})
+    items = {"m1": b'{"one":1}', "m2": b'{"two":2}'}
+    history.resolve(apply(*history.referring(references_in(raw), items)))
     said = json.dumps(MESSAGE, indent=1).replace("\n", "\n  ").encode()
     assert history.own == b'{"one":1},\n  %b,\n  {"two":2}' % said
     found = json.loads(apply(raw, written_out(history, [b'{"before":0}'])))
