@@ -37,7 +37,7 @@ _TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 @dataclass(frozen=True, slots=True)
 class Work:
     """size: of the body, bytes. chunks: of each streamed answer; 0: not streamed. share: of the requests of a window. path: of
-    the dialect; the body is the same for chat and Messages, and has its turns as `input` for Responses.
+    the dialect; the body is the same for chat and Messages, and has its turns as `input` for Responses, which are not to be kept.
     """
 
     name: str
@@ -144,7 +144,7 @@ def _control(process: subprocess.Popen[bytes], what: str) -> None:
 def _bodies(work: Work) -> Iterator[bytes]:
     for request in Requests(work.size, work.chunks):
         body = request.partition(b"\r\n\r\n")[2]
-        yield body.replace(b'"messages":', b'"input":', 1) if work.path.endswith("/responses") else body
+        yield body.replace(b'"messages":', b'"store":false,"input":', 1) if work.path.endswith("/responses") else body
 
 
 def _send(connection: http.client.HTTPConnection, path: str, bodies: Iterator[bytes], requests: int) -> None:
