@@ -37,7 +37,7 @@ _TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 @dataclass(frozen=True, slots=True)
 class Work:
     """size: of the body, bytes. chunks: of each streamed answer; 0: not streamed. share: of the requests of a window. path: of
-    the dialect; the body is the same for chat and Messages, and has its turns as `input` for Responses, which are not to be kept.
+    the dialect; the body is the same for chat and Messages, and has its turns as `input` for Responses, not to be kept.
     """
 
     name: str
