@@ -167,11 +167,13 @@ class Histories:
     async def items(self, owner: str, ids: Sequence[str], most: int, charge: Charge) -> dict[str, bytes]:
         """Items (JSON) by their ids, all of them.
 
-        most: bytes that are read for it. charge: them. Raises GatewayError 404, 413 or 503."""
+        most: bytes that may be read for it. charge: called with them first. Raises GatewayError 404, 413 or 503.
+        """
         try:
             found = await (await self.opened()).named(owner, ids, most, charge)
         except TooLarge as large:
-            raise too_large(f"The items that 'input' refers to are in responses of {large.size:,} bytes", "input") from None
+            text = f"The items that 'input' refers to are in responses of {large.size:,} bytes: send some of them themselves."
+            raise too_large(text, "input") from None
         except StoreFailed as failure:
             raise unavailable(failure) from None
         for id_ in ids:
@@ -250,8 +252,8 @@ def _listed(joined: bytes) -> list[Item] | None:
         return None
 
 
-def too_large(what: str, param: str) -> GatewayError:
-    return GatewayError(413, "history_too_large", f"{what}: send some of them themselves.", param=param)
+def too_large(text: str, param: str) -> GatewayError:
+    return GatewayError(413, "history_too_large", text, param=param)
 
 
 def unavailable(failure: StoreFailed) -> GatewayError:

@@ -165,7 +165,8 @@ class Recall:
         items = await self._histories.items(_owner(request, caller), ids, most, charge_to(request))
         size = sum(len(items[id_]) for _, _, id_ in references)  # one item may be meant many times
         if size > most:
-            raise too_large(f"The items that 'input' refers to have {size:,} bytes, written out", "input")
+            text = f"The items that 'input' refers to have {size:,} bytes, written out; here {max(0, most):,} are the most."
+            raise too_large(text, "input")
         if size + len(history.own) >= LARGE_BODY:
             _charge(request, size + len(history.own))
         history.resolve(await edited(*history.referring(references, items)))
