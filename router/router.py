@@ -350,7 +350,7 @@ class Router(Owner):
         booking.idle_s = idle_s = self.trie.insert(name, keys, now, weight=booking.weight, confirmed=False)
         booking.pending, booking.tail, booking.reserved = True, self.trie.tail, self.trie.reserved
         if idle_s is not None:
-            matched = lease.prompt_tokens - lease.uncached_tokens
+            matched = max(0, lease.prompt_tokens - lease.uncached_tokens)  # a sibling's numbers may be of two moments
             next_turn = matched * 2 >= lease.prompt_tokens
             self.ledger.record_return(lease.load, idle_s, min(1.0, matched / TURN_TOKENS), next_turn, now)
 

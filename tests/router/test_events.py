@@ -70,10 +70,29 @@ LARGE = Opened(
     silent=False,
     unseen=2**40,
 )
+HELD = Opened(
+    number=1,
+    keys=bytes(8),
+    units=0,
+    block_units=1,
+    scale="",
+    client=0,
+    session_key=0,
+    breakpoints=(),
+    replica="r2",
+    matched_blocks=0,
+    prompt_tokens=0,
+    uncached_tokens=0,
+    since=0.0,
+    silent=False,
+    unseen=0,
+)
+RETURNED_WITH_MORE_UNCACHED_THAN_ALL = [HELD, FirstToken(1, 0.0), Moved(1, "r2", 0, 0, 2**40, 0.0, 0)]
 
 
 @given(st.lists(events, max_size=12), st.booleans())
 @example([LARGE, FirstToken(1, 0.0)], False)
+@example(RETURNED_WITH_MORE_UNCACHED_THAN_ALL, False)
 def test_whatever_decodes_can_be_applied_and_undone(some: list[Event], past: bool) -> None:
     """Events that no router would send, in an order that makes no sense."""
     router = Router(policy="cost", ttl_s=10, memory_bytes=1 << 16, chance=random.Random(1))
