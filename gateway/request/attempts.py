@@ -79,7 +79,7 @@ class Attempts:
 
     async def first_answer(self, exchange: Exchange) -> ReplicaAnswer:
         """The first answer that the client should get, else the last refusal. Raises GatewayError if there is neither."""
-        if not exchange.passed:
+        if not exchange.attempts.failed:  # else it comes from another pool, where it was counted
             self.budget.request()
         attempts, call = exchange.attempts, exchange.call(exchange.api.body)
         verdicts = Verdicts(self._fleet, self.lone, exchange.request)
@@ -111,11 +111,12 @@ class Attempts:
                 if refusal:
                     refusal.close()
             attempts.sent = reached
-            elsewhere = exchange.target.fallback is not None and self._goes_elsewhere(exchange, call, refusal)
+            elsewhere = exchange.target.fallback is not None and self._goes_elsewhere(exchange, call, verdicts, refusal)
             if refusal and not elsewhere:  # and no other replica is left: the client gets its own words
                 answer, refusal = refusal, None
                 attempts.error = attempts.failed[-1]["error"]
                 return answer
+            attempts.refusal, refusal = refusal, None
         finally:
             if refusal:
                 refusal.close()
@@ -156,6 +157,22 @@ class Attempts:
             if is_answer(answer):
                 return None  # it does not take such a request, nor will the others
         return None
+
+    def stays(self, exchange: Exchange | None, error: GatewayError) -> tuple[Exchange, ReplicaAnswer]:
+        """No other pool gets the request, although one may have been found: the refusal that its client gets then.
+
+        Raises the error if there is none.
+        """
+        if exchange is None or exchange.attempts.elsewhere is None:
+            raise error
+        attempts = exchange.attempts
+        attempts.elsewhere = None
+        self._not_made(attempts.failed[-1]["reason"])
+        answer, attempts.refusal = attempts.refusal, None
+        if answer is None:
+            raise error
+        attempts.error = attempts.failed[-1]["error"]
+        return exchange, answer
 
     # -- what is known later
 
@@ -206,15 +223,17 @@ class Attempts:
             return False
         reason = exchange.attempts.failed[-1]["reason"]
         if not self._may_retry(reason):
-            verdicts.unsure = True
+            verdicts.unsure = verdicts.unpaid = True
             return False
         if pause_s := jitter(tries, self._chance, at_once=reason in _LOST):
             await asyncio.sleep(pause_s)
             live = self._untried(exchange, verdicts)  # meanwhile replicas may have come and gone
-        if live:
-            self._metrics.retries.add((reason,))
-            exchange.booking.move(live, self._clock())
-        return bool(live)
+        if not live:
+            self._not_made(reason)
+            return False
+        self._metrics.retries.add((reason,))
+        exchange.booking.move(live, self._clock())
+        return True
 
     def _may_retry(self, reason: str) -> bool:
         """Whether there is budget for an attempt after one that failed for this reason."""
@@ -223,7 +242,12 @@ class Attempts:
         self._metrics.retry_budget_exhausted.add()
         return False
 
-    def _goes_elsewhere(self, exchange: Exchange, call: Call, refusal: ReplicaAnswer | None) -> bool:
+    def _not_made(self, reason: str) -> None:
+        """There was budget for an attempt, but it is not made."""
+        if reason not in _LOST:
+            self.budget.give_back()
+
+    def _goes_elsewhere(self, exchange: Exchange, call: Call, verdicts: Verdicts, refusal: ReplicaAnswer | None) -> bool:
         """Whether another pool gets the request, because all attempts in this one have failed: it may be sent again, there is
         such a pool, and budget for it.
         """
@@ -235,7 +259,7 @@ class Attempts:
         further, reason = next_pool(self._fleet, exchange.target, exchange.passed, self._clock()), attempts.failed[-1]["reason"]
         if attempts.sent > MAX_REACHED and reason == "reset":  # it may be a prompt that kills engines: one more pool is enough
             return False
-        if further is None or not self._may_retry(reason):
+        if further is None or verdicts.unpaid or not self._may_retry(reason):
             return False
         attempts.elsewhere = further
         return True

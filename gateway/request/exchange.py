@@ -41,15 +41,30 @@ class AttemptLog:
     client gets an error of a replica, "" if it gets none. trial: the one that the replica in charge answers; broken: those
     whose answer broke off, until it is known whose fault that was. body: of a plain answer, read whole, or the beginning of a
     large one; object: the id of the object that the answer is; usage: that in it; tail: of a large one only. elsewhere: another
-    pool, which gets the request if this one has failed. Attempts in pools before are among those that failed, and were sent.
+    pool, which gets the request if this one has failed; refusal: the last replica's answer, open until that pool has it.
+    Attempts in pools before are among those that failed, and were sent.
     """
 
-    __slots__ = ("body", "broken", "elsewhere", "error", "failed", "object", "resumptions", "sent", "tail", "trial", "usage")
+    __slots__ = (
+        "body",
+        "broken",
+        "elsewhere",
+        "error",
+        "failed",
+        "object",
+        "refusal",
+        "resumptions",
+        "sent",
+        "tail",
+        "trial",
+        "usage",
+    )
 
     def __init__(self, failed: tuple[dict[str, str], ...], sent: int) -> None:
         self.failed = failed  # a tuple, for nearly always it stays empty
         self.sent = sent
         self.elsewhere: Target | None = None
+        self.refusal: ReplicaAnswer | None = None
         self.resumptions = 0
         self.error = ""
         self.trial: tuple[Trial, ReplicaState] | None = None
@@ -62,6 +77,12 @@ class AttemptLog:
     def add(self, replica: str, reason: str, error: str) -> None:
         """An attempt failed."""
         self.failed += ({"replica": replica, "reason": reason, "error": error},)
+
+    def drop_refusal(self) -> None:
+        """Nobody gets it. Idempotent."""
+        if self.refusal is not None:
+            self.refusal.close()
+            self.refusal = None
 
 
 class Delivered:

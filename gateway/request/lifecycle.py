@@ -118,9 +118,9 @@ class Lifecycle:
                     failed = failure.again()
                 if permit:
                     permit.release()
-                scope = scope_of(self.live, caller)
-                if not (target := await self.fallbacks.after(failed.code, request, dialect, api, scope, record, exchange)):
-                    return self._refuse(request, dialect, record, failed)
+                if not (target := await self._further(request, dialect, api, caller, record, failed, exchange)):
+                    exchange, answer = self.attempts.stays(exchange, failed)
+                    break
             exchange.answered(answer)
             try:
                 reply = await self.delivery.deliver(exchange, answer)
@@ -303,6 +303,20 @@ class Lifecycle:
         record.estimated_prompt_tokens = decision.prompt_tokens
         return booking
 
+    async def _further(
+        self,
+        request: ClientRequest,
+        dialect: Dialect,
+        api: ApiRequest,
+        caller: Caller,
+        record: SettledRequest,
+        failed: GatewayError,
+        exchange: Exchange | None,
+    ) -> Target | None:
+        """Where the request goes on that has failed so. None: nowhere."""
+        scope = scope_of(self.live, caller)
+        return await self.fallbacks.after(failed.code, request, dialect, api, scope, record, exchange)
+
     def _delivered(self, exchange: Exchange, answer: ReplicaAnswer, caller: Caller, record: SettledRequest) -> None:
         """The answer went out, whole or not."""
         record.status = answer.status
@@ -351,6 +365,7 @@ class Lifecycle:
             api.drop()
         if exchange is not None:
             chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
+            attempts.drop_refusal()
             record.replica = chosen.replica
             record.predicted_cached_tokens = chosen.matched_tokens
             record.failed_attempts = attempts.failed

@@ -53,6 +53,7 @@ class SettledRequest:
     translated: the replica was asked in chat.
     passed: the pools that could not serve it; then pool: the one that it went to in the end, and sent: times that it may have
     reached replicas of those before.
+    stays: it could not be given the name that another pool has for its model.
     alias: the name that the client has used for the model, "" if that was the model's own.
     unread: a session (101) may have used tokens that its `usage` lacks.
     endpoint: the path's bounded name. generates: a model computes the answer, whether its usage is read (metered) or not.
@@ -85,6 +86,7 @@ class SettledRequest:
     resumed = 0
     sent = 0
     status = 500
+    stays = False
     stream = False
     tenant = NO_TENANT
     translated = False

@@ -29,6 +29,11 @@ class RetryBudget:
         self._left -= 1
         return True
 
+    def give_back(self) -> None:
+        """The retry that was taken was not made."""
+        left = self._left + 1
+        self._left = left if left < self._burst else self._burst
+
     def __repr__(self) -> str:
         return f"<RetryBudget {self._left:.3g} of {self._burst:g}>"
 

@@ -39,17 +39,17 @@ class Verdicts:
     """One request's failed attempts, until its outcome is known; then `judge`.
 
     answered: a replica answered the request well. refused: the last one answered, with a refusal. unsure: another one was
-    there and not tried, or a limit of the gateway's ended its attempt.
+    there and not tried, or a limit of the gateway's ended its attempt. unpaid: there was no budget for another attempt.
     """
 
-    __slots__ = ("_fleet", "_lone", "_request", "answered", "failed", "refused", "unsure")
+    __slots__ = ("_fleet", "_lone", "_request", "answered", "failed", "refused", "unpaid", "unsure")
 
     def __init__(self, fleet: Fleet, lone: LoneFailures, request: ClientRequest) -> None:
         self._fleet = fleet
         self._lone = lone
         self._request = request
         self.failed: tuple[tuple[Trial, ReplicaState], ...] = ()  # a tuple, for nearly always it stays empty
-        self.answered = self.refused = self.unsure = False
+        self.answered = self.refused = self.unpaid = self.unsure = False
 
     def failure(self, failure: ReplicaFailure, state: ReplicaState, trial: Trial, now: float) -> None:
         """An attempt gave no answer."""

@@ -28,9 +28,10 @@ from gateway.request.record import SettledRequest
 from gateway.telemetry.metrics import Metrics
 from router import Outcome
 
+NO_REPLICA: Final = "no_replica_available"
 REPLICA_FAILED: Final = "replica_failed"
 _REASONS: Final[Mapping[str, str]] = {
-    "no_replica_available": "no_replica",
+    NO_REPLICA: "no_replica",
     "overloaded": "queue_full",
     "queue_timeout": "queue_timeout",
     REPLICA_FAILED: "failed",
@@ -49,6 +50,8 @@ class Fallbacks:
 
     def require_well(self, target: Target, record: SettledRequest) -> None:
         """Raises GatewayError 503 if no replica of this target is well, and one of a fallback is."""
+        if record.stays:  # there is no better place for it
+            return
         now = self._clock()
         if not self._fleet.is_well(target, now) and next_pool(self._fleet, target, record.passed, now, well=True):
             raise no_replica(f"No replica of the pool {target.pool} is up with a closed circuit.", public="No replica is up.")
@@ -63,11 +66,13 @@ class Fallbacks:
         record: SettledRequest,
         exchange: Exchange | None,
     ) -> Target | None:
-        """Where the request goes on: it names the model of that pool now, and its former booking is closed. None: the error is
-        the answer. code: the error's. scope: seeds the block keys. exchange: the one that has failed, or one before it.
+        """Where the request goes on: it names the model of that pool now, and its former booking is closed; or where it was, on
+        replicas in doubt, if it cannot be given that name. None: the error is the answer.
+
+        code: the error's. scope: seeds the block keys. exchange: the one that has failed, or one before it.
         """
         reason = _REASONS.get(code)
-        if reason is None or api.refers:
+        if reason is None or api.refers or record.stays:
             return None
         target = self._current(api, record)
         if target is None or target.fallback is None:
@@ -81,8 +86,11 @@ class Fallbacks:
         if exchange is not None:
             exchange.give_up()
         if not await self._renamed(request, dialect, api, scope, record, further):
-            return None
+            record.stays = True
+            return target if code == NO_REPLICA and target.replicas else None
         if exchange is not None:
+            exchange.attempts.elsewhere = None
+            exchange.attempts.drop_refusal()
             exchange.booking.close(Outcome(False, None, None), self._clock())
             record.failed_attempts, record.sent = exchange.attempts.failed, exchange.attempts.sent
         self._metrics.fallbacks.add((target.pool, further.pool, reason))

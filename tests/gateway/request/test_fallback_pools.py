@@ -15,6 +15,7 @@ import anthropic
 import openai
 import pytest
 
+from gateway.admission.memory import MemoryLease
 from gateway.config.schema import Config
 from gateway.fleet.directory import MAX_TARGETS
 from gateway.parser.parsing import INLINE_BYTES
@@ -596,3 +597,86 @@ async def test_a_prompt_that_kills_engines_does_not_walk_through_all_pools() -> 
 
 async def resets(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
+
+
+# -- a pool that cannot get the request after all
+
+
+def fills_memory(leases: list[MemoryLease], both: Callable[[], Two], then: Behaviour) -> Behaviour:
+    """Another client takes all memory before this answer: nothing large can be parsed again."""
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        lease = both().run.gateway.served.memory.lease("192.0.2.1")
+        leases.append(lease)
+        while lease.grow(1 << 16):
+            pass
+        await then(request, writer)
+
+    return behave
+
+
+async def test_the_refusal_is_the_answer_where_the_other_pool_cannot_get_the_request(request_lines: Lines) -> None:
+    """Its body cannot be parsed again with the other model's name; no retry was made, and none is counted."""
+    leases, found = list[MemoryLease](), list[Two]()
+    raw = json.dumps({**BODY, "messages": [{"role": "user", "content": TEXT * (2 * INLINE_BYTES // len(TEXT))}]}).encode()
+    first = fills_memory(leases, lambda: found[0], status(503, "mine"))
+    async with two(first, limits={"body_mb": 8, "inflight_mb": 32}) as both:
+        found.append(both)
+        budget = both.run.gateway.attempts.budget
+        while budget.take():
+            pass
+        budget.give_back()
+        code, _, answer = await both.run.post(io.BytesIO(raw))
+        assert (code, answer["error"]["message"], both.small.requests) == (503, "mine", [])
+        (line,) = request_lines()
+        assert (line["status"], line["replica"], len(line["failed_attempts"])) == (503, both.big.name, 1)
+        assert "fallback" not in line
+        assert budget.take()
+        assert await both.fallbacks("failed") == 0
+        for lease in leases:
+            lease.close()
+        await eventually(lambda: both.run.gateway.served.memory.held < MIB)
+
+
+async def test_replicas_in_doubt_serve_what_the_other_pool_cannot_get() -> None:
+    """The form's copy with the other model's name has no room."""
+    async with two(status(503, "busy", "Retry-After: 60"), answers("large"), limits={"body_mb": 1, "inflight_mb": 4}) as both:
+        assert (await both.run.post(BODY))[0] == 200
+        form = aiohttp.FormData({"model": "large"})
+        form.add_field("file", b"R" * (MIB - 4096), filename="a.wav")
+        lease = both.run.gateway.served.memory.lease("192.0.2.1")
+        assert lease.grow(MIB)
+        async with both.run.session.post(f"{both.run.url}/v1/audio/transcriptions", data=form) as answer:
+            assert answer.status == 200
+        lease.close()
+        assert (len(both.big.requests), len(both.small.requests)) == (2, 1)
+        assert await both.fallbacks("no_replica") == 0
+
+
+# -- the retry budget
+
+
+async def test_a_request_that_its_own_pool_did_not_attempt_adds_to_the_budget() -> None:
+    async with two() as both:
+        await both.run.post({"name": both.big.name}, "/warmroute/drain")
+        budget = both.run.gateway.attempts.budget
+        while budget.take():
+            pass
+        assert [(await both.run.post(BODY))[0] for _ in range(6)] == [200] * 6
+        assert budget.take()
+        assert not budget.take()
+
+
+async def test_a_retry_without_budget_is_counted_once() -> None:
+    """Neither the second replica nor the other pool gets it: that is one retry that was not made."""
+    async with replica(status(500, "mine"), model="large") as second, two(status(500, "mine")) as both:
+        pools = [
+            {"name": "big", "models": ["large"], "replicas": [both.big.url, second.url], "fallback": "small"},
+            {"name": "small", "models": ["little"], "replicas": [both.small.url]},
+        ]
+        async with running(pools=pools) as run:
+            while run.gateway.attempts.budget.take():
+                pass
+            assert (await run.post(BODY))[0] == 500
+            assert (await run.metrics())["warmroute_retry_budget_exhausted_total"] == 1
+            assert both.small.requests == []
