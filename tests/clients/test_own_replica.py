@@ -18,7 +18,7 @@ import pytest
 from tests.clients.agent_engine import CALLS
 from tests.clients.recordings import load
 from tests.clients.sdk.engines import Seen, simulated
-from tests.clients.test_agents import AGENTS, AGENTS_UNDER_TEST, SESSIONS, codex, opencode
+from tests.clients.test_agents import AGENTS, AGENTS_UNDER_TEST, ALL_AGENTS, SESSIONS, codex, continued, continuing, opencode
 from tests.clients.test_recorded import NAMES, of_session, send
 from tests.gateway.conftest import Running, eventually, running
 
@@ -65,6 +65,9 @@ def step(shell: str, number: int) -> str:
 Begin = Callable[[Path, str, int], Awaitable[str]]
 AGENTS_THEMSELVES: dict[str, Begin] = {
     "codex, responses": lambda home, url, number: codex(home, url, number, calls=steps("exec_command")),
+    "codex, websocket": lambda home, url, number: codex(
+        home, url, number, "supports_websockets = true", calls=steps("exec_command")
+    ),
     "opencode, chat": lambda home, url, number: opencode(home, url, number, "warm", steps("bash")),
     "opencode, messages": lambda home, url, number: opencode(home, url, number, "anthropic", steps("bash")),
 }
@@ -80,13 +83,14 @@ def steps(shell: str) -> str:
 @pytest.mark.parametrize("chat_only", [False, True], ids=["native", "translated"])
 @pytest.mark.parametrize("agent", AGENTS_THEMSELVES)
 async def test_whole_agent_loops(agent: str, chat_only: bool, tmp_path: Path, request_lines: Lines) -> None:
-    _, header, path = AGENTS_UNDER_TEST[agent]
+    _, header, path = ALL_AGENTS[agent]
     async with fleet(chat_only=chat_only) as (gateway, seen):
         for first in range(0, SESSIONS, 2):  # two at a time
             begin = AGENTS_THEMSELVES[agent]
             await asyncio.gather(*(begin(tmp_path / str(number), gateway.url, number) for number in (first, first + 1)))
         await eventually(lambda: gateway.gateway.router.ledger.open_leases == 0)
         check(seen, request_lines(), header, path)
+        assert await continued(gateway) == continuing(agent)
         ran = [text for one in seen for request in one for text in ("step0", "step1") if ran_in(request.body, text)]
         assert Counter(ran)["step1"] >= SESSIONS, "the agents have run what they were asked to run"
 
