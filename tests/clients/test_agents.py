@@ -1,4 +1,4 @@
-"""Codex and OpenCode themselves, in whole agent loops through a gateway over four replicas: `make test-clients`.
+"""Codex, OpenCode and Claude Code themselves, in whole agent loops through a gateway over four replicas: `make test-clients`.
 
 They run without a network, each in a home and a folder of its own, and really run the commands that they are asked to run
 (echo, ls). Skipped where they are not installed (`scripts/clients.sh`).
@@ -24,6 +24,7 @@ from tests.support.paths import ROOT
 AGENTS = Path(os.environ.get("WARMROUTE_CLIENTS", ROOT / ".clients")) / "node_modules" / ".bin"
 SESSIONS = 4
 LIMIT_S = 240
+CONFIG: Final[Mapping[str, Any]] = {"prices": {"m": {"input": 1.0, "output": 2.0}}, "model_aliases": {"claude-*": "m"}}
 
 pytestmark = [pytest.mark.clients, pytest.mark.skipif(not AGENTS.is_dir(), reason="needs scripts/clients.sh")]
 
@@ -35,8 +36,7 @@ async def fleet(*paths: str) -> AsyncIterator[tuple[Running, list[AgentEngine]]]
         engines = [AgentEngine(*paths) for _ in range(4)]
         for engine in engines:
             await stack.enter_async_context(engine)
-        prices = {"m": {"input": 1.0, "output": 2.0}}
-        yield await stack.enter_async_context(running(*engines, prices=prices)), engines
+        yield await stack.enter_async_context(running(*engines, **CONFIG)), engines
 
 
 async def run(home: Path, *command: str, said: str = "", **env: str) -> str:
@@ -86,6 +86,14 @@ async def opencode(home: Path, url: str, number: int, provider: str, calls: str 
     return await run(home, str(AGENTS / "opencode"), "run", "-m", model, f"list the files, number {number}", said=calls)
 
 
+async def claude_code(home: Path, url: str, number: int, calls: str = "") -> str:
+    """Asks for models of its own, which are aliases; it is told of no other address, and of a proxy that is not there."""
+    here = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": "k", "NO_PROXY": "127.0.0.1"}
+    quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1", "HTTPS_PROXY": "http://127.0.0.1:9"}
+    message = f"list the files, number {number}{calls}"
+    return await run(home, str(AGENTS / "claude"), "-p", message, "--allowedTools", "Bash", **here, **quiet)
+
+
 def check(engines: list[AgentEngine], lines: list[dict[str, Any]], session_header: str, path: str) -> None:
     """Every session stayed, nothing was an error, and what was cached was metered and paid for."""
     asked = [line for line in lines if line["path"].startswith(path)]
@@ -115,7 +123,7 @@ async def continued(gateway: Running) -> float:
 
 def continuing(agent: str) -> int:
     """Over a WebSocket Codex begins with a response that generates nothing, and every turn goes on with the one before."""
-    return SESSIONS * (CALLS + 1) if agent in WEBSOCKETS else 0
+    return SESSIONS * (CALLS + 1) if "websocket" in agent else 0
 
 
 AGENTS_UNDER_TEST: Mapping[str, tuple[Callable[[Path, str, int], Any], str, str]] = {
@@ -125,15 +133,16 @@ AGENTS_UNDER_TEST: Mapping[str, tuple[Callable[[Path, str, int], Any], str, str]
 }
 
 
-# Not recorded: what is sent over a WebSocket depends on what has come back over it.
-WEBSOCKETS: Final = {
+# What is sent over a WebSocket depends on what has come back over it; and Claude Code's prompt is not ours to publish.
+NOT_RECORDED: Final = {
     "codex, websocket": (
         lambda home, url, number: codex(home, url, number, "supports_websockets = true"),
         "session-id",
         "/v1/responses",
     ),
+    "claude code, messages": (claude_code, "x-claude-code-session-id", "/v1/messages"),
 }
-ALL_AGENTS: Final = {**AGENTS_UNDER_TEST, **WEBSOCKETS}
+ALL_AGENTS: Final = {**AGENTS_UNDER_TEST, **NOT_RECORDED}
 
 
 @pytest.mark.timeout(900)

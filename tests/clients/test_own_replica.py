@@ -18,12 +18,22 @@ import pytest
 from tests.clients.agent_engine import CALLS
 from tests.clients.recordings import load
 from tests.clients.sdk.engines import Seen, simulated
-from tests.clients.test_agents import AGENTS, AGENTS_UNDER_TEST, ALL_AGENTS, SESSIONS, codex, continued, continuing, opencode
+from tests.clients.test_agents import (
+    AGENTS,
+    AGENTS_UNDER_TEST,
+    ALL_AGENTS,
+    CONFIG,
+    SESSIONS,
+    claude_code,
+    codex,
+    continued,
+    continuing,
+    opencode,
+)
 from tests.clients.test_recorded import NAMES, of_session, send
 from tests.gateway.conftest import Running, eventually, running
 
 KV_TOKENS = 200_000
-PRICES = {"m": {"input": 1.0, "output": 2.0}}
 Lines = Callable[[], list[dict[str, Any]]]
 
 
@@ -34,7 +44,7 @@ async def fleet(*, chat_only: bool) -> AsyncIterator[tuple[Running, list[list[Se
         seen: list[list[Seen]] = [[] for _ in range(4)]
         replicas = [simulated(chat_only=chat_only, kv_tokens=KV_TOKENS, seen=one) for one in seen]
         urls = [await stack.enter_async_context(replica) for replica in replicas]
-        yield await stack.enter_async_context(running(*urls, prices=PRICES)), seen
+        yield await stack.enter_async_context(running(*urls, **CONFIG)), seen
 
 
 def check(seen: list[list[Seen]], lines: list[dict[str, Any]], header: str, path: str) -> None:
@@ -68,6 +78,7 @@ AGENTS_THEMSELVES: dict[str, Begin] = {
     "codex, websocket": lambda home, url, number: codex(
         home, url, number, "supports_websockets = true", calls=steps("exec_command")
     ),
+    "claude code, messages": lambda home, url, number: claude_code(home, url, number, steps("Bash")),
     "opencode, chat": lambda home, url, number: opencode(home, url, number, "warm", steps("bash")),
     "opencode, messages": lambda home, url, number: opencode(home, url, number, "anthropic", steps("bash")),
 }
