@@ -19,7 +19,7 @@ from gateway.config.hints import EXPECTED, MAX_NUMBER, NAME, bare, extra_of
 
 def complaint(hint: Any, value: object, number: float | None, reason: str) -> str:
     """The message for a value that msgspec refuses. number: the value of a numeric text; reason: msgspec's message."""
-    info, extra, quotes = inspect.type_info(hint), extra_of(hint), ""
+    info, extra = inspect.type_info(hint), extra_of(hint)
     expected = extra.get(EXPECTED)
     if isinstance(info, inspect.Metadata):
         info = info.type
@@ -38,8 +38,7 @@ def complaint(hint: Any, value: object, number: float | None, reason: str) -> st
             wrong = f"{expected} is expected" if expected else reason
         case _:
             wrong = f"{expected or _NAMES[type(info)]} is expected" if expected or type(info) in _NAMES else reason
-    if NAME in extra and isinstance(value, bool | int | float):
-        quotes = ": put it in quotes if that is the name"
+    quotes = ": put it in quotes if that is the name" if NAME in extra and isinstance(value, bool | int | float) else ""
     return f"{wrong}, got {shown([] if value == () else value)}{quotes}"
 
 
