@@ -203,7 +203,7 @@ class Lifecycle:
         if dialect.kept_here:
             answer = await self.recall.answer(request, api, caller, elsewhere=elsewhere)
         else:
-            foreseen(self.fleet, self.fleet.target(api.model), self.clock())[1].require()
+            foreseen(self.fleet, self.fleet.target(api.model, api.alias), self.clock())[1].require()
             record.model, record.generates, record.metered = api.model, False, False  # its run is logged by itself
             answer = await self.recall.start(request, api, caller, self.serve, elsewhere=elsewhere)
         if answer is None:
@@ -247,7 +247,7 @@ class Lifecycle:
     ) -> tuple[Target, Permit]:
         """Where the request may go, and a slot there. further: after a fallback. Raises GatewayError 400, 404, 429 or 503."""
         record.model = api.model
-        target = self.fleet.renewed(further) if further else self.fleet.target(api.model)
+        target = self.fleet.renewed(further) if further else self.fleet.target(api.model, api.alias)
         record.label = target.label
         target.require()
         if target.fallback is not None and not api.refers:
@@ -258,7 +258,7 @@ class Lifecycle:
         prompt_of(self.live, api, caller, target.label)  # so that only its block keys are in memory while it waits
         permit = await target.wait(record.tenant, request.headers.get(PRIORITY_HEADER))
         try:  # meanwhile replicas may have come and gone, and the model with them
-            target = self.fleet.renewed(target) if target.named else self.fleet.target(api.model)
+            target = self.fleet.renewed(target) if target.named else self.fleet.target(api.model, api.alias)
             target.require()
         except GatewayError:
             permit.release()
