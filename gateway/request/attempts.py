@@ -161,16 +161,16 @@ class Attempts:
     def stays(self, exchange: Exchange | None, error: GatewayError) -> tuple[Exchange, ReplicaAnswer]:
         """No other pool gets the request, although one may have been found: the refusal that its client gets then.
 
-        Raises the error if there is none.
+        Raises the error, anew, if there is none.
         """
         if exchange is None or exchange.attempts.elsewhere is None:
-            raise error
+            raise error.again()
         attempts = exchange.attempts
         attempts.elsewhere = None
         self._not_made(attempts.failed[-1]["reason"])
         answer, attempts.refusal = attempts.refusal, None
         if answer is None:
-            raise error
+            raise error.again()
         attempts.error = attempts.failed[-1]["error"]
         return exchange, answer
 
