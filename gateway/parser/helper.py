@@ -26,6 +26,7 @@ from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds
 from gateway.dialects.models.rename import rename
 from gateway.dialects.responses.create_message import Created, created
+from gateway.dialects.responses.items import picked
 from gateway.dialects.responses.references import Reference, references_in
 from gateway.dialects.table import Dialects
 from gateway.dialects.translation.table import TRANSLATIONS
@@ -135,6 +136,12 @@ def _references(body: bytes) -> tuple[list[Reference]]:
     return (references_in(body),)
 
 
+def _pick(joined: bytes, ids: list[str], places: dict[str, int]) -> tuple[dict[str, bytes]]:
+    if exceeds(joined):
+        raise _too_complex()
+    return (picked(joined, set(ids), places),)
+
+
 _OPERATIONS: Final[Mapping[str, Callable[..., tuple[Any, ...]]]] = {
     wire.PARSE: _parse,
     wire.CONTINUE: _continue,
@@ -142,4 +149,5 @@ _OPERATIONS: Final[Mapping[str, Callable[..., tuple[Any, ...]]]] = {
     wire.CREATE: _create,
     wire.MEMBERS: _members,
     wire.REFERENCES: _references,
+    wire.PICK: _pick,
 }

@@ -28,6 +28,7 @@ TRANSLATE: Final = "translate"  # dialect -> body, echo (TranslatedRequest)
 CREATE: Final = "create"  # a message of a WebSocket -> the fields of `Created`
 MEMBERS: Final = "members"  # -> spans, end (json_edits.Members)
 REFERENCES: Final = "references"  # -> a list (responses.references)
+PICK: Final = "pick"  # ids, places -> items by id (responses.items.picked); the body: items, joined by commas
 
 DONE: Final = "done"
 REFUSED: Final = "refused"  # with a GatewayError for the client

@@ -19,9 +19,9 @@ import orjson
 
 from gateway.dialects.responses.background.objects import RUNNING, in_background
 from gateway.dialects.responses.ids import MAX_ID_CHARS
+from gateway.dialects.responses.items import MAX_FIELDS, Paging, items_of, name_at, page, require_includes, shown
 from gateway.errors import GatewayError, bad_request
 from gateway.state.histories import Histories, gone, unavailable
-from gateway.state.items import MAX_FIELDS, Paging, items_of, name_at, page, require_includes, shown
 from gateway.state.records import Conversation, Expired, Item, StoredResponse, StoreFailed, TooLarge, Unknown
 
 MAX_ADDED: Final = 20  # items in one request

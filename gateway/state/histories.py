@@ -20,14 +20,15 @@ import orjson
 from gateway.dialects.dialect import StreamReader
 from gateway.dialects.responses.background.objects import UNANSWERED
 from gateway.dialects.responses.history import CONVERSATION, PREVIOUS, History
+from gateway.dialects.responses.items import items_of, shown
 from gateway.dialects.responses.kept import Kept, KeptReader, Told, kept_of
 from gateway.errors import GatewayError
-from gateway.state.items import items_of, shown
 from gateway.state.lazy import LazyStore
 from gateway.state.records import Expired, Item, RunEnd, StateError, StoredResponse, StoreFailed, TooLarge, Unknown
 from gateway.telemetry.counters import Counter
 
 if TYPE_CHECKING:
+    from gateway.state.names import Pick
     from gateway.state.runs import RunStore
 
 Charge = Callable[[int], None]
@@ -164,13 +165,14 @@ class Histories:
             turn.own = _joined(items, turn.own)
         return turn
 
-    async def items(self, owner: str, ids: Sequence[str], most: int, charge: Charge) -> dict[str, bytes]:
+    async def items(self, owner: str, ids: Sequence[str], most: int, charge: Charge, pick: Pick) -> dict[str, bytes]:
         """Items (JSON) by their ids, all of them.
 
-        most: bytes that may be read for it. charge: called with them first. Raises GatewayError 404, 413 or 503.
+        most: bytes that may be read for it. charge: called with them first. pick: finds items in what was read. Raises
+        GatewayError 404, 413 or 503, and what `charge` and `pick` raise.
         """
         try:
-            found = await (await self.opened()).named(owner, ids, most, charge)
+            found = await (await self.opened()).named(owner, ids, most, charge, pick)
         except TooLarge as large:
             text = f"The items that 'input' refers to are in responses of {large.size:,} bytes: send some of them themselves."
             raise too_large(text, "input") from None

@@ -159,10 +159,12 @@ class Recall:
 
     async def _resolve(self, request: ClientRequest, history: History, turn: Turn, caller: Caller) -> None:
         """Write out the items that the request has by their ids alone."""
-        references = await self._parsing.references(history.members.raw, request.lease.account.client)
+        client = request.lease.account.client
+        references = await self._parsing.references(history.members.raw, client)
         ids = list(dict.fromkeys(id_ for _, _, id_ in references))
         most = self._most - sum(map(len, turn.before))
-        items = await self._histories.items(_owner(request, caller), ids, most, charge_to(request))
+        pick = partial(self._parsing.picked, client=client)
+        items = await self._histories.items(_owner(request, caller), ids, most, charge_to(request), pick)
         size = sum(len(items[id_]) for _, _, id_ in references)  # one item may be meant many times
         if size > most:
             text = f"The items that 'input' refers to have {size:,} bytes, written out; here {max(0, most):,} are the most."

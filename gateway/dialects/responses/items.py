@@ -1,9 +1,12 @@
-"""Items of responses and conversations as clients list them: each with an id, messages in their long form. Pure."""
+"""Items of kept responses and conversations: found by their ids or their places, and as clients list them, each with an id,
+messages in their long form. Pure.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl
 from uuid import uuid4
@@ -35,6 +38,23 @@ _TEXTS: Final = {"assistant": "output_text"}
 def items_of(joined: bytes) -> list[dict[str, Any]]:
     """Elements of a JSON list, joined by commas. What is no object is left out."""
     return [item for item in orjson.loads(b"[" + joined + b"]") if isinstance(item, dict)]
+
+
+def picked(joined: bytes, ids: Collection[str], places: Mapping[str, int]) -> dict[str, bytes]:
+    """Some of `items_of`, JSON, by id: those that have one of these ids (the last one that has it), then those at these places.
+
+    What is not there is left out, and what is nested too deeply, as if it were not there. O(length).
+    """
+    items = items_of(joined)
+    found = {id_: item for item in items if isinstance(id_ := item.get("id"), str) and id_ in ids}
+    for id_, at in places.items():
+        if at < len(items):
+            found.setdefault(id_, items[at])
+    out = dict[str, bytes]()
+    for id_, item in found.items():
+        with contextlib.suppress(orjson.JSONEncodeError):
+            out[id_] = orjson.dumps(item)
+    return out
 
 
 def shown(item: dict[str, Any], name: str = "") -> dict[str, Any]:
