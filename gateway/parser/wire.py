@@ -13,8 +13,8 @@ import marshal
 import struct
 from typing import Any, Final, NamedTuple
 
-from gateway.dialects.anthropic.diagnosis import Diagnosis
 from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.diagnosis import Diagnosis, Head
 from gateway.dialects.json_edits import Edit
 from gateway.errors import GatewayError
 from router import Prompt
@@ -51,7 +51,7 @@ class ParsedBody(NamedTuple):
     edits: list[Edit]
     billing: list[Edit]
     prewarm: list[Edit]
-    diagnosis: tuple[str, tuple[str, str, str], list[Edit]] | None
+    diagnosis: tuple[str, Head, list[Edit]] | None
     session: str
     alias: str
     refers: str
