@@ -109,19 +109,6 @@ class Store:
         sought, own, contents = await self._database.read(work)
         return own | await names.picked(sought, contents, pick)
 
-    async def delete(self, owner: str, id_: str) -> bool:
-        """False: there is none. What goes on with it has lost its history."""
-        now = self._clock()
-
-        async def work(connection: AsyncConnection) -> bool:
-            condition = and_(_is(owner, id_), responses.c.emptied == 0, responses.c.expires_at > now)
-            if not (await connection.execute(delete(responses).where(condition))).rowcount:
-                return False
-            await names.remove(connection, owner, id_)
-            return True
-
-        return await self._database.write(work)
-
     # -- conversations
 
     async def create_conversation(self, conversation: Conversation, added: Sequence[Item]) -> None:
