@@ -81,6 +81,8 @@ class Ending:
         if api is not None:
             api.drop()
         if exchange is not None:
+            self._attempts.not_elsewhere(exchange)  # the client has left before that pool had it
+            exchange.attempts.drop_refusal()
             _complete(record, exchange)
         self.unread(record)
 
@@ -93,7 +95,6 @@ class Ending:
 def _complete(record: SettledRequest, exchange: Exchange) -> None:
     """What attempts and delivery have found."""
     chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
-    attempts.drop_refusal()
     record.replica = chosen.replica
     record.predicted_cached_tokens = chosen.matched_tokens
     record.failed_attempts = attempts.failed
