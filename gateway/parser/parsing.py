@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -24,10 +24,9 @@ from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.dialect import COMPLETE, IMPOSSIBLE, Continuation, Dialect, PartialAnswer
 from gateway.dialects.json_edits import Edit, Members, apply, pieces, read_object
-from gateway.dialects.json_structure import signs
+from gateway.dialects.json_structure import is_quick, signs
 from gateway.dialects.models.rename import rename
 from gateway.dialects.responses.create_message import Created, created
-from gateway.dialects.responses.items import picked
 from gateway.dialects.responses.references import Reference, references_in
 from gateway.dialects.translation.answers import TranslatedAnswers
 from gateway.dialects.translation.table import TRANSLATIONS
@@ -45,10 +44,6 @@ MAX_PARTS: Final = 8192  # of a prompt that is built in the loop: three per mess
 _COPIED_AT_ONCE: Final = 1 << 20
 _CONTINUED_INLINE_BYTES: Final = 1 << 15  # of a body whose continuation is made in the event loop
 _TRANSLATED_INLINE_BYTES: Final = 1 << 16
-# Of a JSON text that is read in the event loop: 5 ms, if it is all brackets; or longer texts with few values: 3 ms.
-_READ_INLINE_BYTES: Final = 1 << 15
-_READ_INLINE_TEXT: Final = 1 << 19
-_READ_INLINE_SIGNS: Final = 1 << 13
 _SCANNED_INLINE_BYTES: Final = 1 << 17
 
 
@@ -128,7 +123,7 @@ class Parsing:
 
         Raises GatewayError 400 for one that is no request; as `parse` if it could not be read.
         """
-        if _is_quick(message):
+        if is_quick(message):
             found = await self.turns.take(partial(created, message))
         else:
             found = Created(*await self.process.run((wire.CREATE,), message, client))
@@ -146,15 +141,6 @@ class Parsing:
             return references_in(body)
         (found,) = await self.process.run((wire.REFERENCES,), body, client)
         return list(found)
-
-    async def picked(
-        self, joined: bytes, ids: Collection[str], places: Mapping[str, int], client: str = ""
-    ) -> dict[str, bytes]:
-        """Items of what the gateway keeps (`responses/items.py`). client: as for `parse`. Raises GatewayError likewise."""
-        if _is_quick(joined):
-            return await self.turns.take(partial(picked, joined, ids, places))
-        (found,) = await self.process.run((wire.PICK, list(ids), dict(places)), joined, client)
-        return dict(found)
 
 
 def continued(continuation: Continuation | None, body: bytes, so_far: PartialAnswer) -> bytes | None:
@@ -181,12 +167,6 @@ def _here(dialect: Dialect, raw: bytes, aliases: Aliases | None) -> ApiRequest |
     if api.edits:
         api.body, api.edits = apply(raw, api.edits), ()
     return api
-
-
-def _is_quick(text: bytes) -> bool:
-    """Whether a JSON text is read in the event loop: it is short, or has few values."""
-    size = len(text)
-    return size <= _READ_INLINE_BYTES or (size <= _READ_INLINE_TEXT and signs(text) <= _READ_INLINE_SIGNS)
 
 
 def _has_many_values(raw: bytes) -> bool:

@@ -28,7 +28,10 @@ TRANSLATE: Final = "translate"  # dialect -> body, echo (TranslatedRequest)
 CREATE: Final = "create"  # a message of a WebSocket -> the fields of `Created`
 MEMBERS: Final = "members"  # -> spans, end (json_edits.Members)
 REFERENCES: Final = "references"  # -> a list (responses.references)
-PICK: Final = "pick"  # ids, places -> items by id (responses.items.picked); the body: items, joined by commas
+# About items, joined by commas.
+PICK: Final = "pick"  # ids, places -> items by id (responses.items.picked)
+LIST: Final = "list"  # most -> a list of (id, item), or None (responses.items.listed)
+PAGE: Final = "page"  # ids, sizes, query -> a page (responses.items.input_items)
 
 DONE: Final = "done"
 REFUSED: Final = "refused"  # with a GatewayError for the client

@@ -14,7 +14,7 @@ from uuid import uuid4
 import orjson
 
 from gateway.dialects.responses.ids import is_id
-from gateway.errors import bad_request
+from gateway.errors import GatewayError, bad_request
 
 MAX_LIMIT: Final = 100
 DEFAULT_LIMIT: Final = 20
@@ -55,6 +55,37 @@ def picked(joined: bytes, ids: Collection[str], places: Mapping[str, int]) -> di
         with contextlib.suppress(orjson.JSONEncodeError):
             out[id_] = orjson.dumps(item)
     return out
+
+
+def listed(joined: bytes, most: int) -> list[tuple[str, bytes]] | None:
+    """(id, JSON) of all `items_of`, as they are listed. None: they are more than `most`, or nested too deeply. O(length)."""
+    items = items_of(joined)
+    if len(items) > most:
+        return None
+    try:
+        return [(item["id"], orjson.dumps(item)) for item in map(shown, items)]
+    except orjson.JSONEncodeError:
+        return None
+
+
+def input_items(joined: bytes, ids: Sequence[str], sizes: Sequence[int], query: Mapping[str, str]) -> bytes:
+    """A page of the items of several responses. joined: input and output of each, of these sizes. query: as for `Paging`.
+
+    Raises GatewayError 400. O(length).
+    """
+    items, at = list[tuple[dict[str, Any], str]](), 0
+    for number, size in enumerate(sizes):
+        id_, made = ids[number // 2], number % 2 == 1
+        items += [(item, name_at(id_, place, made=made)) for place, item in enumerate(items_of(joined[at : at + size]))]
+        at += size
+    try:
+        return Paging(query).of(items)
+    except orjson.JSONEncodeError:
+        raise too_deep() from None
+
+
+def too_deep() -> GatewayError:
+    return bad_request("An item is nested too deeply.", code="invalid_json")
 
 
 def shown(item: dict[str, Any], name: str = "") -> dict[str, Any]:
@@ -109,7 +140,7 @@ class Paging:
 
     __slots__ = ("after", "descending", "limit")
 
-    def __init__(self, query: dict[str, str]) -> None:
+    def __init__(self, query: Mapping[str, str]) -> None:
         limit, order = query.get("limit", str(DEFAULT_LIMIT)), query.get("order", "desc")
         if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_LIMIT):
             raise bad_request(f"'limit' must be a number from 1 to {MAX_LIMIT}.", "limit")

@@ -79,6 +79,7 @@ class Recall:
         turn = await self._turn(request, history, api, caller, elsewhere=elsewhere)
         if turn is None:
             return api, None
+        turn.client = client
         if api.references and self.on:
             await self._resolve(request, history, turn, caller)
         if isinstance(request, RunRequest):
@@ -133,8 +134,8 @@ class Recall:
         self, request: ClientRequest, api: ApiRequest, caller: Caller, *, elsewhere: bool
     ) -> Answer | Following | None:
         """The gateway's own answer to a request about what it keeps. None: it is a replica's. Raises GatewayError."""
-        whose, charge = owner(request, caller), charge_to(request)
-        found = await self._api.answer(request.method, request.target, api.body, whose, charge, elsewhere=elsewhere)
+        whose, client, charge = owner(request, caller), request.lease.account.client, charge_to(request)
+        found = await self._api.answer(request.method, request.target, api.body, whose, client, charge, elsewhere=elsewhere)
         return self.followers.find(found) if isinstance(found, Again) else found
 
     async def _turn(
@@ -163,8 +164,7 @@ class Recall:
         references = await self._parsing.references(history.members.raw, client)
         ids = list(dict.fromkeys(id_ for _, _, id_ in references))
         most = self._most - sum(map(len, turn.before))
-        pick = partial(self._parsing.picked, client=client)
-        items = await self._histories.items(owner(request, caller), ids, most, charge_to(request), pick)
+        items = await self._histories.items(owner(request, caller), ids, most, charge_to(request), client)
         size = sum(len(items[id_]) for _, _, id_ in references)  # one item may be meant many times
         if size > most:
             text = f"The items that 'input' refers to have {size:,} bytes, written out; here {max(0, most):,} are the most."

@@ -288,30 +288,6 @@ async def test_the_loop_turns_while_a_large_body_is_parsed() -> None:
         assert turns > 100
 
 
-ITEM = b'{"id":"a","content":"%b"}'
-SHORT = {"few bytes": ITEM % (b"[" * 20_000), "few values": ITEM % (b"x" * 500_000)}
-LONG = {"many values": b'{"id":"a","content":[%b0]}' % (b"0," * 20_000), "many bytes": ITEM % (b"x" * 600_000)}
-
-
-@pytest.mark.parametrize("shape", [*SHORT, *LONG])
-async def test_items_of_what_is_long_are_picked_by_the_process(shape: str) -> None:
-    async with parser() as (parsing, process):
-        item = (SHORT | LONG)[shape]
-        assert await parsing.picked(item + b',{"n":1}', {"a"}, {"x": 1}, "client") == {"a": item, "x": b'{"n":1}'}
-        assert process.started == (shape in LONG)
-
-
-async def test_the_loop_turns_while_items_of_what_is_long_are_picked() -> None:
-    async with parser() as (parsing, _):
-        large = ITEM % (b"x" * 30_000_000)
-        task, turns = asyncio.create_task(parsing.picked(large, {"a"}, {})), 0
-        while not task.done():
-            await asyncio.sleep(0)
-            turns += 1
-        assert await task == {"a": large}
-        assert turns > 100
-
-
 def test_it_ends_with_its_parent() -> None:
     """Even with one that is killed, and though it does not listen to a service manager's signals."""
     code = (
