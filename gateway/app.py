@@ -32,6 +32,7 @@ from gateway.dialects.table import Dialects
 from gateway.fleet.directory import FIRST_PROBES_S, Fleet
 from gateway.fleet.sources.source import MemberSource
 from gateway.fleet.sources.table import sources_of
+from gateway.parser.items import KeptItems
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
 from gateway.request.attempts import Attempts
@@ -221,7 +222,7 @@ def _recall_of(around: Surroundings, live: Live, metrics: Metrics, parsing: Pars
     """What the gateway keeps, and what runs in the background."""
     state, wall_clock = live.config.state, around.wall_clock
     store = None if state.url == OFF else LazyStore(state.url, state.ttl_s, wall_clock, around.clock)
-    histories = Histories(store, metrics.responses_kept, metrics.histories, wall_clock)
+    histories = Histories(store, KeptItems(parsing), metrics.responses_kept, metrics.histories, wall_clock)
     logs = Logs(most_of_all=min(MAX_LOGS, budget_bytes(live.config) // LOGS_SHARE))
     runs = Runs(histories, running, metrics.background_runs, wall_clock, around.clock, logs)
     return Recall(live, parsing, histories, runs, Followers(runs, histories, running), wall_clock)

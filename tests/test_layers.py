@@ -154,6 +154,21 @@ def test_what_only_some_may_import(module: str) -> None:
         assert not tops - set(sys.stdlib_module_names) - {"xxhash", "router"} - compiler - outside
 
 
+DIALECTS = re.compile(r"gateway\.dialects\.(anthropic|openai|responses|translation)\b")
+ABOUT_ALL = [
+    *(path for path in (ROOT / "gateway" / "dialects").glob("*.py") if path.stem not in ("table", "passthrough")),
+    ROOT / "gateway" / "parser" / "wire.py",
+    ROOT / "gateway" / "request" / "client.py",
+]
+
+
+@pytest.mark.parametrize("path", ABOUT_ALL, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_is_about_all_dialects_knows_none(path: Path) -> None:
+    """The table has them; what only one does is a method of `Dialect`."""
+    known = {name for name in _imports(ast.parse(path.read_text("utf-8"))) if DIALECTS.match(name)}
+    assert not known
+
+
 def test_a_folder_can_be_seen_at_once() -> None:
     folders = {path.parent for path in modules().values()}
     for folder in folders:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.dialects.anthropic.diagnosis import Diagnosis
+from gateway.dialects.diagnosis import Diagnosis
 from gateway.dialects.json_edits import Edit
 from router import Prompt, seed, text_keys, token_keys
 

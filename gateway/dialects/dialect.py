@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.diagnosis import Fingerprint
 from gateway.dialects.json_edits import Edit
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, ReplicaFailure
@@ -237,6 +238,10 @@ class Dialect:
         known. diagnoses: the gateway answers `api.diagnosis`. None: it goes to the client as it is.
         """
         return None
+
+    def compared(self, before: Fingerprint | None, now: Fingerprint) -> bytes:
+        """`api.diagnosis.told`, of a dialect that sets `diagnosis`. before: None: no such prompt is known. O(keys)."""
+        raise NotImplementedError
 
     # -- errors
 

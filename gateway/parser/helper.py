@@ -26,6 +26,7 @@ from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds
 from gateway.dialects.models.rename import rename
 from gateway.dialects.responses.create_message import Created, created
+from gateway.dialects.responses.items import input_items, listed, picked
 from gateway.dialects.responses.references import Reference, references_in
 from gateway.dialects.table import Dialects
 from gateway.dialects.translation.table import TRANSLATIONS
@@ -36,6 +37,7 @@ from gateway.parser import wire
 # body itself, the JSON parser's tree and the canonical prompt.
 _MEMORY_PER_BYTE: Final = 12
 _DIALECTS: Final = Dialects()
+MAX_ITEM_VALUES: Final = 4 * MAX_STRUCTURE  # of several turns that are kept, each of which had fewer than MAX_STRUCTURE
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -135,6 +137,27 @@ def _references(body: bytes) -> tuple[list[Reference]]:
     return (references_in(body),)
 
 
+def _pick(joined: bytes, ids: list[str], places: dict[str, int]) -> tuple[dict[str, bytes]]:
+    _require_items(joined)
+    return (picked(joined, set(ids), places),)
+
+
+def _list(joined: bytes, most: int) -> tuple[list[tuple[str, bytes]] | None]:
+    _require_items(joined)
+    return (listed(joined, most),)
+
+
+def _page(joined: bytes, ids: list[str], sizes: list[int], query: dict[str, str]) -> tuple[bytes]:
+    _require_items(joined)
+    return (input_items(joined, ids, sizes, query),)
+
+
+def _require_items(joined: bytes) -> None:
+    if exceeds(joined, MAX_ITEM_VALUES):
+        text = f"It has more than {MAX_ITEM_VALUES:,} JSON values: too many to be read at once."
+        raise GatewayError(413, "too_large", text)
+
+
 _OPERATIONS: Final[Mapping[str, Callable[..., tuple[Any, ...]]]] = {
     wire.PARSE: _parse,
     wire.CONTINUE: _continue,
@@ -142,4 +165,7 @@ _OPERATIONS: Final[Mapping[str, Callable[..., tuple[Any, ...]]]] = {
     wire.CREATE: _create,
     wire.MEMBERS: _members,
     wire.REFERENCES: _references,
+    wire.PICK: _pick,
+    wire.LIST: _list,
+    wire.PAGE: _page,
 }

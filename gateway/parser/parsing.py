@@ -24,7 +24,7 @@ from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.dialect import COMPLETE, IMPOSSIBLE, Continuation, Dialect, PartialAnswer
 from gateway.dialects.json_edits import Edit, Members, apply, pieces, read_object
-from gateway.dialects.json_structure import signs
+from gateway.dialects.json_structure import is_quick, signs
 from gateway.dialects.models.rename import rename
 from gateway.dialects.responses.create_message import Created, created
 from gateway.dialects.responses.references import Reference, references_in
@@ -44,10 +44,6 @@ MAX_PARTS: Final = 8192  # of a prompt that is built in the loop: three per mess
 _COPIED_AT_ONCE: Final = 1 << 20
 _CONTINUED_INLINE_BYTES: Final = 1 << 15  # of a body whose continuation is made in the event loop
 _TRANSLATED_INLINE_BYTES: Final = 1 << 16
-# Of a WebSocket's message that is read in the event loop: 5 ms, if it is all brackets; or longer texts with few values: 3 ms.
-_CREATED_INLINE_BYTES: Final = 1 << 15
-_CREATED_INLINE_TEXT: Final = 1 << 19
-_CREATED_INLINE_SIGNS: Final = 1 << 13
 _SCANNED_INLINE_BYTES: Final = 1 << 17
 
 
@@ -127,8 +123,7 @@ class Parsing:
 
         Raises GatewayError 400 for one that is no request; as `parse` if it could not be read.
         """
-        size = len(message)
-        if size <= _CREATED_INLINE_BYTES or (size <= _CREATED_INLINE_TEXT and signs(message) <= _CREATED_INLINE_SIGNS):
+        if is_quick(message):
             found = await self.turns.take(partial(created, message))
         else:
             found = Created(*await self.process.run((wire.CREATE,), message, client))

@@ -13,8 +13,8 @@ import marshal
 import struct
 from typing import Any, Final, NamedTuple
 
-from gateway.dialects.anthropic.diagnosis import Diagnosis
 from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.diagnosis import Diagnosis, Head
 from gateway.dialects.json_edits import Edit
 from gateway.errors import GatewayError
 from router import Prompt
@@ -28,6 +28,10 @@ TRANSLATE: Final = "translate"  # dialect -> body, echo (TranslatedRequest)
 CREATE: Final = "create"  # a message of a WebSocket -> the fields of `Created`
 MEMBERS: Final = "members"  # -> spans, end (json_edits.Members)
 REFERENCES: Final = "references"  # -> a list (responses.references)
+# About items, joined by commas.
+PICK: Final = "pick"  # ids, places -> items by id (responses.items.picked)
+LIST: Final = "list"  # most -> a list of (id, item), or None (responses.items.listed)
+PAGE: Final = "page"  # ids, sizes, query -> a page (responses.items.input_items)
 
 DONE: Final = "done"
 REFUSED: Final = "refused"  # with a GatewayError for the client
@@ -50,7 +54,7 @@ class ParsedBody(NamedTuple):
     edits: list[Edit]
     billing: list[Edit]
     prewarm: list[Edit]
-    diagnosis: tuple[str, tuple[str, str, str], list[Edit]] | None
+    diagnosis: tuple[str, Head, list[Edit]] | None
     session: str
     alias: str
     refers: str

@@ -161,18 +161,24 @@ class Attempts:
     def stays(self, exchange: Exchange | None, error: GatewayError) -> tuple[Exchange, ReplicaAnswer]:
         """No other pool gets the request, although one may have been found: the refusal that its client gets then.
 
-        Raises the error if there is none.
+        Raises the error, anew, if there is none.
         """
         if exchange is None or exchange.attempts.elsewhere is None:
-            raise error
+            raise error.again()
         attempts = exchange.attempts
-        attempts.elsewhere = None
-        self._not_made(attempts.failed[-1]["reason"])
+        self.not_elsewhere(exchange)
         answer, attempts.refusal = attempts.refusal, None
         if answer is None:
-            raise error
+            raise error.again()
         attempts.error = attempts.failed[-1]["error"]
         return exchange, answer
+
+    def not_elsewhere(self, exchange: Exchange) -> None:
+        """The pool that was found for the request does not get it. Idempotent."""
+        attempts = exchange.attempts
+        if attempts.elsewhere is not None:
+            attempts.elsewhere = None
+            self._not_made(attempts.failed[-1]["reason"])
 
     # -- what is known later
 
@@ -226,7 +232,11 @@ class Attempts:
             verdicts.unsure = verdicts.unpaid = True
             return False
         if pause_s := jitter(tries, self._chance, at_once=reason in _LOST):
-            await asyncio.sleep(pause_s)
+            try:
+                await asyncio.sleep(pause_s)
+            except asyncio.CancelledError:  # the client has left
+                self._not_made(reason)
+                raise
             live = self._untried(exchange, verdicts)  # meanwhile replicas may have come and gone
         if not live:
             self._not_made(reason)

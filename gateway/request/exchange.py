@@ -238,12 +238,14 @@ class Exchange:
             self._copied = True
 
     def give_up(self) -> None:
-        """Another pool gets the request: release what the copies of its body were charged. Idempotent."""
+        """Another pool gets the request: drop the copies of its body, and release what they were charged. Idempotent."""
         lease, translated = self.request.lease, self.translated
         if self._copied:
             lease.shrink(len(self.api.body))
-        if translated and len(translated.request.body) >= LARGE_BODY:
-            lease.shrink(len(translated.request.body))
+        if translated:
+            if len(translated.request.body) >= LARGE_BODY:
+                lease.shrink(len(translated.request.body))
+            translated.request.body = b""  # `answers` has it still
         self._copied, self.translated = False, None
 
     def answered(self, answer: ReplicaAnswer) -> None:

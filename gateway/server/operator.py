@@ -37,7 +37,7 @@ from gateway.parser.parsing import Parsing
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.fallback.chain import foreseen
 from gateway.request.fallback.renaming import find_outside, rename
-from gateway.request.lifecycle import prompt_of, scope_of
+from gateway.request.phases.scopes import prompt_of, scope_of
 from gateway.server.access import ON_ADMIN_LISTENER, Access
 from gateway.server.fallback.request import adapt
 from router import Candidate

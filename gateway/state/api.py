@@ -7,7 +7,6 @@ What is not here may be at a replica: an id that only a replica knows is not ans
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Callable
@@ -19,10 +18,10 @@ import orjson
 
 from gateway.dialects.responses.background.objects import RUNNING, in_background
 from gateway.dialects.responses.ids import MAX_ID_CHARS
+from gateway.dialects.responses.items import MAX_FIELDS, Paging, page, require_includes, shown, too_deep
 from gateway.errors import GatewayError, bad_request
 from gateway.state.histories import Histories, gone, unavailable
-from gateway.state.items import MAX_FIELDS, Paging, items_of, name_at, page, require_includes, shown
-from gateway.state.records import Conversation, Expired, Item, StoredResponse, StoreFailed, TooLarge, Unknown
+from gateway.state.records import Conversation, Expired, Item, StoreFailed, TooLarge, Unknown
 
 MAX_ADDED: Final = 20  # items in one request
 MAX_PAIRS: Final = 16  # of metadata
@@ -61,13 +60,12 @@ class StateApi:
         self._histories = histories
         self._stop = stop
         self._clock = clock
-        self._listing = asyncio.Semaphore(1)  # lists are made one after the other
 
     async def answer(
-        self, method: str, target: str, body: bytes, owner: str, charge: Charge, *, elsewhere: bool
+        self, method: str, target: str, body: bytes, owner: str, client: str, charge: Charge, *, elsewhere: bool
     ) -> Answer | Again | None:
-        """target: path and query. charge: memory that the answer takes. elsewhere: a replica may have the object, if we do not.
-        None: it is nothing of ours.
+        """target: path and query. client: the unit of fairness. charge: memory that the answer takes. elsewhere: a replica may
+        have the object, if we do not. None: it is nothing of ours.
 
         Raises GatewayError.
         """
@@ -84,7 +82,7 @@ class StateApi:
                 return await self._conversation(method, (id_, below, item), query, body, owner)
             if id_ is None or id_ in _OWN or item is not None or below == "items":
                 return None
-            return await self._response(method, (id_, below), query, owner, charge)
+            return await self._response(method, (id_, below), query, owner, client, charge)
         except Unknown as unknown:
             if elsewhere and unknown.id == id_:
                 return None
@@ -99,20 +97,22 @@ class StateApi:
         except StoreFailed as failure:
             raise unavailable(failure) from None
         except orjson.JSONEncodeError:
-            raise bad_request("An item is nested too deeply.", code="invalid_json") from None
+            raise too_deep() from None
 
     # -- responses
 
     async def _response(
-        self, method: str, named: tuple[str, str | None], query: str, owner: str, charge: Charge
+        self, method: str, named: tuple[str, str | None], query: str, owner: str, client: str, charge: Charge
     ) -> Answer | Again | None:
         (id_, below), store = named, await self._histories.opened()
         if below == "input_items":
             _require(method, "GET")
-            paging, chain = Paging(_query(query)), await store.chain(owner, id_, MAX_LISTED)
+            asked = _query(query)
+            Paging(asked)  # before anything is read
+            chain = await store.chain(owner, id_, MAX_LISTED)
             charge(PARSED * sum(len(each.input) + len(each.output) for each in chain))
-            async with self._listing:
-                return 200, await asyncio.to_thread(_input_items, chain, paging)
+            turns = [(each.id, each.input, each.output) for each in chain]
+            return 200, await self._histories.reader.input_items(turns, asked, client)
         if below == "cancel":
             _require(method, "POST")
             found = await store.get(owner, id_)
@@ -177,16 +177,6 @@ class StateApi:
         paging = Paging(_query(query))
         rows, more = await store.items(owner, id_, limit=paging.limit, after=paging.after, descending=paging.descending)
         return 200, page([orjson.loads(each.item) for each in rows], more=more)
-
-
-def _input_items(chain: list[StoredResponse], paging: Paging) -> bytes:
-    """A page of what the model has read for the last of these responses. O(all of it)."""
-    items = list[tuple[dict[str, Any], str]]()
-    for each in chain:
-        items += [(item, name_at(each.id, at, made=False)) for at, item in enumerate(items_of(each.input))]
-        if each is not chain[-1]:
-            items += [(item, name_at(each.id, at, made=True)) for at, item in enumerate(items_of(each.output))]
-    return paging.of(items)
 
 
 def _conversation(found: Conversation) -> bytes:

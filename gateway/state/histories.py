@@ -8,23 +8,20 @@ A replica never keeps anything for a request that goes this way, so any replica 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
-
-import orjson
 
 from gateway.dialects.dialect import StreamReader
 from gateway.dialects.responses.background.objects import UNANSWERED
 from gateway.dialects.responses.history import CONVERSATION, PREVIOUS, History
 from gateway.dialects.responses.kept import Kept, KeptReader, Told, kept_of
 from gateway.errors import GatewayError
-from gateway.state.items import items_of, shown
 from gateway.state.lazy import LazyStore
-from gateway.state.records import Expired, Item, RunEnd, StateError, StoredResponse, StoreFailed, TooLarge, Unknown
+from gateway.state.records import Expired, Item, ItemReader, RunEnd, StateError, StoredResponse, StoreFailed, TooLarge, Unknown
 from gateway.telemetry.counters import Counter
 
 if TYPE_CHECKING:
@@ -36,7 +33,6 @@ log = logging.getLogger("warmroute.state")
 
 RETRY_S: Final = 5
 MAX_TURN: Final = 10_000  # items that one turn adds to a conversation
-_QUICK: Final = 64 << 10  # bytes whose items are looked at in the loop
 
 
 def owner_of(tenant: str, authorization: str | None, api_key: str | None) -> str:
@@ -55,10 +51,23 @@ class Turn:
     before: items before its own, the oldest first, joined by commas each. told: what the client reads of it. own: its own
     items; None: its answer is not kept. parent: the kept response that it goes on with, "" without one. remember: to be called
     with the whole answer of a stream that is not kept, for the connection that asked. keeping: `keep` was called; stored: and
-    has kept it. unwritten: what the store has not taken of a run in the background: its end, the items for its conversation.
+    has kept it. client: the unit of fairness in what that takes. unwritten: what the store has not taken of a run in the
+    background: its end, the items for its conversation.
     """
 
-    __slots__ = ("_histories", "_owner", "before", "keeping", "own", "parent", "remember", "stored", "told", "unwritten")
+    __slots__ = (
+        "_histories",
+        "_owner",
+        "before",
+        "client",
+        "keeping",
+        "own",
+        "parent",
+        "remember",
+        "stored",
+        "told",
+        "unwritten",
+    )
 
     def __init__(self, histories: Histories, owner: str, history: History, before: list[bytes]) -> None:
         self._histories = histories
@@ -67,6 +76,7 @@ class Turn:
         self.told = Told(history.previous, history.conversation, store=history.store)
         self.own: bytes | None = history.own if history.store else None
         self.parent = history.previous
+        self.client = ""
         self.remember: Callable[[bytes], None] | None = None
         self.keeping = self.stored = False
         self.unwritten: tuple[RunEnd, list[Item]] | None = None
@@ -105,12 +115,20 @@ class Turn:
 
 
 class Histories:
-    """See the top of this file. store: None: nothing is kept here. kept, replayed: counters by result. clock: Unix seconds."""
+    """See the top of this file. store: None: nothing is kept here. reader: of items. kept, replayed: counters by result.
+    clock: Unix seconds.
+    """
 
     def __init__(
-        self, store: LazyStore | None, kept: Counter, replayed: Counter, clock: Callable[[], float] = time.time
+        self,
+        store: LazyStore | None,
+        reader: ItemReader,
+        kept: Counter,
+        replayed: Counter,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
+        self.reader = reader
         self._kept = kept
         self._replayed = replayed
         self._clock = clock
@@ -164,13 +182,14 @@ class Histories:
             turn.own = _joined(items, turn.own)
         return turn
 
-    async def items(self, owner: str, ids: Sequence[str], most: int, charge: Charge) -> dict[str, bytes]:
+    async def items(self, owner: str, ids: Sequence[str], most: int, charge: Charge, client: str) -> dict[str, bytes]:
         """Items (JSON) by their ids, all of them.
 
-        most: bytes that may be read for it. charge: called with them first. Raises GatewayError 404, 413 or 503.
+        most: bytes that may be read for it. charge: called with them first. Raises GatewayError 404, 413, 500 or 503.
         """
+        pick = partial(self.reader.picked, client=client)
         try:
-            found = await (await self.opened()).named(owner, ids, most, charge)
+            found = await (await self.opened()).named(owner, ids, most, charge, pick)
         except TooLarge as large:
             text = f"The items that 'input' refers to are in responses of {large.size:,} bytes: send some of them themselves."
             raise too_large(text, "input") from None
@@ -194,21 +213,28 @@ class Histories:
         items: list[Item] | None = []
         if told.conversation:
             joined = _joined(turn.own, found.output)
-            items = await asyncio.to_thread(_listed, joined) if len(joined) > _QUICK else _listed(joined)
+            try:
+                found_items = await self.reader.listed(joined, MAX_TURN, turn.client)
+            except GatewayError as failure:
+                return self._not_kept(told.id or found.id, failure.message)
+            items = None if found_items is None else [Item(*each) for each in found_items]
         if items is None:
             self._kept.add(("unfit",))
             return False
         try:
             kept = await self._put(owner, turn, turn.own, found, items)
-        except StateError as failure:
-            if not isinstance(failure, StoreFailed):
+        except StateError as error:
+            if not isinstance(error, StoreFailed):
                 turn.unwritten = None  # it never will be
-            self._kept.add(("failed",))
-            log.warning("a response was not kept", extra={"response": told.id or found.id, "reason": str(failure)})
-            return False
+            return self._not_kept(told.id or found.id, str(error))
         if kept:
             self._kept.add(("kept",))
         return kept
+
+    def _not_kept(self, id_: str, reason: str) -> bool:
+        self._kept.add(("failed",))
+        log.warning("a response was not kept", extra={"response": id_, "reason": reason})
+        return False
 
     async def _put(self, owner: str, turn: Turn, own: bytes, found: Kept, items: list[Item]) -> bool:
         """False: it runs in the background, and was ended. Raises StateError."""
@@ -239,17 +265,6 @@ class Histories:
         """Raises StoreFailed."""
         assert self.store is not None
         return await self.store.get()
-
-
-def _listed(joined: bytes) -> list[Item] | None:
-    """Items for a conversation. None: they are too many, or nested too deeply. O(length)."""
-    items = items_of(joined)
-    if len(items) > MAX_TURN:
-        return None
-    try:
-        return [Item(item["id"], orjson.dumps(item)) for item in map(shown, items)]
-    except orjson.JSONEncodeError:
-        return None
 
 
 def too_large(text: str, param: str) -> GatewayError:

@@ -10,26 +10,32 @@ turn would be a square of rows.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import orjson
 from sqlalchemy import and_, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.state.items import items_of, place_of
+from gateway.dialects.responses.items import picked as picked_of
+from gateway.dialects.responses.items import place_of
 from gateway.state.records import TooLarge
 from gateway.state.tables import conversations, items, names, responses
 
 _AT_ONCE: Final = 500  # ids in a statement
 
 Charge = Callable[[int], None]
+Pick = Callable[[bytes, Collection[str], Mapping[str, int]], Awaitable[dict[str, bytes]]]
+"""`responses/items.py: picked`, wherever that is done: `Parsing.picked` does it in the parser process if it takes long."""
 
 
 def free(_size: int) -> None:
     """Nobody counts."""
+
+
+async def at_once(joined: bytes, ids: Collection[str], places: Mapping[str, int]) -> dict[str, bytes]:
+    """Here, while nothing else runs."""
+    return picked_of(joined, ids, places)
 
 
 Sought = dict[str, str]
@@ -82,23 +88,20 @@ async def found(
     return sought, own, contents
 
 
-def picked(sought: Sought, contents: dict[str, tuple[bytes, bytes]]) -> dict[str, bytes]:
+async def picked(sought: Sought, contents: dict[str, tuple[bytes, bytes]], pick: Pick) -> dict[str, bytes]:
     """The items themselves, JSON, by id; those that are not there are left out. O(length of the contents)."""
     by_response = dict[str, list[str]]()
     for id_, response in sought.items():
         by_response.setdefault(response, []).append(id_)
     out = dict[str, bytes]()
     for response, ids in by_response.items():
-        given, made = map(items_of, contents.get(response, (b"", b"")))
-        by_id = {item["id"]: item for item in made if isinstance(item.get("id"), str)}
-        for id_ in ids:
-            item = by_id.get(id_)
-            if item is None and (place := place_of(id_)) and place[0] == response:
-                listed = made if place[1] else given
-                item = listed[place[2]] if place[2] < len(listed) else None
-            if item is not None:
-                with contextlib.suppress(orjson.JSONEncodeError):  # nested too deeply: as if it were not there
-                    out[id_] = orjson.dumps(item)
+        if response not in contents:
+            continue
+        given, made = contents[response]
+        places = {id_: place for id_ in ids if (place := place_of(id_)) and place[0] == response}
+        found = await pick(made, set(ids), {id_: at for id_, (_, is_made, at) in places.items() if is_made})
+        left = {id_: at for id_, (_, is_made, at) in places.items() if not is_made and id_ not in found}
+        out |= found | (await pick(given, (), left) if left else {})
     return out
 
 

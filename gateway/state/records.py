@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,3 +87,11 @@ class TooLarge(StateError):
 
 class StoreFailed(StateError):
     """The database cannot be reached, does not answer in time, refuses, is full. The text says what to look at."""
+
+
+class ItemReader(Protocol):
+    """Reads items of what is kept, without holding up the loop (`parser/items.py`). client: the unit of fairness."""
+
+    async def picked(self, joined: bytes, ids: Collection[str], places: Mapping[str, int], client: str) -> dict[str, bytes]: ...
+    async def listed(self, joined: bytes, most: int, client: str) -> list[tuple[str, bytes]] | None: ...
+    async def input_items(self, turns: Sequence[tuple[str, bytes, bytes]], query: Mapping[str, str], client: str) -> bytes: ...

@@ -92,7 +92,7 @@ class RunStore(Store):
         await self._database.write(work)
 
     async def delete(self, owner: str, id_: str) -> bool:
-        """One that runs is stopped by that."""
+        """False: there is none. What goes on with it has lost its history; one that runs is stopped by that."""
         now = self._clock()
 
         async def work(connection: AsyncConnection) -> bool:

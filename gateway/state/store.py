@@ -10,7 +10,6 @@ Reads never write: fetching an answer does not renew it.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -95,30 +94,20 @@ class Store:
             StoredResponse(**{**dict.fromkeys(_COLUMNS, b""), **{name: getattr(row, name) for name in _READ}}) for row in rows
         ]
 
-    async def named(self, owner: str, ids: Sequence[str], most: int, charge: names.Charge = names.free) -> dict[str, bytes]:
+    async def named(
+        self, owner: str, ids: Sequence[str], most: int, charge: names.Charge = names.free, pick: names.Pick = names.at_once
+    ) -> dict[str, bytes]:
         """Items (JSON) of responses and conversations by their ids; those that are not there are left out.
 
-        most: bytes that may be read. charge: called with the bytes before they are read. Raises TooLarge, and what that raises.
+        most: bytes that may be read. charge: called with the bytes before they are read. pick: finds items in what was read.
+        Raises TooLarge, and what these raise.
         """
 
         async def work(connection: AsyncConnection) -> tuple[names.Sought, dict[str, bytes], dict[str, tuple[bytes, bytes]]]:
             return await names.found(connection, owner, ids, self._clock(), most, charge)
 
         sought, own, contents = await self._database.read(work)
-        return own | await asyncio.to_thread(names.picked, sought, contents)
-
-    async def delete(self, owner: str, id_: str) -> bool:
-        """False: there is none. What goes on with it has lost its history."""
-        now = self._clock()
-
-        async def work(connection: AsyncConnection) -> bool:
-            condition = and_(_is(owner, id_), responses.c.emptied == 0, responses.c.expires_at > now)
-            if not (await connection.execute(delete(responses).where(condition))).rowcount:
-                return False
-            await names.remove(connection, owner, id_)
-            return True
-
-        return await self._database.write(work)
+        return own | await names.picked(sought, contents, pick)
 
     # -- conversations
 

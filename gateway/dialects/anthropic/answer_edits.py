@@ -19,8 +19,9 @@ import orjson
 
 from gateway.dialects.answer import MAX_PARSED_ANSWER
 from gateway.dialects.anthropic.cache_split import Marked, fields_of, split
-from gateway.dialects.anthropic.diagnosis import FIELD, MAX_ID_CHARS, NOTHING
+from gateway.dialects.anthropic.diagnosis import FIELD, MAX_ID_CHARS
 from gateway.dialects.anthropic.usage import merge
+from gateway.dialects.diagnosis import NOTHING
 from gateway.dialects.dialect import AnswerEditor, StreamReader
 from gateway.dialects.events.named import name_of
 from gateway.dialects.events.reader import has_any

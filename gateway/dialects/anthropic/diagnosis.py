@@ -17,52 +17,14 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.dialects.diagnosis import NOTHING, Fingerprint
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.errors import bad_request
 
 FIELD: Final = "diagnostics"
 PREVIOUS: Final = "previous_message_id"
 MAX_ID_CHARS: Final = 256
-MAX_KEYS: Final = 1 << 17  # bytes of block keys that are remembered of a prompt
-NOTHING: Final = b"null"
 _KEY: Final = 8  # bytes
-
-
-class Diagnosis:
-    """What a request asks. previous: the id of an earlier answer, "" where this is the first. head: digests of tools, system
-    prompt and other fields. edits: of the body, for replicas. told: the answer, JSON, once it is known.
-    """
-
-    __slots__ = ("edits", "head", "previous", "told")
-
-    def __init__(self, previous: str, head: tuple[str, str, str], edits: list[Edit]) -> None:
-        self.previous = previous
-        self.head = head
-        self.edits = edits
-        self.told = NOTHING
-
-    def __repr__(self) -> str:
-        return f"<Diagnosis after {self.previous!r}>"
-
-
-class Fingerprint:
-    """An earlier prompt. keys: of its first blocks; tokens: of all of it, as far as is known."""
-
-    __slots__ = ("head", "keys", "model", "tokens")
-
-    def __init__(self, model: str, head: tuple[str, str, str], keys: bytes, tokens: int) -> None:
-        self.model = model
-        self.head = head
-        self.keys = keys[:MAX_KEYS]
-        self.tokens = tokens
-
-    @property
-    def size(self) -> int:
-        """Bytes, more or less."""
-        return len(self.keys) + 500
-
-    def __repr__(self) -> str:
-        return f"<Fingerprint of {self.tokens} tokens>"
 
 
 def compared(before: Fingerprint | None, now: Fingerprint) -> bytes:

@@ -11,13 +11,14 @@ from gateway.dialects.anthropic.answer_edits import MessageEditor
 from gateway.dialects.anthropic.billing import billing_edits, needs_scan
 from gateway.dialects.anthropic.breakpoints import may_mark, require_breakpoints
 from gateway.dialects.anthropic.cache_split import marked_in
-from gateway.dialects.anthropic.diagnosis import Diagnosis, asked_of, cut_of
+from gateway.dialects.anthropic.diagnosis import asked_of, compared, cut_of
 from gateway.dialects.anthropic.prompt import head_digests, messages_prompt, runs_tools
 from gateway.dialects.anthropic.sessions import user_session
 from gateway.dialects.anthropic.stream import QUIET, MessageReader
 from gateway.dialects.anthropic.usage import parse_usage
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.body import json_object, model_of, salt_of, session_of, wants_stream
+from gateway.dialects.diagnosis import Diagnosis, Fingerprint
 from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamOpening, StreamReader
 from gateway.dialects.events.named import NamedOpening
 from gateway.dialects.json_edits import Edit, read_object
@@ -63,6 +64,9 @@ class Messages(Dialect):
 
     def answer_tail(self, begin: bytes) -> AnswerTail | None:
         return UsageTail(begin, parse_usage)
+
+    def compared(self, before: Fingerprint | None, now: Fingerprint) -> bytes:
+        return compared(before, now)
 
     def editor(self, api: ApiRequest, prompt: Prompt, *, caches: bool, diagnoses: bool) -> AnswerEditor | None:
         marked, silent = marked_in(prompt) if caches else None, bool(api.prewarm)

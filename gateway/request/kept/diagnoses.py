@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from gateway.dialects.anthropic.diagnosis import Diagnosis, Fingerprint, compared
+from gateway.dialects.diagnosis import Diagnosis, Fingerprint
+from gateway.dialects.dialect import Dialect
 from gateway.request.client import Caller
 from gateway.request.exchange import Exchange
-from gateway.state.histories import owner_of
+from gateway.request.kept.owner import owner
 from router import session_key
 
 TTL_S: Final = 3600.0
@@ -34,24 +35,25 @@ class Diagnoses:
         """A request that asks has its replica, and the answer to its question."""
         api = exchange.api
         if api.diagnosis and exchange.diagnoses:
-            self.diagnose(api.diagnosis, _owner(exchange, caller), _fingerprint(exchange, api.diagnosis), now)
+            prompt = _fingerprint(exchange, api.diagnosis)
+            self.diagnose(exchange.dialect, api.diagnosis, owner(exchange.request, caller), prompt, now)
 
     def delivered(self, exchange: Exchange, caller: Caller, now: float) -> None:
         """Its answer went out."""
         asked, edited = exchange.api.diagnosis, exchange.edited
         if asked and edited and edited.id and not exchange.delivered.error:
-            self.remember(edited.id, _owner(exchange, caller), _fingerprint(exchange, asked), now)
+            self.remember(edited.id, owner(exchange.request, caller), _fingerprint(exchange, asked), now)
 
-    def diagnose(self, asked: Diagnosis, owner: str, prompt: Fingerprint, now: float) -> None:
+    def diagnose(self, dialect: Dialect, asked: Diagnosis, whose: str, prompt: Fingerprint, now: float) -> None:
         """Sets what the client is told."""
         if not asked.previous:
             return
-        until, before = self._known.get(session_key(asked.previous, _KIND, owner), (0.0, None))
-        asked.told = compared(before if until > now else None, prompt)
+        until, before = self._known.get(session_key(asked.previous, _KIND, whose), (0.0, None))
+        asked.told = dialect.compared(before if until > now else None, prompt)
 
-    def remember(self, id_: str, owner: str, prompt: Fingerprint, now: float) -> None:
+    def remember(self, id_: str, whose: str, prompt: Fingerprint, now: float) -> None:
         """An answer with this id went out."""
-        number = session_key(id_, _KIND, owner)
+        number = session_key(id_, _KIND, whose)
         if number in self._known:
             self._forget(number)
         self._known[number] = now + TTL_S, prompt
@@ -76,11 +78,6 @@ class Diagnoses:
 
     def __repr__(self) -> str:
         return f"<Diagnoses: {len(self)} prompts, {self._bytes} bytes>"
-
-
-def _owner(exchange: Exchange, caller: Caller) -> str:
-    headers = exchange.request.headers
-    return owner_of(caller.tenant, headers.get("Authorization"), headers.get("X-Api-Key"))
 
 
 def _fingerprint(exchange: Exchange, asked: Diagnosis) -> Fingerprint:

@@ -26,9 +26,10 @@ from gateway.request.background.following import Followers, Following
 from gateway.request.background.run_request import RunRequest
 from gateway.request.background.runs import Runs, Serve
 from gateway.request.client import Caller, ClientRequest
+from gateway.request.kept.owner import owner
 from gateway.request.kept.recent import Lane
 from gateway.state.api import Again, Answer, StateApi
-from gateway.state.histories import Histories, Turn, owner_of, too_large
+from gateway.state.histories import Histories, Turn, too_large
 
 HISTORY_SHARE: Final = 0.9  # of the largest body: the new items have to fit in, too
 
@@ -78,6 +79,7 @@ class Recall:
         turn = await self._turn(request, history, api, caller, elsewhere=elsewhere)
         if turn is None:
             return api, None
+        turn.client = client
         if api.references and self.on:
             await self._resolve(request, history, turn, caller)
         if isinstance(request, RunRequest):
@@ -125,30 +127,29 @@ class Recall:
             _charge(request, size)
         if api.references:
             await self._resolve(request, history, turn, caller)
-        run = await self.runs.start(request, caller, api, history, _owner(request, caller), serve)
+        run = await self.runs.start(request, caller, api, history, owner(request, caller), serve)
         return Following(run.log, None, None) if api.stream else (200, run.response)
 
     async def answer(
         self, request: ClientRequest, api: ApiRequest, caller: Caller, *, elsewhere: bool
     ) -> Answer | Following | None:
         """The gateway's own answer to a request about what it keeps. None: it is a replica's. Raises GatewayError."""
-        owner = _owner(request, caller)
-        charge = charge_to(request)
-        found = await self._api.answer(request.method, request.target, api.body, owner, charge, elsewhere=elsewhere)
+        whose, client, charge = owner(request, caller), request.lease.account.client, charge_to(request)
+        found = await self._api.answer(request.method, request.target, api.body, whose, client, charge, elsewhere=elsewhere)
         return self.followers.find(found) if isinstance(found, Again) else found
 
     async def _turn(
         self, request: ClientRequest, history: History, api: ApiRequest, caller: Caller, *, elsewhere: bool
     ) -> Turn | None:
         """The request's part in its history. None: only a replica has what it goes on with. Raises GatewayError."""
-        lane, owner, turn = request.recent, _owner(request, caller), None
+        lane, whose, turn = request.recent, owner(request, caller), None
         items = lane.find(history.previous) if lane is not None and history.previous else None
         if items is not None:
-            turn = self._histories.after(owner, history, items)
+            turn = self._histories.after(whose, history, items)
         elif self.on and (api.keeps or api.refers or api.references):
-            turn = await self._histories.begin(owner, history, self._most, elsewhere=elsewhere)
+            turn = await self._histories.begin(whose, history, self._most, elsewhere=elsewhere)
         elif not (history.previous or history.conversation):
-            turn = self._histories.fresh(owner, history)
+            turn = self._histories.fresh(whose, history)
             turn.passing()
         if turn is not None and not self.on:
             turn.passing()
@@ -159,10 +160,11 @@ class Recall:
 
     async def _resolve(self, request: ClientRequest, history: History, turn: Turn, caller: Caller) -> None:
         """Write out the items that the request has by their ids alone."""
-        references = await self._parsing.references(history.members.raw, request.lease.account.client)
+        client = request.lease.account.client
+        references = await self._parsing.references(history.members.raw, client)
         ids = list(dict.fromkeys(id_ for _, _, id_ in references))
         most = self._most - sum(map(len, turn.before))
-        items = await self._histories.items(_owner(request, caller), ids, most, charge_to(request))
+        items = await self._histories.items(owner(request, caller), ids, most, charge_to(request), client)
         size = sum(len(items[id_]) for _, _, id_ in references)  # one item may be meant many times
         if size > most:
             text = f"The items that 'input' refers to have {size:,} bytes, written out; here {max(0, most):,} are the most."
@@ -201,11 +203,6 @@ def _remember(lane: Lane, before: tuple[bytes, ...], own: bytes, response: bytes
     if found is not None:
         output = b"" if lane.warms else found.output
         lane.remember(found.id, b",".join([piece for piece in (*before, own, output) if piece]))
-
-
-def _owner(request: ClientRequest, caller: Caller) -> str:
-    headers = request.headers
-    return owner_of(caller.tenant, headers.get("Authorization"), headers.get("X-Api-Key"))
 
 
 def charge_to(request: ClientRequest) -> Callable[[int], None]:

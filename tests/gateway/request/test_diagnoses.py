@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.anthropic.diagnosis import Diagnosis, Fingerprint
+from gateway.dialects.diagnosis import Diagnosis, Fingerprint
 from gateway.dialects.events.sse import events_of, object_of
+from gateway.dialects.table import DIALECTS
 from gateway.request.kept.diagnoses import TTL_S, Diagnoses
 from tests.gateway.conftest import Running, running
 from tests.gateway.request.test_cache_control import RULES
@@ -106,7 +107,7 @@ def prompts(count: int, size: int = 80) -> Iterator[tuple[str, Fingerprint]]:
 
 def known(diagnoses: Diagnoses, id_: str, prompt: Fingerprint, now: float) -> bool:
     asked = Diagnosis(id_, prompt.head, [])
-    diagnoses.diagnose(asked, "owner", prompt, now)
+    diagnoses.diagnose(DIALECTS[MESSAGES], asked, "owner", prompt, now)
     return b"not_found" not in asked.told
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +20,12 @@ import pytest
 
 from gateway.admission.memory import MemoryLease
 from gateway.config.schema import Config
+from gateway.dialects.translation.translation import TranslatedRequest
 from gateway.fleet.directory import MAX_TARGETS
 from gateway.parser.parsing import INLINE_BYTES
 from tests.gateway.conftest import Running, config_over, eventually, running
 from tests.gateway.request.test_dialects import keeper
+from tests.gateway.request.test_translation import chat_only
 from tests.support.fakes import (
     Behaviour,
     FakeReplica,
@@ -709,7 +714,83 @@ async def test_replicas_in_doubt_serve_what_the_other_pool_cannot_get() -> None:
         assert await both.fallbacks("no_replica") == 0
 
 
+def refuses_and_stops_the_parser(both: Callable[[], Two], stopped: asyncio.Event, *, whole: bool) -> Behaviour:
+    """The other model's name cannot be put into a large body now."""
+    body = b'{"error":{"message":"mine"}}'
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        pid = both().run.gateway.parsing.process.pid
+        assert pid
+        os.kill(pid, signal.SIGSTOP)
+        answer = http(503, body)
+        writer.write(answer if whole else answer[:-5])
+        await writer.drain()
+        stopped.set()
+        if not whole:
+            await asyncio.Event().wait()
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    ("path", "translated", "whole"),
+    [(CHAT, False, True), (CHAT, False, False), (MESSAGES, False, True), (MESSAGES, False, False), (MESSAGES, True, True)],
+)
+async def test_a_client_that_leaves_while_its_request_is_renamed_leaves_nothing(
+    request_lines: Lines, path: str, translated: bool, whole: bool
+) -> None:
+    """Neither the refusal's connection, nor memory, nor a permit or booking, nor what the other pool's attempt would cost."""
+    found, stopped = list[Two](), asyncio.Event()
+    refuses = refuses_and_stops_the_parser(lambda: found[0], stopped, whole=whole)
+    raw = json.dumps({**BODY, "max_tokens": 5, "messages": [{"role": "user", "content": "x" * 2 * INLINE_BYTES}]}).encode()
+    async with two(chat_only(refuses) if translated else refuses) as both:
+        found.append(both)
+        gateway = both.run.gateway
+        budget, process = gateway.attempts.budget, gateway.parsing.process
+        before = repr(budget)
+        asked = asyncio.create_task(both.run.post(io.BytesIO(raw), path))
+        await stopped.wait()
+        await eventually(lambda: process._task)
+        await eventually(lambda: all(pool.admission.inflight == 0 for pool in gateway.fleet.pools))
+        assert request_lines() == []
+        assert not any(isinstance(each, TranslatedRequest) and len(each.body) > MIB for each in gc.get_objects())
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await eventually(lambda: request_lines() and gateway.served.memory.held == 0)
+        assert both.big.gone == (not whole)
+        both.require_nothing_open()
+        assert repr(budget) == before
+        assert process.pid
+        os.kill(process.pid, signal.SIGCONT)
+        assert (await both.run.post(io.BytesIO(raw.replace(b"large", b"little")), path))[0] == 200
+        line, _ = request_lines()
+        assert (line["status"], line["replica"], len(line["failed_attempts"])) == (499, both.big.name, 1)
+        assert "fallback" not in line
+        metrics = await both.run.metrics()
+        assert metrics[f'warmroute_requests_total{{code="499",endpoint="{path}",model="large"}}'] == 1
+        assert await both.fallbacks("failed") == 0
+        assert len(both.small.requests) == 1
+
+
 # -- the retry budget
+
+
+async def test_retries_that_were_not_made_cost_nothing() -> None:
+    """Their clients leave in the pause before them."""
+    asks = 40
+    async with replica(status(429), model="m") as one, replica(status(429), model="m") as two_, running(one, two_) as run:
+        budget = run.gateway.attempts.budget
+        for _ in range(50):
+            assert budget.take()
+        for _ in range(asks):
+            seen = len(one.requests + two_.requests)
+            asked = asyncio.create_task(run.post({**BODY, "model": "m"}))
+            await eventually(lambda seen=seen: len(one.requests + two_.requests) > seen)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
+        retries = (await run.metrics())['warmroute_retries_total{reason="status"}']
+        assert repr(budget) == f"<RetryBudget {50 + 0.2 * asks - retries:.3g} of 100>"
 
 
 async def test_a_request_that_its_own_pool_did_not_attempt_adds_to_the_budget() -> None:

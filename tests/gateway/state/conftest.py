@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.state.database import Database
 from gateway.state.records import StoredResponse
-from gateway.state.store import Store
+from gateway.state.runs import RunStore
 from gateway.state.tables import schema, versions
 from tests.support.postgres import Postgres, postgres
 
@@ -50,11 +50,11 @@ def file_url(path: Path) -> str:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, clock: Clock | None = None, *, empty: bool = False) -> AsyncIterator[Store]:
+async def opened(url: str, clock: Clock | None = None, *, empty: bool = False) -> AsyncIterator[RunStore]:
     """empty: whatever is there is removed first."""
     database = Database(url)
     await database.open()
-    store = Store(database, TTL_S, clock or Clock())
+    store = RunStore(database, TTL_S, clock or Clock())
     try:
         if empty:
             await database.write(_emptied)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from gateway.state.items import name_at, place_of
+from gateway.dialects.responses.items import name_at, place_of
 from gateway.state.names import found
 from gateway.state.purging import TOMBSTONE_S
 from gateway.state.records import Conversation, Item, StoredResponse, TooLarge

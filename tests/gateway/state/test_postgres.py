@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.state.database import STALL_S, Database
 from gateway.state.records import StoreFailed, Unknown
+from gateway.state.runs import RunStore
 from gateway.state.store import Store
 from tests.gateway.state.conftest import TTL_S, Clock, opened, response
 from tests.support.postgres import Postgres, postgres
@@ -75,7 +76,7 @@ async def test_a_server_that_hangs_is_left_alone_for_a_while(own_server: Postgre
     clock = Clock()
     database = Database(own_server.new(), 0.5, clock)
     await database.open()
-    store = Store(database, TTL_S, Clock())
+    store = RunStore(database, TTL_S, Clock())
     await store.put(response("a"))
     own_server.hang()
     try:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.anthropic.diagnosis import FIELD, MAX_KEYS, Fingerprint, asked_of, compared, cut_of
+from gateway.dialects.anthropic.diagnosis import FIELD, asked_of, compared, cut_of
 from gateway.dialects.anthropic.messages import Messages
 from gateway.dialects.api_request import router_prompt
+from gateway.dialects.diagnosis import MAX_KEYS, Fingerprint
 from gateway.dialects.json_edits import apply
 from gateway.errors import GatewayError
 

@@ -387,6 +387,21 @@ async def test_what_is_nested_too_deeply_is_answered_and_not_kept(tmp_path: Path
             await run.client.conversations.create(items=[item])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_cannot_be_read_is_answered_and_not_kept(tmp_path: Path, stream: bool) -> None:
+    """The items of a long turn are those of its conversation once the parser process has read them."""
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        made = await run.client.conversations.create()
+        many = [{"role": "user", "content": "x", "z": [0] * 20_000}]
+        assert (await ask(run, many, stream=stream, conversation=made.id)).store
+        assert run.gateway.parsing.process.started == 1
+        await run.gateway.parsing.process.close()
+        found = await ask(run, many, stream=stream, conversation=(await run.client.conversations.create()).id)
+        assert (found.store, found.output_text) == (False, "to x")
+        assert (await run.metrics())['warmroute_responses_kept_total{result="failed"}'] == 1
+        assert len((await run.client.conversations.items.list(made.id)).data) == 2
+
+
 @pytest.mark.parametrize("id_", ["a\0b", "\ud800", "a\nb", "x" * 257, ""])
 async def test_an_id_that_no_database_takes_is_refused(tmp_path: Path, id_: str) -> None:
     async with replica() as one, running(one, state=kept_in(tmp_path)) as run:

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from gateway.dialects.responses.items import name_at
 from gateway.parser.parsing import INLINE_BYTES
 from tests.gateway.conftest import eventually, running
 from tests.gateway.request.kept.test_recall import ask, kept_in, replica, texts
@@ -50,6 +51,18 @@ async def test_a_large_body_with_one_is_read_by_the_parser_process(tmp_path: Pat
         large = "x" * (INLINE_BYTES + 10)
         await ask(run, [{"role": "user", "content": large}, reference(first.output[0].id)])
         assert texts(one.requests[-1].json) == [large, "to a"]
+
+
+async def test_those_of_a_large_response_are_found_by_the_parser_process(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        large = {"role": "user", "content": "x" * (INLINE_BYTES + 10)}
+        first = await ask(run, [large, {"role": "user", "content": "a"}])
+        asked = reference(f"msg_{name_at(first.id, 1, made=False)}")
+        await run.gateway.parsing.process.close()  # what follows is small but for what it refers to
+        with pytest.raises(openai.InternalServerError) as caught:
+            await ask(run, [asked], client=run.client.with_options(max_retries=0))
+        assert caught.value.code == "shutting_down"
+        assert len(one.requests) == 1
 
 
 async def test_unknown_ones_are_not_found(tmp_path: Path) -> None:

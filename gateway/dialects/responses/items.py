@@ -1,9 +1,12 @@
-"""Items of responses and conversations as clients list them: each with an id, messages in their long form. Pure."""
+"""Items of kept responses and conversations: found by their ids or their places, and as clients list them, each with an id,
+messages in their long form. Pure.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl
 from uuid import uuid4
@@ -11,7 +14,7 @@ from uuid import uuid4
 import orjson
 
 from gateway.dialects.responses.ids import is_id
-from gateway.errors import bad_request
+from gateway.errors import GatewayError, bad_request
 
 MAX_LIMIT: Final = 100
 DEFAULT_LIMIT: Final = 20
@@ -35,6 +38,54 @@ _TEXTS: Final = {"assistant": "output_text"}
 def items_of(joined: bytes) -> list[dict[str, Any]]:
     """Elements of a JSON list, joined by commas. What is no object is left out."""
     return [item for item in orjson.loads(b"[" + joined + b"]") if isinstance(item, dict)]
+
+
+def picked(joined: bytes, ids: Collection[str], places: Mapping[str, int]) -> dict[str, bytes]:
+    """Some of `items_of`, JSON, by id: those that have one of these ids (the last one that has it), then those at these places.
+
+    What is not there is left out, and what is nested too deeply, as if it were not there. O(length).
+    """
+    items = items_of(joined)
+    found = {id_: item for item in items if isinstance(id_ := item.get("id"), str) and id_ in ids}
+    for id_, at in places.items():
+        if at < len(items):
+            found.setdefault(id_, items[at])
+    out = dict[str, bytes]()
+    for id_, item in found.items():
+        with contextlib.suppress(orjson.JSONEncodeError):
+            out[id_] = orjson.dumps(item)
+    return out
+
+
+def listed(joined: bytes, most: int) -> list[tuple[str, bytes]] | None:
+    """(id, JSON) of all `items_of`, as they are listed. None: they are more than `most`, or nested too deeply. O(length)."""
+    items = items_of(joined)
+    if len(items) > most:
+        return None
+    try:
+        return [(item["id"], orjson.dumps(item)) for item in map(shown, items)]
+    except orjson.JSONEncodeError:
+        return None
+
+
+def input_items(joined: bytes, ids: Sequence[str], sizes: Sequence[int], query: Mapping[str, str]) -> bytes:
+    """A page of the items of several responses. joined: input and output of each, of these sizes. query: as for `Paging`.
+
+    Raises GatewayError 400. O(length).
+    """
+    items, at = list[tuple[dict[str, Any], str]](), 0
+    for number, size in enumerate(sizes):
+        id_, made = ids[number // 2], number % 2 == 1
+        items += [(item, name_at(id_, place, made=made)) for place, item in enumerate(items_of(joined[at : at + size]))]
+        at += size
+    try:
+        return Paging(query).of(items)
+    except orjson.JSONEncodeError:
+        raise too_deep() from None
+
+
+def too_deep() -> GatewayError:
+    return bad_request("An item is nested too deeply.", code="invalid_json")
 
 
 def shown(item: dict[str, Any], name: str = "") -> dict[str, Any]:
@@ -89,7 +140,7 @@ class Paging:
 
     __slots__ = ("after", "descending", "limit")
 
-    def __init__(self, query: dict[str, str]) -> None:
+    def __init__(self, query: Mapping[str, str]) -> None:
         limit, order = query.get("limit", str(DEFAULT_LIMIT)), query.get("order", "desc")
         if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_LIMIT):
             raise bad_request(f"'limit' must be a number from 1 to {MAX_LIMIT}.", "limit")

@@ -1,0 +1,65 @@
+"""Where a request may go, and a slot there; and where it goes on when its pool cannot serve it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.admission.pool_queue import Permit
+from gateway.config.live import Live
+from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.dialect import Dialect
+from gateway.errors import GatewayError
+from gateway.fleet.directory import Fleet, Target
+from gateway.request.client import Caller, ClientRequest
+from gateway.request.exchange import Exchange
+from gateway.request.fallback.fallbacks import Fallbacks
+from gateway.request.phases.scopes import prompt_of, scope_of
+from gateway.request.record import SettledRequest
+
+PRIORITY_HEADER: Final = "X-Priority"
+
+
+class Admitting:
+    """See the top of this file."""
+
+    def __init__(self, live: Live, fleet: Fleet, fallbacks: Fallbacks) -> None:
+        self._live = live
+        self._fleet = fleet
+        self._fallbacks = fallbacks
+
+    async def admit(
+        self, request: ClientRequest, api: ApiRequest, caller: Caller, record: SettledRequest, further: Target | None
+    ) -> tuple[Target, Permit]:
+        """Where the request may go, and a slot there. further: after a fallback. Raises GatewayError 400, 404, 429 or 503."""
+        record.model = api.model
+        target = self._fleet.renewed(further) if further else self._fleet.target(api.model, api.alias)
+        record.label = target.label
+        target.require()
+        if target.fallback is not None and not api.refers:
+            self._fallbacks.require_well(target, record)
+        permit = target.admission.try_admit()
+        if permit is not None:
+            return target, permit
+        prompt_of(self._live, api, caller, target.label)  # so that only its block keys are in memory while it waits
+        permit = await target.wait(record.tenant, request.headers.get(PRIORITY_HEADER))
+        try:  # meanwhile replicas may have come and gone, and the model with them
+            target = self._fleet.renewed(target) if target.named else self._fleet.target(api.model, api.alias)
+            target.require()
+        except GatewayError:
+            permit.release()
+            raise
+        return target, permit
+
+    async def further(
+        self,
+        request: ClientRequest,
+        dialect: Dialect,
+        api: ApiRequest,
+        caller: Caller,
+        record: SettledRequest,
+        failed: GatewayError,
+        exchange: Exchange | None,
+    ) -> Target | None:
+        """Where the request goes on that has failed so. None: nowhere."""
+        scope = scope_of(self._live, caller)
+        return await self._fallbacks.after(failed.code, request, dialect, api, scope, record, exchange)

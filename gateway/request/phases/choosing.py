@@ -1,0 +1,80 @@
+"""The decision for a request: one synchronous step of the router, with its booking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.config.live import Live
+from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.salts import require_saltable, tenant_salt
+from gateway.fleet.directory import Fleet, Target
+from gateway.request.client import Caller, ClientRequest
+from gateway.request.exchange import Exchange
+from gateway.request.kept.diagnoses import Diagnoses
+from gateway.request.phases.objects import ReplicaObjects
+from gateway.request.phases.scopes import prompt_of
+from gateway.request.record import SettledRequest
+from gateway.state.histories import Turn
+from gateway.telemetry.metrics import Metrics
+from router import Booking, Router
+
+
+class Choosing:
+    """See the top of this file. clock: monotonic seconds, the router's."""
+
+    def __init__(
+        self,
+        live: Live,
+        fleet: Fleet,
+        router: Router,
+        objects: ReplicaObjects,
+        diagnoses: Diagnoses,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._live = live
+        self._fleet = fleet
+        self._router = router
+        self._objects = objects
+        self._diagnoses = diagnoses
+        self._metrics = metrics
+        self._clock = clock
+
+    def choose(
+        self,
+        request: ClientRequest,
+        dialect: Dialect,
+        api: ApiRequest,
+        target: Target,
+        caller: Caller,
+        record: SettledRequest,
+        turn: Turn | None,
+    ) -> Exchange:
+        """Raises GatewayError 400 if the body cannot get its tenant's salt, but may need it."""
+        salt = b""
+        if self._live.isolates_tenants:
+            if not api.metered:  # else it was parsed as a JSON object
+                require_saltable(api.body, request.headers.get("Content-Type") or "")
+            salt = tenant_salt(caller.tenant, api.salt)
+        booking = self._book(api, target, caller, request.lease.account.client, record)
+        exchange = Exchange(request, dialect, api, target, booking, record)
+        exchange.salt, exchange.turn = salt, turn
+        if api.diagnosis:
+            self._diagnoses.begin(exchange, caller, self._clock())
+        return exchange
+
+    def _book(self, api: ApiRequest, target: Target, caller: Caller, address: str, record: SettledRequest) -> Booking:
+        begun = self._clock()
+        prompt = prompt_of(self._live, api, caller, target.label, caller.number(address))
+        live = self._fleet.candidates(target, begun)
+        if api.refers and (known := self._objects.find(api.refers, caller)) and known[0] in live:
+            live = [known[0]]  # no other one has it
+        booking = self._router.choose(prompt, live, begun, silent=not (api.metered and api.stream and api.countable))
+        decision = booking.decision
+        self._metrics.routing_seconds.observe((), self._clock() - begun)
+        self._metrics.routing.add((self._router.policy_name, decision.reason))
+        record.booking = booking
+        record.reason = decision.reason
+        record.estimated_prompt_tokens = decision.prompt_tokens
+        return booking

@@ -1,0 +1,108 @@
+"""How a request has ended: its record is completed, what it has held is released, and the observers get the record.
+
+Attempts and delivery keep what they have found in logs of their own (`exchange.py`); here it goes into the record, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.admission.pool_queue import Permit
+from gateway.dialects.api_request import ApiRequest
+from gateway.request.attempts import Attempts
+from gateway.request.client import Caller
+from gateway.request.exchange import Exchange
+from gateway.request.kept.diagnoses import Diagnoses
+from gateway.request.phases.objects import ReplicaObjects
+from gateway.request.record import CLIENT_LEFT, SettledRequest
+from gateway.request.running import Running
+from gateway.request.settle import Observer, settle
+from gateway.upstream.client import ReplicaAnswer
+from gateway.upstream.http1 import SWITCHING
+
+
+class Ending:
+    """See the top of this file. clock: monotonic seconds."""
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        objects: ReplicaObjects,
+        diagnoses: Diagnoses,
+        running: Running,
+        observers: list[Observer],
+        clock: Callable[[], float],
+    ) -> None:
+        self._attempts = attempts
+        self._objects = objects
+        self._diagnoses = diagnoses
+        self._running = running
+        self._observers = observers
+        self._clock = clock
+
+    def delivered(self, exchange: Exchange, answer: ReplicaAnswer, caller: Caller, record: SettledRequest) -> None:
+        """The answer went out, whole or not."""
+        record.status = answer.status
+        if answer.status < 400 and not exchange.delivered.error:
+            record.ok = record.complete = True
+            self._attempts.completed(exchange)
+        if exchange.attempts.object:
+            self._objects.answered(exchange, caller)
+        if exchange.api.diagnosis:
+            self._diagnoses.delivered(exchange, caller, self._clock())
+
+    def left(self, exchange: Exchange | None, record: SettledRequest, left: BaseException) -> None:
+        """The client has left, or all requests are to end."""
+        record.status, record.error = CLIENT_LEFT, str(left) or "the client left"
+        if exchange is None:
+            return
+        record.ok = exchange.booking.lease.decoding  # what the replica has prefilled by now it does hold
+        record.error = exchange.attempts.error or record.error
+        delivered = exchange.delivered
+        if delivered.done_sent or (delivered.reply and delivered.reply.satisfied):  # it had everything
+            record.status, record.error = delivered.status, exchange.attempts.error
+            record.complete = record.ok and delivered.status < 400
+        elif delivered.reader and (reported := delivered.reader.reported):  # it left when it had read that the engine failed
+            record.status, record.error = delivered.status, reported.message
+
+    def settle(
+        self,
+        record: SettledRequest,
+        api: ApiRequest | None,
+        exchange: Exchange | None,
+        permit: Permit | None,
+        task: asyncio.Task[object],
+    ) -> None:
+        """Release what the request has held, complete the record, and give it to the observers."""
+        if permit:
+            permit.release()
+        self._running.leave(task)
+        if api is not None:
+            api.drop()
+        if exchange is not None:
+            self._attempts.not_elsewhere(exchange)  # the client has left before that pool had it
+            exchange.attempts.drop_refusal()
+            _complete(record, exchange)
+        self.unread(record)
+
+    def unread(self, record: SettledRequest) -> None:
+        """The same for a request that could not be read: it holds nothing."""
+        record.ended = self._clock()
+        settle(record, self._observers)
+
+
+def _complete(record: SettledRequest, exchange: Exchange) -> None:
+    """What attempts and delivery have found."""
+    chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
+    record.replica = chosen.replica
+    record.predicted_cached_tokens = chosen.matched_tokens
+    record.failed_attempts = attempts.failed
+    record.answered = delivered.status
+    record.first_byte, record.last_byte = delivered.first_byte, delivered.last_byte
+    record.usage, record.resumed = delivered.usage, delivered.resumed
+    if record.answered == SWITCHING and delivered.reply:
+        record.usage, record.unread = delivered.reply.usage, delivered.reply.unread
+        record.countable = False  # the sum of several prompts
+    record.translated = exchange.answers is not exchange.dialect
+    record.error = record.error or delivered.error or attempts.error

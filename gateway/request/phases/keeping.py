@@ -1,0 +1,89 @@
+"""Requests about what the gateway keeps: its own answers, and requests that get the history that they go on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.config.live import Live
+from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.dialect import Dialect
+from gateway.errors import GatewayError
+from gateway.fleet.directory import Fleet
+from gateway.request.background.following import Following
+from gateway.request.background.runs import Serve
+from gateway.request.client import Caller, ClientReply, ClientRequest
+from gateway.request.fallback.chain import foreseen
+from gateway.request.kept.recall import Recall, charge_to
+from gateway.request.phases.objects import ReplicaObjects
+from gateway.request.phases.replies import JSON_LINE, STREAM_LINES, Replies
+from gateway.request.phases.scopes import scope_of
+from gateway.request.record import SettledRequest
+from gateway.state.histories import Turn
+
+
+class Keeping:
+    """See the top of this file. clock: monotonic seconds."""
+
+    def __init__(
+        self, live: Live, fleet: Fleet, recall: Recall, objects: ReplicaObjects, replies: Replies, clock: Callable[[], float]
+    ) -> None:
+        self._live = live
+        self._fleet = fleet
+        self._recall = recall
+        self._objects = objects
+        self._replies = replies
+        self._clock = clock
+
+    def owns(self, dialect: Dialect, api: ApiRequest) -> bool:
+        """Whether the gateway may have the answer itself."""
+        return self._recall.on and (dialect.kept_here or (dialect.in_background and bool(api.stores)))
+
+    async def own(
+        self, request: ClientRequest, dialect: Dialect, api: ApiRequest, caller: Caller, record: SettledRequest, serve: Serve
+    ) -> ClientReply | None:
+        """The answer about something that the gateway keeps itself, or makes in the background. None: it is a replica's.
+
+        serve: the lifecycle, for what runs in the background. Raises GatewayError.
+        """
+        elsewhere = self._objects.find(api.refers, caller) is not None
+        if dialect.kept_here:
+            answer = await self._recall.answer(request, api, caller, elsewhere=elsewhere)
+        else:
+            foreseen(self._fleet, self._fleet.target(api.model, api.alias), self._clock())[1].require()
+            record.model, record.generates, record.metered = api.model, False, False  # its run is logged by itself
+            answer = await self._recall.start(request, api, caller, serve, elsewhere=elsewhere)
+        if answer is None:
+            record.generates = record.metered = api.metered
+            return None
+        if isinstance(answer, Following):
+            reply = await self._follow(request, dialect, record, answer)
+        else:
+            record.status, body = answer
+            reply = self._replies.begin(request, record, record.status, body, JSON_LINE)
+        record.ok = record.complete = not record.error
+        return reply
+
+    async def _follow(
+        self, request: ClientRequest, dialect: Dialect, record: SettledRequest, following: Following
+    ) -> ClientReply:
+        """The events of a run, until it has ended."""
+        record.status, record.stream = 200, True
+        reply = self._replies.begin(request, record, 200, None, STREAM_LINES)
+
+        def failed(error: GatewayError) -> bytes:
+            record.error = error.message
+            return dialect.error_event(self._replies.shown(request, record, error), None) or b""
+
+        await self._recall.followers.send(following, reply, failed, charge_to(request), self._live.patience_s)
+        return reply
+
+    def concerns(self, request: ClientRequest, dialect: Dialect, api: ApiRequest) -> bool:
+        """Whether a request has a history here, or may become one."""
+        return dialect.strict and self._recall.concerns(request, api)
+
+    async def begin(
+        self, request: ClientRequest, dialect: Dialect, api: ApiRequest, caller: Caller
+    ) -> tuple[ApiRequest, Turn | None]:
+        """The request with its history. Raises GatewayError 400, 404, 410, 413 or 503."""
+        elsewhere = self._objects.find(api.refers, caller) is not None
+        return await self._recall.begin(request, dialect, api, caller, scope_of(self._live, caller), elsewhere=elsewhere)

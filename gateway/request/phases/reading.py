@@ -1,0 +1,72 @@
+"""The first two phases: who sends a request, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway.admission.memory import parsing
+from gateway.config.live import Live
+from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.table import generates
+from gateway.errors import GatewayError
+from gateway.parser.parsing import Parsing
+from gateway.request.client import Caller, ClientRequest
+from gateway.request.fallback.renaming import find_outside
+from gateway.request.phases.objects import ReplicaObjects
+from gateway.request.phases.scopes import scope_of
+from gateway.request.record import SettledRequest, tenant_label
+from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
+
+_MODELS_PATH: Final = "/v1/models"
+
+
+class Reading:
+    """See the top of this file. clock: monotonic seconds."""
+
+    def __init__(
+        self, live: Live, parsing_: Parsing, objects: ReplicaObjects, loops: LoopGuard, clock: Callable[[], float]
+    ) -> None:
+        self._live = live
+        self._parsing = parsing_
+        self._objects = objects
+        self._loops = loops
+        self._clock = clock
+
+    def identify(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller:
+        """Raises GatewayError 405 or 508."""
+        caller = request.caller()
+        record.tenant = tenant_label(caller.tenant)
+        self._loops.require_no_loop(request.headers.get(VIA_HEADER))
+        if record.path == _MODELS_PATH:  # the application answers GET and HEAD
+            raise GatewayError(405, "method_not_allowed", f"{record.path} takes GET, HEAD.")
+        if dialect.strict and request.method != "POST":
+            raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.")
+        return caller
+
+    async def parse(self, request: ClientRequest, dialect: Dialect, caller: Caller, record: SettledRequest) -> ApiRequest:
+        """Raises GatewayError 400, 408, 413, 415 or 503."""
+        raw = request.take() if request.here else await self._read(request, dialect, record)
+        now, aliases = self._parsing.turns.free, self._live.aliases
+        api = self._parsing.at_once(dialect, raw, aliases) if now else await self._parsing.in_turn(dialect, raw, aliases)
+        if api is None:
+            with parsing(request.lease, len(raw)):
+                client = request.lease.account.client
+                api = await self._parsing.parse(dialect, raw, scope_of(self._live, caller), client, aliases)
+        if not dialect.strict:
+            if not api.model:
+                await find_outside(request, api, self._live.aliases)
+            api.refers = dialect.refers(record.path)
+            if not api.model and (known := self._objects.find(api.refers, caller)):
+                api.model = known[1]
+        record.stream, record.metered, record.countable = api.stream, api.metered, api.countable
+        record.alias = api.alias
+        record.generates = api.metered or (request.method == "POST" and generates(record.endpoint, has_prompt=api.has_prompt))
+        return api
+
+    async def _read(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> bytes:
+        limits = self._live.config.limits
+        raw = await request.read(max_bytes=self._live.max_body, within_s=limits.body_s, opaque=not dialect.strict)
+        record.begun = self._clock()  # an upload takes its time; what counts is ours
+        return raw

@@ -1,0 +1,62 @@
+"""Answers of the gateway's own: errors, and what it keeps itself. Their heads, and the one place where an error becomes one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.admission.cors import answer_lines
+from gateway.config.live import Live
+from gateway.dialects.dialect import Dialect
+from gateway.errors import GatewayError, internal_error
+from gateway.request.client import Audience, ClientReply, ClientRequest
+from gateway.request.exchange import Exchange
+from gateway.request.record import SettledRequest
+from gateway.request.running import Running
+
+JSON_LINE: Final = b"Content-Type: application/json\r\n"
+STREAM_LINES: Final = b"Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
+
+
+class Replies:
+    """See the top of this file."""
+
+    def __init__(self, live: Live, running: Running, audience: Audience) -> None:
+        self._live = live
+        self._running = running
+        self._audience = audience
+
+    def begin(
+        self, request: ClientRequest, record: SettledRequest, status: int, body: bytes | None, lines: bytes
+    ) -> ClientReply:
+        """An answer's head, and its body. body: None: it comes later. lines: of the head, beside those of all such answers."""
+        # While this gateway goes down, the client's next request should reach another one; and no request follows half of one.
+        keep_alive = request.complete and not self._running.draining
+        reply = request.reply(keep_alive=keep_alive, patience_s=self._live.patience_s)
+        headers = b"X-Request-Id: %b\r\n%b" % (record.id.encode("ascii"), lines)
+        if self._live.cors_origins:
+            headers += answer_lines(self._live.cors_origins, request.headers.get("Origin"))
+        reply.begin(status, headers, length=None if body is None else len(body), first=body or b"")
+        return reply
+
+    def refuse(
+        self, request: ClientRequest, dialect: Dialect, record: SettledRequest, error: GatewayError, lines: bytes = b""
+    ) -> ClientReply:
+        """The answer to a request that cannot be served: the only place where a request's error becomes one."""
+        record.status, record.error = error.status, error.message
+        body = dialect.error_body(self.shown(request, record, error), record.id)
+        lines = JSON_LINE + lines
+        if dialect.id_header:
+            lines += b"%b: %b\r\n" % (dialect.id_header, record.id.encode("ascii"))
+        if error.retry_after_s is not None:
+            lines += b"Retry-After: %d\r\n" % error.retry_after_s
+        return self.begin(request, record, error.status, body, lines)
+
+    def bug(self, request: ClientRequest, dialect: Dialect, record: SettledRequest, exchange: Exchange | None) -> ClientReply:
+        """A bug has ended the request."""
+        if exchange is not None and (sent := exchange.delivered.reply) and sent.begun:
+            sent.cut()  # nothing sane can follow what went out
+        return self.refuse(request, dialect, record, internal_error())
+
+    def shown(self, request: ClientRequest, record: SettledRequest, error: GatewayError) -> GatewayError:
+        """The error as this client may read it."""
+        return error if self._audience.is_operator(request) else error.redacted(record.id)

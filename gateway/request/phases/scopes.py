@@ -1,0 +1,31 @@
+"""What a request's prompt is told apart by: its model, its tenant, its session."""
+
+from __future__ import annotations
+
+from gateway.config.live import Live
+from gateway.dialects.api_request import ApiRequest, router_prompt
+from gateway.request.client import Caller
+from router import Prompt, session_key
+
+
+def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, client: int = 0) -> Prompt:
+    """A request's prompt for the router, seeded so that models and cache salts never match each other, nor, with
+    `routing.isolation: tenant`, tenants.
+
+    label: the model's bounded name. client: a number for the client.
+    """
+    return router_prompt(api, live.blocks, label, session_of(api, caller, label), client, scope_of(live, caller))
+
+
+def session_of(api: ApiRequest, caller: Caller, label: str) -> tuple[str, int]:
+    """The session that a request belongs to: its name, "" without one, and its number for the router's memory, which takes less
+    reliable names as well: one that never comes again costs nothing there.
+    """
+    name = caller.session or api.session
+    known = name or caller.weak_session
+    return name, session_key(known, label, caller.tenant) if known else 0
+
+
+def scope_of(live: Live, caller: Caller) -> tuple[str, ...]:
+    """Names that keep the prompts of this caller apart from those of others, beside the model and the cache salt."""
+    return (caller.tenant,) if live.isolates_tenants else ()
