@@ -73,11 +73,20 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_req
     return GatewayError(400, code, message, param=param)
 
 
-def unknown_model(model: str, known: Sequence[str], *, listed: bool) -> GatewayError:
-    """known: the names of models that GET /v1/models shows, sorted. listed: replicas list some. O(1): there may be many."""
+def named_model(model: str, alias: str = "") -> str:
+    """For messages. alias: what the client wrote, if the configuration has turned that into the model."""
+    stands = f", for which {alias[:100]!r} stands (model_aliases)," if alias and alias != model else ""
+    return f"The model {model[:100]!r}{stands}"
+
+
+def unknown_model(model: str, known: Sequence[str], *, listed: bool, alias: str = "") -> GatewayError:
+    """known: the names of models that GET /v1/models shows, sorted. listed: replicas list some. O(1): there may be many.
+
+    alias: as in `named_model`.
+    """
     nothing = "no model that a replica lists fits its pool (pools[].models)" if listed else "no replica lists any model"
     have = f"this gateway serves: {first_names(known, 'in GET /v1/models')}" if known else nothing
-    return GatewayError(404, "model_not_found", f"The model {model[:100]!r} does not exist here; {have}.", param="model")
+    return GatewayError(404, "model_not_found", f"{named_model(model, alias)} does not exist here; {have}.", param="model")
 
 
 def out_of_resources(message: str) -> GatewayError:

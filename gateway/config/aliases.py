@@ -46,14 +46,15 @@ class Aliases:
 def alias_name(name: str) -> str:
     """Raises ValueError."""
     if STAR in name[:-1]:
-        raise ValueError("a star is possible at the end only: it stands for any rest of a model's name")
+        beginning = name.partition(STAR)[0] + STAR
+        raise ValueError(f"a star is possible at the end only, for any rest of a name: write {beginning!r}, or each name")
     return _printable(name)
 
 
 def model_name(name: str) -> str:
     """Raises ValueError."""
     if STAR in name:
-        raise ValueError("the name of a model is expected, without a star")
+        raise ValueError("one model is meant: write its whole name, without a star")
     return _printable(name)
 
 

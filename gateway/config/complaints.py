@@ -14,12 +14,13 @@ from typing import Any
 from msgspec import inspect
 
 from gateway.config.addresses import shown
-from gateway.config.hints import EXPECTED, MAX_NUMBER, bare, extra_of
+from gateway.config.hints import EXPECTED, MAX_NUMBER, NAME, bare, extra_of
 
 
 def complaint(hint: Any, value: object, number: float | None, reason: str) -> str:
     """The message for a value that msgspec refuses. number: the value of a numeric text; reason: msgspec's message."""
-    info, expected = inspect.type_info(hint), extra_of(hint).get(EXPECTED)
+    info, extra = inspect.type_info(hint), extra_of(hint)
+    expected = extra.get(EXPECTED)
     if isinstance(info, inspect.Metadata):
         info = info.type
     if isinstance(info, inspect.UnionType):  # X | None
@@ -37,7 +38,8 @@ def complaint(hint: Any, value: object, number: float | None, reason: str) -> st
             wrong = f"{expected} is expected" if expected else reason
         case _:
             wrong = f"{expected or _NAMES[type(info)]} is expected" if expected or type(info) in _NAMES else reason
-    return f"{wrong}, got {shown([] if value == () else value)}"
+    quotes = ": put it in quotes if that is the name" if NAME in extra and isinstance(value, bool | int | float) else ""
+    return f"{wrong}, got {shown([] if value == () else value)}{quotes}"
 
 
 def _number_complaint(info: inspect.IntType | inspect.FloatType, value: object, expected: str | None) -> str | None:

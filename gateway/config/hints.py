@@ -1,6 +1,7 @@
 """Keys of `msgspec.Meta.extra` in the type hints of `schema.py`, beyond msgspec's own constraints:
 
-EXPECTED   description of a valid value, for messages
+EXPECTED   description of a valid value, for messages (of a section or a mapping: instead of "a mapping")
+NAME       a name, which YAML may read as a number or as true: the message says to put it in quotes
 FALSE      the text that `false` stands for (YAML reads `off` and `no` without quotes as false)
 READ       a function that normalizes a text, or raises ValueError
 SECRET     the value comes from the environment, never from the file
@@ -16,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import FieldInfo
 
-EXPECTED, FALSE, READ, SECRET = "expected", "false", "read", "secret"
+EXPECTED, FALSE, NAME, READ, SECRET = "expected", "false", "name", "read", "secret"
 
 # Bound of all configured numbers (tokens, seconds, MiB, USD): products of a few do not overflow.
 MAX_NUMBER: Final = 10_000_000_000

@@ -28,11 +28,12 @@ from msgspec.structs import FieldInfo
 
 from gateway.config.addresses import shown
 from gateway.config.complaints import complaint
-from gateway.config.hints import FALSE, READ, SECRET, bare, default_of, extra_of, section_of
+from gateway.config.hints import EXPECTED, FALSE, READ, SECRET, bare, default_of, extra_of, section_of
 
 MAX_PROBLEMS: Final = 100  # shown per file, each with its line
 
 _SCIENTIFIC = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
+_A_MAPPING: Final = "a mapping"
 _BAD: Final = object()  # stands for an invalid value
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -129,7 +130,7 @@ class _Reader:
         if value is False and FALSE in extra:
             value = extra[FALSE]
         if _is_struct(kind):
-            made = self._struct(kind, value, key)
+            made = self._struct(kind, value, key, extra.get(EXPECTED, _A_MAPPING))
         elif typing.get_origin(kind) is tuple:
             made = self._list(hint, value, key)
         elif typing.get_origin(kind) is Mapping:
@@ -169,18 +170,19 @@ class _Reader:
 
     def _mapping(self, hint: Any, value: Any, key: Key) -> Any:
         if not isinstance(value, dict):
-            return self._bad(key, f"a mapping is expected, got {shown(value)}")
+            return self._bad(key, f"{extra_of(hint).get(EXPECTED, _A_MAPPING)} is expected, got {shown(value)}")
         name, item = typing.get_args(bare(hint))
         names = [self._single(name, each, (*key, str(each))) for each in value]
         items = [self.read(item, each, (*key, str(at))) for at, each in value.items()]
         bad = any(each is _BAD for each in (*names, *items))
         return _BAD if bad else self._single(hint, dict(zip(names, items, strict=True)), key)
 
-    def _struct(self, kind: type[msgspec.Struct], value: Any, key: Key) -> Any:
+    def _struct(self, kind: type[msgspec.Struct], value: Any, key: Key, expected: str) -> Any:
         if isinstance(value, str) and hasattr(kind, "SHORT"):
             value = {kind.SHORT: value}
         if not isinstance(value, dict):
-            return self._bad(key, f"{'' if key else 'configuration: '}a mapping is expected, got {shown(value)}")
+            got = value.partition("://")[0] if isinstance(value, str) else value  # the rest of a URL may be a password
+            return self._bad(key, f"{'' if key else 'configuration: '}{expected} is expected, got {shown(got)}")
         fields = self._fields_of(kind)
         parts: dict[str, Any] = {}
         for name, item in value.items():

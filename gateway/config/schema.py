@@ -18,7 +18,7 @@ from msgspec.structs import force_setattr, replace
 
 from gateway.config.addresses import host_and_port, is_link_local, parse_base_url, shown
 from gateway.config.aliases import MAX_ALIASES, MAX_NAME_CHARS, alias_name, model_name
-from gateway.config.hints import EXPECTED, FALSE, MAX_NUMBER, READ, SECRET
+from gateway.config.hints import EXPECTED, FALSE, MAX_NUMBER, NAME, READ, SECRET
 from gateway.config.listen import AUTO, OFF, Endpoint, parse_listen
 from router import POLICIES
 
@@ -99,7 +99,11 @@ ModelAlias = Annotated[
     Meta(
         min_length=1,
         max_length=MAX_NAME_CHARS,
-        extra={READ: alias_name, EXPECTED: f"a name of 1 to {MAX_NAME_CHARS} characters, with a star at its end or none"},
+        extra={
+            READ: alias_name,
+            EXPECTED: f"a name of 1 to {MAX_NAME_CHARS} characters, with a star at its end or none",
+            NAME: True,
+        },
     ),
 ]
 ModelName = Annotated[
@@ -107,7 +111,7 @@ ModelName = Annotated[
     Meta(
         min_length=1,
         max_length=MAX_NAME_CHARS,
-        extra={READ: model_name, EXPECTED: f"a model's name of 1 to {MAX_NAME_CHARS} characters"},
+        extra={READ: model_name, EXPECTED: f"the name of one model, of 1 to {MAX_NAME_CHARS} characters,", NAME: True},
     ),
 ]
 
@@ -324,13 +328,18 @@ class Config(_Section, frozen=True):
     prices: Annotated[Mapping[ModelPrefix, PriceConfig], _about('By model name or its beginning; "*" for any model.')] = {}
     model_aliases: Annotated[
         Mapping[ModelAlias, ModelName],
-        Meta(max_length=MAX_ALIASES),
+        Meta(
+            max_length=MAX_ALIASES,
+            extra={EXPECTED: "a mapping of names to models such as {claude-*: qwen3-coder} ({}: none)"},
+        ),
         _about("Other names of models: ALIAS: MODEL; an alias that ends with a star stands for all names that begin so."),
     ] = {}
     health: HealthConfig = HealthConfig()
     timeouts: TimeoutConfig = TimeoutConfig()
     limits: LimitConfig = LimitConfig()
-    state: StateConfig = StateConfig()
+    state: Annotated[StateConfig, Meta(extra={EXPECTED: "a mapping such as {url: sqlite}, or {url: off} to keep nothing,"})] = (
+        StateConfig()
+    )
     log_level: LogLevel = "info"
     log_format: Annotated[LogFormat, _about("json: one object a line; console: text for people.")] = "json"
     admin_key: Annotated[str, Meta(extra={SECRET: True})] = ""

@@ -128,6 +128,8 @@ def _problem_of(error: Exception, path: str) -> Problem:
         if error.context:
             text = f"{error.context}{_beginning(error.context_mark, line)}: {text}"
         line = line or _line_at(error.context_mark)
+        if error.context == "while scanning an alias":
+            text += " (a text that begins with a star must be in quotes)"
     elif isinstance(error, _BadCharacter):
         line = error.line
     problem = f"not valid YAML: {' '.join(text.split())}"

@@ -178,6 +178,7 @@ class Dialect:
     translatable: ClassVar[bool] = False  # replicas that do not speak it may be asked in chat (`translation/`)
     makes_objects: ClassVar[bool] = True  # what the body says of storing is about its answer
     lacking: ClassVar[str] = ""  # what clients read where the replica does not know the path; "": the replica's own answer
+    lacking_status: ClassVar[int] = 501  # of that error
     kept_here: ClassVar[bool] = False  # its paths name objects that the gateway may keep itself
     in_background: ClassVar[bool] = False  # what it asks to be stored runs in the background
     id_header: ClassVar[bytes] = b""  # in which its clients look for the request's id, beside X-Request-Id

@@ -11,6 +11,7 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.openai.generations import Chat, Completion, DryRun
 from gateway.dialects.passthrough import PassThrough, Tokenize
 from gateway.dialects.responses.responses import CompactResponses, Conversations, Responses, StoredResponses
+from gateway.errors import bad_request
 
 # A path that ends with a slash stands for all below it that are not named themselves.
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
@@ -101,6 +102,17 @@ class Dialects:
         if dialect is None and path.startswith(self._below):
             dialect = self._by_path.get(path[: path.index("/", len("/v1/")) + 1])
         return dialect or OTHER
+
+    def known(self, path: str) -> Dialect:
+        """The same, of a path that one of the tables has; it may have a query. Raises GatewayError 400 that names those with
+        a prompt.
+        """
+        bare = path.partition("?")[0]
+        if bare in self._by_path or bare.startswith(self._below) or endpoint_of(bare) != OTHER_ENDPOINT:
+            return self.at(bare)
+        own = [each for each, dialect in self._by_path.items() if dialect.strict and not each.endswith("/")]
+        prompted = dict.fromkeys([*own, *(each for each, generated in ENDPOINTS.items() if generated)])
+        raise bad_request(f"'path' must be one of {', '.join(prompted)}; got {bare[:100]!r}.", "path")
 
     def named(self, name: str) -> Dialect:
         """Raises KeyError if there is none."""

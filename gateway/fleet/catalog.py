@@ -1,4 +1,5 @@
-"""The models that clients see: the union of what the replicas list.
+"""The models that clients see: the union of what the replicas list. Those of a pool that is down are among them as long as its
+fallback takes their requests.
 
 Where several replicas of a pool list the same id, it has the first one's entry. Each model is shown by the pool that serves it
 (as far as lists are looked at: see _MAX_LISTED).
@@ -16,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Final
 
-from gateway.fleet.pools import Pool
+from gateway.fleet.pools import Pool, listed_by
 from gateway.fleet.state import ReplicaState
 from gateway.telemetry.logs import first_of
 
@@ -51,7 +52,8 @@ def _union(pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> di
     union: dict[str, bytes] = {}
     first = _first_to_list([pool for pool in pools if not pool.models])
     share = max(1, MAX_SHOWN // max(1, len(pools)))
-    turns = deque((pool, _turns(pool, share)) for pool in pools)
+    named = {pool.name: pool for pool in pools}
+    turns = deque((pool, _turns(listed_by(pool, named), share)) for pool in pools)
     bytes_left, lookups_left, listed_left = MAX_SHOWN_BYTES, _MAX_LOOKUPS, _MAX_LISTED
     while turns and lookups_left > 0 and len(union) < MAX_SHOWN:
         pool, more = turns.popleft()
@@ -70,10 +72,10 @@ def _union(pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> di
     return union
 
 
-def _turns(pool: Pool, share: int) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
-    """What the pool's replicas list, each model once: (entries that are looked at next, at most `share` of what was found)."""
+def _turns(replicas: Sequence[ReplicaState], share: int) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
+    """What a pool's replicas list, each model once: (entries that are looked at next, at most `share` of what was found)."""
     seen: set[str] = set()
-    for state in pool.serving:
+    for state in replicas:
         yield len(state.models), []
         entries = [(name, entry.shown) for name, entry in state.models.items() if name not in seen]
         seen.update(state.models)

@@ -24,12 +24,12 @@ import pygtrie
 
 from gateway.admission.pool_queue import Admission, Permit, priority_of
 from gateway.config.schema import MATCH_ALL, Config, FallbackConfig
-from gateway.errors import GatewayError, ReplicaFailure, bad_request, first_names, no_replica, unknown_model
+from gateway.errors import GatewayError, ReplicaFailure, bad_request, first_names, named_model, no_replica, unknown_model
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.candidates import any_well, eligible
 from gateway.fleet.catalog import Catalog, warn_of_misfits
 from gateway.fleet.membership import CONFIGURATION, SHOWN_S, Departed, Member, Members, configured, merge, reconcile
-from gateway.fleet.pools import Pool, succeed
+from gateway.fleet.pools import Pool, listed_by, succeed
 from gateway.fleet.prober import Prober, ProbeResult
 from gateway.fleet.refusals import REST_MOST_S
 from gateway.fleet.state import ReplicaState
@@ -123,27 +123,32 @@ class Fleet:
 
     @property
     def catalog(self) -> Catalog:
-        """The union of the models of all live replicas. O(1) until a replica comes, goes or changes its models."""
+        """The union of the models that can be asked for. O(1) until a replica comes, goes or changes its models."""
         if self._catalog is None:
             self._catalog = Catalog(self.pools, self._by_prefix)
         return self._catalog
 
-    def entry(self, model: str) -> bytes:
-        """The model as GET /v1/models has it, or would if it were long enough. Raises GatewayError 404 or 503."""
+    def entry(self, model: str, alias: str = "") -> bytes:
+        """The model as GET /v1/models has it, or would if it were long enough. alias: as for `target`.
+
+        Raises GatewayError 404 or 503.
+        """
         if home := self._home(model):
-            for state in home[1].serving:
+            for state in listed_by(home[1], {pool.name: pool for pool in self.pools}):
                 if entry := state.models.get(model):
                     return entry.shown
             self.target(model).require()
-        raise self._unknown(model)
+        raise self._unknown(model, alias)
 
     # -- where a request may go
 
-    def target(self, model: str) -> Target:
-        """The live candidates for a model ("": the request names none), maybe none. Raises GatewayError 400, 404 or 503."""
+    def target(self, model: str, alias: str = "") -> Target:
+        """The live candidates for a model ("": the request names none), maybe none. alias: what the client wrote in its place,
+        for errors. Raises GatewayError 400, 404 or 503.
+        """
         if known := self._targets.get(model):
             return known
-        target = self._target(model)
+        target = self._target(model, alias)
         if len(self._targets) >= MAX_TARGETS:
             self._targets.clear()  # any name may be one that a prefix takes
         self._targets[model] = target
@@ -162,8 +167,8 @@ class Fleet:
         self._named_targets[pool, model] = target
         return target
 
-    def _target(self, model: str) -> Target:
-        name, pool = self._pool_of(model)
+    def _target(self, model: str, alias: str) -> Target:
+        name, pool = self._pool_of(model, alias)
         return _target_of(pool, model, self._labels.label(name))
 
     def renewed(self, target: Target) -> Target:
@@ -188,14 +193,14 @@ class Fleet:
         """Whether a replica of the target is live, with a closed circuit, and does not rest. O(1) while all are well."""
         return any_well(target.replicas, self._suspects, now)
 
-    def _pool_of(self, model: str) -> tuple[str, Pool]:
+    def _pool_of(self, model: str, alias: str) -> tuple[str, Pool]:
         if not model:
             if len(self.pools) == 1:
                 return "none", self.pools[0]
             raise bad_request("'model' is needed to choose between the pools of this gateway.", "model")
         if home := self._home(model):
             return home
-        raise self._unknown(model)
+        raise self._unknown(model, alias)
 
     def _home(self, model: str) -> tuple[str, Pool] | None:
         """(the model's bounded name, its pool): by the longest prefix, else by whose replicas list it, else by whose models are
@@ -217,16 +222,17 @@ class Fleet:
         match = self._prefixes.longest_prefix(model)
         return match.value[1] if match else None
 
-    def _unknown(self, model: str) -> GatewayError:
+    def _unknown(self, model: str, alias: str) -> GatewayError:
         blind = [
             state.name for pool in self.pools if not pool.models for state in pool.replicas if not state.up and not state.models
         ]
         if blind:
-            public = f"The model {model[:100]!r} is not known yet: not all replicas have answered so far. Retry."
-            text = f"The model {model[:100]!r} is not known yet: {first_names(blind)} did not answer so far. Retry."
+            not_yet = f"{named_model(model, alias)} is not known yet"
+            public = f"{not_yet}: not all replicas have answered so far. Retry."
+            text = f"{not_yet}: {first_names(blind)} did not answer so far. Retry."
             return no_replica(text, public=public)
         listed = any(state.models for state in self.replicas if state.up)
-        return unknown_model(model, self.catalog.names, listed=listed)
+        return unknown_model(model, self.catalog.names, listed=listed, alias=alias)
 
     # -- what requests show
 

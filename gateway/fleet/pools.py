@@ -6,7 +6,7 @@ requests. A pool with a new name begins anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.admission.pool_queue import Admission
@@ -63,20 +63,28 @@ def succeed(
     )
 
 
+def listed_by(pool: Pool, named: Mapping[str, Pool]) -> Sequence[ReplicaState]:
+    """The replicas whose models clients are shown: those that may get requests. If nobody does, all of them, as they were last
+    seen, where a fallback can take what they are asked for. named: all pools, by name. O(replicas of the chain of fallbacks).
+    """
+    if serving := pool.serving:
+        return serving
+    return pool.replicas if any(each.serving for each in _fallbacks(pool, named)) else ()
+
+
 def unserved(pools: Sequence[Pool]) -> Sequence[str]:
     """The names of the pools whose requests nobody can be expected to answer: neither their replicas nor any fallback's."""
     named = {pool.name: pool for pool in pools}
-    return [pool.name for pool in pools if not (pool.ready or _falls_on_ready(pool, named))]
+    return [pool.name for pool in pools if not (pool.ready or any(each.ready for each in _fallbacks(pool, named)))]
 
 
-def _falls_on_ready(pool: Pool, named: Mapping[str, Pool]) -> bool:
+def _fallbacks(pool: Pool, named: Mapping[str, Pool]) -> Iterator[Pool]:
+    """The pools after it, each once."""
     passed = {pool.name}
     while pool.fallback is not None and (name := pool.fallback.pool) in named and name not in passed:
         pool = named[name]
         passed.add(name)
-        if pool.ready:
-            return True
-    return False
+        yield pool
 
 
 def _admission(config: PoolConfig, former: Pool | None) -> Admission:

@@ -27,7 +27,7 @@ import random
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
-from gateway.dialects.dialect import StreamOpening
+from gateway.dialects.dialect import Dialect, StreamOpening
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.translation.answers import TranslatedAnswers
 from gateway.dialects.translation.unknown_path import MOST_READ, is_unknown_path, may_be
@@ -298,7 +298,7 @@ class Attempts:
             else:
                 answer = await self._upstream.open(state.url, exchange.call_to(state, call), fresh=fresh)
                 if exchange.dialect.lacking and may_be(answer.status):
-                    await _require_path(answer, exchange.dialect.lacking)
+                    await _require_path(answer, exchange.dialect)
             trial.answers()
             if exchange.api.metered and answer.status == 200:
                 try:
@@ -372,11 +372,11 @@ class Attempts:
         attempts.body = body
 
 
-async def _require_path(answer: ReplicaAnswer, lacking: str) -> None:
-    """Raises GatewayError 501, and closes the answer, if the replica does not know the path."""
+async def _require_path(answer: ReplicaAnswer, dialect: Dialect) -> None:
+    """Raises GatewayError 404 or 501, and closes the answer, if the replica does not know the path."""
     if is_unknown_path(answer.status, await _begin_of(answer, MOST_READ)):
         answer.close()
-        raise GatewayError(501, "not_supported", lacking)
+        raise GatewayError(dialect.lacking_status, "not_supported", dialect.lacking)
 
 
 async def _begin_of(answer: ReplicaAnswer, most: int) -> bytes:

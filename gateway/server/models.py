@@ -22,7 +22,7 @@ ANTHROPIC_HEADER: Final = "anthropic-version"
 
 
 class Models:
-    """The models of all live replicas, and their aliases."""
+    """The models that can be asked for, and their aliases."""
 
     def __init__(self, *, live: Live, fleet: Fleet, loops: LoopGuard) -> None:
         self._live = live
@@ -58,7 +58,7 @@ class Models:
         def answer() -> bytes:
             aliases = self._live.aliases if len(name) <= MAX_MODEL_CHARS else None  # no request takes a longer one
             model = (aliases.of(name) if aliases else "") or name
-            entry = self._fleet.entry(model)
+            entry = self._fleet.entry(model, "" if model == name else name)
             if ANTHROPIC_HEADER in request.headers:
                 return anthropic_entry(name, entry)
             return entry if model == name else alias_entry(name, model, entry)

@@ -26,14 +26,17 @@ from gateway.cluster.messages import Drain, Join, Leave
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError, convert
 from gateway.config.schema import ReplicaConfig
+from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import DRY_RUN, Dialects
 from gateway.errors import GatewayError, bad_request, first_names
+from gateway.fleet.directory import Target
 from gateway.fleet.membership import CONFIGURATION, OPERATORS
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
-from gateway.request.client import ClientRequest
+from gateway.request.client import Caller, ClientRequest
 from gateway.request.fallback.chain import foreseen
-from gateway.request.fallback.renaming import rename
+from gateway.request.fallback.renaming import find_outside, rename
 from gateway.request.phases.scopes import prompt_of, scope_of
 from gateway.server.access import ON_ADMIN_LISTENER, Access
 from gateway.server.fallback.request import adapt
@@ -217,16 +220,10 @@ class Operator:
         self._allow(request)
         client_request = adapt(request)
         raw, caller = await self._raw_body(client_request), client_request.caller()
-        dialect = self._dialects.at(request.query["path"]) if "path" in request.query else DRY_RUN
-        aliases = self._live.aliases
-        api = await self._parsing.in_turn(dialect, raw, aliases)
-        if api is None:
-            client = client_request.lease.account.client
-            api = await self._parsing.parse(dialect, raw, scope_of(self._live, caller), client, aliases)
-        way, target = foreseen(self._fleet, self._fleet.target(api.model), self._clock())
+        dialect = self._dialects.known(request.query["path"]) if "path" in request.query else DRY_RUN
+        api = await self._parse(dialect, client_request, raw, caller)
+        way, target = await self._goes_to(dialect, client_request, api, caller)
         target.require()
-        if target.model != api.model:
-            await rename(self._parsing, dialect, client_request, api, target.model, scope_of(self._live, caller))
         number = caller.number(client_request.lease.account.client)
         prompt = prompt_of(self._live, api, caller, target.label, number)
         decision, ranking = self._router.rank(prompt, target.replicas, self._clock())
@@ -234,6 +231,7 @@ class Operator:
             {
                 **({"fallback": way} if way else {}),
                 "model": api.model,
+                **({"model_alias": api.alias[:100]} if api.alias else {}),
                 "policy": self._router.policy_name,
                 "replica": decision.best.replica,
                 "reason": decision.reason,
@@ -243,6 +241,28 @@ class Operator:
                 "candidates": [_candidate(candidate) for candidate in ranking],
             }
         )
+
+    async def _parse(self, dialect: Dialect, request: ClientRequest, raw: bytes, caller: Caller) -> ApiRequest:
+        """As a request that is sent: with the names that aliases stand for, a model in a form included."""
+        aliases = self._live.aliases
+        api = await self._parsing.in_turn(dialect, raw, aliases)
+        if api is None:
+            client = request.lease.account.client
+            api = await self._parsing.parse(dialect, raw, scope_of(self._live, caller), client, aliases)
+        if not (api.model or dialect.strict):
+            await find_outside(request, api, aliases)
+        return api
+
+    async def _goes_to(self, dialect: Dialect, request: ClientRequest, api: ApiRequest, caller: Caller) -> tuple[str, Target]:
+        """The way to the pool that would take the request, as in `foreseen`, and its place there; the request names that
+        pool's model then. One that cannot be given that name stays in its own pool, as it would if it were sent.
+        """
+        own = self._fleet.target(api.model, api.alias)
+        way, target = foreseen(self._fleet, own, self._clock())
+        if target.model == api.model:
+            return way, target
+        renamed = await rename(self._parsing, dialect, request, api, target.model, scope_of(self._live, caller))
+        return (way, target) if renamed else ("", own)
 
     def _allow_url(self, replica: ReplicaConfig) -> None:
         """Raises GatewayError 403. What a name resolves to is looked at when it is connected to (`dialer.py`)."""

@@ -272,7 +272,7 @@ def too_large(text: str, param: str) -> GatewayError:
 
 
 def unavailable(failure: StoreFailed) -> GatewayError:
-    text = f"What the gateway keeps cannot be read: {failure}. Retry; see the log, and state.url."
+    text = f"What the gateway keeps cannot be read or written: {failure}. Retry; see the log, and state.url."
     return GatewayError(
         503, "state_unavailable", text, retry_after_s=RETRY_S, public="The gateway's store does not answer. Retry."
     )

@@ -90,7 +90,7 @@ def _responses(body: dict[str, Any], tokens: int, cached: int) -> Answer:
     calls = sum(str(item.get("type", "")).endswith("call_output") for item in items)
     shell, number = _shell([tool.get("name") for tool in body.get("tools") or []]), next(_numbers)
     if shell and calls < CALLS:
-        item = {"type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}", "name": shell}
+        item: dict[str, Any] = {"type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}", "name": shell}
         item |= {"arguments": _arguments(shell, calls), "status": "completed"}
     else:
         text = {"type": "output_text", "text": "Done.", "annotations": []}

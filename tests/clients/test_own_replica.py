@@ -18,12 +18,22 @@ import pytest
 from tests.clients.agent_engine import CALLS
 from tests.clients.recordings import load
 from tests.clients.sdk.engines import Seen, simulated
-from tests.clients.test_agents import AGENTS, AGENTS_UNDER_TEST, SESSIONS, codex, opencode
+from tests.clients.test_agents import (
+    AGENTS,
+    AGENTS_UNDER_TEST,
+    ALL_AGENTS,
+    CONFIG,
+    SESSIONS,
+    claude_code,
+    codex,
+    continued,
+    continuing,
+    opencode,
+)
 from tests.clients.test_recorded import NAMES, of_session, send
 from tests.gateway.conftest import Running, eventually, running
 
 KV_TOKENS = 200_000
-PRICES = {"m": {"input": 1.0, "output": 2.0}}
 Lines = Callable[[], list[dict[str, Any]]]
 
 
@@ -34,7 +44,7 @@ async def fleet(*, chat_only: bool) -> AsyncIterator[tuple[Running, list[list[Se
         seen: list[list[Seen]] = [[] for _ in range(4)]
         replicas = [simulated(chat_only=chat_only, kv_tokens=KV_TOKENS, seen=one) for one in seen]
         urls = [await stack.enter_async_context(replica) for replica in replicas]
-        yield await stack.enter_async_context(running(*urls, prices=PRICES)), seen
+        yield await stack.enter_async_context(running(*urls, **CONFIG)), seen
 
 
 def check(seen: list[list[Seen]], lines: list[dict[str, Any]], header: str, path: str) -> None:
@@ -65,6 +75,10 @@ def step(shell: str, number: int) -> str:
 Begin = Callable[[Path, str, int], Awaitable[str]]
 AGENTS_THEMSELVES: dict[str, Begin] = {
     "codex, responses": lambda home, url, number: codex(home, url, number, calls=steps("exec_command")),
+    "codex, websocket": lambda home, url, number: codex(
+        home, url, number, "supports_websockets = true", calls=steps("exec_command")
+    ),
+    "claude code, messages": lambda home, url, number: claude_code(home, url, number, steps("Bash")),
     "opencode, chat": lambda home, url, number: opencode(home, url, number, "warm", steps("bash")),
     "opencode, messages": lambda home, url, number: opencode(home, url, number, "anthropic", steps("bash")),
 }
@@ -80,13 +94,14 @@ def steps(shell: str) -> str:
 @pytest.mark.parametrize("chat_only", [False, True], ids=["native", "translated"])
 @pytest.mark.parametrize("agent", AGENTS_THEMSELVES)
 async def test_whole_agent_loops(agent: str, chat_only: bool, tmp_path: Path, request_lines: Lines) -> None:
-    _, header, path = AGENTS_UNDER_TEST[agent]
+    _, header, path = ALL_AGENTS[agent]
     async with fleet(chat_only=chat_only) as (gateway, seen):
         for first in range(0, SESSIONS, 2):  # two at a time
             begin = AGENTS_THEMSELVES[agent]
             await asyncio.gather(*(begin(tmp_path / str(number), gateway.url, number) for number in (first, first + 1)))
         await eventually(lambda: gateway.gateway.router.ledger.open_leases == 0)
         check(seen, request_lines(), header, path)
+        assert await continued(gateway) == continuing(agent)
         ran = [text for one in seen for request in one for text in ("step0", "step1") if ran_in(request.body, text)]
         assert Counter(ran)["step1"] >= SESSIONS, "the agents have run what they were asked to run"
 

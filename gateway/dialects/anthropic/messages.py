@@ -85,6 +85,11 @@ class CountTokens(Messages):
 
     name: ClassVar[str] = "count_tokens"
     translatable: ClassVar[bool] = False
+    lacking: ClassVar[str] = (
+        "The replica cannot count the tokens of a Messages request: it does not know /v1/messages/count_tokens, and this path"
+        " is not translated, unlike /v1/messages. The usage of an answer has the count."
+    )
+    lacking_status: ClassVar[int] = 404  # official clients would send it twice again after a 501
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         api = super().parse(raw, most)

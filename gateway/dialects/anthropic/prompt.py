@@ -76,18 +76,12 @@ def runs_tools(body: Mapping[str, Any]) -> bool:
 def _head(prompt: CanonicalPrompt, body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the head that have another form in OpenAI's chat."""
     head: dict[str, Any] = {"system": None, "thinking": None, "tools": None, "tool_choice": None}
-    tools, choice = body.get("tools"), body.get("tool_choice")
+    tools = body.get("tools")
     if tools is not None:
         if not isinstance(tools, list):
             raise bad_request("'tools' must be a list.", "tools")
         prompt.require(len(tools))
         head["tools"] = [chat_tool(tool, index) for index, tool in enumerate(tools)]
-    if isinstance(choice, dict):
-        kind = choice.get("type")
-        if kind == "none":
-            head["tool_choice"] = "none"
-        elif kind == "tool":
-            head["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
     return head
 
 

@@ -11,11 +11,15 @@ from gateway.dialects.prompt.canonical import HEAD, to_json
 # The fields of a body that stand in the head of its prompt, in this order. First what chat templates print or read, then what
 # changes how a template is applied or cuts the result, then what selects another cache or none. A name that one engine reads
 # and another does not only costs a match between a request that has it and one that has not.
+#
+# Which tool is to be called, if any, is a matter of decoding: vLLM, llama.cpp and `warmroute replica` print the same tools for
+# every choice, so one that changes in mid-conversation changes no key. (SGLang prints no tools for "none" and one for a named
+# tool, vLLM with --exclude-tools-when-tool-choice-none none for "none": there such a request finds less than was predicted.)
+# Only a list of allowed tools counts: the others are left out where it is translated.
 _KEYS: Final = (
     "tools",
     "functions",
     "tool_choice",
-    "function_call",
     "documents",
     "system",
     "instructions",
@@ -45,13 +49,12 @@ _KEYS: Final = (
     "echo",
 )
 _IN_HEAD: Final = frozenset(_KEYS)
-# What engines do anyway. (A forced tool call is a matter of decoding; "none" and a named tool change the list that is printed.)
+_ALLOWED_TOOLS: Final = "allowed_tools"
+# What engines do anyway.
 _USUAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "tools": ([],),
     "functions": ([],),
     "documents": ([],),
-    "tool_choice": ("auto", "required"),
-    "function_call": ("auto",),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "truncation": ("disabled",),
@@ -74,9 +77,15 @@ def head_parts(body: Mapping[str, Any], other: Mapping[str, Any] | None = None) 
             value = body[key]
         else:
             continue
-        if value is not None and value not in _USUAL.get(key, ()):
-            parts.append(HEAD + key.encode() + to_json(value))
+        if value is None or value in _USUAL.get(key, ()) or (key == "tool_choice" and not _limits_tools(value)):
+            continue
+        parts.append(HEAD + key.encode() + to_json(value))
     return parts
+
+
+def _limits_tools(choice: Any) -> bool:
+    """Whether a choice leaves tools out of the list."""
+    return isinstance(choice, dict) and choice.get("type") == _ALLOWED_TOOLS
 
 
 def head_digest(body: Mapping[str, Any]) -> str:

@@ -68,18 +68,13 @@ def runs_tools(body: Mapping[str, Any]) -> bool:
 
 def _head(prompt: CanonicalPrompt, body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the head that have another form in OpenAI's chat."""
-    head: dict[str, Any] = {"instructions": None, "tools": None, "tool_choice": None}
-    tools, choice, reasoning = body.get("tools"), body.get("tool_choice"), body.get("reasoning")
+    head: dict[str, Any] = {"instructions": None, "tools": None}
+    tools, reasoning = body.get("tools"), body.get("reasoning")
     if tools is not None:
         if not isinstance(tools, list):
             raise bad_request("'tools' must be a list.", "tools")
         prompt.require(len(tools))
         head["tools"] = [chat_tool(tool, index) for index, tool in enumerate(tools)]
-    if isinstance(choice, str):
-        head["tool_choice"] = choice
-    elif isinstance(choice, dict):
-        named = choice.get("type") == "function" and len(choice) == 2
-        head["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if named else choice
     if isinstance(reasoning, dict):
         head["reasoning_effort"] = reasoning.get("effort")
     return head

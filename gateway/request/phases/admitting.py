@@ -32,7 +32,7 @@ class Admitting:
     ) -> tuple[Target, Permit]:
         """Where the request may go, and a slot there. further: after a fallback. Raises GatewayError 400, 404, 429 or 503."""
         record.model = api.model
-        target = self._fleet.renewed(further) if further else self._fleet.target(api.model)
+        target = self._fleet.renewed(further) if further else self._fleet.target(api.model, api.alias)
         record.label = target.label
         target.require()
         if target.fallback is not None and not api.refers:
@@ -43,7 +43,7 @@ class Admitting:
         prompt_of(self._live, api, caller, target.label)  # so that only its block keys are in memory while it waits
         permit = await target.wait(record.tenant, request.headers.get(PRIORITY_HEADER))
         try:  # meanwhile replicas may have come and gone, and the model with them
-            target = self._fleet.renewed(target) if target.named else self._fleet.target(api.model)
+            target = self._fleet.renewed(target) if target.named else self._fleet.target(api.model, api.alias)
             target.require()
         except GatewayError:
             permit.release()

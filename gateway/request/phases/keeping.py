@@ -49,7 +49,7 @@ class Keeping:
         if dialect.kept_here:
             answer = await self._recall.answer(request, api, caller, elsewhere=elsewhere)
         else:
-            foreseen(self._fleet, self._fleet.target(api.model), self._clock())[1].require()
+            foreseen(self._fleet, self._fleet.target(api.model, api.alias), self._clock())[1].require()
             record.model, record.generates, record.metered = api.model, False, False  # its run is logged by itself
             answer = await self._recall.start(request, api, caller, serve, elsewhere=elsewhere)
         if answer is None:

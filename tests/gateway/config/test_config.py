@@ -89,6 +89,9 @@ prices:
         ({"prices": {"m": {"input": 1}}}, "prices.m.output: missing"),
         ({"prices": {"m": {"input": -1, "output": 1}}}, "prices.m.input: must be at least 0, got -1"),
         ({"prices": [1]}, "prices: a mapping is expected"),
+        ({"state": False}, "state: a mapping such as .url: sqlite., or .url: off. to keep nothing, is expected, got False"),
+        ({"state": "off"}, "state: .* .url: off. .* got 'off'"),
+        ({"state": None}, "state: .* .url: off. .* got None"),
         ({"listen": "8000"}, "listen: '8000' is not host:port"),
         ({"listen": 8000}, "listen: host:port .such as 0.0.0.0:8000. is expected, got 8000"),
         ({"listen": False}, "listen: host:port .such as 0.0.0.0:8000. is expected, got False"),
@@ -123,6 +126,12 @@ prices:
 def test_what_is_wrong_is_named_with_its_place(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(**raw)
+
+
+def test_a_password_in_a_url_at_the_wrong_place_is_not_shown() -> None:
+    with pytest.raises(ConfigError, match="state: a mapping such as") as caught:
+        config(state="postgresql://user:secret@host/name")
+    assert "secret" not in str(caught.value)
 
 
 def test_the_largest_numbers_that_are_allowed_can_be_used() -> None:
@@ -374,10 +383,11 @@ def test_a_file_that_stands_for_too_much_is_refused_soon(text: str, message: str
         ("pools:\n\t- replicas: []\n", 2, r"character '\t' that cannot start any token"),
         ("x: 1\n" + laughs(9, "x"), 6, "stands for more than 50000 values"),
         ("x: 1\ny: *a\n", 2, "found undefined alias 'a'"),
+        ("a:\n  *: b\n", 2, "but found ':' (a text that begins with a star must be in quotes)"),
         ("x: 1\ny: 2026-99-99\n", 2, "month must be in 1..12"),
         ("x: 1\ny: \x00\n", 2, r"the character '\x00' is not allowed"),
     ],
-    ids=["sequence", "mapping", "tab", "aliases", "no such alias", "date", "character"],
+    ids=["sequence", "mapping", "tab", "aliases", "no such alias", "star", "date", "character"],
 )
 def test_what_is_not_yaml_is_reported_with_its_line(text: str, line: int, what: str, tmp_path: Path) -> None:
     path = written(tmp_path, text)

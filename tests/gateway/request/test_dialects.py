@@ -333,6 +333,28 @@ async def test_counting_tokens_leaves_nothing_in_the_index() -> None:
         assert await metered(run) == (0, 0, 0)
 
 
+@pytest.mark.parametrize(
+    "unknown",
+    [http(404, b'{"detail":"Not Found"}'), http(404, b"404 page not found", "text/plain"), http(405, b""), http(501, b"")],
+)
+async def test_a_replica_that_cannot_count_tokens_is_told_in_the_clients_words(unknown: bytes) -> None:
+    body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
+    async with FakeReplica([writes(unknown)]) as replica, running(replica) as run:
+        async with anthropic.AsyncAnthropic(base_url=run.url, api_key="k") as client:  # with its two retries
+            with pytest.raises(anthropic.NotFoundError, match="not translated") as caught:
+                await client.messages.count_tokens(**body)
+        assert caught.value.type == "not_found_error"
+        assert len(replica.requests) == 1
+
+
+async def test_another_error_of_counting_tokens_is_the_engines_own() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
+    own = b'{"type":"error","error":{"type":"not_found_error","message":"The model `m` does not exist."}}'
+    async with FakeReplica([writes(http(404, own))]) as replica, running(replica) as run:
+        code, _, said = await run.post(body, f"{MESSAGES}/count_tokens")
+        assert (code, said["error"]["message"]) == (404, "The model `m` does not exist.")
+
+
 async def test_other_paths_of_both_apis_pass_through() -> None:
     page = writes(http(200, b'{"id": "x"}'))
     async with FakeReplica([page]) as replica, running(replica) as run:

@@ -230,6 +230,62 @@ async def test_the_second_pool_knows_the_prompt_by_its_own_models_keys() -> None
         assert found["candidates"][0]["matched_tokens"] == 0  # its booking was closed as failed
 
 
+async def test_a_dry_run_of_a_form_is_about_the_pool_that_would_take_it() -> None:
+    """The model's name is in the form, as an alias; the fallback's takes its place."""
+    async with two(model_aliases={"whisper": "large"}) as both:
+        for way in (None, "big -> small"):
+            form = aiohttp.FormData({"model": "whisper"})
+            form.add_field("file", b"R" * 1000, filename="a.wav")
+            url = f"{both.run.admin_url}/warmroute/route?path=/v1/audio/transcriptions"
+            async with both.run.session.post(url, data=form) as answer:
+                found = await answer.json()
+            assert (answer.status, found["model_alias"], found.get("fallback")) == (200, "whisper", way)
+            assert (found["model"], found["replica"]) == (("little", both.small.name) if way else ("large", both.big.name))
+            await both.run.post({"name": both.big.name}, "/warmroute/drain")
+
+
+# -- lists of models
+
+
+async def listed(both: Two) -> list[str]:
+    """In both forms, which have the same names."""
+    openais = json.loads((await both.run.get("/v1/models"))[2])["data"]
+    anthropics = json.loads((await both.run.get("/v1/models", headers={"anthropic-version": "2023-06-01"}))[2])["data"]
+    assert [each["id"] for each in openais] == [each["id"] for each in anthropics]
+    return [each["id"] for each in openais]
+
+
+@pytest.mark.parametrize("ends", ["refuses", "drains"])
+async def test_models_of_a_pool_without_replicas_are_listed_while_its_fallback_has_some(ends: str) -> None:
+    aliases = {"claude-*": "large"}
+    async with two(pool={"models": ["large"]}, model_aliases=aliases) as both:
+        fleet, upstream = both.run.gateway.fleet, both.run.gateway.upstream
+        everything = await listed(both)
+        assert everything == ["large", "little", "claude-*"]
+        if ends == "refuses":
+            both.big.refuse()
+            await fleet.probe_all(upstream)
+        else:
+            await both.run.post({"name": both.big.name}, "/warmroute/drain")
+        assert (await both.run.post(BODY))[0] == 200
+        assert await listed(both) == everything
+        for headers in ({}, {"anthropic-version": "2023-06-01"}):
+            for name in ("large", "claude-x"):
+                code, _, one = await both.run.get(f"/v1/models/{name}", headers=headers)
+                assert (code, json.loads(one)["id"]) == (200, name)
+        both.small.refuse()
+        await fleet.probe_all(upstream)
+        assert await listed(both) == []
+        assert (await both.run.get("/v1/models/large"))[0] == 503
+
+
+async def test_models_of_a_pool_that_is_down_without_a_fallback_are_not_listed() -> None:
+    async with two(pool={"fallback": None}) as both:
+        both.big.refuse()
+        await both.run.gateway.fleet.probe_all(both.run.gateway.upstream)
+        assert await listed(both) == ["little"]
+
+
 # -- when it does not
 
 

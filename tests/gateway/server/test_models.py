@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any
 
 import anthropic
@@ -52,7 +53,34 @@ async def test_the_alias_and_the_model_have_the_same_keys() -> None:
     async with fleet() as replica, fleet() as other, running(replica, other, model_aliases=ALIASES) as run:
         await run.post(body)
         _, _, dry = await run.post({**body, "model": "claude-x"}, "/warmroute/route")
-        assert (dry["model"], dry["reason"]) == ("qwen", "warm")
+        assert (dry["model"], dry["model_alias"], dry["reason"]) == ("qwen", "claude-x", "warm")
+        assert "model_alias" not in (await run.post(body, "/warmroute/route"))[2]
+
+
+async def test_the_error_for_an_unknown_model_names_the_alias_that_led_to_it() -> None:
+    expected = "The model 'gone', for which 'claude-test-1' stands (model_aliases), does not exist here; "
+    aliases = {"claude-*": "gone", "gpt": "gpt"}
+    async with fleet() as replica, running(replica, model_aliases=aliases) as run, claude(run) as client:
+        assert (await run.post(ASKED))[2]["error"]["message"] == f"{expected}this gateway serves: llama, qwen."
+        with pytest.raises(anthropic.NotFoundError, match=re.escape(expected)):
+            await client.messages.create(**ASKED, max_tokens=9)
+        with pytest.raises(openai.NotFoundError, match=re.escape(expected)):
+            await run.client.models.retrieve("claude-test-1")
+        assert (await run.post(ASKED, "/warmroute/route"))[2]["error"]["message"].startswith(expected)
+        for model in ("gpt", "other"):  # no alias of anything else
+            message = (await run.post({**ASKED, "model": model}))[2]["error"]["message"]
+            assert message.startswith(f"The model {model!r} does not exist here; ")
+        long = (await run.post({**ASKED, "model": "claude-" + "x" * (MAX_MODEL_CHARS - 7)}))[2]["error"]["message"]
+        assert len(long) < 300
+
+
+async def test_of_a_model_that_is_not_known_yet_the_alias_is_named_as_well() -> None:
+    async with FakeReplica() as replica:
+        replica.refuse()
+        async with running(replica, model_aliases={"claude-*": "qwen"}) as run:
+            status, _, answer = await run.post(ASKED)
+            assert status == 503
+            assert answer["error"]["message"].startswith("The model 'qwen', for which 'claude-test-1' stands")
 
 
 async def test_every_api_takes_an_alias() -> None:

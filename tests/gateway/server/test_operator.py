@@ -314,6 +314,23 @@ async def test_a_dry_run_of_another_api_reads_its_body_as_that() -> None:
         assert (code, error["error"]["param"]) == (400, "input")
 
 
+async def test_a_dry_run_of_an_unknown_path_is_refused_with_those_that_there_are() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x" * 1000}]}
+    async with FakeReplica() as one, running(one) as run:
+        await run.post(body)
+        for path in ("/v1/chat/completion", "chat", "", "/v1/messages_/x", "/" + "x" * 4000):
+            code, _, error = await run.post(body, path=f"/warmroute/route?path={path}")
+            assert (code, error["error"]["param"]) == (400, "path")
+            message = error["error"]["message"]
+            assert message.startswith("'path' must be one of /v1/chat/completions, /v1/completions, /v1/messages, ")
+            assert message.endswith(f"got {path[:100]!r}.")
+            assert len(message) < 1000
+        for path in ("/v1/chat/completions", "/v1/chat/completions%3Fbeta=true"):
+            assert (await run.post(body, path=f"/warmroute/route?path={path}"))[2]["reason"] == "warm"
+        for path in ("/v1/embeddings", "/v1/files", "/v1/messages/batches", "/tokenize", "/v1/responses/x/input_items"):
+            assert (await run.post(body, path=f"/warmroute/route?path={path}"))[0] == 200
+
+
 async def listed(run: Running) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in json.loads((await run.get("/warmroute/replicas"))[2])["replicas"]}
 

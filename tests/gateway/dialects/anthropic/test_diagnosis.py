@@ -39,8 +39,8 @@ def reason(before: dict[str, Any], now: dict[str, Any]) -> Any:
         ({"model": "n", "system": "other"}, "model_changed"),
         ({"tools": [TOOL, {**TOOL, "name": "cat"}], "system": "other"}, "tools_changed"),
         ({"tools": []}, "tools_changed"),
-        ({"system": "other", "tool_choice": {"type": "none"}}, "system_changed"),
-        ({"tool_choice": {"type": "none"}}, "unavailable"),
+        ({"system": "other", "cache_salt": "s"}, "system_changed"),
+        ({"chat_template_kwargs": {"a": 1}}, "unavailable"),
         ({"cache_salt": "s"}, "unavailable"),
         ({"messages": [{"role": "user", "content": "other"}, *SAID]}, "messages_changed"),
     ],
@@ -57,6 +57,7 @@ def test_the_first_part_that_differs_is_the_reason(change: dict[str, Any], kind:
     [
         {},
         {"messages": SAID + MORE},
+        {"tool_choice": {"type": "none"}},
         {"temperature": 1, "metadata": {"user_id": "u"}, "max_tokens": 0},
         {"system": [{"type": "text", "text": "help", "cache_control": {"type": "ephemeral"}}]},
     ],

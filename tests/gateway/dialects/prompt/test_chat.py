@@ -96,8 +96,7 @@ def test_the_order_of_a_messages_own_fields_does_not_count() -> None:
 SHAPING: list[dict[str, Any]] = [
     {"tools": TOOLS},
     {"functions": [{"name": "f"}]},
-    {"tools": TOOLS, "tool_choice": "none"},
-    {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": TOOLS}}},
     {"documents": [{"text": "d"}]},
     {"system": "s"},
     {"reasoning_effort": "high"},
@@ -127,6 +126,24 @@ def test_what_engines_do_anyway_changes_nothing() -> None:
     assert chat_prompt({"messages": [user("x")], **usual, "echo": False, "tool_choice": "auto"}) == chat_prompt(
         {"messages": [user("x")]}
     )
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"tool_choice": "auto"},
+        {"tool_choice": "none"},
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {"tool_choice": None},
+        {"function_call": "none"},
+        {"function_call": {"name": "f"}},
+    ],
+)
+def test_which_tool_is_to_be_called_changes_nothing(choice: dict[str, Any]) -> None:
+    """Engines print the same tools for every choice (head.py names those that do not)."""
+    body = {"messages": [user("x")], "tools": TOOLS}
+    assert chat_prompt({**body, **choice}) == chat_prompt(body)
 
 
 @given(messages, messages, st.sampled_from(SHAPING))

@@ -120,23 +120,32 @@ def test_tools_that_the_server_runs_stand_as_they_are() -> None:
     assert messages_prompt({**asked, "tools": [search]}) != messages_prompt(asked)
 
 
-def test_choices_of_a_tool_read_alike() -> None:
-    turns = [Turn(["x"], "", "y", [])]
-    wanted = {
-        "chat": {"type": "function", "function": {"name": "f"}},
-        "messages": {"type": "tool", "name": "f"},
-        "responses": {"type": "function", "name": "f"},
-    }
-    chosen = {
-        chat_prompt({**conversations.chat([], [], turns), "tool_choice": wanted["chat"]}),
-        messages_prompt({**conversations.messages([], [], turns), "tool_choice": wanted["messages"]}),
-        responses_prompt({**conversations.responses([], [], turns), "tool_choice": wanted["responses"]}),
-    }
-    assert len(chosen) == 1
-    automatic = {"type": "auto"}
-    plain = messages_prompt(conversations.messages([], [], turns))
-    assert messages_prompt({**conversations.messages([], [], turns), "tool_choice": automatic}) == plain
-    assert chosen != {plain}
+@pytest.mark.parametrize(
+    ("chat", "messages", "responses"),
+    [
+        ("none", {"type": "none"}, "none"),
+        ("auto", {"type": "auto"}, "auto"),
+        ("required", {"type": "any"}, "required"),
+        (
+            {"type": "function", "function": {"name": "f"}},
+            {"type": "tool", "name": "f"},
+            {"type": "function", "name": "f"},
+        ),
+    ],
+)
+def test_a_choice_of_a_tool_is_the_same_conversation(chat: Any, messages: Any, responses: Any) -> None:
+    """Engines keep the tools in the prompt whatever the choice: an agent that forbids a call for one turn goes on warm."""
+    tools, turns = [{"name": "f", "schema": {"type": "object"}}], [Turn(["x"], "", "y", [])]
+    plain = chat_prompt(conversations.chat([], tools, turns))
+    assert chat_prompt({**conversations.chat([], tools, turns), "tool_choice": chat}) == plain
+    assert messages_prompt({**conversations.messages([], tools, turns), "tool_choice": messages}) == plain
+    assert responses_prompt({**conversations.responses([], tools, turns), "tool_choice": responses}) == plain
+
+
+def test_allowed_tools_are_another_list() -> None:
+    body = conversations.responses([], [], [Turn(["x"], "", "y", [])])
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+    assert responses_prompt({**body, "tool_choice": allowed}) != responses_prompt(body)
 
 
 def test_the_effort_of_reasoning_reads_alike() -> None:
