@@ -32,8 +32,8 @@ class KeptItems:
         """Each item's id, and the item as it is listed, JSON. None: more than `most`, or nested too deeply."""
         if is_quick(joined):
             return await self._parsing.turns.take(partial(listed, joined, most))
-        (found,) = await self._parsing.process.run((wire.LIST, most), joined, client)
-        return found if found is None else list(found)
+        found: list[tuple[str, bytes]] | None = (await self._parsing.process.run((wire.LIST, most), joined, client))[0]
+        return found
 
     async def input_items(self, turns: Sequence[tuple[str, bytes, bytes]], query: Mapping[str, str], client: str) -> bytes:
         """A page of what the model has read for the last of these turns: (id, input, output) each, the oldest first.
