@@ -757,7 +757,7 @@ async def test_a_client_that_leaves_while_its_request_is_renamed_leaves_nothing(
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         await eventually(lambda: request_lines() and gateway.served.memory.held == 0)
-        assert both.big.gone == (not whole)
+        await eventually(lambda: both.big.gone == (not whole))
         both.require_nothing_open()
         assert repr(budget) == before
         assert process.pid
