@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sqlalchemy import text
+from sqlalchemy import Connection, Executable, text
 
 from bench.measure.cpu import peak_bytes
 from bench.measure.machine import REPORTS, command, versions
@@ -42,8 +42,8 @@ async def measure(name: str, url: str, folder: Path | None, rows: int) -> Findin
     return findings
 
 
-async def _number(connection: object, query: object) -> int:
-    return int((await connection.execute(query)).scalar_one())  # type: ignore[attr-defined]
+def _number(connection: Connection, query: Executable) -> int:
+    return int(connection.execute(query).scalar_one())
 
 
 def report(found: Sequence[Findings], http: dict[str, float], wrong: dict[str, int], how: str) -> str:
