@@ -111,15 +111,18 @@ class SqliteDriver:
                 continue  # another thread was first
             if file:
                 self._file = None
-                file.close()
                 self._say_lost()
+                file.abandon()
             if self._loop is None:
                 raise FileLostError("the database is closed")
             self._file = SqliteFile(self._url)
         return file
 
     def _say_lost(self) -> None:
-        log.error("the database's file was deleted or replaced: what was in it is gone; the one of its name is used")
+        log.error(
+            "the file of responses was deleted or replaced under the gateway: the file of that name is used from now on",
+            extra={"path": self._url.database},
+        )
         if self._loop:
             self._loop.call_soon_threadsafe(self._lost)
 

@@ -2,7 +2,8 @@
 
 A file that is deleted, or replaced by another one, stays open: SQLite would go on writing into what nobody can find again. So
 the file of that name is compared with the one that is open (device and inode), and so is its log (`-wal`), where commits go
-first. A connection stays open all the time, for the log goes with the last one.
+first. A connection stays open all the time, for the log goes with the last one. SQLite would also read the log of a file that
+is gone into the one that has its name now: that log is removed before.
 
 WAL mode with synchronous=FULL: what was acknowledged survives a crash, of the machine as well. Several processes may share the
 file.
@@ -23,6 +24,7 @@ from gateway.state.drivers.creation import make_tables
 
 _BUSY_MS: Final = 5000
 _LOG: Final = "-wal"
+_INDEX: Final = "-shm"  # of the log
 
 Identity = tuple[int, int]  # device, inode
 
@@ -83,6 +85,14 @@ class SqliteFile:
         for connection in (*self._free, self.writer):
             connection.close()
         self._free.clear()
+
+    def abandon(self) -> None:
+        """Close it, lost as it is."""
+        replaced = _identity(self._path) != self._identity
+        self.close()
+        if replaced and _identity(self._path + _LOG) == self._log_identity:
+            for suffix in (_LOG, _INDEX):
+                Path(self._path + suffix).unlink(missing_ok=True)
 
 
 def handle_of(connection: Connection) -> Any:
