@@ -1,6 +1,6 @@
 """Items by their ids alone: in the outputs and inputs of responses, and in conversations.
 
-    an id that an engine gave ──► the table of names ──► its response ──► the item in its output
+    an id that an engine gave ──► the table of names ──► its response, if it is kept still ──► the item in its output
     an id that only the list of input items has ──► says which response, and where in it
     any other ──► the conversations
 
@@ -38,6 +38,7 @@ def _add(dialect: Any) -> Any:
 
 _ADD_SQLITE: Final = _add(sqlite)
 _ADD_POSTGRES: Final = _add(postgresql)
+_ITS_RESPONSE: Final = and_(responses.c.owner == names.c.owner, responses.c.id == names.c.response)
 _ITS_CONVERSATION: Final = and_(conversations.c.owner == items.c.owner, conversations.c.id == items.c.conversation)
 
 Sought = dict[str, str]
@@ -71,8 +72,9 @@ def found(connection: Connection, owner: str, ids: Sequence[str], now: float, mo
     """Where the items are, and how large what has them is. Raises TooLarge beyond `most` bytes. O(ids)."""
     sought = {id_: place[0] for id_ in ids if (place := place_of(id_))}
     for part in _parts(ids):
-        rows = connection.execute(select(names.c.id, names.c.response).where(names.c.owner == owner, names.c.id.in_(part)))
-        sought |= {row.id: row.response for row in rows}
+        query = select(names.c.id, names.c.response).join(responses, _ITS_RESPONSE)
+        kept = and_(names.c.owner == owner, names.c.id.in_(part), responses.c.emptied == 0, responses.c.expires_at > now)
+        sought |= {row.id: row.response for row in connection.execute(query.where(kept))}
     others, size = [id_ for id_ in ids if id_ not in sought], 0
     items_size = select(func.coalesce(func.sum(func.length(items.c.item)), 0)).join(conversations, _ITS_CONVERSATION)
     content_size = select(func.coalesce(func.sum(func.length(responses.c.input) + func.length(responses.c.output)), 0))
