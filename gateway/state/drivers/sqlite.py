@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import URL
@@ -34,7 +35,7 @@ class FileLostError(OSError):
 
 
 class SqliteDriver:
-    """A Driver. url: with a path. lost: called in the event loop when the file was deleted or replaced."""
+    """A Driver. url: with a path. lost: called when the file was deleted or replaced."""
 
     def __init__(self, url: URL, lost: Callable[[], None]) -> None:
         self._url = url
@@ -106,25 +107,29 @@ class SqliteDriver:
     def _current(self) -> SqliteFile:
         """With the condition held. While one thread waits for the others to leave a lost file, nobody enters it."""
         while (file := self._file) is None or file.is_lost():
-            self._changed.wait_for(lambda file=file: not self._users or self._file is not file)  # type: ignore[misc]
+            self._changed.wait_for(partial(self._is_left, file))
             if self._file is not file:
                 continue  # another thread was first
             if file:
                 self._file = None
-                self._say_lost()
+                if loop := self._loop:
+                    loop.call_soon_threadsafe(self._say_lost)
                 file.abandon()
             if self._loop is None:
                 raise FileLostError("the database is closed")
             self._file = SqliteFile(self._url)
         return file
 
+    def _is_left(self, file: SqliteFile | None) -> bool:
+        return not self._users or self._file is not file
+
     def _say_lost(self) -> None:
+        """In the event loop: neither logs nor metrics are made for threads."""
         log.error(
             "the file of responses was deleted or replaced under the gateway: the file of that name is used from now on",
             extra={"path": self._url.database},
         )
-        if self._loop:
-            self._loop.call_soon_threadsafe(self._lost)
+        self._lost()
 
 
 @contextlib.contextmanager

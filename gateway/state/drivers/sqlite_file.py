@@ -21,6 +21,7 @@ from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.pool import NullPool
 
 from gateway.state.drivers.creation import make_tables
+from gateway.state.records import StateError
 
 _BUSY_MS: Final = 5000
 _LOG: Final = "-wal"
@@ -72,13 +73,19 @@ class SqliteFile:
     def reading(self) -> Iterator[Connection]:
         """Without a transaction: a read would wait for the writers of all gateways."""
         connection = self._free.pop() if self._free else self._engine.connect()
+        whole = False
         try:
             yield connection
-        except BaseException:
-            connection.close()
+            whole = True
+        except StateError:  # of the work, between two statements
+            whole = True
             raise
-        connection.rollback()  # of SQLAlchemy's own: SQLite has none
-        self._free.append(connection)
+        finally:
+            if whole:
+                connection.rollback()  # of SQLAlchemy's own transaction: SQLite has none
+                self._free.append(connection)
+            else:
+                connection.close()
 
     def close(self) -> None:
         """While nothing of it is in use."""
