@@ -78,10 +78,10 @@ async def _killed(lanes: list[tuple[Awaitable[None], subprocess.Popen[bytes]]], 
     try:
         for each, count in zip(dict.fromkeys(tasks.values()), counts, strict=True):
             while len(ids) < count:
-                done, _ = await asyncio.wait(tasks, timeout=0.01)
+                done, going = await asyncio.wait(tasks, timeout=0.01)
                 for task in done:
-                    if tasks[task].poll() is None:
-                        raise RuntimeError("a gateway that lives has failed a request") from task.exception()
+                    if tasks[task].poll() is None or not going:
+                        raise RuntimeError("a gateway that was not killed has failed a request") from task.exception()
             each.send_signal(signal.SIGKILL)
             each.wait()
     finally:
