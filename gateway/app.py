@@ -221,7 +221,8 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
 def _recall_of(around: Surroundings, live: Live, metrics: Metrics, parsing: Parsing, running: Running) -> Recall:
     """What the gateway keeps, and what runs in the background."""
     state, wall_clock = live.config.state, around.wall_clock
-    store = None if state.url == OFF else LazyStore(state.url, state.ttl_s, wall_clock, around.clock)
+    file_lost = metrics.state_file_lost.add
+    store = None if state.url == OFF else LazyStore(state.url, state.ttl_s, file_lost, wall_clock, around.clock)
     histories = Histories(store, KeptItems(parsing), metrics.responses_kept, metrics.histories, wall_clock)
     logs = Logs(most_of_all=min(MAX_LOGS, budget_bytes(live.config) // LOGS_SHARE))
     runs = Runs(histories, running, metrics.background_runs, wall_clock, around.clock, logs)

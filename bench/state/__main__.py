@@ -15,11 +15,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sqlalchemy import text
+from sqlalchemy import Connection, Executable, text
 
 from bench.measure.cpu import peak_bytes
 from bench.measure.machine import REPORTS, command, versions
-from bench.state.costs import DEPTHS, TURNS, Clock, Cost, Findings, kill, opened, purge, puts, reads, write_for_ever
+from bench.state.costs import DEPTHS, TURNS, Clock, Cost, Findings, opened, purge, puts, reads
+from bench.state.killed import kill, kill_gateways, write_for_ever
 from bench.state.requests import measured
 
 _ALONE = 0.02  # of the rows
@@ -37,13 +38,15 @@ async def measure(name: str, url: str, folder: Path | None, rows: int) -> Findin
         else:
             query = text("SELECT pg_database_size(current_database())")
             findings.bytes = await database.read(lambda each: _number(each, query))
-        await purge(store, clock, findings)
     await kill(url, findings, max(1, int(rows * _KILLED)))
+    await kill_gateways(url, findings, max(2, int(rows * _KILLED)))
+    async with opened(url, clock) as (_, store):
+        await purge(store, clock, findings)
     return findings
 
 
-async def _number(connection: object, query: object) -> int:
-    return int((await connection.execute(query)).scalar_one())  # type: ignore[attr-defined]
+def _number(connection: Connection, query: Executable) -> int:
+    return int(connection.execute(query).scalar_one())
 
 
 def report(found: Sequence[Findings], http: dict[str, float], wrong: dict[str, int], how: str) -> str:
@@ -62,7 +65,14 @@ def report(found: Sequence[Findings], http: dict[str, float], wrong: dict[str, i
             "longest pause of the event loop meanwhile (and with nothing to do)",
             [f"{f.purge_pause_s * 1000:.0f} ms ({f.quiet_pause_s * 1000:.0f} ms)" for f in found],
         ),
-        ("acknowledged before a SIGKILL, and missing after it", [f"{f.acknowledged:,}, **{f.missing}**" for f in found]),
+        (
+            "acknowledged before a SIGKILL, beside all of these, and missing after it",
+            [f"{f.acknowledged:,}, **{f.missing}**" for f in found],
+        ),
+        (
+            "the same, of two gateways that are killed one after the other",
+            [f"{f.acknowledged_of_two:,}, **{f.missing_of_two}**" for f in found],
+        ),
     ]
     lines = ["# What it costs to keep responses", "", f"`{how}`: {versions()}.", ""]
     lines += ["| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]

@@ -28,25 +28,36 @@ _CONNECTIONS = 16
 
 async def measured(url: str, count: int, rounds: int) -> tuple[dict[str, float], dict[str, int]]:
     """CPU microseconds of a request, and how many were not as they should be, by its kind. The least of the rounds."""
-    ports = _free_ports(2)
-    with _process("-m", "bench.state.requests", str(ports[0])), tempfile.TemporaryDirectory() as folder:
-        config = {
-            "listen": f"127.0.0.1:{ports[1]}",
-            "admin_listen": "off",
-            "pools": [{"replicas": [f"http://127.0.0.1:{ports[0]}"]}],
-            "state": {"url": url},
-        }
+    ports = free_ports(2)
+    with process("-m", "bench.state.requests", str(ports[0])), gateway(ports[0], ports[1], url) as started:
+        return await _all(responses_of(ports[1]), started.pid, count, rounds)
+
+
+@contextlib.contextmanager
+def gateway(replica: int, port: int, url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """replica, port: ports. url: of its store."""
+    config = {
+        "listen": f"127.0.0.1:{port}",
+        "admin_listen": "off",
+        "pools": [{"replicas": [f"http://127.0.0.1:{replica}"]}],
+        "state": {"url": url},
+    }
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "gateway.yaml"
         path.write_text(json.dumps(config))
-        with _process("-m", "gateway", "serve", "--config", str(path)) as gateway:
-            return await _all(f"http://127.0.0.1:{ports[1]}/v1/responses", gateway.pid, count, rounds)
+        with process("-m", "gateway", "serve", "--config", str(path)) as started:
+            yield started
+
+
+def responses_of(port: int) -> str:
+    return f"http://127.0.0.1:{port}/v1/responses"
 
 
 async def _all(url: str, pid: int, count: int, rounds: int) -> tuple[dict[str, float], dict[str, int]]:
     best, wrong = dict[str, float](), dict[str, int]()
     connector = aiohttp.TCPConnector(limit=_CONNECTIONS)
     async with aiohttp.ClientSession(connector=connector) as session:
-        first = await _answers(session, url, True, "")
+        first = await first_answer(session, url)
         kinds = {
             "`store: false`": (False, ""),
             "kept": (True, ""),
@@ -68,26 +79,26 @@ async def _many(session: aiohttp.ClientSession, url: str, count: int, *, store: 
     async def lane() -> None:
         nonlocal bad
         while next(left) < count:
-            found = await _ask(session, url, store, previous)
+            found = await ask(session, url, store, previous)
             bad += found.get("store") is not store
 
     await asyncio.gather(*(lane() for _ in range(_CONNECTIONS)))
     return bad
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, store: bool, previous: str) -> dict[str, object]:
+async def ask(session: aiohttp.ClientSession, url: str, store: bool, previous: str) -> dict[str, object]:
     body = {"model": "m", "input": "x" * 2000, "store": store, **({"previous_response_id": previous} if previous else {})}
     async with session.post(url, json=body) as answer:
         found: dict[str, object] = await answer.json()
         return found
 
 
-async def _answers(session: aiohttp.ClientSession, url: str, store: bool, previous: str) -> dict[str, object]:
+async def first_answer(session: aiohttp.ClientSession, url: str) -> dict[str, object]:
     """The first good answer: the gateway comes up meanwhile."""
     until = time.monotonic() + _BOUND_S
     while True:
         with contextlib.suppress(aiohttp.ClientError):
-            if "id" in (found := await _ask(session, url, store, previous)):
+            if "id" in (found := await ask(session, url, True, "")):
                 return found
         if time.monotonic() > until:
             raise TimeoutError("the gateway does not answer")
@@ -95,7 +106,7 @@ async def _answers(session: aiohttp.ClientSession, url: str, store: bool, previo
 
 
 @contextlib.contextmanager
-def _process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield process
@@ -104,7 +115,7 @@ def _process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

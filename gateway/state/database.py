@@ -10,8 +10,7 @@ gateway's was in the way of (a deadlock, say), a few times. All errors of the da
 Every operation is bounded in time. A database that did not answer within it is left alone for STALL_S: requests would all wait
 for nothing, and they fail at once meanwhile.
 
-SQLite is in WAL mode with synchronous=FULL: what was acknowledged survives a crash, of the machine as well. Several processes
-may share the file.
+How a transaction is carried out is the driver's: drivers/driver.py.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.state.engine import CONNECTIONS, is_conflict, made, make_tables, parsed, read_options
+from gateway.state.drivers.driver import CONNECTIONS, Driver, Work, is_conflict
+from gateway.state.drivers.urls import made, parsed
 from gateway.state.records import StoreFailed
 
 OPERATION_S: Final = 10.0
@@ -35,22 +34,28 @@ MAX_WAITING: Final = 10_000  # writes
 _TRIES: Final = 5  # of a write that others are in the way of
 
 T = TypeVar("T")
-Work = Callable[[AsyncConnection], Awaitable[T]]
 Write = tuple[Work[Any], asyncio.Future[Any]]
 
 
 class Database:
     """See the top of this file. url: as SQLAlchemy writes them, without a driver. operation_s: the bound of an operation.
-    clock: monotonic seconds.
+    clock: monotonic seconds. lost: called when SQLite's file was found to be deleted or replaced.
     """
 
-    def __init__(self, url: str, operation_s: float = OPERATION_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        url: str,
+        operation_s: float = OPERATION_S,
+        clock: Callable[[], float] = time.monotonic,
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:
         """Raises StoreFailed if the URL cannot be used. Connects to nothing yet."""
         self._url = parsed(url)
         self._operation_s = operation_s
         self._clock = clock
         self._stalled_until = 0.0
-        self._engine: AsyncEngine | None = None
+        self._lost = lost
+        self._driver: Driver | None = None
         self._queue = asyncio.Queue[Write](MAX_WAITING)
         self._writer: asyncio.Task[None] | None = None
         self._readers = asyncio.Semaphore(CONNECTIONS - 1)  # the writer has the last one
@@ -59,8 +64,8 @@ class Database:
         """Connect, and make what is missing of the schema; several processes may do so at once. Raises StoreFailed."""
         try:
             async with self._bounded():
-                self._engine = made(self._url, self._operation_s)
-                await make_tables(self._engine)
+                self._driver = made(self._url, self._operation_s, self._lost)
+                await self._driver.open()
         except (TypeError, ValueError) as error:  # the driver's, of a part of the URL
             await self.close()
             raise StoreFailed(f"state.url: {_text(error)}") from error
@@ -78,18 +83,17 @@ class Database:
             self._writer.cancel()
             await asyncio.gather(self._writer, return_exceptions=True)
             self._writer = None
-        if self._engine:
-            engine, self._engine = self._engine, None
+        if self._driver:
+            driver, self._driver = self._driver, None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._operation_s):
-                    await engine.dispose()
+                    await driver.close()
 
     async def read(self, work: Work[T]) -> T:
         """Raises StoreFailed, and what `work` raises."""
-        assert self._engine
-        async with self._place(), self._bounded(), self._engine.connect() as connection:
-            await connection.execution_options(**read_options(self._engine))
-            return await work(connection)
+        assert self._driver
+        async with self._place(), self._bounded():
+            return await self._driver.read(work)
 
     async def write(self, work: Work[T]) -> T:
         """Returns when the write is durable. Its work may be done twice, and must see to it that this does no harm.
@@ -136,10 +140,10 @@ class Database:
 
     async def _done(self, batch: list[Write]) -> Exception | None:
         """Write it in one transaction. Returns what went wrong."""
-        assert self._engine
+        assert self._driver
         try:
-            async with self._bounded(), self._engine.begin() as connection:
-                results = [await work(connection) for work, _ in batch]
+            async with self._bounded():
+                results = await self._driver.write([work for work, _ in batch])
         except Exception as error:  # noqa: BLE001  (it is the caller's)
             return error
         for (_, done), result in zip(batch, results, strict=True):

@@ -29,13 +29,21 @@ _PURGE_PAUSE_S: Final = 0.1  # requests write meanwhile
 
 
 class LazyStore:
-    """url: as the configuration has it. clock: Unix seconds. pause_clock: monotonic seconds."""
+    """url: as the configuration has it. lost: called when SQLite's file was deleted or replaced. clock: Unix seconds.
+    pause_clock: monotonic seconds.
+    """
 
     def __init__(
-        self, url: str, ttl_s: float, clock: Callable[[], float] = time.time, pause_clock: Callable[[], float] = time.monotonic
+        self,
+        url: str,
+        ttl_s: float,
+        lost: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+        pause_clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._url = f"sqlite:///{default_path()}" if url == SQLITE else url
         self._ttl_s = ttl_s
+        self._lost = lost
         self._clock = clock
         self._pause_clock = pause_clock
         self._store: RunStore | None = None
@@ -82,7 +90,7 @@ class LazyStore:
         from gateway.state.database import Database
         from gateway.state.runs import RunStore
 
-        database = Database(self._url)
+        database = Database(self._url, lost=self._lost)
         await database.open()
         return RunStore(database, self._ttl_s, self._clock)
 

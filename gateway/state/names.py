@@ -1,6 +1,6 @@
 """Items by their ids alone: in the outputs and inputs of responses, and in conversations.
 
-    an id that an engine gave ──► the table of names ──► its response ──► the item in its output
+    an id that an engine gave ──► the table of names ──► its response, if it is kept still ──► the item in its output
     an id that only the list of input items has ──► says which response, and where in it
     any other ──► the conversations
 
@@ -11,11 +11,10 @@ turn would be a square of rows.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import and_, delete, func, select
+from sqlalchemy import Connection, and_, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.dialects.responses.items import picked as picked_of
 from gateway.dialects.responses.items import place_of
@@ -38,57 +37,75 @@ async def at_once(joined: bytes, ids: Collection[str], places: Mapping[str, int]
     return picked_of(joined, ids, places)
 
 
+def _add(dialect: Any) -> Any:
+    made = dialect.insert(names)
+    return made.on_conflict_do_update(index_elements=["owner", "id"], set_={"response": made.excluded.response})
+
+
+_ADD_SQLITE: Final = _add(sqlite)
+_ADD_POSTGRES: Final = _add(postgresql)
+_ITS_RESPONSE: Final = and_(responses.c.owner == names.c.owner, responses.c.id == names.c.response)
+_ITS_CONVERSATION: Final = and_(conversations.c.owner == items.c.owner, conversations.c.id == items.c.conversation)
+
 Sought = dict[str, str]
 """The response of each id that has one."""
+Contents = dict[str, tuple[bytes, bytes]]
+"""Input and output of each response."""
 
 
-async def add(connection: AsyncConnection, owner: str, response: str, ids: Iterable[str]) -> None:
+class Places(NamedTuple):
+    """Of items. others: ids that may be in conversations. size: bytes of the responses, and of items in conversations."""
+
+    sought: Sought
+    others: list[str]
+    size: int
+
+
+def add(connection: Connection, owner: str, response: str, ids: Iterable[str]) -> None:
     """These are the ids of items in this response (an id) from now on."""
     rows = [{"owner": owner, "id": id_, "response": response} for id_ in sorted(ids)]
     if not rows:
         return
-    made: Any = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(names)
-    await connection.execute(
-        made.on_conflict_do_update(index_elements=["owner", "id"], set_={"response": made.excluded.response}), rows
-    )
+    connection.execute(_ADD_SQLITE if connection.dialect.name == "sqlite" else _ADD_POSTGRES, rows)
 
 
-async def remove(connection: AsyncConnection, owner: str, response: str) -> None:
+def remove(connection: Connection, owner: str, response: str) -> None:
     """The ids of items in this response (an id)."""
-    await connection.execute(delete(names).where(names.c.owner == owner, names.c.response == response))
+    connection.execute(delete(names).where(names.c.owner == owner, names.c.response == response))
 
 
-async def found(
-    connection: AsyncConnection, owner: str, ids: Sequence[str], now: float, most: int, charge: Charge = free
-) -> tuple[Sought, dict[str, bytes], dict[str, tuple[bytes, bytes]]]:
-    """(the response of each id, items of conversations by their ids, input and output of each response).
-
-    most: bytes in all; raises TooLarge before more is read. charge: called with the bytes before they are read. O(ids).
-    """
+def found(connection: Connection, owner: str, ids: Sequence[str], now: float, most: int) -> Places:
+    """Where the items are, and how large what has them is. Raises TooLarge beyond `most` bytes. O(ids)."""
     sought = {id_: place[0] for id_ in ids if (place := place_of(id_))}
     for part in _parts(ids):
-        rows = await connection.execute(
-            select(names.c.id, names.c.response).where(names.c.owner == owner, names.c.id.in_(part))
-        )
-        sought |= {row.id: row.response for row in rows}
-    own, size = await _in_conversations(connection, owner, [id_ for id_ in ids if id_ not in sought], now, most)
-    charge(size)
-    contents = dict[str, tuple[bytes, bytes]]()
-    for part in _parts(list(dict.fromkeys(sought.values()))):
-        kept = and_(
-            responses.c.owner == owner, responses.c.id.in_(part), responses.c.emptied == 0, responses.c.expires_at > now
-        )
-        sizes = select(func.coalesce(func.sum(func.length(responses.c.input) + func.length(responses.c.output)), 0))
-        size += (more := (await connection.execute(sizes.where(kept))).scalar_one())
+        query = select(names.c.id, names.c.response).join(responses, _ITS_RESPONSE)
+        kept = and_(names.c.owner == owner, names.c.id.in_(part), responses.c.emptied == 0, responses.c.expires_at > now)
+        sought |= {row.id: row.response for row in connection.execute(query.where(kept))}
+    others, size = [id_ for id_ in ids if id_ not in sought], 0
+    items_size = select(func.coalesce(func.sum(func.length(items.c.item)), 0)).join(conversations, _ITS_CONVERSATION)
+    content_size = select(func.coalesce(func.sum(func.length(responses.c.input) + func.length(responses.c.output)), 0))
+    sums = [items_size.where(_kept_items(owner, part, now)) for part in _parts(others)]
+    sums += [content_size.where(_kept_responses(owner, part, now)) for part in _parts(_once(sought))]
+    for query in sums:
+        size += connection.execute(query).scalar_one()
         if size > most:
             raise TooLarge(size, len(ids))
-        charge(more)
-        rows = await connection.execute(select(responses.c.id, responses.c.input, responses.c.output).where(kept))
-        contents |= {row.id: (row.input, row.output) for row in rows}
-    return sought, own, contents
+    return Places(sought, others, size)
 
 
-async def picked(sought: Sought, contents: dict[str, tuple[bytes, bytes]], pick: Pick) -> dict[str, bytes]:
+def read(connection: Connection, owner: str, places: Places, now: float) -> tuple[dict[str, bytes], Contents]:
+    """Items of conversations by their ids, and the responses. O(bytes)."""
+    own, contents = dict[str, bytes](), Contents()
+    for part in _parts(places.others):
+        query = select(items.c.id, items.c.item).join(conversations, _ITS_CONVERSATION)
+        own |= {row.id: row.item for row in connection.execute(query.where(_kept_items(owner, part, now)))}
+    for part in _parts(_once(places.sought)):
+        query = select(responses.c.id, responses.c.input, responses.c.output).where(_kept_responses(owner, part, now))
+        contents |= {row.id: (row.input, row.output) for row in connection.execute(query)}
+    return own, contents
+
+
+async def picked(sought: Sought, contents: Contents, pick: Pick) -> dict[str, bytes]:
     """The items themselves, JSON, by id; those that are not there are left out. O(length of the contents)."""
     by_response = dict[str, list[str]]()
     for id_, response in sought.items():
@@ -105,23 +122,17 @@ async def picked(sought: Sought, contents: dict[str, tuple[bytes, bytes]], pick:
     return out
 
 
-async def _in_conversations(
-    connection: AsyncConnection, owner: str, ids: Sequence[str], now: float, most: int
-) -> tuple[dict[str, bytes], int]:
-    """Items by their ids, and the bytes of all that have them. Raises TooLarge before more than `most` is read."""
-    own, size = dict[str, bytes](), 0
-    mine = and_(conversations.c.owner == items.c.owner, conversations.c.id == items.c.conversation)
-    for part in _parts(ids):
-        kept = and_(
-            items.c.owner == owner, items.c.id.in_(part), conversations.c.emptied == 0, conversations.c.expires_at > now
-        )
-        sizes = select(func.coalesce(func.sum(func.length(items.c.item)), 0)).join(conversations, mine).where(kept)
-        size += (await connection.execute(sizes)).scalar_one()
-        if size > most:
-            raise TooLarge(size, len(ids))
-        rows = await connection.execute(select(items.c.id, items.c.item).join(conversations, mine).where(kept))
-        own |= {row.id: row.item for row in rows}
-    return own, size
+def _kept_items(owner: str, ids: Sequence[str], now: float) -> Any:
+    """Of conversations."""
+    return and_(items.c.owner == owner, items.c.id.in_(ids), conversations.c.emptied == 0, conversations.c.expires_at > now)
+
+
+def _kept_responses(owner: str, ids: Sequence[str], now: float) -> Any:
+    return and_(responses.c.owner == owner, responses.c.id.in_(ids), responses.c.emptied == 0, responses.c.expires_at > now)
+
+
+def _once(sought: Sought) -> list[str]:
+    return list(dict.fromkeys(sought.values()))
 
 
 def _parts(ids: Sequence[str]) -> list[Sequence[str]]:

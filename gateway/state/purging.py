@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import Select, Table, delete, select, tuple_, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Select, Table, delete, select, tuple_, update
 
 from gateway.state.tables import conversations, items, names, responses
 
@@ -18,28 +17,28 @@ TOMBSTONE_S: Final = 7 * 86_400.0
 _AT_ONCE: Final = 500  # rows
 
 
-async def emptied(connection: AsyncConnection, now: float) -> int:
+def emptied(connection: Connection, now: float) -> int:
     """How many were emptied. Conversations lose their items."""
     old = _due(responses, 0, now)
-    await connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(old)))
-    gone = await _emptied(connection, responses, old, {"input": b"", "output": b"", "response": b""})
+    connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(old)))
+    gone = _emptied(connection, responses, old, {"input": b"", "output": b"", "response": b""})
     old = _due(conversations, 0, now)
-    await connection.execute(delete(items).where(tuple_(items.c.owner, items.c.conversation).in_(old)))
-    return gone + await _emptied(connection, conversations, old, {"metadata": b"{}"})
+    connection.execute(delete(items).where(tuple_(items.c.owner, items.c.conversation).in_(old)))
+    return gone + _emptied(connection, conversations, old, {"metadata": b"{}"})
 
 
-async def forgotten(connection: AsyncConnection, before: float) -> int:
+def forgotten(connection: Connection, before: float) -> int:
     old = _due(responses, 1, before)
-    await connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(old)))
+    connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(old)))
     gone = 0
     for table in (responses, conversations):
-        made: Any = await connection.execute(delete(table).where(_key(table).in_(_due(table, 1, before))))
+        made: Any = connection.execute(delete(table).where(_key(table).in_(_due(table, 1, before))))
         gone += made.rowcount
     return gone
 
 
-async def _emptied(connection: AsyncConnection, table: Table, old: Select[Any], values: dict[str, bytes]) -> int:
-    made: Any = await connection.execute(update(table).where(_key(table).in_(old)).values(emptied=1, **values))
+def _emptied(connection: Connection, table: Table, old: Select[Any], values: dict[str, bytes]) -> int:
+    made: Any = connection.execute(update(table).where(_key(table).in_(old)).values(emptied=1, **values))
     count: int = made.rowcount
     return count
 

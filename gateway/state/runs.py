@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from sqlalchemy import and_, delete, insert, or_, select, tuple_, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, and_, delete, insert, or_, select, tuple_, update
 
 from gateway.dialects.responses.background.objects import (
     CANCELLED,
@@ -45,9 +44,9 @@ class RunStore(Store):
         now = self._clock()
         row = {"owner": response.owner, "id": response.id, "runner": runner, "alive_until": now + ALIVE_S}
 
-        async def work(connection: AsyncConnection) -> None:
-            await self._insert(connection, response, now)
-            await connection.execute(insert(runs).values(row))
+        def work(connection: Connection) -> None:
+            self._insert(connection, response, now)
+            connection.execute(insert(runs).values(row))
 
         await self._database.write(work)
 
@@ -55,8 +54,8 @@ class RunStore(Store):
         """It is in progress now; if it has ended already, nothing happens. response: the object that says so."""
         queued = and_(_is_response(owner, id_), responses.c.status == QUEUED)
 
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(update(responses).where(queued).values(status=IN_PROGRESS, response=response))
+        def work(connection: Connection) -> None:
+            connection.execute(update(responses).where(queued).values(status=IN_PROGRESS, response=response))
 
         await self._database.write(work)
 
@@ -67,17 +66,17 @@ class RunStore(Store):
         """
         now = self._clock()
 
-        async def work(connection: AsyncConnection) -> bool:
-            if not await _taken(connection, owner, id_):
+        def work(connection: Connection) -> bool:
+            if not _taken(connection, owner, id_):
                 return False
             values = {"status": end.status, "output": end.output, "response": end.response}
             size = responses.c.size + len(end.output)
             row = and_(_is_response(owner, id_), responses.c.emptied == 0)
-            changed: Any = await connection.execute(update(responses).where(row).values(size=size, **values))
+            changed: Any = connection.execute(update(responses).where(row).values(size=size, **values))
             if changed.rowcount:  # else it has expired meanwhile
-                await names.add(connection, owner, id_, end.names)
+                names.add(connection, owner, id_, end.names)
             if conversation:
-                await self._extend(connection, owner, conversation, added, now)
+                self._extend(connection, owner, conversation, added, now)
             return True
 
         return await self._database.write(work)
@@ -85,9 +84,9 @@ class RunStore(Store):
     async def cancel(self, owner: str, id_: str) -> None:
         """If it has ended already, nothing happens."""
 
-        async def work(connection: AsyncConnection) -> None:
-            if await _taken(connection, owner, id_):
-                await _ended(connection, owner, id_, CANCELLED, None)
+        def work(connection: Connection) -> None:
+            if _taken(connection, owner, id_):
+                _ended(connection, owner, id_, CANCELLED, None)
 
         await self._database.write(work)
 
@@ -95,12 +94,12 @@ class RunStore(Store):
         """False: there is none. What goes on with it has lost its history; one that runs is stopped by that."""
         now = self._clock()
 
-        async def work(connection: AsyncConnection) -> bool:
-            await connection.execute(delete(runs).where(_is_run(owner, id_)))
+        def work(connection: Connection) -> bool:
+            connection.execute(delete(runs).where(_is_run(owner, id_)))
             condition = and_(_is_response(owner, id_), responses.c.emptied == 0, responses.c.expires_at > now)
-            if not (await connection.execute(delete(responses).where(condition))).rowcount:
+            if not connection.execute(delete(responses).where(condition)).rowcount:
                 return False
-            await names.remove(connection, owner, id_)
+            names.remove(connection, owner, id_)
             return True
 
         return await self._database.write(work)
@@ -117,8 +116,8 @@ class RunStore(Store):
         """Whether it runs, and its runner lives."""
         query = select(runs.c.id).where(_is_run(owner, id_), runs.c.alive_until > self._clock())
 
-        async def work(connection: AsyncConnection) -> bool:
-            return (await connection.execute(query)).first() is not None
+        def work(connection: Connection) -> bool:
+            return connection.execute(query).first() is not None
 
         return await self._database.read(work)
 
@@ -130,8 +129,8 @@ class RunStore(Store):
             wanted = or_(wanted, and_(theirs, runs.c.alive_until > self._clock()))
         query = select(runs.c.owner, runs.c.id).where(wanted)
 
-        async def work(connection: AsyncConnection) -> set[tuple[str, str]]:
-            return {(row.owner, row.id) for row in (await connection.execute(query)).all()}
+        def work(connection: Connection) -> set[tuple[str, str]]:
+            return {(row.owner, row.id) for row in connection.execute(query).all()}
 
         return await self._database.read(work)
 
@@ -142,8 +141,8 @@ class RunStore(Store):
         until = self._clock() + ALIVE_S
         mine = and_(runs.c.runner == runner, runs.c.id.in_(list(ids)))
 
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(update(runs).where(mine).values(alive_until=until))
+        def work(connection: Connection) -> None:
+            connection.execute(update(runs).where(mine).values(alive_until=until))
 
         await self._database.write(work)
 
@@ -151,8 +150,8 @@ class RunStore(Store):
         """End some of the runs whose runners are silent. Returns how many; 0: no more."""
         query = select(runs.c.owner, runs.c.id).where(runs.c.alive_until <= self._clock()).limit(_ENDED_AT_ONCE)
 
-        async def work(connection: AsyncConnection) -> list[tuple[str, str]]:
-            return [(row.owner, row.id) for row in (await connection.execute(query)).all()]
+        def work(connection: Connection) -> list[tuple[str, str]]:
+            return [(row.owner, row.id) for row in connection.execute(query).all()]
 
         found = await self._database.read(work)
         for owner, id_ in found:
@@ -163,27 +162,27 @@ class RunStore(Store):
         """If its runner is silent, the response has failed."""
         now = self._clock()
 
-        async def work(connection: AsyncConnection) -> None:
+        def work(connection: Connection) -> None:
             going = select(runs.c.id).where(_is_run(owner, id_), runs.c.alive_until > now)
-            if (await connection.execute(going)).first() is None:
-                await _taken(connection, owner, id_)
-                await _ended(connection, owner, id_, FAILED, RESTARTED)
+            if connection.execute(going).first() is None:
+                _taken(connection, owner, id_)
+                _ended(connection, owner, id_, FAILED, RESTARTED)
 
         await self._database.write(work)
 
 
-async def _taken(connection: AsyncConnection, owner: str, id_: str) -> bool:
+def _taken(connection: Connection, owner: str, id_: str) -> bool:
     """Whether this transaction has taken the run's row away."""
-    return bool((await connection.execute(delete(runs).where(_is_run(owner, id_)))).rowcount)
+    return bool(connection.execute(delete(runs).where(_is_run(owner, id_))).rowcount)
 
 
-async def _ended(connection: AsyncConnection, owner: str, id_: str, status: str, error: dict[str, str] | None) -> None:
+def _ended(connection: Connection, owner: str, id_: str, status: str, error: dict[str, str] | None) -> None:
     """Without an answer."""
     row = and_(_is_response(owner, id_), responses.c.status.in_(list(RUNNING)), responses.c.emptied == 0)
-    found: Any = (await connection.execute(select(responses.c.response).where(row))).scalars().first()
+    found: Any = connection.execute(select(responses.c.response).where(row)).scalars().first()
     if found is not None:
         response = in_state(found, status, error)
-        await connection.execute(update(responses).where(row).values(status=status, response=response))
+        connection.execute(update(responses).where(row).values(status=status, response=response))
 
 
 def _is_run(owner: str, id_: str) -> Any:

@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from sqlalchemy import and_, delete, func, insert, literal, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Integer, and_, bindparam, delete, func, insert, literal, select, update
 
 from gateway.state import names
 from gateway.state.database import Database
@@ -50,20 +49,18 @@ class Store:
         """
         now = self._clock()
 
-        async def work(connection: AsyncConnection) -> None:
-            await self._insert(connection, response, now)
+        def work(connection: Connection) -> None:
+            self._insert(connection, response, now)
             if response.conversation:
-                await self._extend(connection, response.owner, response.conversation, added, now)
+                self._extend(connection, response.owner, response.conversation, added, now)
 
         await self._database.write(work)
 
     async def get(self, owner: str, id_: str) -> StoredResponse:
         """Raises Unknown or Expired."""
-        columns = [responses.c[name] for name in _COLUMNS]
-        query = select(responses.c.expires_at, responses.c.emptied, *columns).where(_is(owner, id_))
 
-        async def work(connection: AsyncConnection) -> Any:
-            return (await connection.execute(query)).one_or_none()
+        def work(connection: Connection) -> Any:
+            return connection.execute(_GET, {"owner": owner, "id": id_}).one_or_none()
 
         row = await self._database.read(work)
         self._require(row, id_)
@@ -74,13 +71,13 @@ class Store:
 
         Raises Unknown or Expired with the id of the one that is missing, TooLarge before anything large is read.
         """
-        head = select(responses.c.turns, responses.c.size, responses.c.expires_at, responses.c.emptied).where(_is(owner, id_))
 
-        async def work(connection: AsyncConnection) -> tuple[Any, Sequence[Any]]:
-            first = (await connection.execute(head)).one_or_none()
+        def work(connection: Connection) -> tuple[Any, Sequence[Any]]:
+            key = {"owner": owner, "id": id_}
+            first = connection.execute(_HEAD, key).one_or_none()
             if first is None or first.emptied or first.size > most or first.turns > MAX_TURNS:
                 return first, ()
-            return first, (await connection.execute(_chain(owner, id_, first.turns))).all()
+            return first, connection.execute(_CHAIN, {**key, "turns": first.turns}).all()
 
         first, rows = await self._database.read(work)
         self._require(first, id_)
@@ -103,11 +100,21 @@ class Store:
         Raises TooLarge, and what these raise.
         """
 
-        async def work(connection: AsyncConnection) -> tuple[names.Sought, dict[str, bytes], dict[str, tuple[bytes, bytes]]]:
-            return await names.found(connection, owner, ids, self._clock(), most, charge)
+        now = self._clock()
 
-        sought, own, contents = await self._database.read(work)
-        return own | await names.picked(sought, contents, pick)
+        def sizes(connection: Connection) -> names.Places:
+            return names.found(connection, owner, ids, now, most)
+
+        def content(connection: Connection) -> tuple[dict[str, bytes], names.Contents]:
+            return names.read(connection, owner, places, now)
+
+        places = await self._database.read(sizes)
+        charge(places.size)  # in the event loop: what counts bytes is not made for threads
+        own, contents = await self._database.read(content)
+        grown = sum(map(len, own.values())) + sum(len(each[0]) + len(each[1]) for each in contents.values()) - places.size
+        if grown > 0:  # meanwhile
+            charge(grown)
+        return own | await names.picked(places.sought, contents, pick)
 
     # -- conversations
 
@@ -122,9 +129,9 @@ class Store:
             "emptied": 0,
         }
 
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(insert(conversations).values(row))
-            await self._extend(connection, conversation.owner, conversation.id, added, now)
+        def work(connection: Connection) -> None:
+            connection.execute(insert(conversations).values(row))
+            self._extend(connection, conversation.owner, conversation.id, added, now)
 
         await self._database.write(work)
 
@@ -132,8 +139,8 @@ class Store:
         """Raises Unknown or Expired."""
         query = select(conversations).where(_of(owner, id_))
 
-        async def work(connection: AsyncConnection) -> Any:
-            return (await connection.execute(query)).one_or_none()
+        def work(connection: Connection) -> Any:
+            return connection.execute(query).one_or_none()
 
         row = await self._database.read(work)
         self._require(row, id_)
@@ -142,22 +149,22 @@ class Store:
     async def describe(self, owner: str, id_: str, metadata: bytes) -> None:
         """Give a conversation this metadata. Raises Unknown or Expired."""
 
-        async def work(connection: AsyncConnection) -> None:
-            await self._lock(connection, owner, id_)
-            await connection.execute(update(conversations).where(_of(owner, id_)).values(metadata=metadata))
+        def work(connection: Connection) -> None:
+            self._lock(connection, owner, id_)
+            connection.execute(update(conversations).where(_of(owner, id_)).values(metadata=metadata))
 
         await self._database.write(work)
 
     async def delete_conversation(self, owner: str, id_: str) -> bool:
         """With its items. False: there is none."""
 
-        async def work(connection: AsyncConnection) -> bool:
+        def work(connection: Connection) -> bool:
             try:
-                await self._lock(connection, owner, id_)
+                self._lock(connection, owner, id_)
             except (Unknown, Expired):
                 return False
-            await connection.execute(delete(items).where(items.c.owner == owner, items.c.conversation == id_))
-            await connection.execute(delete(conversations).where(_of(owner, id_)))
+            connection.execute(delete(items).where(items.c.owner == owner, items.c.conversation == id_))
+            connection.execute(delete(conversations).where(_of(owner, id_)))
             return True
 
         return await self._database.write(work)
@@ -166,8 +173,8 @@ class Store:
         """Items at the conversation's end. Raises Unknown, Expired or TooLarge."""
         now = self._clock()
 
-        async def work(connection: AsyncConnection) -> None:
-            await self._extend(connection, owner, id_, added, now)
+        def work(connection: Connection) -> None:
+            self._extend(connection, owner, id_, added, now)
 
         await self._database.write(work)
 
@@ -177,16 +184,16 @@ class Store:
         """(items, whether there are more). after: an item's id. Raises Unknown (also for `after`) or Expired."""
         position = items.c.position
 
-        async def work(connection: AsyncConnection) -> tuple[Any, Sequence[Any] | None]:
-            found = (await connection.execute(select(conversations).where(_of(owner, id_)))).one_or_none()
+        def work(connection: Connection) -> tuple[Any, Sequence[Any] | None]:
+            found = connection.execute(select(conversations).where(_of(owner, id_))).one_or_none()
             query = select(items.c.id, items.c.item).where(items.c.owner == owner, items.c.conversation == id_)
             if after:
-                start = (await connection.execute(select(position).where(_item(owner, id_, after)).limit(1))).scalar()
+                start = connection.execute(select(position).where(_item(owner, id_, after)).limit(1)).scalar()
                 if start is None:
                     return found, None
                 query = query.where(position < start if descending else position > start)
             query = query.order_by(position.desc() if descending else position).limit(limit + 1)
-            return found, (await connection.execute(query)).all()
+            return found, connection.execute(query).all()
 
         found, rows = await self._database.read(work)
         self._require(found, id_)
@@ -197,9 +204,9 @@ class Store:
     async def item(self, owner: str, id_: str, item_id: str) -> Item:
         """Raises Unknown or Expired."""
 
-        async def work(connection: AsyncConnection) -> tuple[Any, Any]:
-            found = (await connection.execute(select(conversations).where(_of(owner, id_)))).one_or_none()
-            return found, (await connection.execute(select(items.c.item).where(_item(owner, id_, item_id)))).scalars().first()
+        def work(connection: Connection) -> tuple[Any, Any]:
+            found = connection.execute(select(conversations).where(_of(owner, id_))).one_or_none()
+            return found, connection.execute(select(items.c.item).where(_item(owner, id_, item_id))).scalars().first()
 
         found, item = await self._database.read(work)
         self._require(found, id_)
@@ -210,9 +217,9 @@ class Store:
     async def delete_item(self, owner: str, id_: str, item_id: str) -> None:
         """Raises Unknown or Expired."""
 
-        async def work(connection: AsyncConnection) -> None:
-            await self._lock(connection, owner, id_)
-            if not (await connection.execute(delete(items).where(_item(owner, id_, item_id)))).rowcount:
+        def work(connection: Connection) -> None:
+            self._lock(connection, owner, id_)
+            if not connection.execute(delete(items).where(_item(owner, id_, item_id))).rowcount:
                 raise Unknown(item_id)
 
         await self._database.write(work)
@@ -223,12 +230,12 @@ class Store:
         sizes = select(func.count(), func.coalesce(func.sum(func.length(items.c.item)), 0)).where(mine)
         query = select(items.c.item).where(mine).order_by(items.c.position)
 
-        async def work(connection: AsyncConnection) -> tuple[Any, int, int, Sequence[bytes]]:
-            found = (await connection.execute(select(conversations).where(_of(owner, id_)))).one_or_none()
-            count, size = (await connection.execute(sizes)).one()
+        def work(connection: Connection) -> tuple[Any, int, int, Sequence[bytes]]:
+            found = connection.execute(select(conversations).where(_of(owner, id_))).one_or_none()
+            count, size = connection.execute(sizes).one()
             if size > most:
                 return found, count, size, ()
-            return found, count, size, (await connection.execute(query)).scalars().all()
+            return found, count, size, connection.execute(query).scalars().all()
 
         found, count, size, rows = await self._database.read(work)
         self._require(found, id_)
@@ -242,8 +249,8 @@ class Store:
         """Empty some of what has expired, and forget some of what was emptied long ago. Returns how many; 0: no more."""
         now = self._clock()
 
-        async def work(connection: AsyncConnection) -> int:
-            return sum([await emptied(connection, now), await forgotten(connection, now - TOMBSTONE_S)])
+        def work(connection: Connection) -> int:
+            return sum([emptied(connection, now), forgotten(connection, now - TOMBSTONE_S)])
 
         return await self._database.write(work)
 
@@ -254,14 +261,12 @@ class Store:
         if row.emptied or row.expires_at <= self._clock():
             raise Expired(id_, self._ttl_s)
 
-    async def _insert(self, connection: AsyncConnection, response: StoredResponse, now: float) -> None:
+    def _insert(self, connection: Connection, response: StoredResponse, now: float) -> None:
         row: dict[str, Any] = {name: getattr(response, name) for name in _COLUMNS}
         row |= {"root": response.id, "turns": 1, "size": len(response.input) + len(response.output) + 2, "emptied": 0}
         row["expires_at"] = expires_at = now + self._ttl_s
-        ids = {response.id, response.parent} - {""}
-        columns = (responses.c[name] for name in ("id", "root", "turns", "size", "expires_at"))
-        query = select(*columns).where(responses.c.owner == response.owner, responses.c.id.in_(ids))
-        known = {each.id: each for each in (await connection.execute(query)).all()}
+        rows = connection.execute(_KNOWN, {"owner": response.owner, "id": response.id, "parent": response.parent})
+        known = {each.id: each for each in rows.all()}
         if response.parent == response.id:
             row["parent"] = ""  # an engine that gives the same id twice
         elif parent := known.get(response.parent):
@@ -270,25 +275,25 @@ class Store:
                 row["expires_at"] = parent.expires_at
             else:
                 tree = and_(responses.c.owner == response.owner, responses.c.root == parent.root, responses.c.emptied == 0)
-                await connection.execute(update(responses).where(tree).values(expires_at=expires_at))
+                connection.execute(update(responses).where(tree).values(expires_at=expires_at))
         if response.id in known:
-            await connection.execute(delete(responses).where(_is(response.owner, response.id)))
-            await names.remove(connection, response.owner, response.id)
-        await connection.execute(insert(responses).values(row))
-        await names.add(connection, response.owner, response.id, response.names)
+            connection.execute(delete(responses).where(_is(response.owner, response.id)))
+            names.remove(connection, response.owner, response.id)
+        connection.execute(_INSERT, row)
+        names.add(connection, response.owner, response.id, response.names)
 
-    async def _lock(self, connection: AsyncConnection, owner: str, id_: str) -> None:
+    def _lock(self, connection: Connection, owner: str, id_: str) -> None:
         """For this transaction. Raises Unknown or Expired."""
         query = select(conversations.c.expires_at, conversations.c.emptied).where(_of(owner, id_)).with_for_update()
-        self._require((await connection.execute(query)).one_or_none(), id_)
+        self._require(connection.execute(query).one_or_none(), id_)
 
-    async def _extend(self, connection: AsyncConnection, owner: str, id_: str, added: Sequence[Item], now: float) -> None:
-        await self._lock(connection, owner, id_)
-        await connection.execute(update(conversations).where(_of(owner, id_)).values(expires_at=now + self._ttl_s))
+    def _extend(self, connection: Connection, owner: str, id_: str, added: Sequence[Item], now: float) -> None:
+        self._lock(connection, owner, id_)
+        connection.execute(update(conversations).where(_of(owner, id_)).values(expires_at=now + self._ttl_s))
         if not added:
             return
         query = select(func.max(items.c.position), func.count()).where(items.c.owner == owner, items.c.conversation == id_)
-        last, count = (await connection.execute(query)).one()
+        last, count = connection.execute(query).one()
         if count + len(added) > MAX_ITEMS:
             raise TooLarge(0, count)
         first = 0 if last is None else last + 1
@@ -296,7 +301,7 @@ class Store:
             {"owner": owner, "conversation": id_, "position": first + at, "id": each.id, "item": each.item}
             for at, each in enumerate(added)
         ]
-        await connection.execute(insert(items), rows)
+        connection.execute(insert(items), rows)
 
 
 _READ: Final = ("owner", "id", "parent", "conversation", "created_at", "status", "input", "output")
@@ -314,14 +319,26 @@ def _item(owner: str, conversation: str, id_: str) -> Any:
     return and_(items.c.owner == owner, items.c.conversation == conversation, items.c.id == id_)
 
 
-def _chain(owner: str, id_: str, turns: int) -> Any:
+def _chain() -> Any:
     """The rows from the oldest to this one. turns: how many there should be, which bounds it where ids make a circle."""
-    head = select(responses.c.id, responses.c.parent, literal(1).label("depth")).where(_is(owner, id_))
+    head = select(responses.c.id, responses.c.parent, literal(1).label("depth")).where(_THIS)
     chain = head.cte("chain", recursive=True)
     before = select(responses.c.id, responses.c.parent, chain.c.depth + 1).where(
-        responses.c.owner == owner, responses.c.id == chain.c.parent, chain.c.parent != "", chain.c.depth < turns
+        _MINE, responses.c.id == chain.c.parent, chain.c.parent != "", chain.c.depth < bindparam("turns", type_=Integer)
     )
     chain = chain.union_all(before)
     columns = [responses.c[name] for name in _READ]
     query = select(responses.c.expires_at, responses.c.emptied, *columns).join(chain, chain.c.id == responses.c.id)
-    return query.where(responses.c.owner == owner).order_by(chain.c.depth.desc())
+    return query.where(_MINE).order_by(chain.c.depth.desc())
+
+
+# Statements of every request are made once: SQLAlchemy needs longer to make one than SQLite to carry it out.
+_MINE: Final = responses.c.owner == bindparam("owner")
+_THIS: Final = and_(_MINE, responses.c.id == bindparam("id"))
+_GET: Final = select(responses.c.expires_at, responses.c.emptied, *(responses.c[name] for name in _COLUMNS)).where(_THIS)
+_HEAD: Final = select(responses.c.turns, responses.c.size, responses.c.expires_at, responses.c.emptied).where(_THIS)
+_CHAIN: Final = _chain()
+_KNOWN: Final = select(*(responses.c[name] for name in ("id", "root", "turns", "size", "expires_at"))).where(
+    _MINE, responses.c.id.in_([bindparam("id"), bindparam("parent")])
+)
+_INSERT: Final = insert(responses)

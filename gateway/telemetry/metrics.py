@@ -127,6 +127,9 @@ class Metrics:
             "Responses that were to be kept: kept, failed (the store), unfit (too large, or no response).",
             "result",
         )
+        self.state_file_lost = make.counter(
+            "state_file_lost_total", "Times that SQLite's file of responses was found to be deleted or replaced."
+        )
         self.background_runs = make.counter(
             "background_runs_total",
             "Responses that ran in the background, by how they ended: completed, incomplete, failed, cancelled.",

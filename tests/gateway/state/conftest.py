@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, delete
+from sqlalchemy.util import await_only
 
 from gateway.state.database import Database
 from gateway.state.records import StoredResponse
@@ -63,10 +65,18 @@ async def opened(url: str, clock: Clock | None = None, *, empty: bool = False) -
         await store.close()
 
 
-async def _emptied(connection: AsyncConnection) -> None:
+def _emptied(connection: Connection) -> None:
     for table in schema.sorted_tables:
         if table is not versions:
-            await connection.execute(delete(table))
+            connection.execute(delete(table))
+
+
+def pausing(connection: Connection, waits: Coroutine[Any, Any, object], loop: asyncio.AbstractEventLoop) -> None:
+    """Work that waits for something in the event loop: from a thread (SQLite), or in the loop itself (Postgres)."""
+    if connection.dialect.is_async:
+        await_only(waits)
+    else:
+        asyncio.run_coroutine_threadsafe(waits, loop).result()
 
 
 def response(id_: str, parent: str = "", owner: str = "o", *, size: int = 5, conversation: str = "") -> StoredResponse:

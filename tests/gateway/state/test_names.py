@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import func, select
 
 from gateway.dialects.responses.items import name_at, place_of
-from gateway.state.names import found
+from gateway.state.names import found, read
 from gateway.state.purging import TOMBSTONE_S
 from gateway.state.records import Conversation, Item, StoredResponse, TooLarge
 from gateway.state.store import Store
@@ -75,6 +75,52 @@ async def test_an_id_that_is_given_twice_is_that_of_the_last_one(url: str) -> No
         assert await counted(store) == 1
 
 
+async def test_an_id_that_two_owners_have_is_each_ones_own(url: str) -> None:
+    async with opened(url) as store:
+        for owner, id_ in (("o", "a"), ("p", "b"), ("p", "a"), ("p", "c")):
+            await store.put(made(id_, "m1", owner=owner))
+        assert await store.named("o", ["m1"], MANY) == {"m1": b'{"id":"m1","of":"a"}'}
+        assert await store.named("p", ["m1"], MANY) == {"m1": b'{"id":"m1","of":"c"}'}
+        for id_ in "cab":
+            assert await store.delete("p", id_)
+            assert await store.named("p", ["m1"], MANY) == {}
+        assert await store.named("o", ["m1"], MANY) == {"m1": b'{"id":"m1","of":"a"}'}
+        assert await store.delete("o", "a")
+        await store.put(made("d", "m1", owner="p"))
+        assert await store.named("o", ["m1"], MANY) == {}
+
+
+async def test_an_id_never_means_a_response_that_was_deleted_or_replaced(url: str) -> None:
+    async with opened(url) as store:
+        for id_ in "ab":
+            await store.put(made(id_, "m1", "m2"))
+        await store.put(made("b", "m2"))  # b has m1 no more
+        assert await store.named("o", ["m1", "m2"], MANY) == {"m2": b'{"id":"m2","of":"b"}'}
+        await store.delete("o", "a")
+        assert await store.named("o", ["m2"], MANY) == {"m2": b'{"id":"m2","of":"b"}'}, "it was not a's any more"
+        await store.put(made("c", "m2"))
+        await store.delete("o", "c")
+        assert await store.named("o", ["m2"], MANY) == {}, "not found, although b has one: the last one counted"
+        await store.put(made("c", "m3"))
+        assert await store.named("o", ["m1", "m2"], MANY) == {}, "the same id again is another response"
+
+
+async def test_an_item_of_a_conversation_outlives_the_response_that_made_it(url: str) -> None:
+    """Before and after what has expired is removed."""
+    clock = Clock()
+    async with opened(url, clock) as store:
+        item = Item("m1", b'{"id":"m1","of":"conversation"}')
+        await store.create_conversation(Conversation(owner="o", id="c", created_at=1.0, metadata=b"{}"), [item])
+        await store.put(made("a", "m1"))
+        assert await store.named("o", ["m1"], MANY) == {"m1": b'{"id":"m1","of":"a"}'}
+        clock.now += TTL_S / 2
+        await store.add("o", "c", [])  # used
+        clock.now += TTL_S / 2 + 1
+        for _ in range(2):
+            assert await store.named("o", ["m1"], MANY) == {"m1": item.item}
+            await store.purge()
+
+
 async def test_no_more_is_read_than_is_allowed(url: str) -> None:
     async with opened(url) as store:
         await store.put(replace(made("a", "m1"), input=b'"' + b"x" * 1000 + b'"'))
@@ -96,17 +142,20 @@ class Counted:
         self.connection = connection
         self.statements = 0
 
-    async def execute(self, *arguments: Any) -> Any:
+    def execute(self, *arguments: Any) -> Any:
         self.statements += 1
-        return await self.connection.execute(*arguments)
+        return self.connection.execute(*arguments)
 
 
 async def test_a_thousand_unknown_ids_are_a_few_statements(url: str) -> None:
     async with opened(url) as store:
 
-        async def work(connection: Any) -> int:
+        def work(connection: Any) -> int:
             counted_: Any = Counted(connection)
-            assert await found(counted_, "o", [f"never{at}" for at in range(1000)], 0.0, MANY) == ({}, {}, {})
+            ids = [f"never{at}" for at in range(1000)]
+            places = found(counted_, "o", ids, 0.0, MANY)
+            assert (places.sought, places.size) == ({}, 0)
+            assert read(counted_, "o", places, 0.0) == ({}, {})
             return int(counted_.statements)
 
         assert await store._database.read(work) <= 6

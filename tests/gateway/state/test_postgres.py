@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.util import await_only
 
 from gateway.state.database import STALL_S, Database
 from gateway.state.records import StoreFailed, Unknown
@@ -173,12 +173,12 @@ async def test_a_deadlock_is_tried_again(server: Postgres) -> None:
         tries = list[str]()
 
         def crosswise(first: str, second: str) -> Any:
-            async def work(connection: AsyncConnection) -> str:
+            def work(connection: Connection) -> str:
                 tries.append(first)
-                await _touch(connection, first)
+                _touch(connection, first)
                 if len(tries) <= 2:
-                    await both.wait()
-                await _touch(connection, second)
+                    await_only(both.wait())
+                _touch(connection, second)
                 return first
 
             return work
@@ -193,10 +193,10 @@ async def test_a_conflict_that_does_not_end_is_an_error(server: Postgres) -> Non
     async with opened(server.new()) as store:
         tries = 0
 
-        async def work(connection: AsyncConnection) -> None:
+        def work(connection: Connection) -> None:
             nonlocal tries
             tries += 1
-            await connection.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$"))
+            connection.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$"))
 
         with pytest.raises(StoreFailed, match="again") as caught:
             await store._database.write(work)
@@ -204,5 +204,5 @@ async def test_a_conflict_that_does_not_end_is_an_error(server: Postgres) -> Non
         assert tries == 5
 
 
-async def _touch(connection: AsyncConnection, id_: str) -> None:
-    await connection.execute(text("UPDATE warmroute_responses SET status = status WHERE id = :id"), {"id": id_})
+def _touch(connection: Connection, id_: str) -> None:
+    connection.execute(text("UPDATE warmroute_responses SET status = status WHERE id = :id"), {"id": id_})

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import Connection
 from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
 from gateway.state import names
 from gateway.state.database import MAX_WAITING, Database
-from gateway.state.engine import CONNECTIONS
+from gateway.state.drivers.driver import CONNECTIONS
 from gateway.state.purging import TOMBSTONE_S, emptied, forgotten
 from gateway.state.records import Expired, RunEnd, StateError, StoreFailed, TooLarge, Unknown
 from gateway.state.runs import RunStore
 from gateway.state.store import MAX_TURNS, Store
-from tests.gateway.state.conftest import TTL_S, Clock, file_url, opened, response
+from tests.gateway.state.conftest import TTL_S, Clock, file_url, opened, pausing, response
 
 MANY = 1 << 40
 
@@ -127,7 +128,7 @@ class Explained:
         self.path = path
         self.steps = list[str]()
 
-    async def execute(self, statement: Any) -> Explained:
+    def execute(self, statement: Any) -> Explained:
         text = str(statement.compile(dialect=sqlite_dialect(), compile_kwargs={"literal_binds": True}))
         with contextlib.closing(sqlite3.connect(self.path)) as file:
             self.steps += [row[3] for row in file.execute(f"explain query plan {text}")]
@@ -139,9 +140,9 @@ async def test_no_step_of_a_purge_reads_a_whole_table(tmp_path: Path) -> None:
     async with opened(file_url(path)) as store:
         await store.put(response("a"))
     explained: Any = Explained(path)
-    await emptied(explained, 1.0)
-    await forgotten(explained, 1.0)
-    await names.remove(explained, "o", "a")
+    emptied(explained, 1.0)
+    forgotten(explained, 1.0)
+    names.remove(explained, "o", "a")
     assert len(explained.steps) > 8
     assert [step for step in explained.steps if step.startswith("SCAN")] == []
 
@@ -317,7 +318,7 @@ async def test_another_version_of_the_tables_is_refused(url: str) -> None:
 async def test_a_write_that_fails_fails_alone(url: str) -> None:
     async with opened(url) as store:
 
-        async def broken(_connection: Any) -> None:
+        def broken(_connection: Any) -> None:
             raise Unknown("x")
 
         results = await asyncio.gather(
@@ -358,10 +359,10 @@ async def test_a_full_database_says_so(tmp_path: Path) -> None:
 
 async def test_writes_that_wait_are_bounded(url: str) -> None:
     async with opened(url) as store:
-        free = asyncio.Event()
+        free, loop = asyncio.Event(), asyncio.get_running_loop()
 
-        async def blocks(_connection: Any) -> None:
-            await free.wait()
+        def blocks(connection: Connection) -> None:
+            pausing(connection, free.wait(), loop)
 
         first = asyncio.ensure_future(store._database.write(blocks))
         await asyncio.sleep(0)
@@ -396,15 +397,15 @@ async def test_a_file_of_the_version_before_is_upgraded(tmp_path: Path) -> None:
 async def test_reads_that_wait_for_other_reads_do_not_take_the_database_for_dead(tmp_path: Path) -> None:
     database = Database(file_url(tmp_path / "a.sqlite"), operation_s=0.3)
     await database.open()
-    free = [asyncio.Event() for _ in range(CONNECTIONS - 1)]
+    free, loop = [asyncio.Event() for _ in range(CONNECTIONS - 1)], asyncio.get_running_loop()
 
     async def held(number: int) -> None:
-        async def work(_connection: Any) -> None:
-            await free[number].wait()
+        def work(connection: Connection) -> None:
+            pausing(connection, free[number].wait(), loop)
 
         await database.read(work)
 
-    async def nothing(_connection: Any) -> int:
+    def nothing(_connection: Any) -> int:
         return 1
 
     try:

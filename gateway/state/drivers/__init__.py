@@ -1,0 +1,1 @@
+"""How transactions are carried out: SQLite in threads, Postgres in the event loop."""

@@ -1,0 +1,46 @@
+"""What a database does for the store.
+
+The store's work is plain functions of a SQLAlchemy connection. SQLite runs them in threads of the gateway, a whole transaction
+at a time: one change of threads for each (aiosqlite has one for each statement). Postgres' driver (asyncpg) is asynchronous, so
+there they run in the event loop, in a greenlet that pauses at each statement. The work does not know which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+CONNECTIONS: Final = 4  # one writes, the others read
+SQLITE: Final = "sqlite"
+_CONFLICTS: Final = frozenset(["40001", "40P01", "23505"])  # SQLSTATE: serialization, deadlock, the same key at once
+
+T = TypeVar("T")
+Work = Callable[[Connection], T]
+
+
+class Driver(Protocol):
+    """The methods raise errors of SQLAlchemy and OSError, StoreFailed, and what the work raises. A caller that is cancelled has
+    given its work up: it is interrupted, and its transaction is rolled back, if it is not too late for that.
+    """
+
+    async def open(self) -> None:
+        """Connect, and make the tables that are missing. Raises also TypeError and ValueError, for a part of the URL."""
+        ...
+
+    async def read(self, work: Work[T]) -> T:
+        """Each statement for itself, without a transaction. At most CONNECTIONS - 1 at a time."""
+        ...
+
+    async def write(self, works: Sequence[Work[Any]]) -> list[Any]:
+        """All in one transaction, which is durable when this returns. One at a time."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the same once more may go well: another transaction was in its way."""
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _CONFLICTS

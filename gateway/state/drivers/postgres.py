@@ -1,0 +1,49 @@
+"""Postgres: the work runs in the event loop (see driver.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import URL, Connection
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from gateway.state.drivers.creation import make_tables
+from gateway.state.drivers.driver import CONNECTIONS, Work
+
+T = TypeVar("T")
+
+
+class PostgresDriver:
+    """A Driver. wait_s: for a connection while all are in use."""
+
+    def __init__(self, url: URL, wait_s: float) -> None:
+        self._url = url
+        self._wait_s = wait_s
+        self._engine: AsyncEngine | None = None
+
+    async def open(self) -> None:
+        self._engine = create_async_engine(
+            self._url, pool_size=CONNECTIONS, max_overflow=0, pool_pre_ping=True, pool_timeout=self._wait_s
+        )
+        await self.write([make_tables])
+
+    async def read(self, work: Work[T]) -> T:
+        assert self._engine
+        async with self._engine.connect() as connection:
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            return await connection.run_sync(work)
+
+    async def write(self, works: Sequence[Work[Any]]) -> list[Any]:
+        assert self._engine
+
+        def all_of_it(connection: Connection) -> list[Any]:
+            return [work(connection) for work in works]
+
+        async with self._engine.begin() as connection:
+            return await connection.run_sync(all_of_it)
+
+    async def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine:
+            await engine.dispose()

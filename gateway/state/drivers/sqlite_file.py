@@ -1,0 +1,129 @@
+"""SQLite's file as it was when it was opened, with its connections.
+
+A file that is deleted, or replaced by another one, stays open: SQLite would go on writing into what nobody can find again. So
+the file of that name is compared with the one that is open (device and inode), and so is its log (`-wal`), where commits go
+first. A connection stays open all the time, for the log goes with the last one. SQLite would also read the log of a file that
+is gone into the one that has its name now: that log is removed before.
+
+WAL mode with synchronous=FULL: what was acknowledged survives a crash, of the machine as well. Several processes may share the
+file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import URL, Connection, create_engine, event
+from sqlalchemy.pool import NullPool
+
+from gateway.state.drivers.creation import make_tables
+from gateway.state.records import StateError
+
+_BUSY_MS: Final = 5000
+_LOG: Final = "-wal"
+_INDEX: Final = "-shm"  # of the log
+
+Identity = tuple[int, int]  # device, inode
+
+
+class SqliteFile:
+    """See the top of this file. Opens it, made anew if it is missing, with its tables. Not to be opened while another object
+    has the same file open: they would share locks, and not the log. Methods may be called in any thread.
+
+    Raises OSError, errors of SQLAlchemy and StoreFailed.
+    """
+
+    def __init__(self, url: URL) -> None:
+        self._path = os.fspath(url.database or "")
+        _private(Path(self._path))
+        self._identity = _identity(self._path)  # before it is opened: what is replaced meanwhile is noticed
+        self._engine = create_engine(url, poolclass=NullPool, connect_args={"check_same_thread": False})
+        event.listen(self._engine, "connect", _tune)
+        self._free = list[Connection]()  # for reads
+        self.writer = self._engine.connect()
+        try:
+            with self.transaction() as connection:
+                make_tables(connection)
+        except BaseException:
+            self.close()
+            raise
+        self._log_identity = _identity(self._path + _LOG)
+
+    def is_lost(self) -> bool:
+        """Whether its name is another file's by now, or nobody's."""
+        return _identity(self._path) != self._identity or _identity(self._path + _LOG) != self._log_identity
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """One at a time. Its end is the commit."""
+        connection = self.writer
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # else two that read before they write cannot both go on
+            yield connection
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Without a transaction: a read would wait for the writers of all gateways."""
+        connection = self._free.pop() if self._free else self._engine.connect()
+        whole = False
+        try:
+            yield connection
+            whole = True
+        except StateError:  # of the work, between two statements
+            whole = True
+            raise
+        finally:
+            if whole:
+                connection.rollback()  # of SQLAlchemy's own transaction: SQLite has none
+                self._free.append(connection)
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        """While nothing of it is in use."""
+        for connection in (*self._free, self.writer):
+            connection.close()
+        self._free.clear()
+
+    def abandon(self) -> None:
+        """Close it, lost as it is."""
+        replaced = _identity(self._path) != self._identity
+        self.close()
+        if replaced and _identity(self._path + _LOG) == self._log_identity:
+            for suffix in (_LOG, _INDEX):
+                Path(self._path + suffix).unlink(missing_ok=True)
+
+
+def handle_of(connection: Connection) -> Any:
+    """SQLite's own."""
+    return connection.connection.dbapi_connection
+
+
+def _private(path: Path) -> None:
+    """What it holds are prompts: nobody else reads them."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+
+
+def _identity(path: str) -> Identity | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _tune(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # transactions begin where we say so
+    cursor = connection.cursor()
+    for pragma in (f"busy_timeout={_BUSY_MS}", "journal_mode=WAL", "synchronous=FULL"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()

@@ -1,0 +1,51 @@
+"""Which driver a URL asks for."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Final
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from gateway.state.drivers.driver import SQLITE, Driver
+from gateway.state.drivers.sqlite import SqliteDriver
+from gateway.state.records import StoreFailed
+
+_DRIVERS: Final = {SQLITE: SQLITE, "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
+_MEMORY: Final = ":memory:"
+
+
+def parsed(url: str) -> URL:
+    """With its driver. Raises StoreFailed."""
+    try:
+        found = make_url(url)
+    except (ArgumentError, ValueError):
+        raise StoreFailed("state.url is no database URL") from None
+    driver = _DRIVERS.get(found.drivername)
+    if driver is None:
+        raise StoreFailed(
+            f"state.url: {found.drivername!r} is not supported: use sqlite:///PATH or postgresql://USER@HOST/NAME"
+        )
+    if driver == SQLITE:
+        if found.database in (None, "", _MEMORY):
+            raise StoreFailed("state.url: SQLite needs the path of a file: sqlite:///PATH")
+        return found
+    if importlib.util.find_spec("asyncpg") is None:
+        raise StoreFailed("Postgres needs asyncpg: pip install 'warmroute[postgres]'")
+    if "sslmode" in found.query:  # as libpq calls it
+        found = found.difference_update_query(["sslmode"]).update_query_dict({"ssl": found.query["sslmode"]})
+    return found.set(drivername=driver)
+
+
+def made(url: URL, wait_s: float, lost: Callable[[], None]) -> Driver:
+    """url: from `parsed`. wait_s: for a connection while all are in use. lost: called when SQLite's file was found to be gone.
+
+    Connects to nothing yet.
+    """
+    if url.drivername == SQLITE:
+        return SqliteDriver(url, lost)
+    from gateway.state.drivers.postgres import PostgresDriver  # half of it is SQLAlchemy's asyncio: only who needs it loads it
+
+    return PostgresDriver(url, wait_s)
