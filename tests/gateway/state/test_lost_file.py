@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from gateway.state.database import STALL_S, Database
 from gateway.state.drivers.driver import CONNECTIONS
 from gateway.state.records import StoreFailed, Unknown
-from gateway.state.store import Store
+from gateway.state.runs import RunStore
 from tests.gateway.state.conftest import TTL_S, Clock, file_url, opened, pausing, response
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
@@ -26,11 +26,11 @@ LOSSES = list[int]
 
 
 @contextlib.asynccontextmanager
-async def watched(path: Path) -> AsyncIterator[tuple[Store, LOSSES]]:
+async def watched(path: Path) -> AsyncIterator[tuple[RunStore, LOSSES]]:
     losses = LOSSES()
     database = Database(file_url(path), lost=lambda: losses.append(1))
     await database.open()
-    store = Store(database, TTL_S, Clock())
+    store = RunStore(database, TTL_S, Clock())
     try:
         yield store, losses
     finally:
@@ -217,7 +217,7 @@ async def test_a_write_that_is_given_up_is_not_written(tmp_path: Path, where: st
         await database._queue.join()  # its time is the writer's as well
         free.set()
         clock.now += STALL_S
-        await Store(database, TTL_S).put(response("b"))
+        await RunStore(database, TTL_S).put(response("b"))
         with contextlib.closing(sqlite3.connect(path)) as file:
             assert file.execute("SELECT id FROM warmroute_runs").fetchall() == []
     finally:

@@ -99,7 +99,7 @@ async def test_a_server_that_hangs_is_left_alone_for_a_while(own_server: Postgre
 
 
 async def test_a_server_that_hangs_does_not_keep_the_gateway_from_its_end(own_server: Postgres) -> None:
-    database = Database(own_server.new(), 0.2)
+    database = Database(own_server.new(), 2)
     await database.open()
     own_server.hang()
     try:
