@@ -37,7 +37,7 @@ def name_of(event: bytes) -> str:
     if found:
         return found[1].decode("ascii", "replace")
     kind = object_of(event).get("type")
-    return kind if isinstance(kind, str) and b'"%b"' % kind.encode() in event else ""
+    return kind if isinstance(kind, str) and event.find(b'"%b"' % kind.encode()) >= 0 else ""
 
 
 class NamedOpening(StreamOpening):

@@ -24,6 +24,17 @@ _NO_DATA: Final = re.compile(rb"(?:(?::|retry:)[^\r\n]*+[\r\n]|[\r\n])*+")
 _RETRY: Final = b"retry:"
 
 
+def ends_of(data: bytes | bytearray, searched: int = 0) -> list[int]:
+    """Where events end. searched: no end begins before it. O(length)."""
+    if data.find(b"\r", searched) >= 0:
+        return [match.end() for match in EVENT_END.finditer(data, searched)]
+    ends = list[int]()  # nearly all streams; the expression takes ten times as much
+    while (at := data.find(b"\n\n", searched)) >= 0:
+        searched = at + 2
+        ends.append(searched)
+    return ends
+
+
 def events_of(data: bytes) -> Iterator[bytes]:
     """The events of a stream, each with its end; the last one may lack it. Each is made when it is asked for."""
     start = 0
@@ -50,7 +61,8 @@ def skipped_at(data: bytes | bytearray, at: int) -> int:
 
 def data_of(event: bytes) -> bytes:
     """An event's data lines."""
-    if event.startswith(b"data: ") and event.endswith(b"\n\n") and event.count(b"\n") == 2 and b"\r" not in event:
+    # `find`, for `in` makes and drops an exception each time before it searches.
+    if event.startswith(b"data: ") and event.endswith(b"\n\n") and event.count(b"\n") == 2 and event.find(b"\r") < 0:
         return event[6:-2]  # nearly all events
     return b"\n".join(line[len(_DATA) :] for line in event.splitlines() if line.startswith(_DATA))
 
