@@ -25,8 +25,9 @@ import uvloop
 
 from bench.measure.cpu import cpu_seconds
 from bench.measure.load import Connection, Tally
-from bench.measure.mock import WORDS, many_files
+from bench.measure.mock import many_files
 from bench.measure.prompts import Requests
+from bench.measure.replies import WORDS
 
 MOST = 64  # connections made for each that is wanted: the kernel deals them out by a hash
 

@@ -31,6 +31,11 @@ from bench.measure.prompts import Requests
 START_S = 300.0  # valgrind is some 50 times slower, and all modules are imported under it
 PROBES_S = 600  # apart: they do not belong to a request
 INTERVAL_S = 0.02  # between chunks: each has to be read by itself, also under valgrind
+CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
+ONE_CHUNK = "stream-1"
+MANY_CHUNKS = "stream-101"
 _TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
 
@@ -38,25 +43,35 @@ _TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 class Work:
     """size: of the body, bytes. chunks: of each streamed answer; 0: not streamed. share: of the requests of a window. path: of
     the dialect; the body is the same for chat and Messages, and has its turns as `input` for Responses, not to be kept.
+    as_chat: the replica speaks chat only, so that the request and its answer are translated.
     """
 
     name: str
     size: int
     chunks: int = 0
     share: float = 1.0
-    path: str = "/v1/chat/completions"
+    path: str = CHAT
+    as_chat: bool = False
 
 
-WORKS = (
-    Work("plain-2k", 2_000),
-    Work("plain-32k", 32_000),
-    Work("messages-2k", 2_000, path="/v1/messages"),
-    Work("messages-32k", 32_000, path="/v1/messages"),
-    Work("responses-2k", 2_000, path="/v1/responses"),
-    Work("responses-32k", 32_000, path="/v1/responses"),
-    Work("stream-1", 2_000, 1),
-    Work("stream-101", 2_000, 101, 0.1),
-)
+def _works() -> Iterator[Work]:
+    yield Work("plain-2k", 2_000)
+    yield Work("plain-32k", 32_000)
+    yield from _streams("", CHAT, as_chat=False)
+    for path in (MESSAGES, RESPONSES):
+        for as_chat in (False, True):
+            name = path.rpartition("/")[2] + ("-as-chat" if as_chat else "")
+            yield Work(f"{name}-2k", 2_000, path=path, as_chat=as_chat)
+            yield Work(f"{name}-32k", 32_000, path=path, as_chat=as_chat)
+            yield from _streams(f"{name}-", path, as_chat=as_chat)
+
+
+def _streams(name: str, path: str, *, as_chat: bool) -> Iterator[Work]:
+    yield Work(f"{name}{ONE_CHUNK}", 2_000, 1, path=path, as_chat=as_chat)
+    yield Work(f"{name}{MANY_CHUNKS}", 2_000, 101, 0.1, path, as_chat)
+
+
+WORKS = tuple(_works())
 
 
 class CountFailed(Exception):
@@ -144,7 +159,10 @@ def _control(process: subprocess.Popen[bytes], what: str) -> None:
 def _bodies(work: Work) -> Iterator[bytes]:
     for request in Requests(work.size, work.chunks):
         body = request.partition(b"\r\n\r\n")[2]
-        yield body.replace(b'"messages":', b'"store":false,"input":', 1) if work.path.endswith("/responses") else body
+        if work.path == RESPONSES:
+            body = body.replace(b'"messages":', b'"store":false,"input":', 1)
+            body = body.replace(b'"max_tokens":', b'"max_output_tokens":', 1)
+        yield body
 
 
 def _send(connection: http.client.HTTPConnection, path: str, bodies: Iterator[bytes], requests: int) -> None:
@@ -172,12 +190,12 @@ def with_chunks(rows: Sequence[tuple[str, Sequence[float]]]) -> Iterator[tuple[s
     """Two lengths of stream become one chunk: their difference, by the chunks between them."""
     known = dict(rows)
     for name, counts in rows:
-        if not name.startswith("stream"):
+        if not name.endswith((ONE_CHUNK, MANY_CHUNKS)):
             yield f"a request, {name}", counts
-    if "stream-1" in known and "stream-101" in known:
-        yield "a request, streamed, one chunk", known["stream-1"]
-        pairs = zip(known["stream-1"], known["stream-101"], strict=True)
-        yield "a further chunk", [(long - short) / 100 for short, long in pairs]
+        elif name.endswith(MANY_CHUNKS) and (short := known.get(name.removesuffix(MANY_CHUNKS) + ONE_CHUNK)):
+            kind = f", {name}".removesuffix(MANY_CHUNKS).rstrip("-, ")
+            yield f"a request{kind}, streamed, one chunk", short
+            yield f"a further chunk{kind}", [(long - one) / 100 for one, long in zip(short, counts, strict=True)]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -192,11 +210,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    rows = []
-    with mocks(1, INTERVAL_S, os.sched_getaffinity(0)) as (url,):
+    rows, cores = [], os.sched_getaffinity(0)
+    with mocks(1, INTERVAL_S, cores) as (url,), mocks(1, INTERVAL_S, cores, chat_only=True) as (chat_only,):
         for work in WORKS:
             if not options.only or work.name in options.only:
-                counts = [per_request(tree, work, options.requests, options.windows, url) for tree in options.tree]
+                replica = chat_only if work.as_chat else url
+                counts = [per_request(tree, work, options.requests, options.windows, replica) for tree in options.tree]
                 print(f"{work.name}: {', '.join(f'{each:,.0f}' for each in counts)}", file=sys.stderr, flush=True)
                 rows.append((work.name, counts))
     print("\n".join(report([str(tree) for tree in options.tree], list(with_chunks(rows)))))

@@ -313,9 +313,11 @@ def _good(port: int, method: str, path: str, body: bytes | None) -> bool:
 
 
 @contextlib.contextmanager
-def mocks(replicas: int, interval: float, cores: set[int]) -> Iterator[list[str]]:
-    """The base URLs of mock replicas, which run while the context does."""
+def mocks(replicas: int, interval: float, cores: set[int], *, chat_only: bool = False) -> Iterator[list[str]]:
+    """The base URLs of mock replicas, which run while the context does. chat_only: they do not speak Messages and Responses."""
     command = [sys.executable, "-m", "bench.measure.mock", "--replicas", str(replicas), "--interval", str(interval)]
+    if chat_only:
+        command.append("--chat-only")
     with pinned(cores):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

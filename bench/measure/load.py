@@ -31,8 +31,9 @@ import uvloop
 from bench.measure.answer import Answer, BadAnswer
 from bench.measure.cpu import cpu_seconds
 from bench.measure.herd import dial
-from bench.measure.mock import WORDS, many_files
+from bench.measure.mock import many_files
 from bench.measure.prompts import Requests, arrivals
+from bench.measure.replies import WORDS
 
 
 @dataclass(frozen=True, slots=True)

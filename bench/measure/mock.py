@@ -1,10 +1,10 @@
 """Mock replicas that cost next to nothing: a vLLM server as far as a gateway can see, on raw protocols.
 
-    python -m bench.measure.mock [--replicas 2] [--interval 0.01]
+    python -m bench.measure.mock [--replicas 2] [--interval 0.01] [--chat-only]
 
-Prints the ports, one a line. A chat completion is answered at once, a streamed one with `max_tokens` chunks of one word: the
-head at once, the first chunk after FIRST_S (as it is when a prompt is prefilled), one more every `--interval` seconds. Messages
-and Responses are answered at once, without streaming.
+Prints the ports, one a line. A generation (chat, completions, Messages, Responses) is answered at once, a streamed one with
+`max_tokens` chunks of one word: the head at once, the first chunk after FIRST_S (as it is when a prompt is prefilled), one more
+every `--interval` seconds. `--chat-only`: Messages and Responses are unknown paths.
 """
 
 from __future__ import annotations
@@ -17,22 +17,17 @@ from typing import cast
 
 import uvloop
 
-from bench.measure.answer import DONE, WORD
+from bench.measure.replies import CHAT, COMPLETIONS, REPLIES, STREAM_HEAD, Replies, response
 from gateway.cluster.listeners import open_listeners
 from gateway.server.http.accept import Acceptor
 
 FIRST_S = 0.002
-WORDS = 40  # of an answer that is not streamed
 CHUNKS = 16  # of a stream without max_tokens
+_CHAT_PATHS = frozenset([CHAT, COMPLETIONS])
+# sglang-router writes it by its newer name; Responses has one of its own.
+_LIMITS = (b"max_tokens", b"max_completion_tokens", b"max_output_tokens")
 _ENDS = 2048  # bytes of a long body in which its parameters are looked for: at its ends, whoever wrote it
 
-_USAGE = b'"usage":{"prompt_tokens":500,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":256}}'
-_ANSWER = (
-    b'{"id":"chatcmpl-1","object":"chat.completion","created":1700000000,"model":"m","choices":[{"index":0,"message":'
-    b'{"role":"assistant","content":"%s"},"finish_reason":"stop"}],%s}'
-) % (WORD * WORDS, _USAGE % (WORDS, 500 + WORDS))
-_EVENT = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"%s"}}]}\n\n' % WORD
-_LAST_EVENT = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 _MODELS = b'{"object":"list","data":[{"id":"m","object":"model","owned_by":"vllm","max_model_len":131072}]}'
 _METRICS = b"""process_start_time_seconds 1.7e+09
 vllm:num_requests_running{engine="0",model_name="m"} 0.0
@@ -42,47 +37,19 @@ vllm:cache_config_info{block_size="16",enable_prefix_caching="True",engine="0",n
 _ABOUT = b'{"model_path":"m","served_model_name":"m","tokenizer_path":"m","is_generation":true,"version":"0.11.0"}'
 
 
-def _response(body: bytes, kind: bytes = b"application/json", status: bytes = b"200 OK") -> bytes:
-    return b"HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s" % (status, kind, len(body), body)
-
-
-_ANSWER_RESPONSE = _response(_ANSWER)
-# The same text and counts in the words of the other dialects.
-_OTHER_RESPONSES = {
-    b"/v1/messages": _response(
-        b'{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"%s"}],"stop_reason":'
-        b'"end_turn","stop_sequence":null,"usage":{"input_tokens":244,"cache_creation_input_tokens":0,'
-        b'"cache_read_input_tokens":256,"output_tokens":%d}}' % (WORD * WORDS, WORDS)
-    ),
-    b"/v1/responses": _response(
-        b'{"id":"resp_1","object":"response","created_at":1700000000,"model":"m","status":"completed","output":[{"type":'
-        b'"message","id":"msg_1","role":"assistant","content":[{"type":"output_text","text":"%s","annotations":[]}]}],"usage":'
-        b'{"input_tokens":500,"input_tokens_details":{"cached_tokens":256},"output_tokens":%d,"total_tokens":%d}}'
-        % (WORD * WORDS, WORDS, 500 + WORDS)
-    ),
-}
-_STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-def _chunk(payload: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(payload), payload)
-
-
-_CHUNK = _chunk(_EVENT)
-
 PAGES = {
-    b"/v1/models": _response(_MODELS),
-    b"/metrics": _response(_METRICS, b"text/plain; version=0.0.4"),
-    b"/health": _response(b"", b"text/plain"),
-    b"/version": _response(b'{"version":"0.11.0"}'),
+    b"/v1/models": response(_MODELS),
+    b"/metrics": response(_METRICS, b"text/plain; version=0.0.4"),
+    b"/health": response(b"", b"text/plain"),
+    b"/version": response(b'{"version":"0.11.0"}'),
     # read by SGLang's and vLLM's routers to recognise the engine
-    b"/health_generate": _response(b"", b"text/plain"),
-    b"/get_model_info": _response(_ABOUT),
-    b"/model_info": _response(_ABOUT),
-    b"/get_server_info": _response(_ABOUT),
-    b"/server_info": _response(_ABOUT),
+    b"/health_generate": response(b"", b"text/plain"),
+    b"/get_model_info": response(_ABOUT),
+    b"/model_info": response(_ABOUT),
+    b"/get_server_info": response(_ABOUT),
+    b"/server_info": response(_ABOUT),
 }
-_NOT_FOUND = _response(b"{}", status=b"404 Not Found")
+_NOT_FOUND = response(b'{"detail":"Not Found"}', status=b"404 Not Found")  # FastAPI's
 
 
 def parameter(body: bytes, name: bytes) -> bytes:
@@ -96,8 +63,9 @@ class MockReplica(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, interval: float) -> None:
+    def __init__(self, interval: float, *, chat_only: bool = False) -> None:
         self._interval = interval
+        self._chat_only = chat_only
         self._loop = asyncio.get_running_loop()
         self._buffer = b""
 
@@ -127,44 +95,39 @@ class MockReplica(asyncio.Protocol):
 
     def _answer(self, head: bytes, body: bytes) -> None:
         method, target, _ = head.split(b" ", 2)
-        if method == b"POST" and target in _OTHER_RESPONSES:
-            self.transport.write(_OTHER_RESPONSES[target])
-            return
-        if method != b"POST" or not target.endswith(b"/completions"):
+        replies = REPLIES.get(target) if method == b"POST" else None
+        if replies is None or (self._chat_only and target not in _CHAT_PATHS):
             self.transport.write(PAGES.get(target.partition(b"?")[0], _NOT_FOUND))
             return
         if len(body) > 2 * _ENDS:
             body = body[:_ENDS] + body[-_ENDS:]
         if not parameter(body, b"stream").startswith(b"true"):
-            self.transport.write(_ANSWER_RESPONSE)
+            self.transport.write(replies.plain)
             return
-        # sglang-router writes it by its newer name.
-        limit = parameter(body, b"max_tokens") or parameter(body, b"max_completion_tokens")
+        limit = next(filter(None, (parameter(body, name) for name in _LIMITS)), b"")
         count = limit.partition(b",")[0].partition(b"}")[0]
         chunks = int(count) if count.isdigit() else CHUNKS
         usage = parameter(body, b"include_usage").startswith(b"true")
-        self.transport.write(_STREAM_HEAD)
+        self.transport.write(STREAM_HEAD)
         first = self._loop.time() + FIRST_S
-        self._loop.call_at(first, self._send_word, first, 1, chunks, usage)
+        self._loop.call_at(first, self._send_word, replies, first, 1, chunks, usage)
 
-    def _send_word(self, first: float, number: int, chunks: int, usage: bool) -> None:
+    def _send_word(self, replies: Replies, first: float, number: int, chunks: int, usage: bool) -> None:
         """Chunks come at their times: one that was late does not delay the others."""
         if self.transport.is_closing():
             return
-        self.transport.write(_CHUNK)
+        self.transport.write(replies.begin + replies.word if number == 1 else replies.word)
         if number < chunks:
-            self._loop.call_at(first + number * self._interval, self._send_word, first, number + 1, chunks, usage)
-            return
-        last = [_LAST_EVENT, b'data: {"id":"c","choices":[],%s}\n\n' % (_USAGE % (chunks, 500 + chunks)) if usage else b""]
-        end = b"".join(_chunk(event) for event in (*last, DONE + b"\n\n") if event)
-        self.transport.write(end + b"0\r\n\r\n")
+            self._loop.call_at(first + number * self._interval, self._send_word, replies, first, number + 1, chunks, usage)
+        else:
+            self.transport.write(replies.end(chunks, usage))
 
 
-async def serve(replicas: int, interval: float) -> None:
+async def serve(replicas: int, interval: float, *, chat_only: bool = False) -> None:
     """Until it is killed. With uvloop's own server, clients that connect at once would wait for seconds."""
     for _ in range(replicas):
         (listener,) = open_listeners("127.0.0.1", 0)
-        print(Acceptor(listener, lambda: MockReplica(interval)).sockets[0].getsockname()[1], flush=True)
+        print(Acceptor(listener, lambda: MockReplica(interval, chat_only=chat_only)).sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().create_future()
 
 
@@ -178,9 +141,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.measure.mock")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--interval", type=float, default=0.01)
+    parser.add_argument("--chat-only", action="store_true", help="without Messages and Responses")
     options = parser.parse_args(arguments)
     many_files()
-    uvloop.run(serve(options.replicas, options.interval))
+    uvloop.run(serve(options.replicas, options.interval, chat_only=options.chat_only))
 
 
 if __name__ == "__main__":

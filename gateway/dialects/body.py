@@ -43,7 +43,7 @@ def wants_stream(body: Mapping[str, Any]) -> bool:
     return bool(stream)
 
 
-def session_of(body: Mapping[str, Any]) -> str:
+def session_of(body: dict[str, Any]) -> str:
     """The conversation that a body names, of bounded length; "": it names none.
 
     `prompt_cache_key` (OpenAI's APIs; Codex's session), `conversation` (Responses), `session_params.session_id` (SGLang).

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from gateway.dialects.dialect import StreamOpening
-from gateway.dialects.events.sse import EVENT_END, LONGEST_END, object_of, skipped_at
+from gateway.dialects.events.sse import LONGEST_END, end_of, object_of, skipped_at
 from gateway.errors import ReplicaFailure
 
 # Bytes; `response.created` repeats the instructions and tools of its request. A connection holds at most twice as many unread.
@@ -21,6 +21,7 @@ ERRORS: Final = frozenset(["error", "response.failed"])
 
 _NAME: Final = re.compile(rb"(?:[^\r\n]++[\r\n]+)*?event:[ ]?([^\r\n]*)[\r\n]")
 _MAX_HEAD: Final = 300  # bytes of an event in which its name is looked for
+_USUAL: Final = b"event: "
 _FIELD: Final = b"event:"
 _DATA: Final = b"data:"
 
@@ -33,11 +34,15 @@ def name_of(event: bytes) -> str:
 
     A type that is written with escapes is none: readers look for names in the bytes before they read an event.
     """
+    if event.startswith(_USUAL):  # nearly all events; the expression takes ten times as much
+        end = event.find(b"\n", len(_USUAL), _MAX_HEAD)
+        if end >= 0 and event.find(b"\r", len(_USUAL), end) < 0:
+            return event[len(_USUAL) : end].decode("ascii", "replace")
     found = _NAME.match(event, 0, _MAX_HEAD)
     if found:
         return found[1].decode("ascii", "replace")
     kind = object_of(event).get("type")
-    return kind if isinstance(kind, str) and b'"%b"' % kind.encode() in event else ""
+    return kind if isinstance(kind, str) and event.find(b'"%b"' % kind.encode()) >= 0 else ""
 
 
 class NamedOpening(StreamOpening):
@@ -62,17 +67,17 @@ class NamedOpening(StreamOpening):
                 del self._data[:begin]
                 self._searched = 0
                 continue
-            end = EVENT_END.search(self._data, self._searched)
-            if end is None:
+            end = end_of(self._data, self._searched)
+            if end < 0:
                 self._searched = max(0, len(self._data) - LONGEST_END + 1)
                 return self._is_loud()
-            event = bytes(self._data[: end.end()])
+            event = bytes(self._data[:end])
             if name_of(event) not in self._quiet:
                 if failure := self._failure_of(event):
                     raise failure
                 self.silent = False
                 return True
-            del self._data[: end.end()]
+            del self._data[:end]
             self._searched = 0
         return self._seen > MAX_OPENING
 

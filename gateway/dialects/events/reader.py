@@ -7,7 +7,7 @@ So a stream that breaks off in the middle of an event ends between two events fo
 from __future__ import annotations
 
 from gateway.dialects.dialect import StreamReader
-from gateway.dialects.events.sse import EVENT_END, LONGEST_END, ONE_TOO_MANY
+from gateway.dialects.events.sse import EVENT_END, LONGEST_END, ONE_TOO_MANY, ends_of
 
 # An event beyond this is passed on unread, so that memory stays bounded. Not Final: a test makes it smaller.
 MAX_EVENT_BYTES = 1 << 20
@@ -44,9 +44,9 @@ class EventReader(StreamReader):
                 return self._overflow()
             data = bytes(self._held)
         passed, start = [], 0
-        for match in EVENT_END.finditer(data, searched):
-            event = data[start : match.end()]
-            start = match.end()
+        for end in ends_of(data, searched):
+            event = data[start:end]
+            start = end
             if self._passes(event):
                 passed.append(event)
         self._held = data[start:]

@@ -24,6 +24,26 @@ _NO_DATA: Final = re.compile(rb"(?:(?::|retry:)[^\r\n]*+[\r\n]|[\r\n])*+")
 _RETRY: Final = b"retry:"
 
 
+def end_of(data: bytes | bytearray, searched: int = 0) -> int:
+    """Where the first event ends, -1 if it is not whole. searched: no end begins before it. O(length up to there)."""
+    at = data.find(b"\n\n", searched)
+    if data.find(b"\r", searched, at if at >= 0 else len(data)) < 0:
+        return at + 2 if at >= 0 else -1  # nearly all events; the expression takes ten times as much
+    found = EVENT_END.search(data, searched)
+    return found.end() if found else -1
+
+
+def ends_of(data: bytes | bytearray, searched: int = 0) -> list[int]:
+    """Where all events end that are whole. O(length)."""
+    if data.find(b"\r", searched) >= 0:
+        return [match.end() for match in EVENT_END.finditer(data, searched)]
+    ends = list[int]()
+    while (at := data.find(b"\n\n", searched)) >= 0:
+        searched = at + 2
+        ends.append(searched)
+    return ends
+
+
 def events_of(data: bytes) -> Iterator[bytes]:
     """The events of a stream, each with its end; the last one may lack it. Each is made when it is asked for."""
     start = 0
@@ -50,8 +70,13 @@ def skipped_at(data: bytes | bytearray, at: int) -> int:
 
 def data_of(event: bytes) -> bytes:
     """An event's data lines."""
-    if event.startswith(b"data: ") and event.endswith(b"\n\n") and event.count(b"\n") == 2 and b"\r" not in event:
-        return event[6:-2]  # nearly all events
+    # `find`, for `in` makes and drops an exception each time before it searches.
+    if event.endswith(b"\n\n") and event.find(b"\r") < 0:
+        lines = event.count(b"\n")
+        if lines == 2 and event.startswith(b"data: "):
+            return event[6:-2]  # nearly all events
+        if lines == 3 and event.startswith(b"event: ") and (at := event.find(b"\ndata: ")) >= 0:
+            return event[at + 7 : -2]  # nearly all others
     return b"\n".join(line[len(_DATA) :] for line in event.splitlines() if line.startswith(_DATA))
 
 

@@ -62,15 +62,15 @@ class ChunkReader(EventReader):
             raise ReplicaFailure(failure.reason, failure.message, reached=failure.reached)
 
     def passes(self, event: bytes, *, unread: bool) -> bool:
-        if self._watchful and (self.failure or b'"error"' in event):
+        if self._watchful and (self.failure or event.find(b'"error"') >= 0):
             self.failure = self.failure or failure_of(event)
             if self.failure:
                 return False
         if unread:
             return True
-        if len(event) <= MAX_PARSED_EVENT and b"[DONE]" in event and data_of(event).strip() == b"[DONE]":
+        if len(event) <= MAX_PARSED_EVENT and event.find(b"[DONE]") >= 0 and data_of(event).strip() == b"[DONE]":
             self.done = True
-        if b'"usage"' not in event:
+        if event.find(b'"usage"') < 0:
             return True
         answer = object_of(event)
         usage = parse_usage(answer)

@@ -67,16 +67,16 @@ def head_parts(body: Mapping[str, Any], other: Mapping[str, Any] | None = None) 
     """The parts of the head. other: fields that a dialect writes as OpenAI's chat would, in the place of the body's own; None
     as a value: the field does not count.
     """
-    if other is None and _IN_HEAD.isdisjoint(body):
+    keys = _IN_HEAD.intersection(body)
+    if other:
+        keys = keys.union(other)
+    if not keys:
         return []
     parts = list[bytes]()
     for key in _KEYS:
-        if other is not None and key in other:
-            value = other[key]
-        elif key in body:
-            value = body[key]
-        else:
+        if key not in keys:
             continue
+        value = other[key] if other and key in other else body[key]
         if value is None or value in _USUAL.get(key, ()) or (key == "tool_choice" and not _limits_tools(value)):
             continue
         parts.append(HEAD + key.encode() + to_json(value))

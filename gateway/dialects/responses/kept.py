@@ -17,7 +17,7 @@ import orjson
 from gateway.dialects.dialect import StreamReader
 from gateway.dialects.events.named import name_of
 from gateway.dialects.events.reader import has_any
-from gateway.dialects.events.sse import EVENT_END, LONGEST_END, EventData
+from gateway.dialects.events.sse import LONGEST_END, EventData, ends_of
 from gateway.dialects.json_edits import apply, read_object
 from gateway.dialects.json_structure import exceeds
 from gateway.dialects.responses.history import CONVERSATION, PREVIOUS
@@ -178,9 +178,9 @@ class KeptReader(StreamReader):
         searched = max(0, len(self._held) - LONGEST_END + 1)
         self._held += data
         out, start = list[bytes](), 0
-        for match in EVENT_END.finditer(self._held, searched):
-            event = bytes(self._held[start : match.end()])
-            start = match.end()
+        for end in ends_of(self._held, searched):
+            event = bytes(self._held[start:end])
+            start = end
             out.append(self._passed(event))
             if self._last is not None:
                 self._rest += self._held[start:]

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from gateway.dialects.dialect import StreamReader
-from gateway.dialects.events.sse import EVENT_END, LONGEST_END, MAX_PARSED_EVENT, data_of, object_of
+from gateway.dialects.events.sse import LONGEST_END, MAX_PARSED_EVENT, data_of, ends_of, object_of
 from gateway.dialects.json_structure import exceeds
 from gateway.dialects.openai.stream import failure_of
 from gateway.dialects.openai.usage import parse_usage
@@ -119,9 +119,9 @@ class TranslatingReader(StreamReader):
         searched = max(0, len(self._held) - LONGEST_END + 1)
         self._held += chunk
         out, start = list[bytes](), 0
-        for match in EVENT_END.finditer(self._held, searched):
-            out.append(self._event(bytes(self._held[start : match.end()])))
-            start = match.end()
+        for end in ends_of(self._held, searched):
+            out.append(self._event(bytes(self._held[start:end])))
+            start = end
         del self._held[:start]
         if len(self._held) > MAX_EVENT:
             raise _too_large()

@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.admission.memory import MemoryLease
-from gateway.dialects.events.sse import EVENT_END, LONGEST_END, data_of
+from gateway.dialects.events.sse import LONGEST_END, data_of, ends_of
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.openai.errors import error_of
 from gateway.dialects.responses.create_message import Created, warmed
@@ -182,9 +182,9 @@ class MessageReply(ClientReply):
         held = self._held
         held += data
         whole, start = list[bytes](), 0
-        for match in EVENT_END.finditer(held, self._searched):
-            whole.append(bytes(held[start : match.end()]))
-            start = match.end()
+        for end in ends_of(held, self._searched):
+            whole.append(bytes(held[start:end]))
+            start = end
         del held[:start]
         self._searched = max(0, len(held) - LONGEST_END + 1)
         if whole:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from bench.gateway.even import Even, even_loop
-from bench.measure.mock import WORDS
+from bench.measure.replies import WORDS
 
 SERVER = """
 import asyncio, sys

@@ -19,6 +19,14 @@ def test_a_chunk_is_the_difference_of_two_streams() -> None:
     ]
 
 
+def test_each_dialect_has_chunks_of_its_own() -> None:
+    rows = [("stream-1", [300.0]), ("messages-as-chat-stream-1", [500.0]), ("messages-as-chat-stream-101", [2500.0])]
+    assert list(with_chunks(rows)) == [
+        ("a request, messages-as-chat, streamed, one chunk", [500.0]),
+        ("a further chunk, messages-as-chat", [20.0]),
+    ]
+
+
 def test_versions_are_compared_with_the_first() -> None:
     text = "\n".join(report(["old", "new"], [("a request", [200_000.0, 206_000.0])]))
     assert "| thousands of instructions | old | new | to the first |" in text
@@ -27,8 +35,9 @@ def test_versions_are_compared_with_the_first() -> None:
 
 @pytest.mark.tools
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
-def test_a_real_count(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--tree", str(ROOT), "--only", "plain-2k", "--requests", "4", "--windows", "1"])
+@pytest.mark.parametrize("work", ["plain-2k", "responses-as-chat-2k"])
+def test_a_real_count(capsys: pytest.CaptureFixture[str], work: str) -> None:
+    main(["--tree", str(ROOT), "--only", work, "--requests", "4", "--windows", "1"])
     row = capsys.readouterr().out.splitlines()[-1]
-    assert row.startswith("| a request, plain-2k | ")
+    assert row.startswith(f"| a request, {work} | ")
     assert 100 < float(row.split("|")[2].replace(",", "")) < 20_000

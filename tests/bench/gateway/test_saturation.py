@@ -10,7 +10,7 @@ import pytest
 
 from bench.gateway.saturation import Cell, cell, main, report
 from bench.measure.load import Closed, closed_loop
-from bench.measure.mock import WORDS
+from bench.measure.replies import WORDS
 from tests.bench.measure.test_load import Liar, mock, serving
 
 FLAGS = ["--sizes", "2000,9000", "--connections", "5", "--rounds", "1", "--seconds", "0.3", "--only", "warmroute-plain"]

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 
 from bench.measure.answer import WORD
 from bench.measure.load import Closed, Open, closed_loop, open_loop
-from bench.measure.mock import WORDS, MockReplica
+from bench.measure.mock import MockReplica
+from bench.measure.replies import WORDS
 
 
 @asynccontextmanager

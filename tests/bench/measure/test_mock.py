@@ -7,19 +7,28 @@ import json
 
 import pytest
 
-from bench.measure.mock import WORDS, MockReplica, parameter
+from bench.measure.mock import MockReplica, parameter
+from bench.measure.replies import WORDS
+from gateway.dialects.table import Dialects
+from gateway.dialects.translation.unknown_path import is_unknown_path
+from gateway.dialects.usage import Usage
 from gateway.fleet.engines import read, recognise
+from gateway.upstream.http1 import Answer
 from tests.support.pages import parse_page
 
 
-async def posted(target: str, body: bytes) -> bytes:
+async def posted(target: str, body: bytes, *, chat_only: bool = False) -> bytes:
     head = f"POST {target} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    return await asked(head + body)
+    return await asked(head + body, chat_only=chat_only)
 
 
-async def asked(wire: bytes) -> bytes:
+async def asked(wire: bytes, *, chat_only: bool = False) -> bytes:
     """What it sends until the answer is complete or it closes."""
-    server = await asyncio.get_running_loop().create_server(lambda: MockReplica(0.001), "127.0.0.1", 0)
+
+    def made() -> MockReplica:
+        return MockReplica(0.001, chat_only=chat_only)
+
+    server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     writer.write(wire)
     received = b""
@@ -54,6 +63,29 @@ async def test_a_stream_has_as_many_words_as_asked(usage: bool) -> None:
     assert received.count(b" word") == 7
     assert received.count(b'"usage"') == usage
     assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_the_gateway_understands_the_streams_of_the_other_dialects(path: str) -> None:
+    limit = "max_tokens" if path == "/v1/messages" else "max_output_tokens"
+    body = json.dumps({"model": "m", "stream": True, limit: 7, "input": "x", "messages": [{"role": "user", "content": "x"}]})
+    received = await posted(path, body.encode())
+    head, answer = Answer(), received.partition(b"\r\n\r\n")[2]
+    stream = head.feed(received)
+    assert head.complete
+    assert answer.count(b'"delta":') >= 7
+    dialect = Dialects().at(path)
+    reader = dialect.reader(dialect.parse(body.encode()), watchful=False)
+    assert reader.feed(stream) == stream
+    assert (reader.done, reader.usage) == (True, Usage(500, 7, 256))
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_one_that_speaks_chat_only_does_not_know_the_other_paths(path: str) -> None:
+    received = await posted(path, b"{}", chat_only=True)
+    assert received.startswith(b"HTTP/1.1 404 ")
+    assert is_unknown_path(404, received.partition(b"\r\n\r\n")[2])
+    assert (await posted("/v1/chat/completions", b"{}", chat_only=True)).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_parameters_of_a_long_prompt_are_found_at_either_end() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.events.sse import EVENT_END, LONGEST_END, EventData, data_of
+from gateway.dialects.events.sse import LONGEST_END, EventData, data_of, ends_of
 from gateway.dialects.json_edits import read_object
 from gateway.dialects.json_structure import exceeds
 from gateway.dialects.responses.kept import MAX_KEPT, MAX_VALUES
@@ -77,9 +77,9 @@ class Splitter:
         held = self._held
         held += data
         events, start = list[bytes](), 0
-        for match in EVENT_END.finditer(held, self._searched):
-            events.append(bytes(held[start : match.end()]))
-            start = match.end()
+        for end in ends_of(held, self._searched):
+            events.append(bytes(held[start:end]))
+            start = end
         del held[:start]
         self._searched = max(0, len(held) - LONGEST_END + 1)
         if len(held) > MAX_EVENT:

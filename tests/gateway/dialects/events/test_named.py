@@ -43,6 +43,23 @@ def opening(kind: str) -> StreamOpening:
     return found
 
 
+@pytest.mark.parametrize(
+    ("event", "name"),
+    [
+        (b"event: ping\ndata: {}\n\n", "ping"),
+        (b"event: ping\rdata: {}\n\n", "ping"),
+        (b"event: ping\r\ndata: {}\r\n\r\n", "ping"),
+        (b"event:ping\ndata: {}\n\n", "ping"),
+        (b"event:  ping\ndata: {}\n\n", " ping"),
+        (b"id: 5\nevent: ping\ndata: {}\n\n", "ping"),
+        (b"event: \ndata: {}\n\n", ""),
+        (b"event: " + b"x" * 300 + b"\n\n", ""),
+    ],
+)
+def test_the_name_of_an_event_is_in_its_first_bytes(event: bytes, name: str) -> None:
+    assert name_of(event) == name
+
+
 @given(st.sampled_from(sorted(KINDS)), st.lists(st.integers(0, 1 << 20), max_size=20))
 def test_a_stream_begins_with_its_first_token(kind: str, places: list[int]) -> None:
     stream = opening(kind)
