@@ -131,7 +131,7 @@ class Lifecycle:
         except GatewayError as error:
             return self._refuse(request, dialect, record, error)
         except (asyncio.CancelledError, ConnectionError) as left:
-            self._left(exchange, record, left)
+            self._left(request, exchange, record, left)
             if self.running.over:
                 return self._refuse(request, dialect, record, shutting_down())
             raise
@@ -335,9 +335,15 @@ class Lifecycle:
                 number = session_key(name, OBJECT, *scope_of(self.live, caller))
                 self.router.stored(number, exchange.booking.chosen.replica, exchange.api.model, self.clock())
 
-    def _left(self, exchange: Exchange | None, record: SettledRequest, left: BaseException) -> None:
-        """The client has left, or all requests are to end."""
+    def _left(self, request: ClientRequest, exchange: Exchange | None, record: SettledRequest, left: BaseException) -> None:
+        """The client has left, or has cancelled it, or all requests are to end."""
+        record.cancelled = request.cancelled
         record.status, record.error = CLIENT_LEFT, str(left) or "the client left"
+        if record.cancelled:
+            record.status, record.error = 200, ""
+            if exchange is not None:
+                record.ok = exchange.booking.lease.decoding
+            return
         if exchange is None:
             return
         record.ok = exchange.booking.lease.decoding  # what the replica has prefilled by now it does hold
@@ -376,7 +382,8 @@ class Lifecycle:
                 record.usage, record.unread = delivered.reply.usage, delivered.reply.unread
                 record.countable = False  # the sum of several prompts
             record.translated = exchange.answers is not exchange.dialect
-            record.error = record.error or delivered.error or attempts.error
+            if not record.cancelled:
+                record.error = record.error or delivered.error or attempts.error
         record.ended = self.clock()
         settle(record, self.observers)
 

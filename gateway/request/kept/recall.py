@@ -135,7 +135,7 @@ class Recall:
         owner = _owner(request, caller)
         charge = charge_to(request)
         found = await self._api.answer(request.method, request.target, api.body, owner, charge, elsewhere=elsewhere)
-        return self.followers.find(found) if isinstance(found, Again) else found
+        return self.followers.find(found, request.lease.account.client) if isinstance(found, Again) else found
 
     async def _turn(
         self, request: ClientRequest, history: History, api: ApiRequest, caller: Caller, *, elsewhere: bool

@@ -1,0 +1,45 @@
+"""A stream of server-sent events cut into events, as its bytes come. Pure."""
+
+from __future__ import annotations
+
+from gateway.dialects.events.sse import EVENT_END, LONGEST_END
+from gateway.errors import GatewayError
+
+
+class Splitter:
+    """`feed` it. O(bytes), whatever the cutting into chunks. most: bytes that an event may have, 0: any number."""
+
+    __slots__ = ("_held", "_most", "_searched")
+
+    def __init__(self, most: int = 0) -> None:
+        self._most = most
+        self._held = bytearray()
+        self._searched = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The events that are whole now, each with its end. Raises GatewayError 502 for one that is too long."""
+        held = self._held
+        held += data
+        events, start = list[bytes](), 0
+        for match in EVENT_END.finditer(held, self._searched):
+            events.append(bytes(held[start : match.end()]))
+            start = match.end()
+        del held[:start]
+        self._searched = max(0, len(held) - LONGEST_END + 1)
+        if self._most and len(held) > self._most:
+            self.drop()
+            raise GatewayError(502, "replica_failed", f"The replica has sent an event of more than {self._most:,} bytes.")
+        return events
+
+    def drop(self) -> None:
+        """What is not whole never will be."""
+        self._held = bytearray()
+        self._searched = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of an event that is not whole."""
+        return len(self._held)
+
+    def __repr__(self) -> str:
+        return f"<Splitter {len(self._held)} bytes held>"
