@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from gateway.dialects.events.sse import EVENT_END, LONGEST_END
-from gateway.errors import GatewayError
 
 
 class Splitter:
-    """`feed` it. O(bytes), whatever the cutting into chunks. most: bytes that an event may have, 0: any number."""
+    """`feed` it. O(bytes), whatever the cutting into chunks. Who uses it bounds what it holds."""
 
-    __slots__ = ("_held", "_most", "_searched")
+    __slots__ = ("_held", "_searched")
 
-    def __init__(self, most: int = 0) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._held = bytearray()
         self._searched = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The events that are whole now, each with its end. Raises GatewayError 502 for one that is too long."""
+        """The events that are whole now, each with its end."""
         held = self._held
         held += data
         events, start = list[bytes](), 0
@@ -26,9 +24,6 @@ class Splitter:
             start = match.end()
         del held[:start]
         self._searched = max(0, len(held) - LONGEST_END + 1)
-        if self._most and len(held) > self._most:
-            self.drop()
-            raise GatewayError(502, "replica_failed", f"The replica has sent an event of more than {self._most:,} bytes.")
         return events
 
     def drop(self) -> None:

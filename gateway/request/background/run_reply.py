@@ -45,7 +45,7 @@ class RunReply(ClientReply):
         if status == 200:
             run.progress()
             if _STREAM.search(headers):
-                self._events = WholeEvents(self._lease, MAX_EVENT)
+                self._events = WholeEvents(self._lease)
             elif not run.keeping:
                 self._plain = bytearray()
         self.write(first)
@@ -55,6 +55,8 @@ class RunReply(ClientReply):
         run = self._run
         if self._events:
             self._take(self._events.feed(data))
+            if self._events.held > MAX_EVENT:
+                raise answer_too_large()
             self._events.charge()
         elif self._plain is not None:
             self._hold(self._plain, data)

@@ -18,18 +18,23 @@ UNCHARGED: Final = 64 << 10  # bytes of an event that is not whole
 
 
 class WholeEvents:
-    """See the top of this file. most: bytes of an event, 0: any number."""
+    """See the top of this file."""
 
     __slots__ = ("_charged", "_lease", "_splitter")
 
-    def __init__(self, lease: MemoryLease, most: int = 0) -> None:
+    def __init__(self, lease: MemoryLease) -> None:
         self._lease = lease
-        self._splitter = Splitter(most)
+        self._splitter = Splitter()
         self._charged = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Once they have gone on, `charge`. Raises GatewayError 502 for an event that is too long."""
+        """Once they have gone on, `charge`."""
         return self._splitter.feed(data)
+
+    @property
+    def held(self) -> int:
+        """Bytes of an event that is not whole."""
+        return self._splitter.held
 
     def charge(self) -> None:
         """Raises GatewayError 413 or 503 without memory for what is held, which is dropped."""
