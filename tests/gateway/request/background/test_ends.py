@@ -31,6 +31,13 @@ def opened(folder: Path) -> Iterator[sqlite3.Connection]:
         yield file
 
 
+def rename(folder: Path, table: str, name: str) -> None:
+    with opened(folder) as file:
+        file.execute("begin immediate")
+        file.execute(f"alter table {table} rename to {name}")
+        file.execute("commit")
+
+
 def ids_in(folder: Path) -> set[str]:
     with opened(folder) as file:
         return {id_ for (id_,) in file.execute("select id from warmroute_responses union select id from warmroute_runs")}
@@ -64,8 +71,7 @@ async def refusing(folder: Path, later: list[float]) -> AsyncIterator[tuple[Runn
         async with serving_runner(gateway, clients_runner(gateway.served)) as run:
             stream = await begin(run, stream=True)
             await slow.begun.wait()
-            with opened(folder) as file:
-                file.execute("alter table warmroute_runs rename to gone")
+            rename(folder, "warmroute_runs", "gone")
             slow.go.set()
             await eventually(lambda: gateway.router.ledger.open_leases == 0)
             yield run, stream
@@ -76,8 +82,7 @@ async def test_an_end_that_the_store_takes_later_is_none_that_is_lost(tmp_path: 
     async with refusing(tmp_path, later) as (run, stream):
         later[0] = SETTLE_S - 60
         assert run.gateway.runs.places.taken == 1
-        with opened(tmp_path) as file:
-            file.execute("alter table gone rename to warmroute_runs")
+        rename(tmp_path, "gone", "warmroute_runs")
         seen = [event async for event in stream]
         assert (seen[-1].type, seen[-1].response.output_text) == ("response.completed", "to a")
         assert (await run.client.responses.retrieve(seen[-1].response.id)).status == "completed"

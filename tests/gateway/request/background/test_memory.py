@@ -77,7 +77,7 @@ async def test_a_replay_of_a_large_response(tmp_path: Path) -> None:
 
 async def test_a_follower_whose_runs_events_cannot_be_held(tmp_path: Path) -> None:
     """The run is not held back; its stream says what is missing, and the response is there."""
-    slow = Slow()
+    slow = Slow(text="x" * (64 << 10))
     async with slow.replica() as one, running(one, state=kept_in(tmp_path)) as run:
         stream = await begin(run, stream=True)
         async for event in stream:

@@ -20,9 +20,12 @@ from tests.support.fakes import STREAM_HEAD, FakeReplica, FakeRequest, chunk, di
 
 
 class Slow:
-    """An engine that streams `before` pieces, waits for `go`, then streams the rest. left: a request was closed before that."""
+    """An engine that streams `before` pieces, waits for `go`, then streams the rest: `text`, then the end. left: a request was
+    closed before that.
+    """
 
-    def __init__(self, *, dies: bool = False) -> None:
+    def __init__(self, *, dies: bool = False, text: str = "you") -> None:
+        self.text = text
         self.go, self.begun, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.dies = dies
 
@@ -47,7 +50,7 @@ class Slow:
         if self.dies:
             dies_now(writer)
             return
-        self.say(writer, "response.output_text.delta", 11, **place, delta="you", logprobs=[])
+        self.say(writer, "response.output_text.delta", 11, **place, delta=self.text, logprobs=[])
         self.say(writer, "response.completed", 12, response=answer)
         writer.write(b"0\r\n\r\n")
 

@@ -12,13 +12,16 @@ from gateway.request.background.whole_events import UNCHARGED, WholeEvents
 def test_an_endless_event_stays_within_the_budget_and_is_given_back() -> None:
     budget = Budget(1 << 20)
     lease = budget.lease("c")
-    events, fed = WholeEvents(lease), 0
-    with pytest.raises(GatewayError) as refused:
-        for _ in range(1000):
+    events = WholeEvents(lease)
+
+    def flood() -> None:
+        for number in range(1, 1000):
             assert events.feed(b"x" * 10_000) == []
-            fed += 10_000
             events.charge()
-            assert budget.held == max(0, fed - UNCHARGED)
+            assert budget.held == max(0, number * 10_000 - UNCHARGED)
+
+    with pytest.raises(GatewayError) as refused:
+        flood()
     assert (refused.value.status, events.held, lease.held) == (503, 0, 0)
 
 
