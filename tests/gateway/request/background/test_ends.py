@@ -31,7 +31,12 @@ def opened(folder: Path) -> Iterator[sqlite3.Connection]:
         yield file
 
 
-def rename(folder: Path, table: str, name: str) -> None:
+async def rename(folder: Path, table: str, name: str) -> None:
+    """In a thread: the gateway may be in a transaction of its own, which this loop ends."""
+    await asyncio.to_thread(_rename, folder, table, name)
+
+
+def _rename(folder: Path, table: str, name: str) -> None:
     with opened(folder) as file:
         file.execute("begin immediate")
         file.execute(f"alter table {table} rename to {name}")
@@ -71,7 +76,7 @@ async def refusing(folder: Path, later: list[float]) -> AsyncIterator[tuple[Runn
         async with serving_runner(gateway, clients_runner(gateway.served)) as run:
             stream = await begin(run, stream=True)
             await slow.begun.wait()
-            rename(folder, "warmroute_runs", "gone")
+            await rename(folder, "warmroute_runs", "gone")
             slow.go.set()
             await eventually(lambda: gateway.router.ledger.open_leases == 0)
             yield run, stream
@@ -82,7 +87,7 @@ async def test_an_end_that_the_store_takes_later_is_none_that_is_lost(tmp_path: 
     async with refusing(tmp_path, later) as (run, stream):
         later[0] = SETTLE_S - 60
         assert run.gateway.runs.places.taken == 1
-        rename(tmp_path, "gone", "warmroute_runs")
+        await rename(tmp_path, "gone", "warmroute_runs")
         seen = [event async for event in stream]
         assert (seen[-1].type, seen[-1].response.output_text) == ("response.completed", "to a")
         assert (await run.client.responses.retrieve(seen[-1].response.id)).status == "completed"
