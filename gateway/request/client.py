@@ -156,6 +156,11 @@ class ClientRequest:
         """Whether all of the request was received, kept or not; else nothing can follow it on its connection."""
         raise NotImplementedError
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether its client has asked for its end: that it ends then is no error."""
+        return False
+
     def take(self) -> bytes:
         """The body. The request keeps no reference to it, for its taker decides how long it is held."""
         raise NotImplementedError

@@ -139,7 +139,7 @@ class Lifecycle:
         except GatewayError as error:
             return self.replies.refuse(request, dialect, record, error)
         except (asyncio.CancelledError, ConnectionError) as left:
-            self.ending.left(exchange, record, left)
+            self.ending.left(request, exchange, record, left)
             if self.running.over:
                 return self.replies.refuse(request, dialect, record, shutting_down())
             raise

@@ -55,6 +55,7 @@ class SettledRequest:
     reached replicas of those before.
     stays: it could not be given the name that another pool has for its model.
     alias: the name that the client has used for the model, "" if that was the model's own.
+    cancelled: its client has asked for its end, so that it has none of its own is no error.
     unread: a session (101) may have used tokens that its `usage` lacks.
     endpoint: the path's bounded name. generates: a model computes the answer, whether its usage is read (metered) or not.
     """
@@ -64,6 +65,7 @@ class SettledRequest:
     bill: Bill | None = None
     booking: Booking | None = None
     breakpoint = ""
+    cancelled = False
     complete = False
     countable = False
     ended = 0.0

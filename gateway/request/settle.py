@@ -198,6 +198,8 @@ def _line(request: SettledRequest) -> dict[str, Any]:
         line["resumed"] = request.resumed
     if request.failed_attempts:
         line["failed_attempts"] = request.failed_attempts
+    if request.cancelled:
+        line["cancelled"] = True
     if request.error:
         line["error"] = request.error
     return line

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from gateway.dialects.responses.background.replay import replayed
-from gateway.errors import ClientStalled, GatewayError, bad_request, shutting_down
+from gateway.errors import ClientStalled, GatewayError, bad_request
 from gateway.request.background.event_log import EventLog
 from gateway.request.background.runs import Runs
 from gateway.request.client import ClientReply
@@ -56,11 +56,14 @@ class Gate(Source):
 
 
 class Following(NamedTuple):
-    """A stream for one client. log: of the run, None: it is not here. again: what is in the store, None: it has just begun."""
+    """A stream for one client. log: of the run, None: it is not here. again: what is in the store, None: it has just begun.
+    client: its address.
+    """
 
     log: EventLog | None
     again: Again | None
     after: int | None
+    client: str = ""
 
 
 class Followers:
@@ -71,18 +74,18 @@ class Followers:
         self._histories = histories
         self._running = running
 
-    def find(self, again: Again) -> Following:
-        """Raises GatewayError 400 if these events are not to be had."""
+    def find(self, again: Again, client: str) -> Following:
+        """client: the address that follows. Raises GatewayError 400 if these events are not to be had."""
         log = self._runs.logs.find((again.owner, again.id))
         after = FIRST if again.after is None else again.after
         if log and after >= log.next:
             raise bad_request(f"The newest event of this response is number {log.next - 1}.", "starting_after")
         if log and log.first <= after + 1:
-            return Following(log, None, after)
+            return Following(log, None, after, client)
         if log and not log.ended:
             text = f"Of the events of this response those before number {log.first} are held no more."
             raise bad_request(f"{text} Ask for later ones, or fetch the response when it is complete.", "starting_after")
-        return Following(None, again, again.after)
+        return Following(None, again, again.after, client)
 
     async def send(
         self, following: Following, reply: ClientReply, failed: ErrorEvent, charge: Charge, patience_s: float
@@ -99,7 +102,7 @@ class Followers:
                     following.log, FIRST if following.after is None else following.after, reply, gate, patience_s
                 )
             elif following.again:
-                await self._replay(following.again, reply, gate, charge, patience_s)
+                await self._replay(following.again, following.client, reply, gate, charge, patience_s)
             reply.end()
         except ClientStalled:
             reply.cut()
@@ -109,7 +112,7 @@ class Followers:
         except asyncio.CancelledError:
             if not self._running.over:
                 raise  # the client left
-            reply.end(failed(shutting_down()))
+            reply.end(failed(_going_down(here=following.log is not None)))
         finally:
             reply.feed_from(None)
 
@@ -128,10 +131,12 @@ class Followers:
             else:
                 await log.changed()
 
-    async def _replay(self, again: Again, reply: ClientReply, gate: Gate, charge: Charge, patience_s: float) -> None:
+    async def _replay(
+        self, again: Again, client: str, reply: ClientReply, gate: Gate, charge: Charge, patience_s: float
+    ) -> None:
         response = again.response
         if again.going:
-            await self._runs.over((again.owner, again.id))
+            await self._runs.over((again.owner, again.id), client)
             try:
                 response = (await (await self._histories.opened()).get(again.owner, again.id)).response
             except StoreFailed as failure:
@@ -142,3 +147,12 @@ class Followers:
         for event in replayed(response, again.after):
             await gate.passed(patience_s)
             reply.write(event)
+
+
+def _going_down(*, here: bool) -> GatewayError:
+    """The stream's end when this gateway goes down. here: it is this process that runs the response."""
+    if here:
+        text = "The gateway is shutting down, and a response that was not complete has failed with it: fetch it to see."
+    else:
+        text = "The gateway is shutting down. Follow the response again, or fetch it."
+    return GatewayError(503, "shutting_down", text)

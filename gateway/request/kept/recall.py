@@ -136,7 +136,7 @@ class Recall:
         """The gateway's own answer to a request about what it keeps. None: it is a replica's. Raises GatewayError."""
         whose, client, charge = owner(request, caller), request.lease.account.client, charge_to(request)
         found = await self._api.answer(request.method, request.target, api.body, whose, client, charge, elsewhere=elsewhere)
-        return self.followers.find(found) if isinstance(found, Again) else found
+        return self.followers.find(found, client) if isinstance(found, Again) else found
 
     async def _turn(
         self, request: ClientRequest, history: History, api: ApiRequest, caller: Caller, *, elsewhere: bool

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from gateway.admission.pool_queue import Permit
 from gateway.dialects.api_request import ApiRequest
 from gateway.request.attempts import Attempts
-from gateway.request.client import Caller
+from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
 from gateway.request.kept.diagnoses import Diagnoses
 from gateway.request.phases.objects import ReplicaObjects
@@ -52,9 +52,15 @@ class Ending:
         if exchange.api.diagnosis:
             self._diagnoses.delivered(exchange, caller, self._clock())
 
-    def left(self, exchange: Exchange | None, record: SettledRequest, left: BaseException) -> None:
-        """The client has left, or all requests are to end."""
+    def left(self, request: ClientRequest, exchange: Exchange | None, record: SettledRequest, left: BaseException) -> None:
+        """The client has left, or has cancelled it, or all requests are to end."""
+        record.cancelled = request.cancelled
         record.status, record.error = CLIENT_LEFT, str(left) or "the client left"
+        if record.cancelled:
+            record.status, record.error = 200, ""
+            if exchange is not None:
+                record.ok = exchange.booking.lease.decoding
+            return
         if exchange is None:
             return
         record.ok = exchange.booking.lease.decoding  # what the replica has prefilled by now it does hold

@@ -16,11 +16,12 @@ from typing import Any, Final
 import orjson
 
 from gateway.admission.memory import MemoryLease
-from gateway.dialects.events.sse import LONGEST_END, data_of, ends_of
+from gateway.dialects.events.sse import data_of
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.openai.errors import error_of
 from gateway.dialects.responses.create_message import Created, warmed
-from gateway.errors import GatewayError, over_budget
+from gateway.errors import GatewayError
+from gateway.request.background.whole_events import WholeEvents
 from gateway.request.client import REQUEST_ID_HEADER, Caller, ClientReply, ClientRequest, Headers
 from gateway.request.kept.recent import Lane, Newest
 from gateway.server.http.aiohttp_request import AiohttpRequest
@@ -30,7 +31,6 @@ from gateway.upstream.client import Source
 from gateway.upstream.headers import upstream_headers
 
 MAX_ERROR: Final = 64 << 10  # bytes of an answer that is no stream
-UNCHARGED: Final = 64 << 10  # bytes of an event that is not whole
 
 _NOT_FOUND: Final = "previous_response_not_found"  # with which OpenAI has clients send the whole conversation again
 _NAMED_HEADERS: Final = frozenset([b"retry-after", b"x-request-id"])  # that an error's message has
@@ -114,7 +114,7 @@ class MessageRequest(ClientRequest):
 
 
 class MessageReply(ClientReply):
-    """The messages that answer one. The request's lease is charged with an event that is not whole, beyond UNCHARGED."""
+    """The messages that answer one."""
 
     def __init__(self, socket: MessageSocket, request: MessageRequest) -> None:
         super().__init__()
@@ -125,29 +125,29 @@ class MessageReply(ClientReply):
         self._refers = request.refers
         self._warms = request.warms
         self._source: Source | None = None
-        self._streams = False
+        self._events: WholeEvents | None = None  # of a stream
         self._status = 0
         self._length: int | None = None
         self._headers = b""
-        self._held = bytearray()  # an event that is not whole, or the body of an answer that is no stream
-        self._searched = 0
-        self._charged = 0
+        self._held = bytearray()  # the body of an answer that is no stream
         self._over = False
 
     def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
         self.begun = True
         self._status, self._headers, self._length = status, headers, length
         kinds = [value for name, value in _HEADER.findall(headers) if name.lower() == b"content-type"]
-        self._streams = status == 200 and bool(kinds) and kinds[0].lower().startswith(_STREAM)
+        if status == 200 and kinds and kinds[0].lower().startswith(_STREAM):
+            self._events = WholeEvents(self._lease)
         self.write(first)
-        if not self._streams and length == 0:
+        if not self._events and length == 0:
             self._say()
 
     def write(self, data: bytes) -> None:
         if self._over or not data:
             return
-        if self._streams:
-            self._pass(data)
+        if self._events:
+            self._send(self._events.feed(data))
+            self._events.charge()
             return
         self._held += data[: MAX_ERROR - len(self._held)]
         if self._length is not None and len(self._held) >= min(self._length, MAX_ERROR):
@@ -156,9 +156,8 @@ class MessageReply(ClientReply):
     def end(self, last: bytes = b"") -> None:
         self.write(last)
         if not self._over:
-            if self._streams:
-                if self._held:
-                    self._send([bytes(self._held)])
+            if self._events:
+                self._send(self._events.finish())
             else:
                 self._say()
         self._close()
@@ -176,26 +175,6 @@ class MessageReply(ClientReply):
         self._source = answer
         if answer:
             self._socket.feed_from(answer)
-
-    def _pass(self, data: bytes) -> None:
-        """Bytes of the stream: the events that are whole go to the client. O(length), whatever the cutting into chunks."""
-        held = self._held
-        held += data
-        whole, start = list[bytes](), 0
-        for end in ends_of(held, self._searched):
-            whole.append(bytes(held[start:end]))
-            start = end
-        del held[:start]
-        self._searched = max(0, len(held) - LONGEST_END + 1)
-        if whole:
-            self._send(whole)
-        more = max(0, len(held) - UNCHARGED) - self._charged
-        if more > 0 and not self._lease.grow(more):
-            self._close()
-            raise over_budget(0, self._lease.account.largest)
-        if more < 0:
-            self._lease.shrink(-more)
-        self._charged += more
 
     def _send(self, events: Sequence[bytes]) -> None:
         if self._warms:
@@ -235,11 +214,12 @@ class MessageReply(ClientReply):
     def _close(self) -> None:
         self._over = True
         self._held = bytearray()
+        if self._events:
+            self._events.drop()
 
     def __repr__(self) -> str:
-        return (
-            f"<MessageReply {'over' if self._over else 'begun' if self.begun else 'not begun'}, {len(self._held)} bytes held>"
-        )
+        state = "over" if self._over else "begun" if self.begun else "not begun"
+        return f"<MessageReply {state}, {self._events or len(self._held)!r}>"
 
 
 def labelled(data: bytes, stream_id: str) -> bytes:

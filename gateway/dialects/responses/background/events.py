@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.events.sse import LONGEST_END, EventData, data_of, ends_of
+from gateway.dialects.events.sse import EventData, data_of
 from gateway.dialects.json_edits import read_object
 from gateway.dialects.json_structure import exceeds
 from gateway.dialects.responses.kept import MAX_KEPT, MAX_VALUES
@@ -61,44 +61,6 @@ class Failure:
 
     def __repr__(self) -> str:
         return f"<Failure {self.code[:100]!r}>"
-
-
-class Splitter:
-    """Bytes of a stream as they come, cut into events. O(bytes), whatever the cutting into chunks."""
-
-    __slots__ = ("_held", "_searched")
-
-    def __init__(self) -> None:
-        self._held = bytearray()
-        self._searched = 0
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The events that are whole now, without those that have no data. Raises GatewayError 502."""
-        held = self._held
-        held += data
-        events, start = list[bytes](), 0
-        for end in ends_of(held, self._searched):
-            events.append(bytes(held[start:end]))
-            start = end
-        del held[:start]
-        self._searched = max(0, len(held) - LONGEST_END + 1)
-        if len(held) > MAX_EVENT:
-            self.drop()
-            raise GatewayError(502, "replica_failed", f"The replica has sent an event of more than {MAX_EVENT:,} bytes.")
-        return [event for event in events if data_of(event).lstrip().startswith(b"{")]
-
-    def drop(self) -> None:
-        """What is not whole never will be."""
-        self._held = bytearray()
-        self._searched = 0
-
-    @property
-    def held(self) -> int:
-        """Bytes."""
-        return len(self._held)
-
-    def __repr__(self) -> str:
-        return f"<Splitter {len(self._held)} bytes held>"
 
 
 def _object(event: bytes) -> dict[str, Any]:

@@ -49,7 +49,8 @@ _KNOWN: Final = frozenset(["server_error", "rate_limit_exceeded", "invalid_promp
 
 
 def queued_object(id_: str, created_at: int, history: History, model: str) -> bytes:
-    """As the client gets it at once. model: as the client has named it."""
+    """As the client gets it at once. model: its own name, as replicas
+    write it in their answers, for an alias too."""
     members = history.members
     head: dict[str, Any] = {
         "id": id_,

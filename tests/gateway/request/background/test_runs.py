@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from gateway.app import Surroundings, compose
-from gateway.request.background.runs import MAX_OWNED
+from gateway.request.background.beginning import MAX_OWNED
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, Running, config_over, eventually, running, serving_runner
 from tests.gateway.request.kept.test_recall import answer_of, kept_in, replica, texts
@@ -20,9 +20,12 @@ from tests.support.fakes import STREAM_HEAD, FakeReplica, FakeRequest, chunk, di
 
 
 class Slow:
-    """An engine that streams `before` pieces, waits for `go`, then streams the rest. left: a request was closed before that."""
+    """An engine that streams `before` pieces, waits for `go`, then streams the rest: `text`, then the end. left: a request was
+    closed before that.
+    """
 
-    def __init__(self, *, dies: bool = False) -> None:
+    def __init__(self, *, dies: bool = False, text: str = "you") -> None:
+        self.text = text
         self.go, self.begun, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.dies = dies
 
@@ -47,7 +50,7 @@ class Slow:
         if self.dies:
             dies_now(writer)
             return
-        self.say(writer, "response.output_text.delta", 11, **place, delta="you", logprobs=[])
+        self.say(writer, "response.output_text.delta", 11, **place, delta=self.text, logprobs=[])
         self.say(writer, "response.completed", 12, response=answer)
         writer.write(b"0\r\n\r\n")
 
@@ -63,16 +66,17 @@ async def begin(run: Running, text: str = "a", **more: Any) -> Any:
     return await run.client.responses.create(model="m", input=text, background=True, **more)
 
 
-async def polled(run: Running, id_: str, *awaited: str) -> Any:
-    """The response, once its status is none of those that are `awaited` to pass: a client has no event for it."""
-    async with asyncio.timeout(40):
-        while (found := await run.client.responses.retrieve(id_)).status in awaited:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    return found
-
-
 async def ended(run: Running, id_: str) -> Any:
-    return await polled(run, id_, "queued", "in_progress")
+    """The response, once its stream has ended."""
+    async with asyncio.timeout(40):
+        async for _ in await run.client.responses.retrieve(id_, stream=True):
+            pass
+    return await run.client.responses.retrieve(id_)
+
+
+async def written(run: Running) -> None:
+    """All that the store was told before is in it: writes are made in their order."""
+    await run.client.conversations.create()
 
 
 async def test_it_is_answered_at_once_and_completed_later(tmp_path: Path, request_lines: Any) -> None:
@@ -82,7 +86,11 @@ async def test_it_is_answered_at_once_and_completed_later(tmp_path: Path, reques
         assert (first.status, first.background, first.output, first.metadata) == ("queued", True, [], {"a": "b"})
         assert (first.instructions, first.model) == ("be short", "m")
         await slow.begun.wait()
-        assert (await polled(run, first.id, "queued")).status == "in_progress"
+        async for event in await run.client.responses.retrieve(first.id, stream=True):
+            if event.type == "response.output_text.delta":
+                break
+        await written(run)
+        assert (await run.client.responses.retrieve(first.id)).status == "in_progress"
         with pytest.raises(openai.BadRequestError, match="in_progress"):
             await run.client.responses.create(model="m", input="b", previous_response_id=first.id)
         slow.go.set()
