@@ -41,8 +41,8 @@ def usage_of(body: bytes, parse: ParseUsage) -> Usage | None:
         raise ReplicaFailure("garbage", "the answer is not JSON") from error
     if not isinstance(answer, dict):
         raise ReplicaFailure("garbage", "the answer is no JSON object")
-    if error := _error_in(answer):
-        raise ReplicaFailure("status", f"answered 200 with its error: {one_line(error)}")
+    if said := _error_in(answer):
+        raise ReplicaFailure("status", f"answered 200 with its error: {one_line(said)}")
     return parse(answer)
 
 
