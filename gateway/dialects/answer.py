@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.dialect import AnswerTail
+from gateway.dialects.excerpt import one_line
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 
@@ -26,7 +27,9 @@ ParseUsage = Callable[[Mapping[str, Any]], Usage | None]
 
 
 def usage_of(body: bytes, parse: ParseUsage) -> Usage | None:
-    """The usage in a whole answer. Raises ReplicaFailure if the answer is no JSON object: no engine answers so."""
+    """The usage in a whole answer. Raises ReplicaFailure if the answer is no JSON object, for no engine answers so, or if it is
+    an error: with status 200 clients take it for an answer without content.
+    """
     if len(body) > MAX_PARSED_ANSWER:
         _require_object(body)
         if not body[-64:].rstrip().endswith(b"}"):
@@ -38,7 +41,19 @@ def usage_of(body: bytes, parse: ParseUsage) -> Usage | None:
         raise ReplicaFailure("garbage", "the answer is not JSON") from error
     if not isinstance(answer, dict):
         raise ReplicaFailure("garbage", "the answer is no JSON object")
+    if said := _error_in(answer):
+        raise ReplicaFailure("status", f"answered 200 with its error: {one_line(said)}")
     return parse(answer)
+
+
+def _error_in(answer: Mapping[str, Any]) -> str:
+    """What an object that is an error says; "": it is none. (A response may be a failed one, and have its error.)"""
+    error = answer.get("error")
+    if answer.get("object", "error") != "error" or not (error or "error" in (answer.get("type"), answer.get("object"))):
+        return ""
+    holder = error if isinstance(error, dict) else answer
+    message = error if isinstance(error, str) else holder.get("message")
+    return message if isinstance(message, str) and message else "no message"
 
 
 class UsageTail(AnswerTail):

@@ -105,8 +105,7 @@ async def pump(
         if headers is None:
             sink(answer.take_turn())
         else:
-            out = reader.feed(answer.take_turn())
-            reply.begin(answer.status, headers, length=None, first=out)
+            out = _begin(answer, reader, reply, headers)
             if kept is not None:
                 kept.add(out)
                 reader.raise_failure()
@@ -124,6 +123,16 @@ async def pump(
         if reader.usage:  # also when the client leaves before the very end
             delivered.usage = reader.usage
     return None
+
+
+def _begin(answer: ReplicaAnswer, reader: StreamReader, reply: ClientReply, headers: bytes) -> bytes:
+    """The reply begins, with the first events. Where they cannot be read, without: an error event is to follow."""
+    out = b""
+    try:
+        out = reader.feed(answer.take_turn())
+    finally:
+        reply.begin(answer.status, headers, length=None, first=out)
+    return out
 
 
 async def _kept(exchange: Exchange, reader: StreamReader) -> bytes:

@@ -4,7 +4,8 @@
     content_block_start, content_block_delta ..., content_block_stop        for each block
     message_delta, message_stop
 
-with a `ping` anywhere, and an `error` in the place of all that is missing. Pure.
+with a `ping` anywhere, and an `error` in the place of all that is missing. One that has no name but in its data does not
+pass: the gateway's own follows, for the stream ends without `message_stop`. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 from gateway.dialects.anthropic.errors import failure_of
 from gateway.dialects.anthropic.usage import merge, usage_from
-from gateway.dialects.events.named import name_of
+from gateway.dialects.events.named import has_name, name_of
 from gateway.dialects.events.reader import EventReader, has_any
 from gateway.dialects.events.sse import object_of
 
@@ -47,6 +48,8 @@ class MessageReader(EventReader):
             message = object_of(event).get("message")
             self._merge(message.get("usage") if isinstance(message, dict) else None)
         elif name == "error":
+            if not has_name(event):  # clients ignore it, and take what came before it for the whole answer
+                return False
             self.reported = failure_of(event)
             self.done = self.reported is None
         return True

@@ -45,6 +45,11 @@ def name_of(event: bytes) -> str:
     return kind if isinstance(kind, str) and event.find(b'"%b"' % kind.encode()) >= 0 else ""
 
 
+def has_name(event: bytes) -> bool:
+    """Whether it has a field with its name; clients of some APIs ignore an event that has its type only. O(1)."""
+    return _NAME.match(event, 0, _MAX_HEAD) is not None
+
+
 class NamedOpening(StreamOpening):
     """The beginning of a stream, until an event that is none of the `quiet` ones. O(bytes)."""
 

@@ -8,6 +8,9 @@ Pure: bytes in, bytes out. What cannot be said in chat is a GatewayError 400 tha
 that would change the answer.
 
 The stream's end is written when the chat stream ends ([DONE]): only then its usage is known.
+
+An answer that lacks a part must not look whole: data that cannot be read, and a `finish_reason` that says that the engine gave
+up, are the replica's failure.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from gateway.dialects.dialect import StreamReader
-from gateway.dialects.events.sse import LONGEST_END, MAX_PARSED_EVENT, data_of, ends_of, object_of
+from gateway.dialects.events.sse import LONGEST_END, MAX_PARSED_EVENT, data_of, ends_of
 from gateway.dialects.json_structure import exceeds
 from gateway.dialects.openai.stream import failure_of
 from gateway.dialects.openai.usage import parse_usage
@@ -28,6 +31,9 @@ from gateway.errors import ReplicaFailure
 CHAT_PATH: Final = "/v1/chat/completions"
 MAX_EVENT: Final = 1 << 20  # bytes; no engine writes such a chunk
 MAX_VALUES: Final = 1 << 15  # of a long event: as `json_structure` counts them
+
+_GAVE_UP: Final = frozenset(["abort", "error"])  # reasons of vLLM and SGLang
+_ERROR_NAME: Final = (b"event: error", b"event:error")
 
 
 class TranslatedRequest:
@@ -115,7 +121,9 @@ class TranslatingReader(StreamReader):
         return self.writer.last_number
 
     def feed(self, chunk: bytes) -> bytes:
-        """Raises ReplicaFailure "garbage" for an event beyond MAX_EVENT, or what the writer refuses."""
+        """Raises ReplicaFailure "garbage" for an event beyond MAX_EVENT, one whose data is no JSON, what the writer refuses,
+        and an answer that the engine gave up.
+        """
         searched = max(0, len(self._held) - LONGEST_END + 1)
         self._held += chunk
         out, start = list[bytes](), 0
@@ -139,6 +147,8 @@ class TranslatingReader(StreamReader):
             return self._opened({}) + self.writer.end(self._reason, self.usage)
         chunk = _chunk_of(event)
         error = chunk.get("error")
+        if not error and (chunk.get("object") == "error" or event.startswith(_ERROR_NAME)):
+            error = chunk
         if error:
             self.reported = failure_of(event)
             self.done = self.reported is None  # the client's own fault, which it reads in the event
@@ -154,7 +164,8 @@ class TranslatingReader(StreamReader):
             delta, reason = choice.get("delta"), choice.get("finish_reason")
             if isinstance(delta, dict):
                 out += self.writer.delta(delta)
-            if isinstance(reason, str):
+            if isinstance(reason, str) and reason:
+                require_finished(reason)
                 self._reason = reason
                 if stop := stop_text(choice):
                     self.writer.stopped(stop)
@@ -182,16 +193,23 @@ def stop_text(choice: Mapping[str, Any]) -> str:
     return ""
 
 
+def require_finished(reason: str) -> None:
+    """Raises ReplicaFailure for a `finish_reason` of an answer that is neither whole nor cut where the request wanted that."""
+    if reason in _GAVE_UP:
+        raise ReplicaFailure("garbage", f"it gave the answer up (finish_reason {reason!r})")
+
+
 def _chunk_of(event: bytes) -> dict[str, Any]:
-    """{}: it is none. A long one is read, too: some engines write all arguments of a tool call at once."""
-    if len(event) <= MAX_PARSED_EVENT:
-        return object_of(event)
-    if len(event) > MAX_EVENT or exceeds(event, MAX_VALUES):
+    """{}: it has none. A long one is read, too: some engines write all arguments of a tool call at once."""
+    if len(event) > MAX_EVENT or (len(event) > MAX_PARSED_EVENT and exceeds(event, MAX_VALUES)):
         raise _too_large()
-    try:
-        chunk = orjson.loads(data_of(event))
-    except orjson.JSONDecodeError:
+    data = data_of(event).strip()
+    if not data:
         return {}
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise ReplicaFailure("garbage", "an event whose data is no JSON") from error
     return chunk if isinstance(chunk, dict) else {}
 
 

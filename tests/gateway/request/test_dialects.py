@@ -524,3 +524,38 @@ async def test_a_batch_is_booked_with_all_its_elements(path: str, body: dict[str
     async with FakeReplica([writes(http(200, b'{"data": []}'))]) as replica, running(replica) as run:
         _, _, dry = await run.post({"model": "m", **body}, path=f"/warmroute/route?path={path}")
         assert dry["estimated_prompt_tokens"] == tokens
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES, CHAT])
+@pytest.mark.parametrize(
+    "error", [{"type": "error", "error": {"type": "api_error", "message": "boom"}}, {"object": "error", "message": "boom"}]
+)
+async def test_an_error_with_status_200_is_no_answer(path: str, error: dict[str, Any]) -> None:
+    async with FakeReplica([writes(http(200, json.dumps(error).encode()))]) as broken, running(broken) as run:
+        code, _, said = await run.post({**ASKED, "input": "hi"}, path=path)
+    assert (code, "boom" in said["error"]["message"]) == (502, True)
+
+
+async def test_a_failed_response_is_an_answer() -> None:
+    failed = response(status="failed", output=[], error={"code": "server_error", "message": "boom"})
+    async with FakeReplica([writes(http(200, json.dumps(failed).encode()))]) as replica, running(replica) as run:
+        assert (await run.client.responses.create(model="m", input="hi")).status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("path", "plain"), [(MESSAGES, message()), (RESPONSES, writes(http(200, json.dumps(response()).encode())))]
+)
+async def test_an_object_is_no_stream(path: str, plain: Behaviour) -> None:
+    async with FakeReplica([plain]) as broken, running(broken) as run:
+        code, _, said = await run.post({**ASKED, "input": "hi", "stream": True}, path=path)
+    assert (code, "asked for a stream" in said["error"]["message"]) == (502, True)
+
+
+async def test_an_error_without_a_name_is_raised_by_the_client() -> None:
+    """Anthropic's client ignores it: the answer looked whole."""
+    unnamed = b'data: {"type":"error","error":{"type":"api_error","message":"boom"}}\n\n'
+    async with FakeReplica([events(BEGUN, SAYS, unnamed)]) as broken, running(broken) as run:
+        client = anthropic.AsyncAnthropic(base_url=run.url, api_key="k", max_retries=0)
+        with pytest.raises(anthropic.APIStatusError):
+            async with client, client.messages.stream(**ASKED) as stream:
+                await stream.get_final_message()

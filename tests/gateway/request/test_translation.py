@@ -224,3 +224,45 @@ async def test_a_response_that_was_translated_is_not_remembered_as_an_object() -
     async with FakeReplica([chat_only(answers())]) as replica, FakeReplica([keeper("a")] * 9), running(replica) as run:
         assert (await run.post({"model": "m", "input": "hi"}, path=RESPONSES))[0] == 200
         assert len(run.gateway.router.objects) == 0
+
+
+def sse(*events: bytes) -> Behaviour:
+    """A chat stream of these events."""
+    head = b"HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n"
+    return writes(head % sum(map(len, events)) + b"".join(events))
+
+
+SAID = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"half"},"finish_reason":null}]}\n\n'
+ABORTED = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize("events", [[SAID, ABORTED], [SAID, b'data: {"choi\n\n'], [b"data: {oops\n\n"]])
+async def test_official_clients_raise_if_a_part_of_the_stream_is_missing(events: list[bytes]) -> None:
+    async with FakeReplica([chat_only(sse(*events))]) as replica, running(replica) as run, claude(run) as client:
+        asked: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+        with pytest.raises(anthropic.APIStatusError):
+            async with client.messages.stream(**asked) as stream:
+                await stream.get_final_message()
+        with pytest.raises(openai.APIError):
+            async with run.client.responses.stream(model="m", input="hi") as response:
+                await response.get_final_response()
+
+
+async def test_a_plain_answer_to_a_stream_is_an_error() -> None:
+    """No client of a stream reads it."""
+    async with FakeReplica([chat_only(answers())]) as deaf, running(deaf) as run, claude(run) as client:
+        asked: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+        with pytest.raises(anthropic.InternalServerError):
+            async with client.messages.stream(**asked) as stream:
+                await stream.get_final_message()
+
+
+async def test_an_answer_that_the_engine_gave_up_comes_from_another_replica() -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "half"}, "finish_reason": "abort"}
+    gave_up = writes(http(200, json.dumps({"id": "c", "object": "chat.completion", "choices": [choice]}).encode()))
+    async with FakeReplica([chat_only(gave_up)]) as broken, FakeReplica([message()]) as good, running(broken, good) as run:
+        for number in range(6):
+            body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": f"{number} {LONG}"}]}
+            code, _, said = await run.post(body, path=MESSAGES)
+            assert (code, said["content"][0]["text"]) == (200, "hello")
+        assert broken.requests

@@ -12,7 +12,7 @@ from gateway.dialects.json_structure import exceeds, signs
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.prompt.head import short_digest
 from gateway.dialects.translation.messages.echo import Echo
-from gateway.dialects.translation.translation import stop_text
+from gateway.dialects.translation.translation import require_finished, stop_text
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 
@@ -42,6 +42,7 @@ def message_of(body: bytes, echo: Echo) -> bytes:
         reason = choice.get("finish_reason")
         has_calls = len(content) > called
         reason = reason if isinstance(reason, str) else ""
+        require_finished(reason)
         stop_reason, sequence = ending(reason, stop_text(choice), echo, called=has_calls)
     else:
         stop_reason, sequence = ending("length", "", echo, called=False)
@@ -80,7 +81,7 @@ def _add_calls(content: list[Any], calls: Any, id_: str) -> None:
         return
     if len(calls) > MAX_CALLS:
         raise too_many_calls()
-    left = _MAX_VALUES
+    left, used = _MAX_VALUES, set[str]()
     for number, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
@@ -90,7 +91,8 @@ def _add_calls(content: list[Any], calls: Any, id_: str) -> None:
             arguments = arguments_of(function)
             left -= signs(arguments.encode())
             given = _input(arguments) if left >= 0 else {"arguments": arguments}
-            content.append({"type": "tool_use", "id": call_id(call.get("id"), id_, number), "name": name, "input": given})
+            called = call_id(call.get("id"), id_, number, used)
+            content.append({"type": "tool_use", "id": called, "name": name, "input": given})
 
 
 def _input(arguments: str) -> Any:
@@ -133,9 +135,14 @@ def message_id(answer: Mapping[str, Any]) -> str:
     return f"msg_{id_ if _ID.fullmatch(id_) else short_digest(id_.encode())}"
 
 
-def call_id(id_: Any, message: str, number: int) -> str:
-    """The engine's id, which comes back with the result; one of ours if it has none of a reasonable length."""
-    return id_ if isinstance(id_, str) and 0 < len(id_) <= MAX_NAME else f"toolu_{message.removeprefix('msg_')}_{number}"
+def call_id(id_: Any, message: str, number: int, used: set[str]) -> str:
+    """The engine's id, which comes back with the result; one of ours if it has none of a reasonable length, or has given that
+    to another call. used: by the calls before; it is added.
+    """
+    fits = isinstance(id_, str) and 0 < len(id_) <= MAX_NAME and id_ not in used
+    found: str = id_ if fits else f"toolu_{message.removeprefix('msg_')}_{number}"
+    used.add(found)
+    return found
 
 
 def name_of(function: Mapping[str, Any]) -> str:

@@ -118,6 +118,7 @@ class MessageWriter(EventWriter):
         self._id = ""
         self._blocks = deque[_Block]()  # that are not over
         self._calls = dict[int, _Block]()  # by their index in chat; the last one of that index
+        self._ids = set[str]()  # of calls
         self._count = 0  # of calls
         self._next = 0  # the index of the next block
         self._held = 0
@@ -188,17 +189,18 @@ class MessageWriter(EventWriter):
 
     def _block_of(self, call: dict[str, Any], name: str, out: list[bytes]) -> _Block:
         """The block of a call. Some engines have no indexes, or the same for all calls: a name with another id is another
-        call. (Some give each delta a new id, but the name only once.)
+        call, and so is one with neither index nor id. (Some give each delta a new id, but the name only once.)
         """
         index, id_ = call.get("index"), call.get("id")
         if not isinstance(index, int) or isinstance(index, bool):
             index = -1
         known = self._calls.get(index)
-        if known is not None and not (name and known.name and isinstance(id_, str) and id_ and id_ != known.id):
+        other = id_ != known.id if known is not None and isinstance(id_, str) and id_ else index == -1
+        if known is not None and not (name and known.name and other):
             return known
         if self._count >= MAX_CALLS:
             raise too_many_calls()
-        block = _Block(_TOOL, call_id(id_, self._id, self._count))
+        block = _Block(_TOOL, call_id(id_, self._id, self._count, self._ids))
         self._count += 1
         self._calls[index] = block
         self._append(block, out)

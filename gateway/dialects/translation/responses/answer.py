@@ -16,6 +16,7 @@ from gateway.dialects.json_structure import exceeds
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.prompt.head import short_digest
 from gateway.dialects.translation.responses.tools import INPUT, ToolName, tool_names
+from gateway.dialects.translation.translation import require_finished
 from gateway.dialects.usage import Usage, token_count
 from gateway.errors import ReplicaFailure
 
@@ -161,6 +162,7 @@ def response_of(body: bytes, echo: bytes) -> bytes:
         raise ReplicaFailure("garbage", "the answer is no chat completion")
     reason = choice.get("finish_reason")
     reason = reason if isinstance(reason, str) else ""
+    require_finished(reason)
     identity = Identity(answer)
     output = _items(message, identity, tool_names(echo), status_of(reason).encode())
     usage = usage_json(parse_usage(answer), reasoning_tokens(answer.get("usage")))
@@ -195,8 +197,16 @@ def _items(message: dict[str, Any], identity: Identity, tools: dict[str, ToolNam
 
 def _arguments(function: dict[str, Any], head: CallHead) -> bytes:
     given = function.get("arguments")
-    arguments = inside(given) if isinstance(given, str) else inside(orjson.dumps(given or {}).decode())
+    arguments = inside(given) if isinstance(given, str) else object_arguments(given or {})
     return input_of(arguments) if head.tool.custom else arguments
+
+
+def object_arguments(given: Any) -> bytes:
+    """Arguments that an engine gives as an object, as the inside of a JSON string. Raises ReplicaFailure "garbage"."""
+    try:
+        return inside(orjson.dumps(given).decode())
+    except orjson.JSONEncodeError as error:
+        raise ReplicaFailure("garbage", "the arguments of a tool are nested too deeply") from error
 
 
 def checked(name: str) -> str:

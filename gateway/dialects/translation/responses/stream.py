@@ -183,7 +183,7 @@ class ResponseWriter(EventWriter):
         name, arguments = function.get("name"), function.get("arguments")
         name = form.checked(name) if isinstance(name, str) else ""
         call = self._call(delta.get("index"), form.checked(call_id) if isinstance(call_id, str) else "", name)
-        out, raw = b"", self._collect(arguments) if isinstance(arguments, str) else b""
+        out, raw = b"", self._collect_arguments(arguments)
         call.arguments += raw
         if call.head is None:
             if not name:
@@ -193,10 +193,13 @@ class ResponseWriter(EventWriter):
         return out + self._arguments(call, raw)
 
     def _call(self, index: Any, call_id: str, name: str) -> _Call:
-        """The call to which a delta belongs. Engines that number none, or all alike, send whole calls, each with its id."""
+        """The call to which a delta belongs. Engines that number none, or all alike, send whole calls, each with its id; some
+        of the former without one.
+        """
         at = index if isinstance(index, int) else -1
         call = self._by_index.get(at)
-        if call is None or (name and call_id and call.head is not None and call_id != call.call_id):
+        other = call_id != call.call_id if call is not None and call_id else at == -1
+        if call is None or (name and call.head is not None and other):
             if len(self._calls) == MAX_CALLS:
                 raise ReplicaFailure("garbage", f"an answer with more than {MAX_CALLS} tool calls")
             call = self._by_index[at] = _Call()
@@ -247,8 +250,16 @@ class ResponseWriter(EventWriter):
         if parts >= MAX_ITEMS:
             raise ReplicaFailure("garbage", f"an answer of more than {MAX_ITEMS} parts")
 
+    def _collect_arguments(self, arguments: Any) -> bytes:
+        """A piece of their JSON; some engines give the object."""
+        if isinstance(arguments, dict):
+            return self._counted(form.object_arguments(arguments))
+        return self._collect(arguments) if isinstance(arguments, str) else b""
+
     def _collect(self, text: str) -> bytes:
-        raw = inside(text)
+        return self._counted(inside(text))
+
+    def _counted(self, raw: bytes) -> bytes:
         self._collected += len(raw)
         if self._collected > MAX_COLLECTED:
             raise ReplicaFailure("garbage", f"an answer of more than {MAX_COLLECTED} bytes")

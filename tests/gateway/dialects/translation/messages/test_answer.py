@@ -107,6 +107,11 @@ def test_ids_and_names() -> None:
         assert len(found) < 70
 
 
+def test_an_id_is_that_of_one_call() -> None:
+    content = answered({"tool_calls": [call(id_="c"), call(id_="c")]})["content"]
+    assert [block["id"] for block in content] == ["c", "toolu_1f_1"]
+
+
 def test_a_refusal_is_a_text() -> None:
     assert answered({"content": None, "refusal": "No."})["content"] == [{"type": "text", "text": "No."}]
 
@@ -174,6 +179,7 @@ def test_whatever_a_replica_sends_is_an_answer_or_its_failure(body: Any, message
         b'{"choices": []}',
         b'{"choices": [{}]}',
         b'{"choices": [{"message": "x"}]}',
+        b'{"choices": [{"message": {"content": "half"}, "finish_reason": "abort"}]}',
         b'{"x": [' + b"{}," * 100_000 + b"1]}",
         json.dumps({"choices": [{"message": {"tool_calls": [call()] * (MAX_CALLS + 1)}}]}).encode(),
         json.dumps({"choices": [{"message": {"tool_calls": [call("x" * (MAX_NAME + 1))]}}]}).encode(),

@@ -152,6 +152,19 @@ def test_a_call_without_a_name_is_none() -> None:
     assert accumulated(out).stop_reason == "end_turn"
 
 
+def test_calls_without_index_and_id_are_told_apart_by_their_names() -> None:
+    first, second = call(None, '{"a": 1', "f"), call(None, '{"b": 2}', "g")
+    out, _ = translated([FIRST, chunk(first), chunk(call(None, "}")), chunk(second), chunk(None, "tool_calls"), DONE])
+    assert [(block["name"], block["input"]) for block in blocks(out)] == [("f", {"a": 1}), ("g", {"b": 2})]
+
+
+def test_ids_of_calls_are_unique() -> None:
+    """A client gives the results back by them."""
+    calls = [chunk(call(index, "{}", "f", "c")) for index in range(3)]
+    out, _ = translated([FIRST, *calls, chunk(None, "tool_calls"), DONE])
+    assert len({block["id"] for block in blocks(out)}) == 3
+
+
 def test_arguments_that_come_at_once_may_be_long() -> None:
     text = "x,{" * MAX_PARSED_EVENT
     out, _ = translated([FIRST, chunk(call(0, json.dumps({"a": text}), "f", "c")), DONE])
@@ -273,6 +286,43 @@ def test_the_end_of_an_object_is_found(value: dict[str, Any], indent: int | None
     end.feed("")
     end.feed(text[-1])
     assert end.complete
+
+
+# -- parts that are missing
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        b'data: {"choices":[{"delta":{"content":"x"},"logp\n\n',
+        b'data: {"choices":[{"delta":{"content":"\\ud83d"}}]}\n\n',
+        b'data: {"choices":[{"delta":{"content":"x"},"logprobs":NaN}]}\n\n',
+        b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n',
+        chunk({}, "abort"),
+        chunk({"content": "x"}, "error"),
+    ],
+)
+def test_an_answer_that_lacks_a_part_does_not_look_whole(lost: bytes) -> None:
+    flood(chunk({"content": "before"}), lost, chunk({"content": "after"}), chunk(None, "stop"))
+
+
+def test_events_without_data_lack_nothing() -> None:
+    out, _ = translated([FIRST, b"data:\n\n", b"event: ping\ndata: {}\n\n", chunk({"content": "x"}), chunk(None, "stop"), DONE])
+    assert blocks(out) == [{"type": "text", "text": "x"}]
+
+
+@pytest.mark.parametrize(
+    "error", [b'data: {"object":"error","message":"no room","code":500}\n\n', b'event: error\ndata: {"message":"no room"}\n\n']
+)
+def test_other_forms_of_an_engines_error_are_raised_too(error: bytes) -> None:
+    out, _ = translated([FIRST, chunk({"content": "x"}), error, DONE])
+    with pytest.raises(anthropic.APIStatusError, match="no room"):
+        accumulated(out)
+
+
+def test_an_empty_reason_is_none() -> None:
+    out, _ = translated([FIRST, chunk({"content": "x"}), chunk(None, "length"), chunk(None, ""), DONE])
+    assert accumulated(out).stop_reason == "max_tokens"
 
 
 # -- floods

@@ -82,6 +82,7 @@ def test_the_same_answer_has_the_same_ids_and_another_has_others() -> None:
         b"[]",
         b'{"choices": []}',
         b'{"choices": [{"message": 5}]}',
+        b'{"choices": [{"message": {"content": "half"}, "finish_reason": "error"}]}',
         b'{"choices": [' + b"{}," * 200_000 + b"{}]}",
         completion({"tool_calls": [{"id": "c"}]}),
         completion({"tool_calls": [function("f" * 2000, "{}")]}),

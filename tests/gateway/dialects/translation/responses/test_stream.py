@@ -190,6 +190,26 @@ def test_ids_of_calls_are_unique() -> None:
     assert len({item.call_id for item in response_of(out).output if item.type == "function_call"}) == 3
 
 
+def test_calls_without_index_and_id_are_told_apart_by_their_names() -> None:
+    pieces = [call(None, "f", '{"a": 1'), call(None, None, "}"), call(None, "g", '{"b": 2}')]
+    found = response_of(translated([stream(*pieces, reason="tool_calls")])[0]).output
+    assert [(item.name, item.arguments) for item in found if item.type == "function_call"] == [
+        ("f", '{"a": 1}'),
+        ("g", '{"b": 2}'),
+    ]
+
+
+def test_arguments_may_be_an_object() -> None:
+    (item,) = response_of(translated([stream(call(0, "f", {"a": [1]}, "c"))])[0]).output
+    assert item.type == "function_call"
+    assert json.loads(item.arguments) == {"a": [1]}
+
+
+@pytest.mark.parametrize("lost", [b'data: {"choices":[{"del\n\n', chunk({}, "abort"), chunk({"content": "x"}, "error")])
+def test_an_answer_that_lacks_a_part_does_not_look_whole(lost: bytes) -> None:
+    assert flooded(chunk({"content": "before"}), lost, chunk({}, "stop"), DONE) == "garbage"
+
+
 def test_an_error_of_the_engine() -> None:
     error = {"error": {"message": "out of\nmemory", "type": "server_error", "code": 500}}
     out, reader = translated([chunk({"content": "x"}), b"data: " + json.dumps(error).encode() + b"\n\n", DONE])
@@ -225,6 +245,7 @@ def test_floods_are_refused() -> None:
     assert flooded(chunk(call(0, None, "{}")), DONE) == "garbage", "a call without a name"
     piece = "x" * 60_000
     assert flooded(*[chunk({"content": piece})] * (MAX_COLLECTED // len(piece) + 1)) == "garbage"
+    assert flooded(*[chunk(call(0, "f", {"a": piece}))] * (MAX_COLLECTED // len(piece) + 1)) == "garbage"
     assert flooded(*[chunk(call(0, "f", piece))] * (MAX_COLLECTED // len(piece) + 1)) == "garbage"
     turns = [chunk({"content": "x"}), chunk({"reasoning": "x"})]
     assert flooded(*turns * MAX_ITEMS) == "garbage"
