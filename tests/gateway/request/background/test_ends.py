@@ -82,9 +82,10 @@ async def refusing(folder: Path, later: list[float]) -> AsyncIterator[tuple[Runn
             yield run, stream
 
 
-async def test_an_end_that_the_store_takes_later_is_none_that_is_lost(tmp_path: Path) -> None:
+async def test_an_end_that_the_store_takes_later_is_none_that_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     later = [0.0]
     async with refusing(tmp_path, later) as (run, stream):
+        await eventually(lambda: "the end of a run is not kept yet" in caplog.text)
         later[0] = SETTLE_S - 60
         assert run.gateway.runs.places.taken == 1
         await rename(tmp_path, "gone", "warmroute_runs")
