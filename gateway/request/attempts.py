@@ -164,13 +164,13 @@ class Attempts:
         Raises the error if there is none.
         """
         if exchange is None or exchange.attempts.elsewhere is None:
-            raise error
+            raise error.again()  # the caller keeps this one in its frame: a cycle
         attempts = exchange.attempts
         attempts.elsewhere = None
         self._not_made(attempts.failed[-1]["reason"])
         answer, attempts.refusal = attempts.refusal, None
         if answer is None:
-            raise error
+            raise error.again()
         attempts.error = attempts.failed[-1]["error"]
         return exchange, answer
 
