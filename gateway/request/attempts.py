@@ -164,7 +164,7 @@ class Attempts:
         Raises the error, anew, if there is none.
         """
         if exchange is None or exchange.attempts.elsewhere is None:
-            raise error.again()
+            raise error.again()  # the caller keeps this one in its frame: a cycle
         attempts = exchange.attempts
         self.not_elsewhere(exchange)
         answer, attempts.refusal = attempts.refusal, None
@@ -352,7 +352,8 @@ class Attempts:
             if opening := dialect.opening(data):  # nearly all streams begin with their first data
                 await first_data(answer, opening, data)
             return
-        if exchange.api.stream and exchange.dialect.translatable:  # their clients take an object for a stream without events
+        if exchange.api.stream and exchange.dialect.translatable and not exchange.request.any_form:
+            # Clients of these take an object for a stream without events.
             raise ReplicaFailure("garbage", f"asked for a stream, it answers with {answer.content_type or 'no content type'!r}")
         lease = exchange.request.lease
         before = lease.held

@@ -126,11 +126,13 @@ class ClientRequest:
     path: decoded, without its query: what dialects and logs go by. target: path and query as they go to a replica, ASCII.
     lease: what of the memory budget the request holds; its account's `client` is the client's address (of IPv6 the network).
     upgrades: it asks for a WebSocket, which the replica may agree to: then the reply's `feed_from` is for both directions.
-    recent: what its connection remembers of the responses before it, None: nothing.
+    recent: what its connection remembers of the responses before it, None: nothing. any_form: it asks for a stream, and reads a
+    plain answer as well.
     """
 
     def __init__(self, method: str, path: str, target: str, headers: Headers, lease: MemoryLease) -> None:
         self.upgrades = False
+        self.any_form = False
         self.recent: Lane | None = None
         self.method = method
         self.path = path

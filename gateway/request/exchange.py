@@ -206,6 +206,7 @@ class Exchange:
         """The call as it goes to a replica that speaks chat only. Raises GatewayError if there is no room for a large body."""
         if self.translated is None:
             self.translated = translated
+            translated.seed = self.id
             if len(translated.request.body) >= LARGE_BODY:
                 self.charge(len(translated.request.body))
         self.answers = translated

@@ -14,16 +14,17 @@ from gateway.dialects.usage import Usage
 
 
 class TranslatedAnswers(Dialect):
-    """One request's. request: as it goes to replicas that speak chat only."""
+    """One request's. request: as it goes to replicas that speak chat only. seed: the request's id."""
 
     name: ClassVar[str] = "translated"
 
     def __init__(self, translation: Translation, request: TranslatedRequest) -> None:
         self.request = request
+        self.seed = ""
         self._translation = translation
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
-        return self._translation.reader(self.request.echo)
+        return self._translation.reader(self.request.echo, self.seed)
 
     def opening(self, data: bytes) -> StreamOpening | None:
         return None if begins_well(data) else Opening()
@@ -33,7 +34,7 @@ class TranslatedAnswers(Dialect):
 
     def answer(self, body: bytes) -> bytes:
         """A whole plain answer, as the client reads it. Raises ReplicaFailure if it is no chat completion."""
-        return self._translation.answer(body, self.request.echo)
+        return self._translation.answer(body, self.request.echo, self.seed)
 
     def error(self, status: int, body: bytes) -> bytes:
         """The body of the replica's error, as the client reads it."""

@@ -90,20 +90,22 @@ class Translation:
         """
         raise NotImplementedError
 
-    def answer(self, body: bytes, echo: bytes) -> bytes:
-        """A whole chat completion as the dialect's answer. Raises ReplicaFailure "garbage" if it is none."""
+    def answer(self, body: bytes, echo: bytes, seed: str = "") -> bytes:
+        """A whole chat completion as the dialect's answer. Raises ReplicaFailure "garbage" if it is none. seed: what tells the
+        answer's ids from those of other requests, for engines have ids that come again.
+        """
         raise NotImplementedError
 
     def error(self, status: int, body: bytes) -> bytes:
         """The body of a replica's error in the dialect's shape. body: whatever it sent, cut to a few kB."""
         raise NotImplementedError
 
-    def writer(self, echo: bytes) -> EventWriter:
+    def writer(self, echo: bytes, seed: str = "") -> EventWriter:
         raise NotImplementedError
 
-    def reader(self, echo: bytes) -> TranslatingReader:
+    def reader(self, echo: bytes, seed: str = "") -> TranslatingReader:
         """For one answer's stream."""
-        return TranslatingReader(self.writer(echo))
+        return TranslatingReader(self.writer(echo, seed))
 
 
 class TranslatingReader(StreamReader):

@@ -25,6 +25,7 @@ class RunRequest(ClientRequest):
     def __init__(self, asked: ClientRequest, caller: Caller, run: Run, body: bytes, lease: MemoryLease) -> None:
         """asked: the request that has asked for it. lease: of its own, with the body charged."""
         super().__init__("POST", asked.path, asked.target, RunHeaders(asked.headers, run.id), lease)
+        self.any_form = True
         self.run = run
         self._caller = caller
         self._lines = asked.upstream_headers()

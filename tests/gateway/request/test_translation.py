@@ -266,3 +266,19 @@ async def test_an_answer_that_the_engine_gave_up_comes_from_another_replica() ->
             code, _, said = await run.post(body, path=MESSAGES)
             assert (code, said["content"][0]["text"]) == (200, "hello")
         assert broken.requests
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_of_an_engine_with_one_id_for_all_have_their_own(stream: bool) -> None:
+    """What is kept is found by its id: the second one would take the place of the first."""
+    behave = chat_only(streams("hello") if stream else answers())
+    async with FakeReplica([behave]) as replica, running(replica) as run:
+        ids = set[str]()
+        for _ in range(3):
+            if stream:
+                async with run.client.responses.stream(model="m", input="hi") as events:
+                    said: Any = await events.get_final_response()
+            else:
+                said = await run.client.responses.create(model="m", input="hi")
+            ids |= {said.id, said.output[0].id}
+        assert len(ids) == 6

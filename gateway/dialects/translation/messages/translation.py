@@ -27,7 +27,7 @@ class MessagesTranslation(Translation):
     def request(self, raw: bytes) -> TranslatedRequest:
         return chat_request(raw)
 
-    def answer(self, body: bytes, echo: bytes) -> bytes:
+    def answer(self, body: bytes, echo: bytes, seed: str = "") -> bytes:
         return message_of(body, read_echo(echo))
 
     def error(self, status: int, body: bytes) -> bytes:
@@ -39,5 +39,5 @@ class MessagesTranslation(Translation):
         message = (message or body.decode("utf-8", "replace").strip())[:_MAX_MESSAGE]
         return error_body(GatewayError(status, "replica_error", message or f"The replica answered with status {status}."))
 
-    def writer(self, echo: bytes) -> EventWriter:
+    def writer(self, echo: bytes, seed: str = "") -> EventWriter:
         return MessageWriter(read_echo(echo))

@@ -34,16 +34,18 @@ def inside(text: str) -> bytes:
 
 
 class Identity:
-    """What the parts of one response are called. All comes from the engine's answer: the same answer has the same ids."""
+    """What the parts of one response are called. The same answer to the same request has the same ids; the engine's alone would
+    not do: some count from 1 after each start, or call all answers the same, and what is kept is found by its id.
+    """
 
     __slots__ = ("created", "key")
 
-    def __init__(self, answer: dict[str, Any]) -> None:
+    def __init__(self, answer: dict[str, Any], seed: str = "") -> None:
         created = answer.get("created")
         number = isinstance(created, int) and not isinstance(created, bool) and 0 <= created < _MAX_TIME
         self.created: int = created if isinstance(created, int) and number else 0
         name = answer.get("id")
-        self.key = short_digest(f"{name if isinstance(name, str) else ''} {self.created}".encode()).encode()
+        self.key = short_digest(f"{name if isinstance(name, str) else ''} {self.created} {seed}".encode()).encode()
 
     def item(self, kind: bytes, index: int) -> bytes:
         """kind: msg, rs, fc, ctc. index: of the output."""
@@ -147,7 +149,7 @@ class ResponseForm:
         return form % (self._echo, who.key, who.created, status.encode(), error, details, output, usage)
 
 
-def response_of(body: bytes, echo: bytes) -> bytes:
+def response_of(body: bytes, echo: bytes, seed: str = "") -> bytes:
     """A whole chat completion as a response. Raises ReplicaFailure "garbage" if it is none."""
     if exceeds(body, MAX_STRUCTURE):
         raise ReplicaFailure("garbage", "the answer has too many values")
@@ -163,7 +165,7 @@ def response_of(body: bytes, echo: bytes) -> bytes:
     reason = choice.get("finish_reason")
     reason = reason if isinstance(reason, str) else ""
     require_finished(reason)
-    identity = Identity(answer)
+    identity = Identity(answer, seed)
     output = _items(message, identity, tool_names(echo), status_of(reason).encode())
     usage = usage_json(parse_usage(answer), reasoning_tokens(answer.get("usage")))
     return ResponseForm(identity, echo).json(status_of(reason), b",".join(output), usage, reason)

@@ -63,13 +63,14 @@ class _Call:
 
 
 class ResponseWriter(EventWriter):
-    """One response. echo: what it repeats of its request."""
+    """One response. echo: what it repeats of its request. seed: of its ids."""
 
-    def __init__(self, echo: bytes) -> None:
+    def __init__(self, echo: bytes, seed: str = "") -> None:
         super().__init__()
+        self._seed = seed
         self._echo = echo
         self._tools: dict[str, ToolName] = tool_names(echo)
-        self._form = ResponseForm(Identity({}), echo)
+        self._form = ResponseForm(Identity({}, seed), echo)
         self._items = list[bytes]()  # by output index; b"": open
         self._open: _Item | None = None
         self._calls = list[_Call]()
@@ -80,7 +81,7 @@ class ResponseWriter(EventWriter):
         self._reasoning = 0  # tokens
 
     def begin(self, chunk: dict[str, Any]) -> bytes:
-        self._form = ResponseForm(Identity(chunk), self._echo)
+        self._form = ResponseForm(Identity(chunk, self._seed), self._echo)
         response = self._form.json("in_progress")
         return self._event(b"response.created", b'"response":' + response) + self._event(
             b"response.in_progress", b'"response":' + response

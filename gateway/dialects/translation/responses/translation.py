@@ -23,8 +23,8 @@ class ResponsesTranslation(Translation):
     def request(self, raw: bytes) -> TranslatedRequest:
         return chat_request(raw)
 
-    def answer(self, body: bytes, echo: bytes) -> bytes:
-        return response_of(body, echo)
+    def answer(self, body: bytes, echo: bytes, seed: str = "") -> bytes:
+        return response_of(body, echo, seed)
 
     def error(self, status: int, body: bytes) -> bytes:
         """Chat's errors have the shape of Responses' already; what has another one is wrapped."""
@@ -38,5 +38,5 @@ class ResponsesTranslation(Translation):
         text = excerpt(body) or f"The replica answered with the status {status}."
         return error_body(GatewayError(status, "invalid_request" if status < 500 else "server_error", text))
 
-    def writer(self, echo: bytes) -> EventWriter:
-        return ResponseWriter(echo)
+    def writer(self, echo: bytes, seed: str = "") -> EventWriter:
+        return ResponseWriter(echo, seed)
