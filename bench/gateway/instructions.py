@@ -205,7 +205,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=names, help="may be repeated")
     parser.add_argument("--requests", type=int, default=100, metavar="N", help="in a window; default: 100")
     parser.add_argument("--windows", type=int, default=3, metavar="N", help="of which the median counts; default: 3")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    for tree in options.tree:
+        if not (tree / "gateway").is_dir():  # else the installed gateway would be counted
+            parser.error(f"{tree} has no gateway")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

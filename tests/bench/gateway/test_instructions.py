@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,12 @@ def test_versions_are_compared_with_the_first() -> None:
     text = "\n".join(report(["old", "new"], [("a request", [200_000.0, 206_000.0])]))
     assert "| thousands of instructions | old | new | to the first |" in text
     assert "| a request | 200.0 | 206.0 | +3.0% |" in text
+
+
+def test_a_tree_without_a_gateway_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--tree", str(tmp_path)])
+    assert f"{tmp_path} has no gateway" in capsys.readouterr().err
 
 
 @pytest.mark.tools
