@@ -25,6 +25,7 @@ from gateway.dialects.events.sse import LONGEST_END, MAX_PARSED_EVENT, data_of, 
 from gateway.dialects.json_structure import exceeds
 from gateway.dialects.openai.stream import failure_of
 from gateway.dialects.openai.usage import parse_usage
+from gateway.dialects.translation.chat_message import in_texts
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 
@@ -164,8 +165,10 @@ class TranslatingReader(StreamReader):
         choice = choices[0] if choices else None
         if isinstance(choice, dict) and choice.get("index") in (None, 0):
             delta, reason = choice.get("delta"), choice.get("finish_reason")
+            if not isinstance(delta, dict):
+                delta = choice.get("message")  # some engines stream one chunk, written like a whole answer
             if isinstance(delta, dict):
-                out += self.writer.delta(delta)
+                out += self.writer.delta(in_texts(delta))
             if isinstance(reason, str) and reason:
                 require_finished(reason)
                 self._reason = reason

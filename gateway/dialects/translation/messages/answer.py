@@ -11,6 +11,7 @@ import orjson
 from gateway.dialects.json_structure import exceeds, signs
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.prompt.head import short_digest
+from gateway.dialects.translation.chat_message import in_texts
 from gateway.dialects.translation.messages.echo import Echo
 from gateway.dialects.translation.translation import require_finished, stop_text
 from gateway.dialects.usage import Usage
@@ -36,7 +37,7 @@ def message_of(body: bytes, echo: Echo) -> bytes:
     id_ = message_id(answer)
     content = list[Any]()
     if not echo.empty:
-        _add_texts(content, message)
+        _add_texts(content, in_texts(message))
         called = len(content)
         _add_calls(content, message.get("tool_calls"), id_)
         reason = choice.get("finish_reason")

@@ -15,6 +15,7 @@ import orjson
 from gateway.dialects.json_structure import exceeds
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.prompt.head import short_digest
+from gateway.dialects.translation.chat_message import in_texts
 from gateway.dialects.translation.responses.tools import INPUT, ToolName, tool_names
 from gateway.dialects.translation.translation import require_finished
 from gateway.dialects.usage import Usage, token_count
@@ -166,7 +167,7 @@ def response_of(body: bytes, echo: bytes, seed: str = "") -> bytes:
     reason = reason if isinstance(reason, str) else ""
     require_finished(reason)
     identity = Identity(answer, seed)
-    output = _items(message, identity, tool_names(echo), status_of(reason).encode())
+    output = _items(in_texts(message), identity, tool_names(echo), status_of(reason).encode())
     usage = usage_json(parse_usage(answer), reasoning_tokens(answer.get("usage")))
     return ResponseForm(identity, echo).json(status_of(reason), b",".join(output), usage, reason)
 
