@@ -8,7 +8,7 @@ from typing import Any
 def in_texts(message: dict[str, Any]) -> dict[str, Any]:
     """A message, or a delta, with texts in the place of parts. O(parts).
 
-    `text` goes to `content`, `thinking` (Mistral's, with parts of its own) to `reasoning_content`. Parts of other types, such as
+    `text` goes to `content`, `thinking` (of Mistral, with parts of its own) to `reasoning_content`. Parts of other types, as
     references, have no words in the other dialects: left out.
     """
     content = message.get("content")
