@@ -75,14 +75,14 @@ class Database:
         self._writer = asyncio.create_task(self._write())
 
     async def close(self) -> None:
-        """What waits is written. Idempotent."""
+        """What waits is written; what comes later is a StoreFailed. Idempotent."""
         if self._writer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._operation_s):
                     await self._queue.join()
-            self._writer.cancel()
-            await asyncio.gather(self._writer, return_exceptions=True)
-            self._writer = None
+            writer, self._writer = self._writer, None
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
         if self._driver:
             driver, self._driver = self._driver, None
             with contextlib.suppress(TimeoutError):
@@ -91,15 +91,16 @@ class Database:
 
     async def read(self, work: Work[T]) -> T:
         """Raises StoreFailed, and what `work` raises."""
-        assert self._driver
         async with self._place(), self._bounded():
-            return await self._driver.read(work)
+            return await self._opened().read(work)
 
     async def write(self, work: Work[T]) -> T:
         """Returns when the write is durable. Its work may be done twice, and must see to it that this does no harm.
 
         Raises StoreFailed, and what `work` raises.
         """
+        if self._writer is None:
+            raise _closed()
         if self._clock() < self._stalled_until:
             raise self._silent()
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -140,16 +141,21 @@ class Database:
 
     async def _done(self, batch: list[Write]) -> Exception | None:
         """Write it in one transaction. Returns what went wrong."""
-        assert self._driver
         try:
             async with self._bounded():
-                results = await self._driver.write([work for work, _ in batch])
+                results = await self._opened().write([work for work, _ in batch])
         except Exception as error:  # noqa: BLE001  (it is the caller's)
             return error
         for (_, done), result in zip(batch, results, strict=True):
             if not done.done():
                 done.set_result(result)
         return None
+
+    def _opened(self) -> Driver:
+        """Raises StoreFailed."""
+        if self._driver is None:
+            raise _closed()
+        return self._driver
 
     @contextlib.asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
@@ -185,6 +191,10 @@ class Database:
 
     def _silent(self) -> StoreFailed:
         return StoreFailed(f"the database has not answered within {self._operation_s:g} s")
+
+
+def _closed() -> StoreFailed:
+    return StoreFailed("the database is closed")
 
 
 def _text(error: Exception) -> str:

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.pool import NullPool
@@ -41,7 +42,7 @@ class SqliteFile:
         self._path = os.fspath(url.database or "")
         _private(Path(self._path))
         self._identity = _identity(self._path)  # before it is opened: what is replaced meanwhile is noticed
-        self._engine = create_engine(url, poolclass=NullPool, connect_args={"check_same_thread": False})
+        self._engine = create_engine(_existing(url), poolclass=NullPool, connect_args={"check_same_thread": False})
         event.listen(self._engine, "connect", _tune)
         self._free = list[Connection]()  # for reads
         self.writer = self._engine.connect()
@@ -72,7 +73,7 @@ class SqliteFile:
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
         """Without a transaction: a read would wait for the writers of all gateways."""
-        connection = self._free.pop() if self._free else self._engine.connect()
+        connection = self._taken()
         whole = False
         try:
             yield connection
@@ -86,6 +87,12 @@ class SqliteFile:
                 self._free.append(connection)
             else:
                 connection.close()
+
+    def _taken(self) -> Connection:
+        try:
+            return self._free.pop()
+        except IndexError:  # to look first would be a race of threads
+            return self._engine.connect()
 
     def close(self) -> None:
         """While nothing of it is in use."""
@@ -111,6 +118,12 @@ def _private(path: Path) -> None:
     """What it holds are prompts: nobody else reads them."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+
+
+def _existing(url: URL) -> URL:
+    """For connections that make no file: one that is deleted just before would come back empty, with everybody's rights."""
+    path = quote(os.fsencode(os.path.abspath(url.database or "")))
+    return url.set(database=f"file:{path}").update_query_dict({"mode": "rw", "uri": "true"})
 
 
 def _identity(path: str) -> Identity | None:

@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, make_url
+from sqlalchemy.exc import OperationalError
 
-from gateway.state.database import STALL_S, Database
+from gateway.state.database import OPERATION_S, STALL_S, Database
 from gateway.state.drivers.driver import CONNECTIONS
+from gateway.state.drivers.sqlite_file import SqliteFile
 from gateway.state.records import StoreFailed, Unknown
 from gateway.state.runs import RunStore
 from tests.gateway.state.conftest import TTL_S, Clock, file_url, opened, pausing, response
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 LOSSES = list[int]
+SHORT_S = 0.3  # for what does not end by itself; all else has OPERATION_S, for a slow disk
 
 
 @contextlib.asynccontextmanager
@@ -80,6 +83,31 @@ async def test_a_read_notices_it_as_well(tmp_path: Path) -> None:
             await store.get("o", "a")
         assert ids_in(path) == []
         assert len(losses) == 1
+
+
+def test_a_file_that_goes_just_before_it_is_read_is_not_made_by_sqlite(tmp_path: Path) -> None:
+    """It would be empty, and others could read what comes into it."""
+    path = tmp_path / "a.sqlite"
+    file = SqliteFile(make_url(file_url(path)))
+    try:
+        path.unlink()
+        with pytest.raises(OperationalError, match="unable to open"), file.reading():
+            pass
+        assert not path.exists()
+    finally:
+        file.close()
+
+
+@pytest.mark.parametrize("name", ["a b?c#d%20e.sqlite", "\u00e4.sqlite", os.fsdecode(b"\xff.sqlite")])
+def test_names_of_files_that_mean_something_in_a_url(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    file = SqliteFile(make_url("sqlite://").set(database=os.fspath(path)))
+    try:
+        with file.reading() as connection:
+            assert connection.exec_driver_sql("SELECT count(*) FROM warmroute_responses").scalar() == 0
+    finally:
+        file.close()
+    assert os.listdir(tmp_path) == [name]
 
 
 async def test_a_file_that_is_replaced_is_read_without_the_log_of_the_one_before(tmp_path: Path) -> None:
@@ -186,11 +214,13 @@ async def test_reads_in_a_file_that_is_lost_end_first(tmp_path: Path, suffixes: 
 async def test_reads_that_are_given_up_are_interrupted(tmp_path: Path) -> None:
     """As many as there are threads: all of them are free afterwards."""
     clock = Clock()
-    database = Database(file_url(tmp_path / "a.sqlite"), 0.3, clock)
+    database = Database(file_url(tmp_path / "a.sqlite"), clock=clock)
     await database.open()
     try:
+        database._operation_s = SHORT_S
         works = [database.read(lambda each: each.exec_driver_sql(ENDLESS).all()) for _ in range(CONNECTIONS - 1)]
         assert {type(each) for each in await asyncio.gather(*works, return_exceptions=True)} == {StoreFailed}
+        database._operation_s = OPERATION_S
         clock.now += STALL_S
         for _ in range(2 * CONNECTIONS):
             assert await database.read(lambda each: each.exec_driver_sql("SELECT 1").scalar()) == 1
@@ -201,7 +231,7 @@ async def test_reads_that_are_given_up_are_interrupted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["in a statement", "between two"])
 async def test_a_write_that_is_given_up_is_not_written(tmp_path: Path, where: str) -> None:
     clock, path, free, loop = Clock(), tmp_path / "a.sqlite", asyncio.Event(), asyncio.get_running_loop()
-    database = Database(file_url(path), 0.3, clock)
+    database = Database(file_url(path), clock=clock)
     await database.open()
 
     def work(connection: Connection) -> None:
@@ -212,9 +242,11 @@ async def test_a_write_that_is_given_up_is_not_written(tmp_path: Path, where: st
             connection.exec_driver_sql(ENDLESS).all()
 
     try:
+        database._operation_s = SHORT_S
         with pytest.raises(StoreFailed, match="not answered"):
             await database.write(work)
         await database._queue.join()  # its time is the writer's as well
+        database._operation_s = OPERATION_S
         free.set()
         clock.now += STALL_S
         await RunStore(database, TTL_S).put(response("b"))
@@ -223,6 +255,35 @@ async def test_a_write_that_is_given_up_is_not_written(tmp_path: Path, where: st
     finally:
         await database.close()
     assert ids_in(path) == ["b"]
+
+
+async def test_what_comes_after_the_end_is_refused(tmp_path: Path) -> None:
+    """Reads that wait for a place while it is closed, too."""
+    entered, free, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+
+    async def waits() -> None:
+        entered.set()
+        await free.wait()
+
+    def work(connection: Connection) -> Any:
+        pausing(connection, waits(), loop)
+        return connection.exec_driver_sql("SELECT 1").scalar()
+
+    database = Database(file_url(tmp_path / "a.sqlite"))
+    await database.open()
+    reads = [asyncio.create_task(database.read(work)) for _ in range(2 * (CONNECTIONS - 1))]
+    await entered.wait()
+    closing = asyncio.create_task(database.close())
+    await asyncio.sleep(0)
+    free.set()
+    results = await asyncio.gather(*reads, return_exceptions=True)
+    await closing
+    assert results[: CONNECTIONS - 1] == [1] * (CONNECTIONS - 1)
+    assert [str(each) for each in results[CONNECTIONS - 1 :]] == ["the database is closed"] * (CONNECTIONS - 1)
+    for late in (database.read(work), database.write(work)):
+        with pytest.raises(StoreFailed, match="is closed"):
+            await late
+    assert os.listdir(tmp_path) == ["a.sqlite"], "its log was written back"
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
