@@ -14,21 +14,13 @@ PIECES = st.lists(st.sampled_from([b"data: {}", b"event: a\r\n", b"\n\n", b"\r\n
 
 
 @given(PIECES, st.lists(st.integers(0, 60)))
-def test_any_cutting_gives_the_same_bytes(pieces: list[bytes], cuts: list[int]) -> None:
+def test_any_cutting_gives_the_same_events(pieces: list[bytes], cuts: list[int]) -> None:
     data, splitter, found = b"".join(pieces), Splitter(), list[bytes]()
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     for start, end in itertools.pairwise(bounds):
         found += splitter.feed(data[start:end])
     rest = data[len(data) - splitter.held :]
-    assert b"".join(found) + rest == data
-
-
-@given(PIECES)
-def test_whole_it_gives_the_events_of_a_stream(pieces: list[bytes]) -> None:
-    data, whole = b"".join(pieces), Splitter()
-    events = whole.feed(data)
-    rest = data[len(data) - whole.held :]
-    assert events + [rest] * bool(rest) == list(events_of(data))
+    assert found + [rest] * bool(rest) == list(events_of(data))
 
 
 def test_what_is_dropped_is_held_no_more() -> None:
