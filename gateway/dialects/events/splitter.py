@@ -26,6 +26,12 @@ class Splitter:
         self._searched = max(0, len(held) - LONGEST_END + 1)
         return events
 
+    def finish(self) -> bytes:
+        """The stream is over: what is left of it, which lacks an event's end."""
+        rest = bytes(self._held)
+        self.drop()
+        return rest
+
     def drop(self) -> None:
         """What is not whole never will be."""
         self._held = bytearray()

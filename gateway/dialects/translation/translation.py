@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from gateway.dialects.dialect import StreamReader
-from gateway.dialects.events.sse import LONGEST_END, MAX_PARSED_EVENT, data_of, ends_of
+from gateway.dialects.events.splitter import Splitter
+from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of
 from gateway.dialects.json_structure import exceeds
 from gateway.dialects.openai.stream import failure_of
 from gateway.dialects.openai.usage import parse_usage
@@ -115,7 +116,7 @@ class TranslatingReader(StreamReader):
     def __init__(self, writer: EventWriter) -> None:
         super().__init__()
         self.writer = writer
-        self._held = bytearray()
+        self._splitter = Splitter()
         self._begun = False
         self._reason = ""
 
@@ -127,20 +128,14 @@ class TranslatingReader(StreamReader):
         """Raises ReplicaFailure "garbage" for an event beyond MAX_EVENT, one whose data is no JSON, what the writer refuses,
         and an answer that the engine gave up.
         """
-        searched = max(0, len(self._held) - LONGEST_END + 1)
-        self._held += chunk
-        out, start = list[bytes](), 0
-        for end in ends_of(self._held, searched):
-            out.append(self._event(bytes(self._held[start:end])))
-            start = end
-        del self._held[:start]
-        if len(self._held) > MAX_EVENT:
+        out = [self._event(event) for event in self._splitter.feed(chunk)]
+        if self._splitter.held > MAX_EVENT:
             raise _too_large()
         return b"".join(out)
 
     def finish(self) -> bytes:
-        held, self._held = bytes(self._held), bytearray()
-        return self._event(held) if held else b""
+        rest = self._splitter.finish()
+        return self._event(rest) if rest else b""
 
     def _event(self, event: bytes) -> bytes:
         if self.done or self.reported:

@@ -49,8 +49,7 @@ _KNOWN: Final = frozenset(["server_error", "rate_limit_exceeded", "invalid_promp
 
 
 def queued_object(id_: str, created_at: int, history: History, model: str) -> bytes:
-    """As the client gets it at once. model: its own name, as replicas
-    write it in their answers, for an alias too."""
+    """As the client gets it at once. model: its own name, also where the client has used an alias, as in all answers."""
     members = history.members
     head: dict[str, Any] = {
         "id": id_,

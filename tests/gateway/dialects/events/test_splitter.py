@@ -19,7 +19,8 @@ def test_any_cutting_gives_the_same_events(pieces: list[bytes], cuts: list[int])
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     for start, end in itertools.pairwise(bounds):
         found += splitter.feed(data[start:end])
-    rest = data[len(data) - splitter.held :]
+    held, rest = splitter.held, splitter.finish()
+    assert (held, splitter.held) == (len(rest), 0)
     assert found + [rest] * bool(rest) == list(events_of(data))
 
 
