@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Connection, make_url
 from sqlalchemy.exc import OperationalError
 
-from gateway.state.database import OPERATION_S, STALL_S, Database
+from gateway.state.database import STALL_S, Database
 from gateway.state.drivers.driver import CONNECTIONS
 from gateway.state.drivers.sqlite_file import SqliteFile
 from gateway.state.records import StoreFailed, Unknown
@@ -25,7 +25,7 @@ from tests.gateway.state.conftest import TTL_S, Clock, file_url, opened, pausing
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 LOSSES = list[int]
-SHORT_S = 0.3  # for what does not end by itself; all else has OPERATION_S, for a slow disk
+SHORT_S = 1.0  # of an operation, where one is to be given up
 
 
 @contextlib.asynccontextmanager
@@ -45,6 +45,15 @@ def ids_in(path: Path) -> list[str]:
     with contextlib.closing(sqlite3.connect(path)) as file:
         assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         return [row[0] for row in file.execute("SELECT id FROM warmroute_responses ORDER BY id")]
+
+
+async def impatient(path: Path, clock: Clock) -> Database:
+    """Open, with its tables: to make them may take longer on a slow disk."""
+    async with opened(file_url(path)):
+        pass
+    database = Database(file_url(path), SHORT_S, clock)
+    await database.open()
+    return database
 
 
 def delete(path: Path, *suffixes: str) -> None:
@@ -214,13 +223,10 @@ async def test_reads_in_a_file_that_is_lost_end_first(tmp_path: Path, suffixes: 
 async def test_reads_that_are_given_up_are_interrupted(tmp_path: Path) -> None:
     """As many as there are threads: all of them are free afterwards."""
     clock = Clock()
-    database = Database(file_url(tmp_path / "a.sqlite"), clock=clock)
-    await database.open()
+    database = await impatient(tmp_path / "a.sqlite", clock)
     try:
-        database._operation_s = SHORT_S
         works = [database.read(lambda each: each.exec_driver_sql(ENDLESS).all()) for _ in range(CONNECTIONS - 1)]
         assert {type(each) for each in await asyncio.gather(*works, return_exceptions=True)} == {StoreFailed}
-        database._operation_s = OPERATION_S
         clock.now += STALL_S
         for _ in range(2 * CONNECTIONS):
             assert await database.read(lambda each: each.exec_driver_sql("SELECT 1").scalar()) == 1
@@ -231,8 +237,7 @@ async def test_reads_that_are_given_up_are_interrupted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["in a statement", "between two"])
 async def test_a_write_that_is_given_up_is_not_written(tmp_path: Path, where: str) -> None:
     clock, path, free, loop = Clock(), tmp_path / "a.sqlite", asyncio.Event(), asyncio.get_running_loop()
-    database = Database(file_url(path), clock=clock)
-    await database.open()
+    database = await impatient(path, clock)
 
     def work(connection: Connection) -> None:
         connection.exec_driver_sql("INSERT INTO warmroute_runs VALUES ('o', 'a', 'me', 1)")
@@ -242,11 +247,9 @@ async def test_a_write_that_is_given_up_is_not_written(tmp_path: Path, where: st
             connection.exec_driver_sql(ENDLESS).all()
 
     try:
-        database._operation_s = SHORT_S
         with pytest.raises(StoreFailed, match="not answered"):
             await database.write(work)
         await database._queue.join()  # its time is the writer's as well
-        database._operation_s = OPERATION_S
         free.set()
         clock.now += STALL_S
         await RunStore(database, TTL_S).put(response("b"))
