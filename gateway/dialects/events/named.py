@@ -19,7 +19,7 @@ from gateway.errors import ReplicaFailure
 MAX_OPENING: Final = 128 << 10
 ERRORS: Final = frozenset(["error", "response.failed"])
 
-_NAME: Final = re.compile(rb"(?:[^\r\n]++[\r\n]+)*?event:[ ]?([^\r\n]*)[\r\n]")
+_NAME: Final = re.compile(rb"[\r\n]*+(?:[^\r\n]++[\r\n]++)*?event:[ ]?([^\r\n]*)[\r\n]")
 _MAX_HEAD: Final = 300  # bytes of an event in which its name is looked for
 _USUAL: Final = b"event: "
 _FIELD: Final = b"event:"

@@ -753,7 +753,7 @@ async def test_a_client_that_leaves_while_its_request_is_renamed_leaves_nothing(
         await eventually(lambda: process._task)
         await eventually(lambda: all(pool.admission.inflight == 0 for pool in gateway.fleet.pools))
         assert request_lines() == []
-        assert not any(isinstance(each, TranslatedRequest) and len(each.body) > MIB for each in gc.get_objects())
+        assert not any(type(each) is TranslatedRequest and len(each.body) > MIB for each in gc.get_objects())
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         await eventually(lambda: request_lines() and gateway.served.memory.held == 0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.anthropic.messages import Messages
 from gateway.dialects.dialect import Dialect, StreamOpening
-from gateway.dialects.events.named import MAX_OPENING, name_of
+from gateway.dialects.events.named import MAX_OPENING, has_name, name_of
 from gateway.dialects.responses.responses import Responses
 from gateway.errors import ReplicaFailure
 from tests.gateway.dialects.test_openai_stream import cut
@@ -52,12 +52,14 @@ def opening(kind: str) -> StreamOpening:
         (b"event:ping\ndata: {}\n\n", "ping"),
         (b"event:  ping\ndata: {}\n\n", " ping"),
         (b"id: 5\nevent: ping\ndata: {}\n\n", "ping"),
+        (b"\r\n\nevent: ping\ndata: {}\n\n", "ping"),
         (b"event: \ndata: {}\n\n", ""),
         (b"event: " + b"x" * 300 + b"\n\n", ""),
     ],
 )
 def test_the_name_of_an_event_is_in_its_first_bytes(event: bytes, name: str) -> None:
     assert name_of(event) == name
+    assert has_name(event) == (len(event) < 300)
 
 
 @given(st.sampled_from(sorted(KINDS)), st.lists(st.integers(0, 1 << 20), max_size=20))
