@@ -67,8 +67,13 @@ def answer_of(asked: dict[str, Any], id_: str) -> dict[str, Any]:
     }
 
 
-async def forgetful(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
-    """An engine that keeps nothing: it refuses what goes on with anything."""
+async def repeating(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    """An engine whose responses all have the same id."""
+    await forgetful(request, writer, "resp_same")
+
+
+async def forgetful(request: FakeRequest, writer: asyncio.StreamWriter, id_: str = "") -> None:
+    """An engine that keeps nothing: it refuses what goes on with anything. id_: of its response, "": a new one."""
     if request.method != "POST" or request.path != RESPONSES:
         writer.write(http(404, b'{"error": {"message": "no such thing here", "type": "t"}}'))
         return
@@ -76,7 +81,7 @@ async def forgetful(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
     if asked.get("previous_response_id") or asked.get("conversation"):
         writer.write(http(404, b'{"error": {"message": "Response not found.", "type": "t"}}'))
         return
-    answer = answer_of(asked, f"resp_{next(_numbers)}")
+    answer = answer_of(asked, id_ or f"resp_{next(_numbers)}")
     if not asked.get("stream"):
         writer.write(http(200, json.dumps(answer).encode()))
         return
@@ -223,6 +228,28 @@ async def test_ids_of_others_do_not_exist(tmp_path: Path) -> None:
         own = await ask(run, "b", client=by_tenant)
         same = by_tenant.with_options(api_key="rotated")
         assert (await ask(run, "c", client=same, previous_response_id=own.id)).previous_response_id == own.id
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_id_that_an_engine_gives_twice_is_that_of_the_first_one(
+    tmp_path: Path, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else who goes on with the first one, or reads it, gets what another request was about."""
+    async with FakeReplica([repeating] * 9, listing=models("m")) as one, running(one, state=kept_in(tmp_path)) as run:
+        first = await ask(run, "a", stream=stream)
+        second = await ask(run, "b", stream=stream)
+        third = await ask(run, "c", stream=stream, previous_response_id=first.id)
+        assert [each.store for each in (first, second, third)] == [True, False, False]
+        assert {each.id for each in (first, second, third)} == {"resp_same"}
+        assert texts(one.requests[-1].json) == ["a", "to a", "c"]
+        assert (await run.client.responses.retrieve(first.id)).output_text == "to a"
+        conversation = await run.client.conversations.create()
+        assert (await ask(run, "d", stream=stream, conversation=conversation.id)).store is False
+        await ask(run, "e", stream=stream, conversation=conversation.id)
+        assert texts(one.requests[-1].json) == ["d", "to d", "e"], "it has its turns all the same"
+        metrics = await run.metrics()
+    assert metrics['warmroute_responses_kept_total{result="repeated"}'] == 4
+    assert sum("gives ids twice" in record.message for record in caplog.records) == 1
 
 
 async def test_an_expired_response_is_gone(tmp_path: Path) -> None:
