@@ -11,14 +11,16 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import openai
 import pytest
+from yarl import URL
 
 from gateway.parser.parsing import INLINE_BYTES
 from gateway.state.histories import owner_of
 from tests.gateway.conftest import Running, running
-from tests.support.fakes import STREAM_HEAD, FakeReplica, FakeRequest, chunk, dies_now, http, models
+from tests.support.fakes import STREAM_HEAD, FakeReplica, FakeRequest, chunk, dies_now, http, models, writes
 
 RESPONSES = "/v1/responses"
 _numbers = itertools.count()
@@ -70,6 +72,10 @@ def answer_of(asked: dict[str, Any], id_: str) -> dict[str, Any]:
 async def repeating(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
     """An engine whose responses all have the same id."""
     await forgetful(request, writer, "resp_same")
+
+
+async def with_an_odd_id(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    await forgetful(request, writer, "résp a+b%25")
 
 
 async def forgetful(request: FakeRequest, writer: asyncio.StreamWriter, id_: str = "") -> None:
@@ -250,6 +256,31 @@ async def test_an_id_that_an_engine_gives_twice_is_that_of_the_first_one(
         metrics = await run.metrics()
     assert metrics['warmroute_responses_kept_total{result="repeated"}'] == 4
     assert sum("gives ids twice" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/responses//ID", "/v1/responses/ID/", "/v1/responses%2FID", "/v1//responses/ID/cancel"])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_no_path_leads_to_a_replica_past_the_check_whose_a_response_is(tmp_path: Path, method: str, path: str) -> None:
+    """A replica that reads paths less strictly, and has kept what it was asked not to."""
+    async with FakeReplica([forgetful, writes(http(200, b"{}"))], listing=models("m")) as one:
+        for state, code, asked in ((kept_in(tmp_path), 404, 1), ({"url": "off"}, 200, 2)):
+            async with running(one, state=state) as run:
+                if asked == 1:
+                    await ask(run, "a")
+                url = URL(run.url + path.replace("ID", "resp_1"), encoded=True)
+                async with run.session.request(method, url, headers={"Authorization": "Bearer other"}) as answer:
+                    assert answer.status == code
+                    assert asked == 2 or (await answer.json())["error"]["code"] == "not_found"
+                assert len(one.requests) == asked
+
+
+async def test_an_id_may_have_any_printable_character(tmp_path: Path) -> None:
+    async with FakeReplica([with_an_odd_id] * 2, listing=models("m")) as one, running(one, state=kept_in(tmp_path)) as run:
+        first = await ask(run, "a")
+        assert first.store
+        for below in ("", "/input_items"):
+            code, _, _ = await run.get(f"{RESPONSES}/{quote(first.id)}{below}", headers={"Authorization": "Bearer k"})
+            assert code == 200
 
 
 async def test_an_expired_response_is_gone(tmp_path: Path) -> None:
