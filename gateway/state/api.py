@@ -11,13 +11,13 @@ import re
 import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 from uuid import uuid4
 
 import orjson
 
 from gateway.dialects.responses.background.objects import RUNNING, in_background
-from gateway.dialects.responses.ids import MAX_ID_CHARS
+from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
 from gateway.dialects.responses.items import MAX_FIELDS, Paging, page, require_includes, shown, too_deep
 from gateway.errors import GatewayError, bad_request
 from gateway.state.histories import Histories, gone, unavailable
@@ -74,8 +74,9 @@ class StateApi:
         if self._histories.store is None or found is None:
             return None
         kind, id_, below, item = found.groups()
-        if id_ is not None and len(id_) > MAX_ID_CHARS:
-            raise bad_request(f"An id has at most {MAX_ID_CHARS} characters.")
+        id_, item = (name and unquote(name) for name in (id_, item))
+        if not all(name is None or is_id(name) for name in (id_, item)):
+            raise bad_request(f"An id has at most {MAX_ID_CHARS} characters, which are printable.")
         require_includes(query)
         try:
             if kind == "conversations":

@@ -132,6 +132,7 @@ class Histories:
         self._kept = kept
         self._replayed = replayed
         self._clock = clock
+        self._repeats = False  # an engine has given an id twice
 
     async def begin(self, owner: str, history: History, most: int, *, elsewhere: bool) -> Turn | None:
         """most: bytes of a history. elsewhere: a replica may have the object if we do not: then None.
@@ -236,8 +237,16 @@ class Histories:
         log.warning("a response was not kept", extra={"response": id_, "reason": reason})
         return False
 
+    def _repeated(self, id_: str) -> None:
+        """An engine has given an id again whose response is kept: who goes on with it means that one. Logged once."""
+        self._kept.add(("repeated",))
+        if not self._repeats:
+            self._repeats = True
+            text = "a response was not kept: its id is that of an earlier one; the engine gives ids twice (this is logged once)"
+            log.warning(text, extra={"response": id_})
+
     async def _put(self, owner: str, turn: Turn, own: bytes, found: Kept, items: list[Item]) -> bool:
-        """False: it runs in the background, and was ended. Raises StateError."""
+        """False: it runs in the background, and was ended; or its id is taken. Raises StateError."""
         told = turn.told
         response = told.edited(found.response, stored=True)
         if told.id:
@@ -258,8 +267,10 @@ class Histories:
             names=found.names,
             response=response,
         )
-        await (await self.opened()).put(stored, items)
-        return True
+        kept = await (await self.opened()).put(stored, items)
+        if not kept:
+            self._repeated(found.id)
+        return kept
 
     async def opened(self) -> RunStore:
         """Raises StoreFailed."""

@@ -42,19 +42,20 @@ class Store:
 
     # -- responses
 
-    async def put(self, response: StoredResponse, added: Sequence[Item] = ()) -> None:
-        """Returns when it is durable. One with the same id is replaced. added: to its conversation, with it or not at all.
+    async def put(self, response: StoredResponse, added: Sequence[Item] = ()) -> bool:
+        """Returns when it is durable. False: it is not kept, for its id is that of another one, which stays.
 
-        Raises Unknown if its conversation is gone, TooLarge if that is full.
+        added: to its conversation, either way. Raises Unknown if its conversation is gone, TooLarge if that is full.
         """
         now = self._clock()
 
-        def work(connection: Connection) -> None:
-            self._insert(connection, response, now)
+        def work(connection: Connection) -> bool:
+            kept = self._insert(connection, response, now)
             if response.conversation:
                 self._extend(connection, response.owner, response.conversation, added, now)
+            return kept
 
-        await self._database.write(work)
+        return await self._database.write(work)
 
     async def get(self, owner: str, id_: str) -> StoredResponse:
         """Raises Unknown or Expired."""
@@ -261,14 +262,20 @@ class Store:
         if row.emptied or row.expires_at <= self._clock():
             raise Expired(id_, self._ttl_s)
 
-    def _insert(self, connection: Connection, response: StoredResponse, now: float) -> None:
+    def _insert(self, connection: Connection, response: StoredResponse, now: float) -> bool:
+        """False: its id is taken. The same response again, by the time at which it was made, replaces itself: writes may be
+        done twice.
+        """
         row: dict[str, Any] = {name: getattr(response, name) for name in _COLUMNS}
         row |= {"root": response.id, "turns": 1, "size": len(response.input) + len(response.output) + 2, "emptied": 0}
         row["expires_at"] = expires_at = now + self._ttl_s
         rows = connection.execute(_KNOWN, {"owner": response.owner, "id": response.id, "parent": response.parent})
         known = {each.id: each for each in rows.all()}
+        same = known.get(response.id)
+        if same and not same.emptied and same.expires_at > now and same.created_at != response.created_at:
+            return False
         if response.parent == response.id:
-            row["parent"] = ""  # an engine that gives the same id twice
+            row["parent"] = ""  # the same id again, after the one before has expired
         elif parent := known.get(response.parent):
             row["root"], row["turns"], row["size"] = parent.root, parent.turns + 1, parent.size + row["size"]
             if parent.expires_at >= expires_at - self._ttl_s * _RENEWED_SHARE:
@@ -276,11 +283,12 @@ class Store:
             else:
                 tree = and_(responses.c.owner == response.owner, responses.c.root == parent.root, responses.c.emptied == 0)
                 connection.execute(update(responses).where(tree).values(expires_at=expires_at))
-        if response.id in known:
+        if same:
             connection.execute(delete(responses).where(_is(response.owner, response.id)))
             names.remove(connection, response.owner, response.id)
         connection.execute(_INSERT, row)
         names.add(connection, response.owner, response.id, response.names)
+        return True
 
     def _lock(self, connection: Connection, owner: str, id_: str) -> None:
         """For this transaction. Raises Unknown or Expired."""
@@ -338,7 +346,7 @@ _THIS: Final = and_(_MINE, responses.c.id == bindparam("id"))
 _GET: Final = select(responses.c.expires_at, responses.c.emptied, *(responses.c[name] for name in _COLUMNS)).where(_THIS)
 _HEAD: Final = select(responses.c.turns, responses.c.size, responses.c.expires_at, responses.c.emptied).where(_THIS)
 _CHAIN: Final = _chain()
-_KNOWN: Final = select(*(responses.c[name] for name in ("id", "root", "turns", "size", "expires_at"))).where(
-    _MINE, responses.c.id.in_([bindparam("id"), bindparam("parent")])
-)
+_KNOWN: Final = select(
+    *(responses.c[name] for name in ("id", "root", "turns", "size", "created_at", "expires_at", "emptied"))
+).where(_MINE, responses.c.id.in_([bindparam("id"), bindparam("parent")]))
 _INSERT: Final = insert(responses)

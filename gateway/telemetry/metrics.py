@@ -124,7 +124,7 @@ class Metrics:
     def _add_kept(self, make: _Family) -> None:
         self.responses_kept = make.counter(
             "responses_kept_total",
-            "Responses that were to be kept: kept, failed (the store), unfit (too large, or no response).",
+            "Responses that were to be kept: kept, failed (the store), unfit (too large, or none), repeated (its id is taken).",
             "result",
         )
         self.state_file_lost = make.counter(

@@ -79,7 +79,10 @@ def _blocks(body: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _named(where: str, blocks: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    if isinstance(blocks, list):
+    """Of a list; a text is a block without a marker."""
+    if isinstance(blocks, str):
+        yield where, {}
+    elif isinstance(blocks, list):
         for number, block in enumerate(blocks):
             if isinstance(block, dict):
                 yield f"{where}[{number}]", block

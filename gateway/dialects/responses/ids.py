@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
+from urllib.parse import unquote
 
 MAX_ID_CHARS: Final = 256
 
@@ -18,6 +19,9 @@ _MEMBER: Final = rb'"\w{1,40}+"\s{0,8}+:\s{0,8}+(?:[\d.]{1,30}+|null|true|false|
 _ID: Final = rb'\{\s{0,64}+(?:(?!"id")%b){0,20}+"id"\s{0,8}+:\s{0,8}+"([\w.:-]{1,256}+)"' % _MEMBER
 _PLAIN: Final = re.compile(rb"\s{0,64}+" + _ID)
 _EVENT: Final = re.compile(rb'"response"\s{0,8}+:\s{0,8}+' + _ID)
+_UNUSUAL: Final = re.compile(r"[%\\]|//|/\Z")
+_EMPTY: Final = re.compile(r"[/\\]+")
+_KEPT: Final = re.compile(r"/v1/(?:responses|conversations)(?:/|\Z)")
 _BELOW: Final = re.compile(r"/v1/(?:responses|conversations)/([^/]{1,256})(?:/|$)")
 
 
@@ -37,6 +41,18 @@ def path_id(path: str) -> str:
     """Of a path below /v1/responses or /v1/conversations."""
     found = _BELOW.match(path)
     return found[1] if found else ""
+
+
+def is_disguised(target: str) -> bool:
+    """Whether a path is none of responses or conversations to us, or another one, than to a server that reads it less strictly:
+    that ignores empty segments, and decodes slashes, also twice. target: path and query, not decoded.
+    """
+    path = target.partition("?")[0]
+    if not _UNUSUAL.search(path):
+        return False
+    plain = _EMPTY.sub("/", unquote(unquote(path)))
+    ours = _KEPT.match(path) and plain.count("/") == path.count("/") and not path.endswith("/")
+    return _KEPT.match(plain) is not None and not ours
 
 
 def id_in(begin: bytes) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
+from gateway.dialects.responses.ids import is_disguised
 from gateway.errors import GatewayError
 from gateway.fleet.directory import Fleet
 from gateway.request.background.following import Following
@@ -78,8 +79,16 @@ class Keeping:
         return reply
 
     def concerns(self, request: ClientRequest, dialect: Dialect, api: ApiRequest) -> bool:
-        """Whether a request has a history here, or may become one."""
-        return dialect.strict and self._recall.concerns(request, api)
+        """Whether a request has a history here, or may become one.
+
+        Raises GatewayError 404 for a path that a replica may take for one of ours, past the check whose the object is.
+        """
+        if dialect.strict:
+            return self._recall.concerns(request, api)
+        if self._recall.on and is_disguised(request.target):
+            text = "Paths of responses and conversations have no empty segments, no slash at their end and no encoded slashes."
+            raise GatewayError(404, "not_found", text)
+        return False
 
     async def begin(
         self, request: ClientRequest, dialect: Dialect, api: ApiRequest, caller: Caller

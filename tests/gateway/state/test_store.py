@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sqlite3
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,27 @@ async def test_what_was_put_is_there_and_its_history(url: str) -> None:
         assert await again.get("o", "b") == response("b", "a"), "it outlives the process"
 
 
-async def test_the_same_id_is_replaced(url: str) -> None:
+async def test_the_same_response_may_be_written_twice(url: str) -> None:
     async with opened(url) as store:
-        await store.put(response("a"))
-        await store.put(response("a", size=9))
+        assert await store.put(response("a"))
+        assert await store.put(response("a", size=9))
         assert await store.get("o", "a") == response("a", size=9)
+
+
+async def test_an_id_that_is_taken_stays_with_its_response_until_that_has_expired(url: str) -> None:
+    clock = Clock()
+    other = replace(response("a", size=9), created_at=response("a").created_at + 1)
+    async with opened(url, clock) as store:
+        await store.put(response("a"))
+        assert not await store.put(other)
+        assert not await store.put(replace(other, parent="a"))
+        assert await store.get("o", "a") == response("a")
+        assert await store.put(replace(other, owner="p")), "an id says nothing without its owner"
+        clock.now += TTL_S
+        assert await store.put(other)
+        assert await store.get("o", "a") == other
+        await store.delete("o", "a")
+        assert await store.put(response("a"))
 
 
 async def test_an_id_says_nothing_without_its_owner(url: str) -> None:
@@ -327,7 +344,7 @@ async def test_a_write_that_fails_fails_alone(url: str) -> None:
             *(store.put(response(f"b{at}")) for at in range(20)),
             return_exceptions=True,
         )
-        assert [each for each in results if each] == [results[20]]
+        assert [each for each in results if each is not True] == [results[20]]
         assert isinstance(results[20], Unknown)
         for at in range(20):
             assert await store.get("o", f"a{at}")

@@ -46,6 +46,16 @@ TOOL = {"name": "read", "input_schema": {"type": "object"}, "cache_control": LON
         (asking(*[text(SHORT)] * 5), "cache_control", "5 breakpoints are set"),
         (asking(*[text(SHORT)] * 4, text(), cache_control=SHORT), "cache_control", "5 breakpoints are set"),
         (
+            {
+                "model": "m",
+                "system": [text(SHORT)] * 4,
+                "messages": [{"role": "user", "content": "the last block, unmarked"}],
+                "cache_control": SHORT,
+            },
+            "cache_control",
+            "5 breakpoints are set",
+        ),
+        (
             asking(result(text(LONG)), text(LONG), text(SHORT), tools=[TOOL], system=[text(LONG)]),
             "cache_control",
             "5 breakpoints are set",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.responses.ids import MAX_ID_CHARS, id_in, path_id, refers
+from gateway.dialects.responses.ids import MAX_ID_CHARS, id_in, is_disguised, path_id, refers
 from tests.support.paths import CAPTURES
 
 
@@ -71,3 +71,45 @@ def test_recorded_answers_have_one(file: str) -> None:
         recorded = json.loads(raw)
         raw = json.dumps(recorded.get("answer") or recorded.get("response")).encode()
     assert id_in(raw).startswith("resp_")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/responses//a",
+        "/v1/responses/a/",
+        "/v1/responses/",
+        "/v1/responses//",
+        "/v1//responses/a?x=1",
+        "/v1/responses%2Fa",
+        "/v1%2fresponses/a",
+        "/v1/responses%252Fa",
+        "/v1/responses/a%2Fcancel",
+        "/v1/responses/a/%2F/cancel",
+        "/v1/%72esponses/a",
+        "/v1/responses\\a",
+        "/v1/responses%5Ca",
+        "/v1/conversations//a/items",
+    ],
+)
+def test_a_path_that_a_replica_may_take_for_one_of_ours(target: str) -> None:
+    assert is_disguised(target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/responses",
+        "/v1/responses/a",
+        "/v1/responses/a?b=c//d%2F",
+        "/v1/responses/a%20b%25/input_items",
+        "/v1/responses/a%2541",
+        "/v1/conversations/a/items/b",
+        "/v1/files/responses//a",
+        "/v1/responses_of_others//a",
+        "/v1/files/a%2Fb",
+        "/v1/files/",
+    ],
+)
+def test_a_path_that_means_the_same_to_all(target: str) -> None:
+    assert not is_disguised(target)

@@ -11,14 +11,16 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import openai
 import pytest
+from yarl import URL
 
 from gateway.parser.parsing import INLINE_BYTES
 from gateway.state.histories import owner_of
 from tests.gateway.conftest import Running, running
-from tests.support.fakes import STREAM_HEAD, FakeReplica, FakeRequest, chunk, dies_now, http, models
+from tests.support.fakes import STREAM_HEAD, FakeReplica, FakeRequest, chunk, dies_now, http, models, writes
 
 RESPONSES = "/v1/responses"
 _numbers = itertools.count()
@@ -67,8 +69,17 @@ def answer_of(asked: dict[str, Any], id_: str) -> dict[str, Any]:
     }
 
 
-async def forgetful(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
-    """An engine that keeps nothing: it refuses what goes on with anything."""
+async def repeating(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    """An engine whose responses all have the same id."""
+    await forgetful(request, writer, "resp_same")
+
+
+async def with_an_odd_id(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    await forgetful(request, writer, "résp a+b%25")
+
+
+async def forgetful(request: FakeRequest, writer: asyncio.StreamWriter, id_: str = "") -> None:
+    """An engine that keeps nothing: it refuses what goes on with anything. id_: of its response, "": a new one."""
     if request.method != "POST" or request.path != RESPONSES:
         writer.write(http(404, b'{"error": {"message": "no such thing here", "type": "t"}}'))
         return
@@ -76,7 +87,7 @@ async def forgetful(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
     if asked.get("previous_response_id") or asked.get("conversation"):
         writer.write(http(404, b'{"error": {"message": "Response not found.", "type": "t"}}'))
         return
-    answer = answer_of(asked, f"resp_{next(_numbers)}")
+    answer = answer_of(asked, id_ or f"resp_{next(_numbers)}")
     if not asked.get("stream"):
         writer.write(http(200, json.dumps(answer).encode()))
         return
@@ -223,6 +234,53 @@ async def test_ids_of_others_do_not_exist(tmp_path: Path) -> None:
         own = await ask(run, "b", client=by_tenant)
         same = by_tenant.with_options(api_key="rotated")
         assert (await ask(run, "c", client=same, previous_response_id=own.id)).previous_response_id == own.id
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_id_that_an_engine_gives_twice_is_that_of_the_first_one(
+    tmp_path: Path, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else who goes on with the first one, or reads it, gets what another request was about."""
+    async with FakeReplica([repeating] * 9, listing=models("m")) as one, running(one, state=kept_in(tmp_path)) as run:
+        first = await ask(run, "a", stream=stream)
+        second = await ask(run, "b", stream=stream)
+        third = await ask(run, "c", stream=stream, previous_response_id=first.id)
+        assert [each.store for each in (first, second, third)] == [True, False, False]
+        assert {each.id for each in (first, second, third)} == {"resp_same"}
+        assert texts(one.requests[-1].json) == ["a", "to a", "c"]
+        assert (await run.client.responses.retrieve(first.id)).output_text == "to a"
+        conversation = await run.client.conversations.create()
+        assert (await ask(run, "d", stream=stream, conversation=conversation.id)).store is False
+        await ask(run, "e", stream=stream, conversation=conversation.id)
+        assert texts(one.requests[-1].json) == ["d", "to d", "e"], "it has its turns all the same"
+        metrics = await run.metrics()
+    assert metrics['warmroute_responses_kept_total{result="repeated"}'] == 4
+    assert sum("gives ids twice" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/responses//ID", "/v1/responses/ID/", "/v1/responses%2FID", "/v1//responses/ID/cancel"])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_no_path_leads_to_a_replica_past_the_check_whose_a_response_is(tmp_path: Path, method: str, path: str) -> None:
+    """A replica that reads paths less strictly, and has kept what it was asked not to."""
+    async with FakeReplica([forgetful, writes(http(200, b"{}"))], listing=models("m")) as one:
+        for state, code, asked in ((kept_in(tmp_path), 404, 1), ({"url": "off"}, 200, 2)):
+            async with running(one, state=state) as run:
+                if asked == 1:
+                    await ask(run, "a")
+                url = URL(run.url + path.replace("ID", "resp_1"), encoded=True)
+                async with run.session.request(method, url, headers={"Authorization": "Bearer other"}) as answer:
+                    assert answer.status == code
+                    assert asked == 2 or (await answer.json())["error"]["code"] == "not_found"
+                assert len(one.requests) == asked
+
+
+async def test_an_id_may_have_any_printable_character(tmp_path: Path) -> None:
+    async with FakeReplica([with_an_odd_id] * 2, listing=models("m")) as one, running(one, state=kept_in(tmp_path)) as run:
+        first = await ask(run, "a")
+        assert first.store
+        for below in ("", "/input_items"):
+            code, _, _ = await run.get(f"{RESPONSES}/{quote(first.id)}{below}", headers={"Authorization": "Bearer k"})
+            assert code == 200
 
 
 async def test_an_expired_response_is_gone(tmp_path: Path) -> None:
