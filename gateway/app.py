@@ -208,7 +208,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         live=live,
         lifecycle=lifecycle,
         models=Models(live=live, fleet=fleet, loops=loops),
-        operator=Operator(live=live, local=local, dialects=around.dialects, parsing=parsing, control=control, access=access),
+        operator=_operator_of(around, lifecycle, local, control, access),
         status=Status(fleet=fleet, running=running, control=control, access=access),
         running=running,
         memory=memory,
@@ -216,6 +216,20 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         seam=around.seam or Seam(),
     )
     return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served)
+
+
+def _operator_of(
+    around: Surroundings, lifecycle: Lifecycle, local: LocalControl, control: ControlPlane, access: Access
+) -> Operator:
+    return Operator(
+        live=lifecycle.live,
+        local=local,
+        dialects=around.dialects,
+        parsing=lifecycle.parsing,
+        control=control,
+        access=access,
+        kept=lifecycle.kept,
+    )
 
 
 def _recall_of(around: Surroundings, live: Live, metrics: Metrics, parsing: Parsing, running: Running) -> Recall:

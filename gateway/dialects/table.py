@@ -10,7 +10,13 @@ from gateway.dialects.anthropic.messages import CountTokens, Messages, OtherMess
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.openai.generations import Chat, Completion, DryRun
 from gateway.dialects.passthrough import PassThrough, Tokenize
-from gateway.dialects.responses.responses import CompactResponses, Conversations, Responses, StoredResponses
+from gateway.dialects.responses.responses import (
+    CompactResponses,
+    Conversations,
+    CountResponseTokens,
+    Responses,
+    StoredResponses,
+)
 from gateway.errors import bad_request
 
 # A path that ends with a slash stands for all below it that are not named themselves.
@@ -23,6 +29,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
         "/v1/messages/": OtherMessages(),
         "/v1/responses": Responses(),
         "/v1/responses/compact": CompactResponses(),
+        "/v1/responses/input_tokens": CountResponseTokens(),
         "/v1/responses/": StoredResponses(),
         "/v1/conversations": Conversations(),
         "/v1/conversations/": Conversations(),
@@ -39,6 +46,7 @@ ENDPOINTS: Final[Mapping[str, bool]] = MappingProxyType(
         "/v1/messages/batches": False,
         "/v1/responses": True,
         "/v1/responses/compact": True,
+        "/v1/responses/input_tokens": False,
         "/v1/responses/": False,
         "/v1/conversations": False,
         "/v1/conversations/": False,

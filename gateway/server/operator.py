@@ -37,6 +37,7 @@ from gateway.parser.parsing import Parsing
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.fallback.chain import foreseen
 from gateway.request.fallback.renaming import find_outside, rename
+from gateway.request.phases.keeping import Keeping
 from gateway.request.phases.scopes import prompt_of, scope_of
 from gateway.server.access import ON_ADMIN_LISTENER, Access
 from gateway.server.fallback.request import adapt
@@ -55,8 +56,9 @@ class Operator:
         parsing: Parsing,
         control: ControlPlane,
         access: Access,
+        kept: Keeping,
     ) -> None:
-        """local: this process; control: all of them."""
+        """local: this process; control: all of them. kept: writes out histories."""
         self._live = live
         self._dialects = dialects
         self._fleet = local.fleet
@@ -65,6 +67,7 @@ class Operator:
         self._parsing = parsing
         self._control = control
         self._access = access
+        self._kept = kept
         self._clock = local.clock
 
     def routes(self) -> list[web.RouteDef]:
@@ -216,12 +219,15 @@ class Operator:
         """A dry run: the decision for a body, with every candidate's match, load and cost.
 
         The body is a chat or a completion, whichever it looks like; of another API, its path is in the query.
+        What it goes on with is written out, as if it were sent.
         """
         self._allow(request)
         client_request = adapt(request)
         raw, caller = await self._raw_body(client_request), client_request.caller()
         dialect = self._dialects.known(request.query["path"]) if "path" in request.query else DRY_RUN
         api = await self._parse(dialect, client_request, raw, caller)
+        if self._kept.concerns(client_request, dialect, api):
+            api, _ = await self._kept.begin(client_request, dialect, api, caller)
         way, target = await self._goes_to(dialect, client_request, api, caller)
         target.require()
         number = caller.number(client_request.lease.account.client)

@@ -32,6 +32,7 @@ Charge = Callable[[int], None]
 log = logging.getLogger("warmroute.state")
 
 RETRY_S: Final = 5
+_WHY_UNKNOWN: Final = "It was not stored, has expired, or belongs to other credentials: send the whole input."
 MAX_TURN: Final = 10_000  # items that one turn adds to a conversation
 
 
@@ -302,9 +303,10 @@ def _unknown(named: str, missing: str, *, conversation: bool) -> GatewayError:
         return GatewayError(
             404, "conversation_not_found", f"Conversation with id {named[:100]!r} not found.", param=CONVERSATION
         )
-    text = f"Previous response with id {named[:100]!r} not found."
+    why = f"not found. {_WHY_UNKNOWN}"
     if missing != named:
-        text = f"Previous response with id {named[:100]!r} has lost its history: {missing[:100]!r}, before it, was deleted."
+        why = f"has lost its history: {missing[:100]!r}, before it, was deleted. Send the whole input."
+    text = f"Previous response with id {named[:100]!r} {why}"
     return GatewayError(400, "previous_response_not_found", text, param=PREVIOUS)
 
 

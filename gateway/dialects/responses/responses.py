@@ -95,6 +95,25 @@ class CompactResponses(Responses):
         return api
 
 
+class CountResponseTokens(Responses):
+    """POST /v1/responses/input_tokens: nothing is generated, and nothing remains in a cache."""
+
+    name: ClassVar[str] = "count_response_tokens"
+    translatable: ClassVar[bool] = False
+    makes_objects: ClassVar[bool] = False
+    in_background: ClassVar[bool] = False
+    lacking: ClassVar[str] = (
+        "The replica cannot count the tokens of a Responses request: it does not know /v1/responses/input_tokens, and this path"
+        " is not translated, unlike /v1/responses. The usage of an answer has the count."
+    )
+    lacking_status: ClassVar[int] = 404  # official clients would send it twice again after a 501
+
+    def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
+        api = super().parse(raw, most)
+        api.prompt, api.metered, api.stream, api.harmless, api.keeps = None, False, False, True, False
+        return api
+
+
 class StoredResponses(PassThrough):
     """Paths below /v1/responses: GET, DELETE, cancel, input_items, and what has no dialect yet."""
 

@@ -99,8 +99,7 @@ class Recall:
         api.body = await edited(body, written_out(history, turn.before, keeps=leaves))
         api.keeps, api.refers = passes and api.keeps, ""
         done = turn if dialect.makes_objects else None
-        if not (turn.before or history.resolved):
-            api.countable = api.countable or bool(history.conversation)
+        if not (turn.before or history.resolved or history.conversation):  # the key of an id is none of the prompt without it
             return api, done
         whole = await self._parse(request, dialect, api.body, scope)
         whole.alias, whole.session, whole.keeps = api.alias, api.session, api.keeps

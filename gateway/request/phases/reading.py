@@ -20,6 +20,8 @@ from gateway.request.record import SettledRequest, tenant_label
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 
 _MODELS_PATH: Final = "/v1/models"
+_TWICE: Final = "/v1/v1/"  # of clients that add /v1 to a base URL that has it: Anthropic's do, OpenAI's do not
+_SOCKET_PATH: Final = "/v1/responses"
 
 
 class Reading:
@@ -35,14 +37,18 @@ class Reading:
         self._clock = clock
 
     def identify(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller:
-        """Raises GatewayError 405 or 508."""
+        """Raises GatewayError 404, 405 or 508."""
         caller = request.caller()
         record.tenant = tenant_label(caller.tenant)
         self._loops.require_no_loop(request.headers.get(VIA_HEADER))
         if record.path == _MODELS_PATH:  # the application answers GET and HEAD
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes GET, HEAD.")
+        if record.path.startswith(_TWICE):
+            text = f"There is nothing at {record.path}: this client adds /v1 to its base URL, which must end without it."
+            raise GatewayError(404, "not_found", text)
         if dialect.strict and request.method != "POST":
-            raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.")
+            socket = " A WebSocket has 'Upgrade: websocket', which a proxy may drop." if record.path == _SOCKET_PATH else ""
+            raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.{socket}")
         return caller
 
     async def parse(self, request: ClientRequest, dialect: Dialect, caller: Caller, record: SettledRequest) -> ApiRequest:

@@ -23,6 +23,7 @@ def test_whatever_the_path_its_label_is_one_of_the_table(path: str) -> None:
     [
         ("/v1/responses", "/v1/responses"),
         ("/v1/responses/compact", "/v1/responses/compact"),
+        ("/v1/responses/input_tokens", "/v1/responses/input_tokens"),
         ("/v1/responses/resp_1/cancel", "/v1/responses/"),
         ("/v1/responses2", "other"),
         ("/v1/chat/completions/", "other"),

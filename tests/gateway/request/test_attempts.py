@@ -531,6 +531,7 @@ async def test_a_half_open_breaker_is_not_held_by_one_silent_answer() -> None:
         ("POST", "/v1/responses", {"input": "x", "store": False, "background": True}, False),
         ("POST", "/v1/responses?x=1", {"input": "x", "background": True}, False),
         ("POST", "/v1/responses/compact", {"input": "x"}, True),
+        ("POST", "/v1/responses/input_tokens", {"input": "x"}, True),
         ("POST", "/v1/responses/resp_1/cancel", {}, False),
         ("POST", "/v1/messages", {"messages": [{"role": "user", "content": "x"}]}, True),
         ("POST", "/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}]}, True),

@@ -107,6 +107,8 @@ async def test_a_compressed_body_is_read_and_sent_plain() -> None:
     [
         ("GET", "/", 404, "not_found"),
         ("GET", "/v2/x", 404, "not_found"),
+        ("POST", "/v1/v1/messages", 404, "not_found"),
+        ("GET", "/v1/v1/models", 404, "not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("POST", "/health", 405, "method_not_allowed"),
         ("GET", "/warmroute/route", 405, "method_not_allowed"),
@@ -117,6 +119,20 @@ async def test_a_compressed_body_is_read_and_sent_plain() -> None:
 async def test_wrong_paths_and_methods(method: str, path: str, status: int, code: str) -> None:
     async with FakeReplica() as replica, running(replica) as run, run.session.request(method, run.url + path) as answer:
         assert (answer.status, (await answer.json())["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "hint"),
+    [
+        ("POST", "/v1/v1/messages", "adds /v1 to its base URL, which must end without it"),
+        ("POST", "/chat/completions", "the API is under /v1/"),
+        ("GET", "/v1/responses", "'Upgrade: websocket'"),
+    ],
+)
+async def test_what_a_wrong_base_url_or_a_proxy_makes_of_a_path_has_a_hint(method: str, path: str, hint: str) -> None:
+    async with FakeReplica() as replica, running(replica) as run, run.session.request(method, run.url + path) as answer:
+        assert hint in (await answer.json())["error"]["message"]
+        assert not replica.requests
 
 
 async def test_request_ids_that_could_break_a_log_are_replaced() -> None:

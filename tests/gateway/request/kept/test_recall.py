@@ -475,3 +475,30 @@ async def test_flags_are_true_or_false(tmp_path: Path, name: str, value: Any) ->
     async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
         code, _, answer = await run.post({"model": "m", "input": "a", name: value}, RESPONSES)
         assert (code, answer["error"]["param"]) == (400, name)
+
+
+async def test_an_unknown_response_says_why_and_what_to_do(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        code, _, answer = await run.post({"model": "m", "input": "a", "previous_response_id": "resp_9"}, RESPONSES)
+        assert (code, answer["error"]["code"]) == (400, "previous_response_not_found")
+        assert "'resp_9' not found. It was not stored, has expired, or belongs to" in answer["error"]["message"]
+        assert answer["error"]["message"].endswith("send the whole input.")
+
+
+@pytest.mark.parametrize("kind", ["previous_response_id", "conversation"])
+async def test_a_dry_run_has_the_history(tmp_path: Path, kind: str) -> None:
+    text, dry = "".join(f"{number}. You help. " for number in range(400)), "/warmroute/route?path=/v1/responses"
+    async with replica() as one, replica() as two, running(one, two, state=kept_in(tmp_path)) as run:
+        owner = {"Authorization": "Bearer k"}
+        if kind == "conversation":
+            id_ = (await run.post({}, "/v1/conversations", headers=owner))[2]["id"]
+            await ask(run, text, conversation=id_)
+        else:
+            id_ = (await ask(run, text)).id
+        warm = one if len(one.requests) else two
+        asked = {"model": "m", "input": "and now?", kind: id_}
+        code, _, decision = await run.post(asked, dry, headers=owner)
+        assert (code, decision["replica"], decision["reason"]) == (200, warm.name, "warm")
+        assert decision["candidates"][0]["matched_tokens"] > 1000
+        assert (await run.post(asked, dry, headers={"Authorization": "Bearer else"}))[0] in (400, 404)
+        assert len(one.requests) + len(two.requests) == 1, "nothing is sent"
