@@ -43,10 +43,11 @@ class Reading:
         self._loops.require_no_loop(request.headers.get(VIA_HEADER))
         if record.path == _MODELS_PATH:  # the application answers GET and HEAD
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes GET, HEAD.")
-        if record.path.startswith(_TWICE):
-            text = f"There is nothing at {record.path}: this client adds /v1 to its base URL, which must end without it."
-            raise GatewayError(404, "not_found", text)
-        if dialect.strict and request.method != "POST":
+        if not dialect.strict:
+            if record.path.startswith(_TWICE):
+                why = "the client adds /v1 to its base URL, which must end without it"
+                raise GatewayError(404, "not_found", f"There is nothing at {record.path[:100]}: {why}.")
+        elif request.method != "POST":
             socket = " A WebSocket has 'Upgrade: websocket', which a proxy may drop." if record.path == _SOCKET_PATH else ""
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.{socket}")
         return caller

@@ -124,7 +124,7 @@ async def test_wrong_paths_and_methods(method: str, path: str, status: int, code
 @pytest.mark.parametrize(
     ("method", "path", "hint"),
     [
-        ("POST", "/v1/v1/messages", "adds /v1 to its base URL, which must end without it"),
+        ("POST", "/v1/v1/messages", "the client adds /v1 to its base URL, which must end without it"),
         ("POST", "/chat/completions", "the API is under /v1/"),
         ("GET", "/v1/responses", "'Upgrade: websocket'"),
     ],
