@@ -17,7 +17,7 @@ import orjson
 from gateway.dialects.dialect import StreamReader
 from gateway.dialects.events.named import name_of
 from gateway.dialects.events.reader import has_any
-from gateway.dialects.events.sse import LONGEST_END, EventData, ends_of
+from gateway.dialects.events.sse import LONGEST_END, EventData, ends_of, events_of
 from gateway.dialects.json_edits import apply, read_object
 from gateway.dialects.json_structure import exceeds
 from gateway.dialects.responses.history import CONVERSATION, PREVIOUS
@@ -29,7 +29,9 @@ MAX_VALUES: Final = 1 << 17  # in it, as `json_structure` counts them
 MAX_NAMES: Final = 1000
 
 _LAST: Final = frozenset(["response.completed", "response.incomplete"])
-_MARKS: Final = tuple(name.encode() for name in sorted(QUIET | _LAST))
+_FAILED: Final = "response.failed"
+_TOLD: Final = QUIET | _LAST | {_FAILED}  # these have a response in them
+_MARKS: Final = tuple(name.encode() for name in sorted(_TOLD))
 
 
 ENDS: Final = ("completed", "incomplete", "failed", "cancelled")  # how a response may have ended
@@ -161,7 +163,7 @@ class KeptReader(StreamReader):
         if last is None:
             return b""
         start, end = start_end
-        rest, self._rest = bytes(self._rest), bytearray()
+        rest, self._rest = _untold(bytes(self._rest)), bytearray()
         return last.edited([(start, end, self._told.edited(self.response, stored=stored))]) + rest
 
     def _read(self, data: bytes) -> bytes:
@@ -200,7 +202,7 @@ class KeptReader(StreamReader):
             self._unread = False
             return event
         name = name_of(event)
-        if (name not in QUIET and name not in _LAST) or len(event) > MAX_KEPT:
+        if name not in _TOLD or len(event) > MAX_KEPT:
             return event
         data = EventData(event)
         if exceeds(data.text, MAX_VALUES):
@@ -208,12 +210,17 @@ class KeptReader(StreamReader):
         try:
             start, end = read_object(data.text).spans["response"]
             response = data.text[start:end]
-            told = self._told.edited(response, stored=True)
+            told = self._told.edited(response, stored=name != _FAILED)
         except (ValueError, KeyError, IndexError):
             return event
-        if name in QUIET or self._at_once:
+        if name not in _LAST or self._at_once:
             if name in _LAST and self._at_once:
                 self._at_once(response)
             return event if told == response else data.edited([(start, end, told)])
         self._last, self._span, self.response, self.holds = data, (start, end), response, True
         return b""
+
+
+def _untold(rest: bytes) -> bytes:
+    """What follows a last event, without further responses: they are not kept, whatever the replica says of them."""
+    return b"".join(event for event in events_of(rest) if name_of(event) not in _TOLD)

@@ -74,6 +74,27 @@ def test_any_cutting_tells_the_same(cuts: list[int], stored: bool, end: bytes) -
     assert out.endswith(end)
 
 
+@pytest.mark.parametrize("last", ["response.completed", "response.incomplete", "response.failed", "response.created"])
+@given(cuts=st.lists(st.integers(0, 2500), max_size=6))
+def test_a_response_after_the_last_event_is_not_said_to_be_kept(last: str, cuts: list[int]) -> None:
+    """An engine that ends twice, and says that it keeps everything."""
+    again = event(last, response={**RESPONSE, "id": "resp_2", "store": True})
+    others = b": hello\n\n" + event("response.output_text.delta", delta="x") + b"data: [DONE]\n\n"
+    for end, left in ((again + others, others), (others + again, others), (others + again[:-2], others)):
+        data = stream(end=end)
+        out, reader = read(data, [cut for cut in cuts if cut < len(data)], Told(), stored=True)
+        assert b"resp_2" not in out
+        assert out.endswith(left)
+        assert orjson.loads(reader.response) == RESPONSE
+
+
+def test_a_failed_response_is_not_said_to_be_kept() -> None:
+    out, _ = read(
+        stream({**RESPONSE, "store": True, "error": {"code": "server_error"}}, "response.failed"), [], Told(), stored=True
+    )
+    assert objects(out)[-1]["response"]["store"] is False
+
+
 def test_the_end_is_held_until_it_is_kept() -> None:
     reader = KeptReader(ResponseReader(), Told())
     out = reader.feed(stream())
