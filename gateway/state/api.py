@@ -74,7 +74,7 @@ class StateApi:
         if self._histories.store is None or found is None:
             return None
         kind, id_, below, item = found.groups()
-        id_, item = (name and unquote(name) for name in (id_, item))
+        id_, item = (unquote(id_) if id_ else id_), (unquote(item) if item else item)
         if not all(name is None or is_id(name) for name in (id_, item)):
             raise bad_request(f"An id has at most {MAX_ID_CHARS} characters, which are printable.")
         require_includes(query)
