@@ -85,6 +85,7 @@ class Attempts:
         verdicts = Verdicts(self._fleet, self.lone, exchange.request)
         reached, tries = attempts.sent, 0
         refusal: ReplicaAnswer | None = None
+        given = False  # not `refusal = None` for that: mypyc takes its type at the end of `try` for the one in `finally`
         most = MAX_REACHED if call.repeatable else 1
         try:
             while True:
@@ -113,12 +114,11 @@ class Attempts:
             attempts.sent = reached
             elsewhere = exchange.target.fallback is not None and self._goes_elsewhere(exchange, call, verdicts, refusal)
             if refusal and not elsewhere:  # and no other replica is left: the client gets its own words
-                answer, refusal = refusal, None
-                attempts.error = attempts.failed[-1]["error"]
-                return answer
-            attempts.refusal, refusal = refusal, None
+                attempts.error, given = attempts.failed[-1]["error"], True
+                return refusal
+            attempts.refusal, given = refusal, True
         finally:
-            if refusal:
+            if refusal and not given:
                 refusal.close()
             if verdicts.failed:
                 verdicts.judge(self._clock())
