@@ -54,16 +54,14 @@ class Ending:
 
     def left(self, request: ClientRequest, exchange: Exchange | None, record: SettledRequest, left: BaseException) -> None:
         """The client has left, or has cancelled it, or all requests are to end."""
-        record.cancelled = request.cancelled
-        record.status, record.error = CLIENT_LEFT, str(left) or "the client left"
-        if record.cancelled:
-            record.status, record.error = 200, ""
-            if exchange is not None:
-                record.ok = exchange.booking.lease.decoding
+        if exchange is not None:
+            record.ok = exchange.booking.lease.decoding  # what the replica has prefilled by now it does hold
+        if request.cancelled:
+            record.status, record.cancelled = 200, True
             return
+        record.status, record.error = CLIENT_LEFT, str(left) or "the client left"
         if exchange is None:
             return
-        record.ok = exchange.booking.lease.decoding  # what the replica has prefilled by now it does hold
         record.error = exchange.attempts.error or record.error
         delivered = exchange.delivered
         if delivered.done_sent or (delivered.reply and delivered.reply.satisfied):  # it had everything
@@ -111,4 +109,5 @@ def _complete(record: SettledRequest, exchange: Exchange) -> None:
         record.usage, record.unread = delivered.reply.usage, delivered.reply.unread
         record.countable = False  # the sum of several prompts
     record.translated = exchange.answers is not exchange.dialect
-    record.error = record.error or delivered.error or attempts.error
+    if not record.cancelled:
+        record.error = record.error or delivered.error or attempts.error
