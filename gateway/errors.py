@@ -157,7 +157,7 @@ class ClientStalled(ConnectionError):
     """The client has not read its answer for too long. No fault of the replica: to the gateway the client has left."""
 
 
-REFUSED, UNREACHABLE = "refused", "unreachable"
+REFUSED, UNREACHABLE, UNKNOWN_PATH = "refused", "unreachable", "unknown_path"
 
 
 class ReplicaFailure(Exception):
@@ -165,7 +165,7 @@ class ReplicaFailure(Exception):
 
     reason: "refused" (no process listens: it is gone, and its cache with it), "unreachable" (no connection for another
     reason: a timeout, a name that does not resolve), "reset" (it broke), "timeout" (it was silent), "garbage" (not what an
-    engine says), "status" (not the status that it should have).
+    engine says), "status" (not the status that it should have), "unknown_path" (it does not have this endpoint).
     reached: how often the request was sent, so that a replica may have begun to work on it, and it may be what kills it.
     blameless: it shows nothing about the replica: a limit of the gateway's ended it, or it ended while it was held back for a
     client that did not read.

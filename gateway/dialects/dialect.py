@@ -167,6 +167,14 @@ class Continuation:
         raise NotImplementedError
 
 
+def cannot_count(api: str, path: str) -> str:
+    """`lacking` of a path that counts tokens. path: the one that generates."""
+    return (
+        f"No replica here can count the tokens of a {api} request: they do not know the path, and it is not translated, unlike "
+        f"{path}. The usage of an answer has the count."
+    )
+
+
 class Dialect:
     """One API. name: unique. strict: its paths take POST only, with a body that it understands; else any method goes on, and
     any body.
@@ -177,8 +185,7 @@ class Dialect:
     continuation: ClassVar[Continuation | None] = None  # None: broken streams of this dialect are not resumed
     translatable: ClassVar[bool] = False  # replicas that do not speak it may be asked in chat (`translation/`)
     makes_objects: ClassVar[bool] = True  # what the body says of storing is about its answer
-    lacking: ClassVar[str] = ""  # what clients read where the replica does not know the path; "": the replica's own answer
-    lacking_status: ClassVar[int] = 501  # of that error
+    lacking: ClassVar[str] = ""  # what clients read where no replica knows the path (404); "": the replica's own answer
     kept_here: ClassVar[bool] = False  # its paths name objects that the gateway may keep itself
     in_background: ClassVar[bool] = False  # what it asks to be stored runs in the background
     id_header: ClassVar[bytes] = b""  # in which its clients look for the request's id, beside X-Request-Id

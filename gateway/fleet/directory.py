@@ -265,9 +265,9 @@ class Fleet:
                 self._prober.connection_closed(state, idle_s)
 
     def lacks(self, state: ReplicaState, dialect: str, now: float) -> None:
-        """It did not know the path of this dialect: such requests go there in chat for a while."""
+        """It did not know the path of this dialect: for a while such requests go there in chat, or to others."""
         if dialect not in state.lacks:
-            log.info("replica does not speak a dialect: translated", extra={"replica": state.name, "dialect": dialect})
+            log.info("replica does not speak a dialect", extra={"replica": state.name, "dialect": dialect})
         state.lacks[dialect] = now
 
     def zero_hits(self, name: str) -> None:

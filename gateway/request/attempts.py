@@ -9,7 +9,7 @@ sent MAX_REACHED times at most, for a prompt that kills its engine must not walk
 not count, they cannot be the prompt's fault; the silent repetition on a fresh connection does); and retries after refusals,
 silence and garbage are at most a fifth of all requests, and a reserve of 100, so that they do not add to an overload
 (`retries.RetryBudget`). A lost connection needs no budget: what a dead replica was doing moves to the others, and is done once,
-however many requests that are.
+however many requests that are. A replica that does not have the endpoint costs neither: it is not asked again for a while.
 
 Where the pool has a fallback (`fallback/`), that pool gets the request next, and the client no refusal of this one's. What was
 sent before counts, but each further pool gets one attempt at least; the budget is the same.
@@ -27,11 +27,12 @@ import random
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
-from gateway.dialects.dialect import Dialect, StreamOpening
+from gateway.dialects.dialect import StreamOpening
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.translation.answers import TranslatedAnswers
 from gateway.dialects.translation.unknown_path import MOST_READ, is_unknown_path, may_be
-from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
+from gateway.errors import REFUSED, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure
+from gateway.fleet.candidates import speaking
 from gateway.fleet.directory import Fleet
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
@@ -51,7 +52,7 @@ MAX_HELD_ANSWER: Final = 1 << 20  # bytes of a plain answer that is read whole b
 
 _MAX_ERROR: Final = 64 << 10  # bytes of an error that is translated
 EVENT_STREAM: Final = "text/event-stream"
-_LOST: Final = frozenset([REFUSED, UNREACHABLE, "reset"])
+_FREE: Final = frozenset([REFUSED, UNREACHABLE, "reset", UNKNOWN_PATH])  # a retry after these needs no budget and no pause
 
 
 class Attempts:
@@ -122,6 +123,8 @@ class Attempts:
                 refusal.close()
             if verdicts.failed:
                 verdicts.judge(self._clock())
+        if _nobody_can(exchange):
+            raise GatewayError(404, "not_supported", exchange.dialect.lacking)
         failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in attempts.failed)
         text = f"No replica could answer ({failures}). Retry; see /warmroute/replicas."
         raise GatewayError(502, "replica_failed", text, public="No replica could answer. Retry.")
@@ -219,7 +222,11 @@ class Attempts:
     # -- one attempt
 
     def _failed(self, exchange: Exchange, candidate: Candidate, failure: ReplicaFailure) -> None:
-        self._fleet.failed(exchange.target.replicas[candidate.replica], failure)
+        state = exchange.target.replicas[candidate.replica]
+        if failure.reason == UNKNOWN_PATH:
+            self._fleet.lacks(state, exchange.dialect.name, self._clock())
+        else:
+            self._fleet.failed(state, failure)
         exchange.attempts.add(candidate.replica, failure.reason, failure.message)
 
     async def _next(self, exchange: Exchange, tries: int, verdicts: Verdicts) -> bool:
@@ -231,7 +238,7 @@ class Attempts:
         if not self._may_retry(reason):
             verdicts.unsure = verdicts.unpaid = True
             return False
-        if pause_s := jitter(tries, self._chance, at_once=reason in _LOST):
+        if pause_s := jitter(tries, self._chance, at_once=reason in _FREE):
             try:
                 await asyncio.sleep(pause_s)
             except asyncio.CancelledError:  # the client has left
@@ -247,14 +254,14 @@ class Attempts:
 
     def _may_retry(self, reason: str) -> bool:
         """Whether there is budget for an attempt after one that failed for this reason."""
-        if reason in _LOST or self.budget.take():
+        if reason in _FREE or self.budget.take():
             return True
         self._metrics.retry_budget_exhausted.add()
         return False
 
     def _not_made(self, reason: str) -> None:
         """There was budget for an attempt, but it is not made."""
-        if reason not in _LOST:
+        if reason not in _FREE:
             self.budget.give_back()
 
     def _goes_elsewhere(self, exchange: Exchange, call: Call, verdicts: Verdicts, refusal: ReplicaAnswer | None) -> bool:
@@ -262,7 +269,7 @@ class Attempts:
         such a pool, and budget for it.
         """
         attempts = exchange.attempts
-        if exchange.api.refers or (attempts.sent and not call.repeatable):
+        if exchange.api.refers or _nobody_can(exchange) or (attempts.sent and not call.repeatable):
             return False
         if refusal and refusal.status == LOOP_DETECTED:  # that is about its way
             return False
@@ -279,8 +286,9 @@ class Attempts:
         that rest (Retry-After) are left out.
         """
         exchange.target = self._fleet.renewed(exchange.target)
-        tried = {attempt["replica"] for attempt in exchange.attempts.failed}
-        return self._fleet.candidates(exchange.target, self._clock(), tried, resting=not verdicts.refused)
+        tried, now = {attempt["replica"] for attempt in exchange.attempts.failed}, self._clock()
+        live = self._fleet.candidates(exchange.target, now, tried, resting=not verdicts.refused)
+        return speaking(exchange.target.replicas, live, exchange.dialect.name, now) if exchange.dialect.lacking else live
 
     async def _try(
         self, exchange: Exchange, candidate: Candidate, call: Call, verdicts: Verdicts, *, fresh: bool
@@ -296,9 +304,11 @@ class Attempts:
             if exchange.dialect.translatable:
                 answer = await self._open_translatable(exchange, state, call, fresh=fresh)
             else:
+                if exchange.dialect.lacking and not state.speaks(exchange.dialect.name, self._clock()):
+                    raise _unknown_path()
                 answer = await self._upstream.open(state.url, exchange.call_to(state, call), fresh=fresh)
                 if exchange.dialect.lacking and may_be(answer.status):
-                    await _require_path(answer, exchange.dialect)
+                    await _require_path(answer)
             trial.answers()
             if exchange.api.metered and answer.status == 200:
                 try:
@@ -375,11 +385,20 @@ class Attempts:
         attempts.body = body
 
 
-async def _require_path(answer: ReplicaAnswer, dialect: Dialect) -> None:
-    """Raises GatewayError 404 or 501, and closes the answer, if the replica does not know the path."""
+async def _require_path(answer: ReplicaAnswer) -> None:
+    """Raises ReplicaFailure, and closes the answer, if the replica does not know the path."""
     if is_unknown_path(answer.status, await _begin_of(answer, MOST_READ)):
         answer.close()
-        raise GatewayError(dialect.lacking_status, "not_supported", dialect.lacking)
+        raise _unknown_path()
+
+
+def _nobody_can(exchange: Exchange) -> bool:
+    """Whether no replica that was tried has the endpoint. That is no failure, and no reason for another pool."""
+    return all(attempt["reason"] == UNKNOWN_PATH for attempt in exchange.attempts.failed)
+
+
+def _unknown_path() -> ReplicaFailure:
+    return ReplicaFailure(UNKNOWN_PATH, "it does not have this endpoint", reached=0, blameless=True)
 
 
 async def _begin_of(answer: ReplicaAnswer, most: int) -> bytes:

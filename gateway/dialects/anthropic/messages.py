@@ -19,7 +19,7 @@ from gateway.dialects.anthropic.usage import parse_usage
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.body import json_object, model_of, salt_of, session_of, wants_stream
 from gateway.dialects.diagnosis import Diagnosis, Fingerprint
-from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamOpening, StreamReader
+from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamOpening, StreamReader, cannot_count
 from gateway.dialects.events.named import NamedOpening
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.passthrough import PassThrough
@@ -85,11 +85,7 @@ class CountTokens(Messages):
 
     name: ClassVar[str] = "count_tokens"
     translatable: ClassVar[bool] = False
-    lacking: ClassVar[str] = (
-        "The replica cannot count the tokens of a Messages request: it does not know /v1/messages/count_tokens, and this path"
-        " is not translated, unlike /v1/messages. The usage of an answer has the count."
-    )
-    lacking_status: ClassVar[int] = 404  # official clients would send it twice again after a 501
+    lacking: ClassVar[str] = cannot_count("Messages", "/v1/messages")
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         api = super().parse(raw, most)

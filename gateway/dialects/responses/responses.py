@@ -10,7 +10,7 @@ import orjson
 from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.body import json_object, model_of, salt_of, session_of, wants_stream
-from gateway.dialects.dialect import AnswerTail, Dialect, StreamOpening, StreamReader
+from gateway.dialects.dialect import AnswerTail, Dialect, StreamOpening, StreamReader, cannot_count
 from gateway.dialects.events.named import NamedOpening
 from gateway.dialects.openai.errors import error_body, error_of
 from gateway.dialects.passthrough import PassThrough
@@ -85,7 +85,7 @@ class CompactResponses(Responses):
     makes_objects: ClassVar[bool] = False
     in_background: ClassVar[bool] = False
     lacking: ClassVar[str] = (
-        "The replica cannot compact a history: most engines cannot. Ask it for a summary (POST /v1/responses), and begin a new "
+        "No replica here can compact a history: most engines cannot. Ask for a summary (POST /v1/responses), and begin a new "
         "conversation with that."
     )
 
@@ -102,11 +102,7 @@ class CountResponseTokens(Responses):
     translatable: ClassVar[bool] = False
     makes_objects: ClassVar[bool] = False
     in_background: ClassVar[bool] = False
-    lacking: ClassVar[str] = (
-        "The replica cannot count the tokens of a Responses request: it does not know /v1/responses/input_tokens, and this path"
-        " is not translated, unlike /v1/responses. The usage of an answer has the count."
-    )
-    lacking_status: ClassVar[int] = 404  # official clients would send it twice again after a 501
+    lacking: ClassVar[str] = cannot_count("Responses", "/v1/responses")
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         api = super().parse(raw, most)

@@ -8,6 +8,7 @@ from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.salts import require_saltable, tenant_salt
+from gateway.fleet.candidates import speaking
 from gateway.fleet.directory import Fleet, Target
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
@@ -57,19 +58,23 @@ class Choosing:
             if not api.metered:  # else it was parsed as a JSON object
                 require_saltable(api.body, request.headers.get("Content-Type") or "")
             salt = tenant_salt(caller.tenant, api.salt)
-        booking = self._book(api, target, caller, request.lease.account.client, record)
+        booking = self._book(dialect, api, target, caller, request.lease.account.client, record)
         exchange = Exchange(request, dialect, api, target, booking, record)
         exchange.salt, exchange.turn = salt, turn
         if api.diagnosis:
             self._diagnoses.begin(exchange, caller, self._clock())
         return exchange
 
-    def _book(self, api: ApiRequest, target: Target, caller: Caller, address: str, record: SettledRequest) -> Booking:
+    def _book(
+        self, dialect: Dialect, api: ApiRequest, target: Target, caller: Caller, address: str, record: SettledRequest
+    ) -> Booking:
         begun = self._clock()
         prompt = prompt_of(self._live, api, caller, target.label, caller.number(address))
         live = self._fleet.candidates(target, begun)
         if api.refers and (known := self._objects.find(api.refers, caller)) and known[0] in live:
             live = [known[0]]  # no other one has it
+        elif dialect.lacking:
+            live = speaking(target.replicas, live, dialect.name, begun) or live
         booking = self._router.choose(prompt, live, begun, silent=not (api.metered and api.stream and api.countable))
         decision = booking.decision
         self._metrics.routing_seconds.observe((), self._clock() - begun)

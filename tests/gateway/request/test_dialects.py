@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import uuid
 from collections.abc import Callable
@@ -345,6 +346,41 @@ async def test_a_replica_that_cannot_count_tokens_is_told_in_the_clients_words(u
                 await client.messages.count_tokens(**body)
         assert caught.value.type == "not_found_error"
         assert len(replica.requests) == 1
+        code, _, said = await run.post(body, f"{MESSAGES}/count_tokens")
+        assert (code, said["error"]["type"]) == (404, "not_found_error")
+        assert len(replica.requests) == 1, "it is remembered"
+        metrics = await run.metrics()
+        assert not any(value for name, value in metrics.items() if name.startswith("warmroute_retries_total"))
+
+
+async def test_tokens_are_counted_by_a_replica_that_can(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    lacks, counts = writes(http(404, b'{"detail":"Not Found"}')), writes(http(200, b'{"input_tokens": 700}'))
+    body = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
+    others = [FakeReplica([lacks]) for _ in range(5)]
+    async with contextlib.AsyncExitStack() as stack:
+        for replica in (*others, able := FakeReplica([counts])):
+            await stack.enter_async_context(replica)
+        run = await stack.enter_async_context(running(*others, able, routing={"policy": "round_robin"}))
+        for _ in range(12):
+            code, _, answer = await run.post(body, f"{MESSAGES}/count_tokens")
+            assert (code, answer) == (200, {"input_tokens": 700})
+        assert [len(replica.requests) for replica in others] == [1] * 5, "each is asked once"
+        assert repr(run.gateway.attempts.budget) == "<RetryBudget 100 of 100>"
+        failed = [attempt["reason"] for line in request_lines() for attempt in line.get("failed_attempts", [])]
+        assert failed == ["unknown_path"] * 5
+        metrics = await run.metrics()
+        assert metrics['warmroute_retries_total{reason="unknown_path"}'] == 5
+
+
+async def test_a_replica_that_may_count_and_is_down_is_no_404() -> None:
+    lacks = writes(http(404, b'{"detail":"Not Found"}'))
+    body = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
+    one, two = FakeReplica([lacks]), FakeReplica([dies])
+    async with one, two, running(one, two) as run:
+        for _ in range(3):
+            code, _, answer = await run.post(body, f"{MESSAGES}/count_tokens")
+            assert (code, answer["error"]["type"]) == (502, "api_error")
+        assert len(one.requests) == 1
 
 
 async def test_another_error_of_counting_tokens_is_the_engines_own() -> None:

@@ -51,7 +51,7 @@ async def test_a_replica_that_cannot_is_a_clear_error(tmp_path: Path, code: int)
     lacks = writes(http(code, b'{"detail": "Not Found"}'))
     async with FakeReplica([lacks] * 3, listing=models("m")) as one, running(one, state=kept_in(tmp_path)) as run:
         found, _, answer = await run.post({"model": "m", "input": "a"}, COMPACT)
-        assert (found, answer["error"]["code"]) == (501, "not_supported")
+        assert (found, answer["error"]["code"]) == (404, "not_supported")
         assert "summary" in answer["error"]["message"]
 
 
