@@ -65,19 +65,25 @@ class ResponseReader(EventReader):
             return True
         name = name_of(event)
         if name in _COMPLETE:
-            self._ended(event)
-        elif name in ERRORS:
+            return self._ended(event)
+        if name in ERRORS:
             self.reported = failure_of(event)
             self.done = self.reported is None
         return True
 
-    def _ended(self, event: bytes) -> None:
-        self.done = True
+    def _ended(self, event: bytes) -> bool:
+        """Whether it has the response that it is to repeat. Without one it is no end, and does not go on: the stream broke off."""
         if len(event) > MAX_PARSED_EVENT:
             self.usage = usage_in(event[-TAIL:], parse_usage)
-            return
-        response = object_of(event).get("response")
-        self.usage = parse_usage(response) if isinstance(response, dict) else None
+        else:
+            data = object_of(event)  # {}: not JSON that we read, which may be the client's matter
+            response = data.get("response")
+            if isinstance(response, dict):
+                self.usage = parse_usage(response)
+            elif data:
+                return False
+        self.done = True
+        return True
 
 
 def number_in(events: bytes, before: int) -> int:

@@ -281,6 +281,23 @@ async def test_a_replica_that_dies_in_mid_stream_raises_in_the_official_clients(
                 await events_.get_final_response()
 
 
+@pytest.mark.parametrize("kind", ["response.completed", "response.incomplete"])
+async def test_a_last_event_without_its_response_is_no_end(kind: str) -> None:
+    async with FakeReplica([events(CREATED, DELTA, named(kind, response=None))]) as replica, running(replica) as run:
+        with pytest.raises(openai.APIError, match="failed while it answered"):
+            async with run.client.responses.stream(model="m", input="hi") as events_:
+                await events_.get_final_response()
+        await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
+        assert counted(await run.metrics(), "broken_responses_total") == 1
+
+
+async def test_a_last_event_that_only_the_client_can_read_is_its_matter() -> None:
+    odd = b'event: response.completed\ndata: {"type": "response.completed", "response": {"id": "\\ud83d"}}\n\n'  # half a pair
+    async with FakeReplica([events(CREATED, DELTA, odd)]) as replica, running(replica) as run:
+        async with run.session.post(run.url + RESPONSES, json={"model": "m", "input": "hi", "stream": True}) as answer:
+            assert await answer.read() == CREATED + DELTA + odd
+
+
 async def test_the_official_clients_read_whole_streams() -> None:
     fleet = FakeReplica([events(BEGUN, SAYS, ENDS), message()])
     async with fleet, running(fleet) as run, anthropic.AsyncAnthropic(base_url=run.url, api_key="k", max_retries=0) as client:
