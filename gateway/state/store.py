@@ -1,4 +1,4 @@
-"""The store: responses and conversations, each its owner's alone, until they expire.
+"""The store: responses, each its owner's alone, until they expire, and conversations (`conversations.py`).
 
 A response lives for `ttl_s` after its last use. The responses that go on with each other are a tree, and all of it expires
 at the same moment: going on with one renews them all, once a tenth of the time has passed, so that few turns write all rows;
@@ -10,35 +10,25 @@ Reads never write: fetching an answer does not renew it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, Integer, and_, bindparam, delete, func, insert, literal, select, update
+from sqlalchemy import Connection, Integer, and_, bindparam, delete, insert, literal, select, update
 
 from gateway.state import names
-from gateway.state.database import Database
+from gateway.state.conversations import Conversations
 from gateway.state.purging import TOMBSTONE_S, emptied, forgotten
-from gateway.state.records import Conversation, Expired, Item, StoredResponse, TooLarge, Unknown
-from gateway.state.tables import conversations, items, responses
+from gateway.state.records import Item, StoredResponse, TooLarge, Unknown
+from gateway.state.tables import responses
 
 MAX_TURNS: Final = 10_000  # of a history that is replayed
-MAX_ITEMS: Final = 100_000  # of a conversation
 _RENEWED_SHARE: Final = 0.1
 
 _COLUMNS: Final = ("owner", "id", "parent", "conversation", "created_at", "status", "input", "output", "response")
 
 
-class Store:
-    """See the top of this file. ttl_s: seconds. clock: Unix seconds. All methods raise StoreFailed."""
-
-    def __init__(self, database: Database, ttl_s: float, clock: Callable[[], float] = time.time) -> None:
-        self._database = database
-        self._ttl_s = ttl_s
-        self._clock = clock
-
-    async def close(self) -> None:
-        await self._database.close()
+class Store(Conversations):
+    """See the top of this file, and Conversations."""
 
     # -- responses
 
@@ -47,12 +37,14 @@ class Store:
 
         added: to its conversation, either way. Raises Unknown if its conversation is gone, TooLarge if that is full.
         """
-        now = self._clock()
+        now, again = self._clock(), False
 
         def work(connection: Connection) -> bool:
+            nonlocal again
             kept = self._insert(connection, response, now)
             if response.conversation:
-                self._extend(connection, response.owner, response.conversation, added, now)
+                self._extend(connection, response.owner, response.conversation, added, now, again=again)
+            again = True
             return kept
 
         return await self._database.write(work)
@@ -117,133 +109,6 @@ class Store:
             charge(grown)
         return own | await names.picked(places.sought, contents, pick)
 
-    # -- conversations
-
-    async def create_conversation(self, conversation: Conversation, added: Sequence[Item]) -> None:
-        now = self._clock()
-        row = {
-            "owner": conversation.owner,
-            "id": conversation.id,
-            "created_at": conversation.created_at,
-            "metadata": conversation.metadata,
-            "expires_at": now + self._ttl_s,
-            "emptied": 0,
-        }
-
-        def work(connection: Connection) -> None:
-            connection.execute(insert(conversations).values(row))
-            self._extend(connection, conversation.owner, conversation.id, added, now)
-
-        await self._database.write(work)
-
-    async def conversation(self, owner: str, id_: str) -> Conversation:
-        """Raises Unknown or Expired."""
-        query = select(conversations).where(_of(owner, id_))
-
-        def work(connection: Connection) -> Any:
-            return connection.execute(query).one_or_none()
-
-        row = await self._database.read(work)
-        self._require(row, id_)
-        return Conversation(owner=owner, id=id_, created_at=row.created_at, metadata=row.metadata)
-
-    async def describe(self, owner: str, id_: str, metadata: bytes) -> None:
-        """Give a conversation this metadata. Raises Unknown or Expired."""
-
-        def work(connection: Connection) -> None:
-            self._lock(connection, owner, id_)
-            connection.execute(update(conversations).where(_of(owner, id_)).values(metadata=metadata))
-
-        await self._database.write(work)
-
-    async def delete_conversation(self, owner: str, id_: str) -> bool:
-        """With its items. False: there is none."""
-
-        def work(connection: Connection) -> bool:
-            try:
-                self._lock(connection, owner, id_)
-            except (Unknown, Expired):
-                return False
-            connection.execute(delete(items).where(items.c.owner == owner, items.c.conversation == id_))
-            connection.execute(delete(conversations).where(_of(owner, id_)))
-            return True
-
-        return await self._database.write(work)
-
-    async def add(self, owner: str, id_: str, added: Sequence[Item]) -> None:
-        """Items at the conversation's end. Raises Unknown, Expired or TooLarge."""
-        now = self._clock()
-
-        def work(connection: Connection) -> None:
-            self._extend(connection, owner, id_, added, now)
-
-        await self._database.write(work)
-
-    async def items(
-        self, owner: str, id_: str, *, limit: int, after: str = "", descending: bool = False
-    ) -> tuple[list[Item], bool]:
-        """(items, whether there are more). after: an item's id. Raises Unknown (also for `after`) or Expired."""
-        position = items.c.position
-
-        def work(connection: Connection) -> tuple[Any, Sequence[Any] | None]:
-            found = connection.execute(select(conversations).where(_of(owner, id_))).one_or_none()
-            query = select(items.c.id, items.c.item).where(items.c.owner == owner, items.c.conversation == id_)
-            if after:
-                start = connection.execute(select(position).where(_item(owner, id_, after)).limit(1)).scalar()
-                if start is None:
-                    return found, None
-                query = query.where(position < start if descending else position > start)
-            query = query.order_by(position.desc() if descending else position).limit(limit + 1)
-            return found, connection.execute(query).all()
-
-        found, rows = await self._database.read(work)
-        self._require(found, id_)
-        if rows is None:
-            raise Unknown(after)
-        return [Item(row.id, row.item) for row in rows[:limit]], len(rows) > limit
-
-    async def item(self, owner: str, id_: str, item_id: str) -> Item:
-        """Raises Unknown or Expired."""
-
-        def work(connection: Connection) -> tuple[Any, Any]:
-            found = connection.execute(select(conversations).where(_of(owner, id_))).one_or_none()
-            return found, connection.execute(select(items.c.item).where(_item(owner, id_, item_id))).scalars().first()
-
-        found, item = await self._database.read(work)
-        self._require(found, id_)
-        if item is None:
-            raise Unknown(item_id)
-        return Item(item_id, item)
-
-    async def delete_item(self, owner: str, id_: str, item_id: str) -> None:
-        """Raises Unknown or Expired."""
-
-        def work(connection: Connection) -> None:
-            self._lock(connection, owner, id_)
-            if not connection.execute(delete(items).where(_item(owner, id_, item_id))).rowcount:
-                raise Unknown(item_id)
-
-        await self._database.write(work)
-
-    async def conversation_input(self, owner: str, id_: str, most: int) -> list[bytes]:
-        """All items, the oldest first. most: bytes. Raises Unknown, Expired or TooLarge."""
-        mine = and_(items.c.owner == owner, items.c.conversation == id_)
-        sizes = select(func.count(), func.coalesce(func.sum(func.length(items.c.item)), 0)).where(mine)
-        query = select(items.c.item).where(mine).order_by(items.c.position)
-
-        def work(connection: Connection) -> tuple[Any, int, int, Sequence[bytes]]:
-            found = connection.execute(select(conversations).where(_of(owner, id_))).one_or_none()
-            count, size = connection.execute(sizes).one()
-            if size > most:
-                return found, count, size, ()
-            return found, count, size, connection.execute(query).scalars().all()
-
-        found, count, size, rows = await self._database.read(work)
-        self._require(found, id_)
-        if size > most:
-            raise TooLarge(size, count)
-        return list(rows)
-
     # -- time
 
     async def purge(self) -> int:
@@ -254,13 +119,6 @@ class Store:
             return sum([emptied(connection, now), forgotten(connection, now - TOMBSTONE_S)])
 
         return await self._database.write(work)
-
-    def _require(self, row: Any, id_: str) -> None:
-        """Raises Unknown or Expired. row: with expires_at and emptied."""
-        if row is None:
-            raise Unknown(id_)
-        if row.emptied or row.expires_at <= self._clock():
-            raise Expired(id_, self._ttl_s)
 
     def _insert(self, connection: Connection, response: StoredResponse, now: float) -> bool:
         """False: its id is taken. The same response again, by the time at which it was made, replaces itself: writes may be
@@ -290,41 +148,12 @@ class Store:
         names.add(connection, response.owner, response.id, response.names)
         return True
 
-    def _lock(self, connection: Connection, owner: str, id_: str) -> None:
-        """For this transaction. Raises Unknown or Expired."""
-        query = select(conversations.c.expires_at, conversations.c.emptied).where(_of(owner, id_)).with_for_update()
-        self._require(connection.execute(query).one_or_none(), id_)
-
-    def _extend(self, connection: Connection, owner: str, id_: str, added: Sequence[Item], now: float) -> None:
-        self._lock(connection, owner, id_)
-        connection.execute(update(conversations).where(_of(owner, id_)).values(expires_at=now + self._ttl_s))
-        if not added:
-            return
-        query = select(func.max(items.c.position), func.count()).where(items.c.owner == owner, items.c.conversation == id_)
-        last, count = connection.execute(query).one()
-        if count + len(added) > MAX_ITEMS:
-            raise TooLarge(0, count)
-        first = 0 if last is None else last + 1
-        rows = [
-            {"owner": owner, "conversation": id_, "position": first + at, "id": each.id, "item": each.item}
-            for at, each in enumerate(added)
-        ]
-        connection.execute(insert(items), rows)
-
 
 _READ: Final = ("owner", "id", "parent", "conversation", "created_at", "status", "input", "output")
 
 
 def _is(owner: str, id_: str) -> Any:
     return and_(responses.c.owner == owner, responses.c.id == id_)
-
-
-def _of(owner: str, id_: str) -> Any:
-    return and_(conversations.c.owner == owner, conversations.c.id == id_)
-
-
-def _item(owner: str, conversation: str, id_: str) -> Any:
-    return and_(items.c.owner == owner, items.c.conversation == conversation, items.c.id == id_)
 
 
 def _chain() -> Any:

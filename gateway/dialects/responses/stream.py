@@ -72,7 +72,7 @@ class ResponseReader(EventReader):
         return True
 
     def _ended(self, event: bytes) -> bool:
-        """Whether it has the response that it is to repeat. Without one it is no end, and does not go on: the stream broke off."""
+        """Whether it has the response that it is to repeat. Without one it is no end, and does not go on."""
         if len(event) > MAX_PARSED_EVENT:
             self.usage = usage_in(event[-TAIL:], parse_usage)
         else:

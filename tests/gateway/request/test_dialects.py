@@ -293,9 +293,10 @@ async def test_a_last_event_without_its_response_is_no_end(kind: str) -> None:
 
 async def test_a_last_event_that_only_the_client_can_read_is_its_matter() -> None:
     odd = b'event: response.completed\ndata: {"type": "response.completed", "response": {"id": "\\ud83d"}}\n\n'  # half a pair
+    body = {"model": "m", "input": "hi", "stream": True}
     async with FakeReplica([events(CREATED, DELTA, odd)]) as replica, running(replica) as run:
-        async with run.session.post(run.url + RESPONSES, json={"model": "m", "input": "hi", "stream": True}) as answer:
-            assert await answer.read() == CREATED + DELTA + odd
+        answer = await run.session.post(run.url + RESPONSES, json=body)
+        assert await answer.read() == CREATED + DELTA + odd
 
 
 async def test_the_official_clients_read_whole_streams() -> None:

@@ -43,6 +43,31 @@ async def test_its_life(url: str) -> None:
         assert await store.get("o", "r"), "its responses stay"
 
 
+async def test_a_write_whose_confirmation_was_lost_adds_its_items_once(url: str) -> None:
+    async with opened(url) as store:
+        await begun(store)
+        driver = store._database._opened()
+        write, lost = driver.write, []
+
+        async def confirms_late(works: Any) -> Any:
+            results = await write(works)
+            if not lost:
+                lost.append(len(works))
+                raise OSError("the connection was lost")
+            return results
+
+        driver.write = confirms_late  # type: ignore[method-assign]
+        await asyncio.gather(
+            store.add("o", "c", some("i1", "i2")),
+            store.put(response("r", conversation="c"), some("i3", "i4")),
+            store.add("o", "c", some("i5")),
+        )
+        assert lost == [3], "all three were in the transaction that was done again"
+        assert await all_items(store) == ["i1", "i2", "i3", "i4", "i5"]
+        await store.add("o", "c", some("i5"))
+        assert await all_items(store) == ["i1", "i2", "i3", "i4", "i5", "i5"], "that is another write"
+
+
 async def test_it_is_its_owners(url: str) -> None:
     async with opened(url) as store:
         await begun(store, "c", "o", "i1")
