@@ -38,8 +38,14 @@ class Usage:
 
 
 def written_tokens(details: Any, prompt: int, cached: int | None) -> int:
-    """OpenAI's `cache_write_tokens` in the details of a prompt's tokens. At most what is not cached."""
-    written = token_count(details.get("cache_write_tokens")) if isinstance(details, dict) else None
+    """What a prompt's details say was written to the cache, at most what is not cached: `cache_write_tokens` (OpenAI, and vLLM's
+    Responses), `created_cache_tokens` (vLLM's chat).
+    """
+    if not isinstance(details, dict):
+        return 0
+    written = token_count(details.get("cache_write_tokens"))
+    if written is None:
+        written = token_count(details.get("created_cache_tokens"))
     return min(written, prompt - (cached or 0)) if written else 0
 
 

@@ -42,6 +42,8 @@ PRICES = {"m": PriceConfig(input=2.0, output=10.0, cached_input=0.5), "m-large":
         ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 5}}, Usage(10, 0, 4, 5)),
         ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 99}}, Usage(10, 0, 4, 6)),
         ({"prompt_tokens": 10, "prompt_tokens_details": {"cache_write_tokens": -1}}, Usage(10, 0, None)),
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4, "created_cache_tokens": 5}}, Usage(10, 0, 4, 5)),
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4, "created_cache_tokens": None}}, Usage(10, 0, 4)),
         ({"prompt_tokens": True}, None),
         ({"prompt_tokens": -5}, None),
         ({"input_tokens": 5}, None),
