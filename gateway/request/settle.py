@@ -123,8 +123,9 @@ class Breakpoints:
         elif found == HELD and (usage is None or usage.cached is None):
             found = "unreported"
         elif found == HELD and usage is not None and usage.cached is not None:
-            kept = usage.cached >= decision.promised_tokens * _KEPT_SHARE - _KEPT_SLACK
-            found = "kept" if kept else "missed"
+            # The part of the prompt, not the tokens: those are estimated, the engine's are counted.
+            promised = decision.promised_tokens / max(1, decision.prompt_tokens) * usage.prompt
+            found = "kept" if usage.cached >= promised * _KEPT_SHARE - _KEPT_SLACK else "missed"
         request.breakpoint = found
         self._metrics.breakpoints.add((request.label, found))
 

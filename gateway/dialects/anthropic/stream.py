@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gateway.dialects.anthropic.errors import failure_of
-from gateway.dialects.anthropic.usage import merge, usage_from
+from gateway.dialects.anthropic.usage import is_split, merge, usage_from
 from gateway.dialects.events.named import has_name, name_of
 from gateway.dialects.events.reader import EventReader, has_any
 from gateway.dialects.events.sse import object_of
@@ -43,10 +43,13 @@ class MessageReader(EventReader):
         if name == "message_stop":
             self.done = True
         elif name == "message_delta":
-            self._merge(object_of(event).get("usage"))
+            merge(self._counts, object_of(event).get("usage"))
+            self._count()
         elif name == "message_start":
             message = object_of(event).get("message")
-            self._merge(message.get("usage") if isinstance(message, dict) else None)
+            merge(self._counts, message.get("usage") if isinstance(message, dict) else None)
+            if is_split(self._counts):
+                self._count()
         elif name == "error":
             if not has_name(event):  # clients ignore it, and take what came before it for the whole answer
                 return False
@@ -54,6 +57,5 @@ class MessageReader(EventReader):
             self.done = self.reported is None
         return True
 
-    def _merge(self, usage: Any) -> None:
-        merge(self._counts, usage)
+    def _count(self) -> None:
         self.usage = usage_from(self._counts) or self.usage

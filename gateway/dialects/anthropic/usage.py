@@ -4,8 +4,9 @@
 
 In a stream it comes in two events, and engines split it differently: vLLM's `message_start` has the whole prompt as
 `input_tokens`, and its `message_delta` the three parts; llama.cpp's `message_start` has the parts, and its `message_delta` the
-output only. So it is merged field by field: the last of each counts. `cache_creation` splits what was written to the cache by
-how long it stays there.
+output only. So it is merged field by field: the last of each counts. A `message_start` without counts of the cache is not the
+split, and no usage by itself: the client may leave before the split comes. `cache_creation` splits what was written to the
+cache by how long it stays there.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ def merge(counts: dict[str, Any], usage: Any) -> None:
         for name in _FIELDS:
             if token_count(usage.get(name)) is not None:
                 counts[name] = usage[name]
+
+
+def is_split(counts: Mapping[str, Any]) -> bool:
+    """Whether these counts say what a cache had, or has now."""
+    return "cache_creation_input_tokens" in counts or "cache_read_input_tokens" in counts
 
 
 def usage_from(counts: Mapping[str, Any]) -> Usage | None:

@@ -55,7 +55,9 @@ STREAMS: list[tuple[str, bytes, Usage | None, bool]] = [
         Usage(845, 8, 844),
         True,
     ),
-    (MESSAGES, STARTED + SAID, Usage(845, 0, None), False),  # broke off: at least its prompt is known
+    (MESSAGES, STARTED + SAID, None, False),  # broke off: what was cached of its prompt is not known, and would count as a miss
+    (MESSAGES, SPLIT + SAID, Usage(845, 0, 844), False),
+    (MESSAGES, STARTED + named("message_delta", usage={"output_tokens": 8}) + named("message_stop"), Usage(845, 8, None), True),
     (MESSAGES, SAID + named("message_stop"), None, True),
     (RESPONSES, named("response.completed", response={"usage": COMPLETED}, sequence_number=3), Usage(215, 8, 192), True),
     (RESPONSES, named("response.incomplete", response={"usage": {"input_tokens": 5, "output_tokens": 1}}), Usage(5, 1), True),

@@ -422,7 +422,7 @@ async def test_other_paths_of_both_apis_pass_through() -> None:
 async def test_what_became_of_breakpoints_is_logged_and_counted(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
     asked = {**ASKED, "system": [{"type": "text", "text": "".join(f"{number}. You help. " for number in range(800))}]}
     asked["system"][0]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
-    cached, none = message(cache_read_input_tokens=3000), message(cache_read_input_tokens=0)
+    cached, none = message(cache_read_input_tokens=3000), message(cache_read_input_tokens=0, input_tokens=3011)
     created = message(cache_read_input_tokens=0, cache_creation_input_tokens=3000, input_tokens=11)
     unreported = writes(http(200, b'{"type": "message", "usage": {"input_tokens": 9, "output_tokens": 1}}'))
     script = [created, cached, none, unreported, cached]
@@ -443,6 +443,24 @@ async def test_what_became_of_breakpoints_is_logged_and_counted(request_lines: C
         counted = {name: value for name, value in page.items() if name.startswith("warmroute_breakpoints_total")}
         results = "new", "kept", "missed", "unreported", "lost"
         assert counted == {f'warmroute_breakpoints_total{{model="m",result="{result}"}}': 1 for result in results}
+
+
+async def test_a_promise_is_kept_by_a_part_of_the_prompt_whatever_its_tokens_are_estimated_at(
+    request_lines: Callable[[], list[dict[str, Any]]],
+) -> None:
+    """Short prompts are mostly what the template adds: what is learned from them makes a long one look longer."""
+    system = [{"type": "text", "text": "You help. " * 800, "cache_control": {"type": "ephemeral"}}]
+    short = message(input_tokens=40, cache_read_input_tokens=0)
+    cold, warm = message(input_tokens=2000, cache_read_input_tokens=0), message(input_tokens=20, cache_read_input_tokens=1980)
+    async with FakeReplica([*[short] * 300, cold, warm]) as replica, running(replica) as run:
+        for _ in range(300):
+            await run.post({**ASKED, "messages": [{"role": "user", "content": "Write a haiku, please."}]}, path=MESSAGES)
+        for _ in range(2):
+            await run.post({**ASKED, "system": system}, path=MESSAGES)
+        lines = request_lines()
+        assert [line.get("breakpoint") for line in lines[-2:]] == ["new", "kept"]
+        assert lines[-2]["estimated_prompt_tokens"] < 2 * 2000 * 1.5
+        assert lines[-1]["estimated_prompt_tokens"] < 2000 * 1.5, "one long prompt sets it right"
 
 
 async def test_a_dry_run_shows_the_promise() -> None:

@@ -1,0 +1,44 @@
+"""How many bytes a token has, learned from what engines count."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.learning.scales import DEFAULT_UNITS_PER_TOKEN, MAX_UNITS, MIN_UNITS, Scales
+
+
+def learned(*prompts: tuple[int, int]) -> float:
+    scales = Scales()
+    for units, tokens in prompts:
+        scales.learn("m", units, tokens)
+    return scales.units_per_token("m")
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert (Scales().units_per_token("m"), Scales().units_per_token("")) == (DEFAULT_UNITS_PER_TOKEN, 1.0)
+
+
+def test_it_becomes_what_engines_count() -> None:
+    assert learned(*[(6000, 2000)] * 10) == pytest.approx(3.0, rel=0.01)
+    assert learned(*[(3300, 1100)] * 3) == pytest.approx(3.0, rel=0.05)
+
+
+def test_short_prompts_do_not_decide_about_long_ones() -> None:
+    """A template of 30 tokens around "hi"."""
+    short = [(33, 37)] * 300
+    assert learned(*short, (6800, 1700)) == pytest.approx(4.0, rel=0.2)
+    assert learned(*short, (6800, 1700), *short) == pytest.approx(4.0, rel=0.3)
+
+
+@pytest.mark.parametrize(("units", "tokens"), [(100, 0), (100, None), (10, 1000), (100_000, 10)])
+def test_what_is_not_about_text_is_ignored(units: int, tokens: int | None) -> None:
+    scales = Scales()
+    scales.learn("m", units, tokens)
+    assert len(scales) == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**7), st.integers(0, 10**9)), max_size=50))
+def test_it_stays_within_its_bounds(prompts: list[tuple[int, int]]) -> None:
+    assert MIN_UNITS <= learned(*prompts) <= MAX_UNITS
