@@ -38,8 +38,9 @@ class Usage:
 
 
 def written_tokens(details: Any, prompt: int, cached: int | None) -> int:
-    """What a prompt's details say was written to the cache, at most what is not cached: `cache_write_tokens` (OpenAI, and vLLM's
-    Responses), `created_cache_tokens` (vLLM's chat).
+    """What a prompt's details say was written to the cache, at most what is not cached.
+
+    `cache_write_tokens` (OpenAI, and vLLM's Responses), else `created_cache_tokens` (vLLM's chat).
     """
     if not isinstance(details, dict):
         return 0
