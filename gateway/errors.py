@@ -15,6 +15,7 @@ from router.native import mypyc_attr
 # Of an OSError: the gateway itself lacks file descriptors or memory.
 OUT_OF_RESOURCES: Final = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 
+RETRY_S: Final = 2  # a Retry-After while replicas are probed
 NAMED: Final = 20  # models, replicas or pools, in a text that lists them: there may be thousands
 
 
@@ -148,7 +149,7 @@ def shutting_down() -> GatewayError:
     return GatewayError(503, "shutting_down", "The gateway is shutting down. Retry the request.", retry_after_s=1)
 
 
-def no_replica(message: str, retry_after_s: int = 2, public: str | None = None) -> GatewayError:
+def no_replica(message: str, retry_after_s: int = RETRY_S, public: str | None = None) -> GatewayError:
     return GatewayError(503, "no_replica_available", message, retry_after_s=retry_after_s, public=public)
 
 

@@ -133,8 +133,9 @@ class ReplicaLoad:
 class Lease:
     """One request booked on a replica. Made by `Ledger.open`; `close` it exactly once, in a `finally`.
 
-    since: time of its booking on this replica. silent: its answer shows no first token. prefill_s: duration of the prefill,
-    once known. load: the replica's. ahead, behind: its neighbours in the queue.
+    since: time of its booking on this replica. silent: its answer shows no first token, or one that does not tell how long the
+    prompt took, as it may be several. prefill_s: duration of the prefill, once known. load: the replica's. ahead, behind: its
+    neighbours in the queue.
     """
 
     __slots__ = (
@@ -172,7 +173,8 @@ class Lease:
         """The prompt is prefilled: its tokens are no longer booked."""
         if self.closed or self.decoding:
             return
-        self.prefill_s = now - max(self.since, self.load.turn_ended)
+        if not self.silent:
+            self.prefill_s = now - max(self.since, self.load.turn_ended)
         self.prefilled(now)
 
     def prefilled(self, now: float) -> None:

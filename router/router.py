@@ -175,7 +175,7 @@ class Router(Owner):
     def choose(self, prompt: Prompt, replicas: Collection[str], now: float, *, silent: bool = False) -> Booking:
         """Book the best and credit it with the prompt. Raises ValueError if there are no candidates.
 
-        silent: the answer is not streamed, so that its first token will not be seen.
+        silent: the answer is not streamed, so that its first token will not be seen, or that shows no duration of the prefill.
         """
         quotes = self._quotes(prompt, replicas, now)
         decision = self._decide(quotes)

@@ -170,8 +170,8 @@ class Continuation:
 def cannot_count(api: str, path: str) -> str:
     """`lacking` of a path that counts tokens. path: the one that generates."""
     return (
-        f"No replica here can count the tokens of a {api} request: they do not know the path, and it is not translated, unlike "
-        f"{path}. The usage of an answer has the count."
+        f"No replica that is up can count the tokens of a {api} request: none knows the path, which is not translated, unlike"
+        f" {path}. The usage of an answer has the count."
     )
 
 

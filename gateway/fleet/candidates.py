@@ -45,11 +45,6 @@ def eligible(
     return warmed or [name for name, _ in allowed]
 
 
-def speaking(replicas: Mapping[str, ReplicaState], live: Collection[str], dialect: str, now: float) -> list[str]:
-    """Those of `live` that are not known to lack the dialect. O(live)."""
-    return [name for name in live if replicas[name].speaks(dialect, now)]
-
-
 def any_well(replicas: Mapping[str, ReplicaState], suspects: Set[ReplicaState], now: float) -> bool:
     """Whether one of them is live, does not rest, and its breaker lets a request through. O(1) if the first one is."""
     return any(

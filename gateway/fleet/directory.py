@@ -24,7 +24,16 @@ import pygtrie
 
 from gateway.admission.pool_queue import Admission, Permit, priority_of
 from gateway.config.schema import MATCH_ALL, Config, FallbackConfig
-from gateway.errors import GatewayError, ReplicaFailure, bad_request, first_names, named_model, no_replica, unknown_model
+from gateway.errors import (
+    RETRY_S,
+    GatewayError,
+    ReplicaFailure,
+    bad_request,
+    first_names,
+    named_model,
+    no_replica,
+    unknown_model,
+)
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.candidates import any_well, eligible
 from gateway.fleet.catalog import Catalog, warn_of_misfits
@@ -188,6 +197,21 @@ class Fleet:
             return target.replicas
         self._suspects = {state for state in self._suspects if state.restricted(now)}
         return eligible(target.replicas, self._suspects, now, self._chance, tried, resting=resting)
+
+    def able(
+        self, target: Target, dialect: str, now: float, tried: Collection[str] = (), *, resting: bool = True
+    ) -> Collection[str]:
+        """Those of `candidates` that are not known to lack the dialect: known ones are left out first, as tried ones are."""
+        lacking = {name for name, state in target.replicas.items() if not state.speaks(dialect, now)}
+        return self.candidates(target, now, lacking.union(tried), resting=resting)
+
+    def lacking(self, target: Target, dialect: str, text: str, now: float) -> GatewayError:
+        """No replica that is up has the endpoint: 404, or 503 if one that is down may have it. text: for the client."""
+        pool = next((pool for pool in self.pools if pool.name == target.pool), None)
+        down = [state for state in pool.replicas if not (state.live or state.leaving)] if pool else []
+        if any(state.speaks(dialect, now) for state in down):
+            return GatewayError(503, "not_supported", f"{text} One that may do is down: retry.", retry_after_s=RETRY_S)
+        return GatewayError(404, "not_supported", text)
 
     def is_well(self, target: Target, now: float) -> bool:
         """Whether a replica of the target is live, with a closed circuit, and does not rest. O(1) while all are well."""

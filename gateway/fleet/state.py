@@ -18,6 +18,7 @@ DRAINING = "draining"
 SLOW_START_S = 10.0  # a replica that came back gets less than its share for that long
 FIRST_SHARE = 0.1
 LACKS_S = 600.0  # then it is asked again whether it speaks a dialect: it may have been upgraded
+LACKED_S = 10.0  # the same where no replica is known to speak it
 EXTRA_PROBES = 3  # beside the regular ones, at once
 
 
@@ -121,9 +122,14 @@ class ReplicaState:
         return self.error if not self.up else DRAINING
 
     def speaks(self, dialect: str, now: float) -> bool:
-        """Whether requests of this dialect go to it as they are; else they are translated."""
+        """Whether requests of this dialect go to it as they are; else they are translated, or go to others."""
         at = self.lacks.get(dialect)
         return (at is None or now - at > LACKS_S) and dialect not in self.facts.engine.lacks
+
+    def lacked(self, dialect: str, now: float) -> bool:
+        """Whether it has just said so: to ask again would be in vain, also if no other one is left to be asked."""
+        at = self.lacks.get(dialect)
+        return dialect in self.facts.engine.lacks or (at is not None and now - at <= LACKED_S)
 
     def share(self, now: float) -> float:
         """The part of its share of requests that it gets now: less in the first seconds after it came up."""

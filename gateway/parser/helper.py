@@ -25,6 +25,7 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds
 from gateway.dialects.models.rename import rename
+from gateway.dialects.responses.conversation import Given, given
 from gateway.dialects.responses.create_message import Created, created
 from gateway.dialects.responses.items import input_items, listed, picked
 from gateway.dialects.responses.references import Reference, references_in
@@ -137,6 +138,12 @@ def _references(body: bytes) -> tuple[list[Reference]]:
     return (references_in(body),)
 
 
+def _given(body: bytes) -> Given:
+    if exceeds(body):
+        raise _too_complex()
+    return given(body)
+
+
 def _pick(joined: bytes, ids: list[str], places: dict[str, int]) -> tuple[dict[str, bytes]]:
     _require_items(joined)
     return (picked(joined, set(ids), places),)
@@ -165,6 +172,7 @@ _OPERATIONS: Final[Mapping[str, Callable[..., tuple[Any, ...]]]] = {
     wire.CREATE: _create,
     wire.MEMBERS: _members,
     wire.REFERENCES: _references,
+    wire.GIVEN: _given,
     wire.PICK: _pick,
     wire.LIST: _list,
     wire.PAGE: _page,

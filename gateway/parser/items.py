@@ -1,7 +1,8 @@
 """Items of what the gateway keeps, read where that does not hold up the loop: at once if it is quick, else in the parser
 process. (A thread would not do: the JSON library holds the interpreter while it reads.)
 
-What is kept was parsed before, with its bounds; several turns together have a bound of their own (`helper.py`).
+What is kept was parsed before, with its bounds; several turns together have a bound of their own (`helper.py`). So have the
+bodies by which items come into conversations.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from gateway.dialects.json_structure import is_quick
+from gateway.dialects.responses.conversation import Given, given
 from gateway.dialects.responses.items import input_items, listed, picked
 from gateway.parser import wire
 from gateway.parser.parsing import Parsing
@@ -27,6 +29,12 @@ class KeptItems:
             return await self._parsing.turns.take(partial(picked, joined, ids, places))
         (found,) = await self._parsing.process.run((wire.PICK, list(ids), dict(places)), joined, client)
         return dict(found)
+
+    async def given(self, body: bytes, client: str) -> Given:
+        """What a request to `/v1/conversations` says. Raises GatewayError 400 as well."""
+        if is_quick(body):
+            return await self._parsing.turns.take(partial(given, body))
+        return Given(*await self._parsing.process.run((wire.GIVEN,), body, client))
 
     async def listed(self, joined: bytes, most: int, client: str) -> list[tuple[str, bytes]] | None:
         """Each item's id, and the item as it is listed, JSON. None: more than `most`, or nested too deeply."""

@@ -28,6 +28,7 @@ TRANSLATE: Final = "translate"  # dialect -> body, echo (TranslatedRequest)
 CREATE: Final = "create"  # a message of a WebSocket -> the fields of `Created`
 MEMBERS: Final = "members"  # -> spans, end (json_edits.Members)
 REFERENCES: Final = "references"  # -> a list (responses.references)
+GIVEN: Final = "given"  # -> the fields of `Given` (responses.conversation)
 # About items, joined by commas.
 PICK: Final = "pick"  # ids, places -> items by id (responses.items.picked)
 LIST: Final = "list"  # most -> a list of (id, item), or None (responses.items.listed)

@@ -32,7 +32,6 @@ from gateway.dialects.excerpt import excerpt
 from gateway.dialects.translation.answers import TranslatedAnswers
 from gateway.dialects.translation.unknown_path import MOST_READ, is_unknown_path, may_be
 from gateway.errors import REFUSED, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure
-from gateway.fleet.candidates import speaking
 from gateway.fleet.directory import Fleet
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
@@ -80,10 +79,26 @@ class Attempts:
 
     async def first_answer(self, exchange: Exchange) -> ReplicaAnswer:
         """The first answer that the client should get, else the last refusal. Raises GatewayError if there is neither."""
-        if not exchange.attempts.failed:  # else it comes from another pool, where it was counted
+        attempts = exchange.attempts
+        if not attempts.failed:  # else it comes from another pool, where it was counted
             self.budget.request()
-        attempts, call = exchange.attempts, exchange.call(exchange.api.body)
         verdicts = Verdicts(self._fleet, self.lone, exchange.request)
+        try:
+            answer = await self._first(exchange, verdicts)
+        finally:
+            if verdicts.failed:
+                verdicts.judge(self._clock())
+        if answer:
+            return answer
+        if _nobody_can(exchange):
+            raise self._fleet.lacking(exchange.target, exchange.dialect.name, exchange.dialect.lacking, self._clock())
+        failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in attempts.failed)
+        text = f"No replica could answer ({failures}). Retry; see /warmroute/replicas."
+        raise GatewayError(502, "replica_failed", text, public="No replica could answer. Retry.")
+
+    async def _first(self, exchange: Exchange, verdicts: Verdicts) -> ReplicaAnswer | None:
+        """None: there is neither, or another pool gets the request, and the client the refusal only if that fails too."""
+        attempts, call = exchange.attempts, exchange.call(exchange.api.body)
         reached, tries = attempts.sent, 0
         refusal: ReplicaAnswer | None = None
         given = False  # not `refusal = None` for that: mypyc takes its type at the end of `try` for the one in `finally`
@@ -95,10 +110,14 @@ class Attempts:
                 try:
                     answer = await self._try(exchange, candidate, call, verdicts, fresh=reached > 0)
                 except ReplicaFailure as failure:
-                    refusal = None
+                    if failure.reason != UNKNOWN_PATH:  # else an earlier refusal is still the last word
+                        _close(refusal)
+                        refusal = None
                     reached += failure.reached
                     self._failed(exchange, candidate, failure)
                 else:
+                    _close(refusal)
+                    refusal = None
                     if is_answer(answer):
                         verdicts.answered = True
                         attempts.error = _summary(answer) if answer.status >= 400 else ""
@@ -110,24 +129,21 @@ class Attempts:
                 verdicts.refused = refusal is not None
                 if reached >= most or not await self._next(exchange, tries, verdicts):
                     break
-                if refusal:
-                    refusal.close()
+                if not exchange.dialect.lacking:
+                    _close(refusal)
+                    refusal = None
             attempts.sent = reached
             elsewhere = exchange.target.fallback is not None and self._goes_elsewhere(exchange, call, verdicts, refusal)
-            if refusal and not elsewhere:  # and no other replica is left: the client gets its own words
-                attempts.error, given = attempts.failed[-1]["error"], True
-                return refusal
-            attempts.refusal, given = refusal, True
+            given = True
+            if elsewhere:
+                attempts.refusal = refusal
+                return None
+            if refusal:  # and no other replica is left: the client gets its own words
+                attempts.error = _summary(refusal)
+            return refusal
         finally:
             if refusal and not given:
                 refusal.close()
-            if verdicts.failed:
-                verdicts.judge(self._clock())
-        if _nobody_can(exchange):
-            raise GatewayError(404, "not_supported", exchange.dialect.lacking)
-        failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in attempts.failed)
-        text = f"No replica could answer ({failures}). Retry; see /warmroute/replicas."
-        raise GatewayError(502, "replica_failed", text, public="No replica could answer. Retry.")
 
     async def rest_of_answer(self, exchange: Exchange, body: bytes) -> ReplicaAnswer | None:
         """The answer broke off: the first of the others that begins to stream what `body` asks for. None if none does."""
@@ -222,11 +238,8 @@ class Attempts:
     # -- one attempt
 
     def _failed(self, exchange: Exchange, candidate: Candidate, failure: ReplicaFailure) -> None:
-        state = exchange.target.replicas[candidate.replica]
-        if failure.reason == UNKNOWN_PATH:
-            self._fleet.lacks(state, exchange.dialect.name, self._clock())
-        else:
-            self._fleet.failed(state, failure)
+        if failure.reason != UNKNOWN_PATH:
+            self._fleet.failed(exchange.target.replicas[candidate.replica], failure)
         exchange.attempts.add(candidate.replica, failure.reason, failure.message)
 
     async def _next(self, exchange: Exchange, tries: int, verdicts: Verdicts) -> bool:
@@ -287,8 +300,9 @@ class Attempts:
         """
         exchange.target = self._fleet.renewed(exchange.target)
         tried, now = {attempt["replica"] for attempt in exchange.attempts.failed}, self._clock()
-        live = self._fleet.candidates(exchange.target, now, tried, resting=not verdicts.refused)
-        return speaking(exchange.target.replicas, live, exchange.dialect.name, now) if exchange.dialect.lacking else live
+        if exchange.dialect.lacking:
+            return self._fleet.able(exchange.target, exchange.dialect.name, now, tried, resting=not verdicts.refused)
+        return self._fleet.candidates(exchange.target, now, tried, resting=not verdicts.refused)
 
     async def _try(
         self, exchange: Exchange, candidate: Candidate, call: Call, verdicts: Verdicts, *, fresh: bool
@@ -304,11 +318,11 @@ class Attempts:
             if exchange.dialect.translatable:
                 answer = await self._open_translatable(exchange, state, call, fresh=fresh)
             else:
-                if exchange.dialect.lacking and not state.speaks(exchange.dialect.name, self._clock()):
+                if exchange.dialect.lacking and state.lacked(exchange.dialect.name, self._clock()):
                     raise _unknown_path()
                 answer = await self._upstream.open(state.url, exchange.call_to(state, call), fresh=fresh)
                 if exchange.dialect.lacking and may_be(answer.status):
-                    await _require_path(answer)
+                    await self._require_path(exchange, state, answer)
             trial.answers()
             if exchange.api.metered and answer.status == 200:
                 try:
@@ -352,6 +366,13 @@ class Attempts:
             exchange.attempts.body = translated.error(answer.status, error)
         return answer
 
+    async def _require_path(self, exchange: Exchange, state: ReplicaState, answer: ReplicaAnswer) -> None:
+        """Raises ReplicaFailure, and closes the answer, if the replica does not know the path, which is remembered."""
+        if is_unknown_path(answer.status, await _begin_of(answer, MOST_READ)):
+            answer.close()
+            self._fleet.lacks(state, exchange.dialect.name, self._clock())
+            raise _unknown_path()
+
     async def _inspect(self, exchange: Exchange, answer: ReplicaAnswer) -> None:
         """Check that it is what an engine would answer. Raises ReplicaFailure if not."""
         dialect, attempts = exchange.answers, exchange.attempts
@@ -385,13 +406,6 @@ class Attempts:
         attempts.body = body
 
 
-async def _require_path(answer: ReplicaAnswer) -> None:
-    """Raises ReplicaFailure, and closes the answer, if the replica does not know the path."""
-    if is_unknown_path(answer.status, await _begin_of(answer, MOST_READ)):
-        answer.close()
-        raise _unknown_path()
-
-
 def _nobody_can(exchange: Exchange) -> bool:
     """Whether no replica that was tried has the endpoint. That is no failure, and no reason for another pool."""
     return all(attempt["reason"] == UNKNOWN_PATH for attempt in exchange.attempts.failed)
@@ -399,6 +413,12 @@ def _nobody_can(exchange: Exchange) -> bool:
 
 def _unknown_path() -> ReplicaFailure:
     return ReplicaFailure(UNKNOWN_PATH, "it does not have this endpoint", reached=0, blameless=True)
+
+
+def _close(refusal: ReplicaAnswer | None) -> None:
+    """Drop an earlier refusal, if there is one."""
+    if refusal:
+        refusal.close()
 
 
 async def _begin_of(answer: ReplicaAnswer, most: int) -> bytes:

@@ -95,8 +95,7 @@ class Delivery:
         counted = api.metered and answer.status == 200
         if counted:
             delivered.first_byte = delivered.last_byte
-            if api.countable:  # else the router would take the prefill of several prompts for that of one
-                exchange.booking.first_token(delivered.last_byte)
+            exchange.booking.first_token(delivered.last_byte)
             kept = Kept(exchange.request.lease) if exchange.target.resume_streams else None
         reader = exchange.answers.reader(api, watchful=kept is not None)
         if counted:

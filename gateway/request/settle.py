@@ -22,7 +22,8 @@ from router import HELD, Outcome
 log = logging.getLogger("warmroute.gateway")
 
 NEW: Final = "new"
-# A prefix counts as kept with so much of it, less a constant: its tokens are an estimate, and an engine caches whole blocks.
+# A prefix counts as kept with so much of it, less a constant, for an engine caches whole blocks. Its tokens are an estimate:
+# the router's, or its part of the prompt's bytes of the prompt's tokens, whichever is less.
 _KEPT_SHARE: Final = 0.9
 _KEPT_SLACK: Final = 128
 
@@ -123,8 +124,7 @@ class Breakpoints:
         elif found == HELD and (usage is None or usage.cached is None):
             found = "unreported"
         elif found == HELD and usage is not None and usage.cached is not None:
-            # The part of the prompt, not the tokens: those are estimated, the engine's are counted.
-            promised = decision.promised_tokens / max(1, decision.prompt_tokens) * usage.prompt
+            promised = min(decision.promised_tokens, decision.promised_tokens / max(1, decision.prompt_tokens) * usage.prompt)
             found = "kept" if usage.cached >= promised * _KEPT_SHARE - _KEPT_SLACK else "missed"
         request.breakpoint = found
         self._metrics.breakpoints.add((request.label, found))

@@ -10,33 +10,30 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
 from uuid import uuid4
 
 import orjson
 
+from gateway.admission.memory import LARGE_BODY
 from gateway.dialects.responses.background.objects import RUNNING, in_background
 from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
-from gateway.dialects.responses.items import MAX_FIELDS, Paging, page, require_includes, shown, too_deep
+from gateway.dialects.responses.items import MAX_FIELDS, Paging, page, require_includes
 from gateway.errors import GatewayError, bad_request
 from gateway.state.histories import Histories, gone, unavailable
-from gateway.state.records import Conversation, Expired, Item, StoreFailed, TooLarge, Unknown
+from gateway.state.records import Charge, Conversation, Expired, Item, Part, StoreFailed, TooLarge, Unknown
 
-MAX_ADDED: Final = 20  # items in one request
-MAX_PAIRS: Final = 16  # of metadata
-MAX_KEY, MAX_VALUE = 64, 512  # characters in them
 MAX_DIGITS: Final = 15  # of an event's number
-MAX_LISTED: Final = 16 << 20  # bytes of a history whose items are listed
+MAX_LISTED: Final = 16 << 20  # bytes of a history whose items are listed, and of a page of a conversation (but for one item)
 
 _PATH: Final = re.compile(r"/v1/(responses|conversations)(?:/([^/]+)(?:/(input_items|cancel|items)(?:/([^/]+))?)?)?")
 _OWN: Final = ("compact", "input_tokens")  # paths in the place of an id
 
+_COPIES: Final = 2  # of a body's items, beside the body: to be kept, and in the answer
 PARSED: Final = 4  # times that a JSON text takes, once it is parsed
 
 Answer = tuple[int, bytes]
-Charge = Callable[[int], None]
-"""So many bytes to the request. Raises GatewayError 413 or 503."""
 
 
 class Again(NamedTuple):
@@ -80,7 +77,7 @@ class StateApi:
         require_includes(query)
         try:
             if kind == "conversations":
-                return await self._conversation(method, (id_, below, item), query, body, owner)
+                return await self._conversation(method, (id_, below, item), query, body, owner, client, charge)
             if id_ is None or id_ in _OWN or item is not None or below == "items":
                 return None
             return await self._response(method, (id_, below), query, owner, client, charge)
@@ -97,8 +94,6 @@ class StateApi:
             ) from None
         except StoreFailed as failure:
             raise unavailable(failure) from None
-        except orjson.JSONEncodeError:
-            raise too_deep() from None
 
     # -- responses
 
@@ -141,16 +136,23 @@ class StateApi:
     # -- conversations
 
     async def _conversation(
-        self, method: str, named: tuple[str | None, str | None, str | None], query: str, body: bytes, owner: str
+        self,
+        method: str,
+        named: tuple[str | None, str | None, str | None],
+        query: str,
+        body: bytes,
+        owner: str,
+        client: str,
+        charge: Charge,
     ) -> Answer | None:
-        (id_, below, item), store = named, await self._histories.opened()
+        (id_, below, item), store, read = named, await self._histories.opened(), self._histories.reader
+        if len(body) >= LARGE_BODY:
+            charge(_COPIES * len(body))
         if id_ is None:
             _require(method, "POST")
-            given = _object(body)
-            made = Conversation(
-                owner=owner, id=f"conv_{uuid4().hex}", created_at=self._clock(), metadata=orjson.dumps(_metadata(given))
-            )
-            await store.create_conversation(made, _added(given.get("items")))
+            given = await read.given(body, client)
+            made = Conversation(owner=owner, id=f"conv_{uuid4().hex}", created_at=self._clock(), metadata=given.metadata)
+            await store.create_conversation(made, [Item(*each) for each in given.items or ()])
             return 200, _conversation(made)
         if below is None:
             _require(method, "GET", "POST", "DELETE")
@@ -160,7 +162,7 @@ class StateApi:
                     raise Unknown(id_)
                 return 200, orjson.dumps({"id": id_, "object": "conversation.deleted", "deleted": True})
             if method == "POST":
-                await store.describe(owner, id_, orjson.dumps(_metadata(_object(body))))
+                await store.describe(owner, id_, (await read.given(body, client)).metadata)
             return 200, _conversation(await store.conversation(owner, id_))
         if below != "items":
             raise GatewayError(404, "not_found", "A conversation has 'items'.")
@@ -169,15 +171,18 @@ class StateApi:
             if method == "DELETE":
                 await store.delete_item(owner, id_, item)
                 return 200, _conversation(await store.conversation(owner, id_))
-            return 200, (await store.item(owner, id_, item)).item
+            return 200, (await store.item(owner, id_, item, charge)).item
         _require(method, "GET", "POST")
         if method == "POST":
-            added = _added(_object(body).get("items"), required=True)
-            await store.add(owner, id_, added)
-            return 200, page([orjson.loads(each.item) for each in added], more=False)
-        paging = Paging(_query(query))
-        rows, more = await store.items(owner, id_, limit=paging.limit, after=paging.after, descending=paging.descending)
-        return 200, page([orjson.loads(each.item) for each in rows], more=more)
+            items = (await read.given(body, client)).items
+            if items is None:
+                raise bad_request("'items' is required: a list.", "items")
+            await store.add(owner, id_, [Item(*each) for each in items])
+            return 200, page(items, more=False)
+        asked = Paging(_query(query))
+        part = Part(asked.limit, asked.after, descending=asked.descending)
+        rows, more = await store.items(owner, id_, part, MAX_LISTED, charge)
+        return 200, page([(each.id, each.item) for each in rows], more=more)
 
 
 def _conversation(found: Conversation) -> bytes:
@@ -204,41 +209,3 @@ def _number(text: str | None) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
         raise bad_request("'starting_after' must be the number of an event.", "starting_after")
     return int(text)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        found = orjson.loads(body or b"{}")
-    except orjson.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict):
-        raise bad_request("The body must be a JSON object.")
-    return found
-
-
-def _metadata(given: dict[str, Any]) -> dict[str, str]:
-    """Raises GatewayError 400."""
-    found = given.get("metadata")
-    if found is None:
-        return {}
-    if (
-        isinstance(found, dict)
-        and len(found) <= MAX_PAIRS
-        and all(len(name) <= MAX_KEY and isinstance(value, str) and len(value) <= MAX_VALUE for name, value in found.items())
-    ):
-        return found
-    text = f"at most {MAX_PAIRS} strings of at most {MAX_VALUE} characters, by names of at most {MAX_KEY}"
-    raise bad_request(f"'metadata' must be an object: {text}.", "metadata")
-
-
-def _added(given: object, *, required: bool = False) -> list[Item]:
-    """Raises GatewayError 400."""
-    if given is None and not required:
-        return []
-    if not isinstance(given, list) or len(given) > MAX_ADDED or not all(isinstance(item, dict) for item in given):
-        raise bad_request(f"'items' must be a list of at most {MAX_ADDED} items.", "items")
-    items = [shown(item) for item in given]
-    for item in items:
-        if len(item["id"]) > MAX_ID_CHARS:
-            raise bad_request(f"The id of an item has at most {MAX_ID_CHARS} characters.", "items")
-    return [Item(item["id"], orjson.dumps(item)) for item in items]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 from sqlalchemy import Connection, and_, delete, func, insert, select, update
 
 from gateway.state.database import Database
-from gateway.state.records import Conversation, Expired, Item, TooLarge, Unknown
+from gateway.state.records import Charge, Conversation, Expired, Item, Part, TooLarge, Unknown, free
 from gateway.state.tables import conversations, items
 
 MAX_ITEMS: Final = 100_000  # of a conversation
@@ -82,47 +83,63 @@ class Conversations:
 
     async def add(self, owner: str, id_: str, added: Sequence[Item]) -> None:
         """Items at the conversation's end. Raises Unknown, Expired or TooLarge."""
-        now, again = self._clock(), False
+        now = self._clock()
+        at: int | None = None
 
         def work(connection: Connection) -> None:
-            nonlocal again
-            self._extend(connection, owner, id_, added, now, again=again)
-            again = True
+            nonlocal at
+            at = self._extend(connection, owner, id_, added, now, at)
 
         await self._database.write(work)
 
-    async def items(
-        self, owner: str, id_: str, *, limit: int, after: str = "", descending: bool = False
-    ) -> tuple[list[Item], bool]:
-        """(items, whether there are more). after: an item's id. Raises Unknown (also for `after`) or Expired."""
-        position = items.c.position
+    async def items(self, owner: str, id_: str, part: Part, most: int, charge: Charge = free) -> tuple[list[Item], bool]:
+        """(items, whether there are more). most: bytes; one item may have more. charge: called with the bytes before they are
+        read. Raises Unknown (also for `after`), Expired, and what `charge` raises.
+        """
+        position, mine = items.c.position, and_(items.c.owner == owner, items.c.conversation == id_)
+        order = position.desc() if part.descending else position
 
-        def work(connection: Connection) -> tuple[Any, Sequence[Any] | None]:
+        def sizes(connection: Connection) -> tuple[Any, Sequence[Any] | None]:
             found = connection.execute(select(conversations).where(_of(owner, id_))).one_or_none()
-            query = select(items.c.id, items.c.item).where(items.c.owner == owner, items.c.conversation == id_)
-            if after:
-                start = connection.execute(select(position).where(_item(owner, id_, after)).limit(1)).scalar()
+            query = select(position, func.length(items.c.item).label("size")).where(mine)
+            if part.after:
+                # Where an id comes twice, beyond all of them: else the pages had no end.
+                beyond = func.min(position) if part.descending else func.max(position)
+                start = connection.execute(select(beyond).where(_item(owner, id_, part.after))).scalar()
                 if start is None:
                     return found, None
-                query = query.where(position < start if descending else position > start)
-            query = query.order_by(position.desc() if descending else position).limit(limit + 1)
-            return found, connection.execute(query).all()
+                query = query.where(position < start if part.descending else position > start)
+            return found, connection.execute(query.order_by(order).limit(part.limit + 1)).all()
 
-        found, rows = await self._database.read(work)
+        found, rows = await self._database.read(sizes)
         self._require(found, id_)
         if rows is None:
-            raise Unknown(after)
-        return [Item(row.id, row.item) for row in rows[:limit]], len(rows) > limit
+            raise Unknown(part.after)
+        fit = [size for size in accumulate(row.size for row in rows[: part.limit]) if size <= most]
+        count = max(1, len(fit)) if rows else 0
+        if not count:
+            return [], False
+        charge(fit[-1] if fit else rows[0].size)
+        low, high = sorted([rows[0].position, rows[count - 1].position])
+        query = select(items.c.id, items.c.item).where(mine, position.between(low, high)).order_by(order)
+        read = await self._database.read(lambda connection: connection.execute(query).all())
+        return [Item(row.id, row.item) for row in read], len(rows) > count
 
-    async def item(self, owner: str, id_: str, item_id: str) -> Item:
-        """Raises Unknown or Expired."""
+    async def item(self, owner: str, id_: str, item_id: str, charge: Charge = free) -> Item:
+        """Raises Unknown or Expired, and what `charge` raises."""
+        one = _item(owner, id_, item_id)
 
-        def work(connection: Connection) -> tuple[Any, Any]:
+        def size_of(connection: Connection) -> tuple[Any, int | None]:
             found = connection.execute(select(conversations).where(_of(owner, id_))).one_or_none()
-            return found, connection.execute(select(items.c.item).where(_item(owner, id_, item_id))).scalars().first()
+            return found, connection.execute(select(func.length(items.c.item)).where(one).limit(1)).scalar()
 
-        found, item = await self._database.read(work)
+        found, size = await self._database.read(size_of)
         self._require(found, id_)
+        if size is None:
+            raise Unknown(item_id)
+        charge(size)
+        query = select(items.c.item).where(one).limit(1)
+        item = await self._database.read(lambda connection: connection.execute(query).scalar())
         if item is None:
             raise Unknown(item_id)
         return Item(item_id, item)
@@ -169,15 +186,23 @@ class Conversations:
         self._require(connection.execute(query).one_or_none(), id_)
 
     def _extend(
-        self, connection: Connection, owner: str, id_: str, added: Sequence[Item], now: float, *, again: bool = False
-    ) -> None:
-        """again: the transaction may have been done before, and only its confirmation was lost."""
+        self, connection: Connection, owner: str, id_: str, added: Sequence[Item], now: float, before: int | None = None
+    ) -> int | None:
+        """Add items at the end. Returns the position of the first one, None if there are none.
+
+        before: what it has returned, if this is done once more. What stands there now says whether that was undone, or only
+        its confirmation was lost.
+        """
         self._lock(connection, owner, id_)
         connection.execute(update(conversations).where(_of(owner, id_)).values(expires_at=now + self._ttl_s))
-        if not added or (again and all(_is_there(connection, owner, id_, each) for each in (added[0], added[-1]))):
-            return
-        query = select(func.max(items.c.position), func.count()).where(items.c.owner == owner, items.c.conversation == id_)
-        last, count = connection.execute(query).one()
+        if not added:
+            return None
+        mine = and_(items.c.owner == owner, items.c.conversation == id_)
+        if before is not None:
+            there = select(items.c.id, items.c.item).where(mine, items.c.position == before)
+            if (row := connection.execute(there).one_or_none()) and Item(row.id, row.item) == added[0]:
+                return before
+        last, count = connection.execute(select(func.max(items.c.position), func.count()).where(mine)).one()
         if count + len(added) > MAX_ITEMS:
             raise TooLarge(0, count)
         first = 0 if last is None else last + 1
@@ -186,6 +211,7 @@ class Conversations:
             for at, each in enumerate(added)
         ]
         connection.execute(insert(items), rows)
+        return first
 
 
 def _of(owner: str, id_: str) -> Any:
@@ -194,8 +220,3 @@ def _of(owner: str, id_: str) -> Any:
 
 def _item(owner: str, conversation: str, id_: str) -> Any:
     return and_(items.c.owner == owner, items.c.conversation == conversation, items.c.id == id_)
-
-
-def _is_there(connection: Connection, owner: str, conversation: str, sought: Item) -> bool:
-    query = select(items.c.item).where(_item(owner, conversation, sought.id))
-    return sought.item in connection.execute(query).scalars()

@@ -38,10 +38,11 @@ MAX_TURN: Final = 10_000  # items that one turn adds to a conversation
 
 def owner_of(tenant: str, authorization: str | None, api_key: str | None) -> str:
     """Whose the objects of a request are: its tenant's, else those of its credentials (a digest: none are kept), else anybody's
-    who sends none. authorization, api_key: these headers.
+    who sends none. authorization, api_key: these headers. All texts are as headers have them: with bytes that are not UTF-8.
     """
     if tenant:
-        return f"tenant:{tenant}"
+        octets = tenant.encode("utf-8", "surrogateescape")
+        return f"tenant:{tenant}" if tenant.isprintable() else f"octets:{octets.hex()}"  # databases take no such texts
     credentials = authorization or api_key or ""
     return f"key:{blake2b(credentials.encode('utf-8', 'surrogateescape'), digest_size=16).hexdigest()}" if credentials else ""
 

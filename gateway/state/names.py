@@ -23,13 +23,8 @@ from gateway.state.tables import conversations, items, names, responses
 
 _AT_ONCE: Final = 500  # ids in a statement
 
-Charge = Callable[[int], None]
 Pick = Callable[[bytes, Collection[str], Mapping[str, int]], Awaitable[dict[str, bytes]]]
 """`responses/items.py: picked`, wherever that is done: `Parsing.picked` does it in the parser process if it takes long."""
-
-
-def free(_size: int) -> None:
-    """Nobody counts."""
 
 
 async def at_once(joined: bytes, ids: Collection[str], places: Mapping[str, int]) -> dict[str, bytes]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from gateway.dialects.responses.conversation import Given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +91,27 @@ class StoreFailed(StateError):
     """The database cannot be reached, does not answer in time, refuses, is full. The text says what to look at."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of a conversation's items the first `limit`, after the item of an id, if one is given. descending: from the end."""
+
+    limit: int
+    after: str = ""
+    descending: bool = False
+
+
+Charge = Callable[[int], None]
+"""So many bytes of memory to the request, before they are read. Raises GatewayError 413 or 503."""
+
+
+def free(_size: int) -> None:
+    """A Charge that counts nothing."""
+
+
 class ItemReader(Protocol):
     """Reads items of what is kept, without holding up the loop (`parser/items.py`). client: the unit of fairness."""
 
     async def picked(self, joined: bytes, ids: Collection[str], places: Mapping[str, int], client: str) -> dict[str, bytes]: ...
+    async def given(self, body: bytes, client: str) -> Given: ...
     async def listed(self, joined: bytes, most: int, client: str) -> list[tuple[str, bytes]] | None: ...
     async def input_items(self, turns: Sequence[tuple[str, bytes, bytes]], query: Mapping[str, str], client: str) -> bytes: ...

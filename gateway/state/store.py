@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Integer, and_, bindparam, delete, insert, lit
 from gateway.state import names
 from gateway.state.conversations import Conversations
 from gateway.state.purging import TOMBSTONE_S, emptied, forgotten
-from gateway.state.records import Item, StoredResponse, TooLarge, Unknown
+from gateway.state.records import Charge, Item, StoredResponse, TooLarge, Unknown, free
 from gateway.state.tables import responses
 
 MAX_TURNS: Final = 10_000  # of a history that is replayed
@@ -37,14 +37,14 @@ class Store(Conversations):
 
         added: to its conversation, either way. Raises Unknown if its conversation is gone, TooLarge if that is full.
         """
-        now, again = self._clock(), False
+        now = self._clock()
+        at: int | None = None
 
         def work(connection: Connection) -> bool:
-            nonlocal again
+            nonlocal at
             kept = self._insert(connection, response, now)
             if response.conversation:
-                self._extend(connection, response.owner, response.conversation, added, now, again=again)
-            again = True
+                at = self._extend(connection, response.owner, response.conversation, added, now, at)
             return kept
 
         return await self._database.write(work)
@@ -85,7 +85,7 @@ class Store(Conversations):
         ]
 
     async def named(
-        self, owner: str, ids: Sequence[str], most: int, charge: names.Charge = names.free, pick: names.Pick = names.at_once
+        self, owner: str, ids: Sequence[str], most: int, charge: Charge = free, pick: names.Pick = names.at_once
     ) -> dict[str, bytes]:
         """Items (JSON) of responses and conversations by their ids; those that are not there are left out.
 

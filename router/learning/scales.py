@@ -14,7 +14,7 @@ from router.learning.learned import Ratio
 
 DEFAULT_UNITS_PER_TOKEN: Final = 4.0  # bytes of canonical text, until an engine reports its count
 SCALE_PRIOR_TOKENS: Final = 200.0
-SCALE_FULL_TOKENS: Final = 500.0  # a prompt of so many counts as much as it has tokens
+SCALE_FULL_TOKENS: Final = 1_000.0  # a shorter prompt counts less than its tokens
 SCALE_HALF_LIFE_TOKENS: Final = 20_000.0
 MIN_UNITS: Final = 1.0
 MAX_UNITS: Final = 16.0
@@ -41,10 +41,9 @@ class Scales:
     def learn(self, name: str, units: int, tokens: int | None) -> None:
         """An engine has counted `tokens` tokens in a prompt of `units` units.
 
-        It counts by the square of its tokens: that is the least-squares line through the origin, and what is right for long
-        prompts matters. (A short one is mostly what the template adds: 60 of "hi" made a text of 1,700 tokens one of 6,300.)
-        An observation is clamped to a factor of two around the current value: a prompt may contain an image, and an engine that
-        truncates a prompt counts few tokens of many bytes.
+        It counts by its tokens, a short one by their square: most of those are what the template adds. (60 of "hi" made a text
+        of 1,700 tokens one of 6,300.) An observation is clamped to a factor of two around the current value: a prompt may
+        contain an image, and an engine that truncates a prompt counts few tokens of many bytes.
         """
         if not name or not tokens or not MIN_UNITS / 2 <= units / tokens <= MAX_UNITS * 2:
             return
@@ -55,7 +54,7 @@ class Scales:
                 self._known.popitem(last=False)
         elif len(self._known) > MAX_SCALES // 2:
             self._known.move_to_end(name)
-        weight = min(tokens * tokens / SCALE_FULL_TOKENS, SCALE_HALF_LIFE_TOKENS)
+        weight = min(tokens * min(1.0, tokens / SCALE_FULL_TOKENS), SCALE_HALF_LIFE_TOKENS)
         plausible = min(max(units / tokens, MIN_UNITS), MAX_UNITS)
         scale.learn(scale.near(plausible) * weight, weight, weight)
 

@@ -73,9 +73,9 @@ def status(code: int, message: str = "no", *headers: str) -> Behaviour:
     return writes(http(code, body, "application/json", *headers))
 
 
-def event(text: str | None = None, **extra: Any) -> bytes:
-    """One SSE event of a chat stream; text=None: a last event with no choices."""
-    choices = [] if text is None else [{"index": 0, "delta": {"content": text}, "finish_reason": None}]
+def event(text: str | None = None, reason: str | None = None, **extra: Any) -> bytes:
+    """One SSE event of a chat stream; text=None: a last event with no choices. reason: why the answer ends with it."""
+    choices = [] if text is None else [{"index": 0, "delta": {"content": text}, "finish_reason": reason}]
     chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": choices, **extra}
     return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
@@ -94,7 +94,8 @@ def streams(*texts: str, hold: asyncio.Event | None = None, die: bool = False, *
     async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD)
         for place, text in enumerate(texts):
-            writer.write(chunk(event(text)))
+            ends = place == len(texts) - 1 and not die
+            writer.write(chunk(event(text, "stop" if ends else None)))
             await writer.drain()
             if hold and place == 0:
                 await hold.wait()

@@ -35,7 +35,7 @@ def require_breakpoints(body: Mapping[str, Any]) -> None:
         found += 1
         minutes = _checked(marker, where, minutes)
         kind = block.get("type")
-        if kind in _NEVER_CACHED:
+        if isinstance(kind, str) and kind in _NEVER_CACHED:
             raise bad_request(f"{where}: a block of type '{kind}' cannot be a breakpoint; mark another one of its turn.", where)
         if kind == "text" and block.get("text") == "":
             raise bad_request(f"{where}: an empty text cannot be a breakpoint.", where)

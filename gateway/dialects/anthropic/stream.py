@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from gateway.dialects.anthropic.errors import failure_of
 from gateway.dialects.anthropic.usage import is_split, merge, usage_from
-from gateway.dialects.events.named import has_name, name_of
-from gateway.dialects.events.reader import EventReader, has_any
+from gateway.dialects.events.named import NamedReader, has_name, name_of
+from gateway.dialects.events.reader import has_any
 from gateway.dialects.events.sse import object_of
 
 QUIET: Final = frozenset(["message_start", "ping"])  # events that come before the first token
@@ -23,7 +23,7 @@ QUIET: Final = frozenset(["message_start", "ping"])  # events that come before t
 _READ: Final = (b"message_", b"event: error", b"event:error", b'"error"')  # one of them is in every event that is read
 
 
-class MessageReader(EventReader):
+class MessageReader(NamedReader):
     """One stream."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class MessageReader(EventReader):
         return self.read(chunk)
 
     def passes(self, event: bytes, *, unread: bool) -> bool:
-        if unread:
+        if unread or self.done:
             return True
         name = name_of(event)
         if name == "message_stop":

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from gateway.dialects.dialect import StreamOpening
-from gateway.dialects.events.sse import LONGEST_END, end_of, object_of, skipped_at
+from gateway.dialects.events.reader import EventReader
+from gateway.dialects.events.sse import LONGEST_END, MAX_PARSED_EVENT, end_of, object_of, skipped_at
 from gateway.errors import ReplicaFailure
 
 # Bytes; `response.created` repeats the instructions and tools of its request. A connection holds at most twice as many unread.
@@ -48,6 +49,15 @@ def name_of(event: bytes) -> str:
 def has_name(event: bytes) -> bool:
     """Whether it has a field with its name; clients of some APIs ignore an event that has its type only. O(1)."""
     return _NAME.match(event, 0, _MAX_HEAD) is not None
+
+
+class NamedReader(EventReader):
+    """A stream of such events, each with an object. One that ends within the last of them has no end."""
+
+    def is_cut(self, rest: bytes) -> bool:
+        if self.within_event or len(rest) > MAX_PARSED_EVENT:
+            return not rest.rstrip().endswith(b"}")
+        return not object_of(rest)
 
 
 class NamedOpening(StreamOpening):

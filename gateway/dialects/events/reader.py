@@ -24,6 +24,10 @@ class EventReader(StreamReader):
         """Learn from one event; False if it is to be taken out. unread: it is too long; this may be its end only."""
         raise NotImplementedError
 
+    def is_cut(self, rest: bytes) -> bool:
+        """Whether the stream has ended within this event, so that it means nothing. Within a long one: this is its end."""
+        return False
+
     def begun(self, head: bytes) -> None:
         """An event that begins so is too long to be read. Its end comes to `passes`."""
 
@@ -54,7 +58,8 @@ class EventReader(StreamReader):
         return b"".join(passed)
 
     def finish(self) -> bytes:
-        if not self._held:
+        """The last event needs no blank line, for some engines write none; but it must not be cut."""
+        if not self._held or self.is_cut(bytes(self._held)):
             return b""
         rest, self._held, within_event = bytes(self._held), b"", self.within_event
         passes = self._passes(rest)

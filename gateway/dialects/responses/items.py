@@ -117,10 +117,11 @@ def place_of(id_: str) -> tuple[str, bool, int] | None:
     return (found[3], found[1] == "out", int(found[2])) if found else None
 
 
-def page(items: Sequence[dict[str, Any]], *, more: bool) -> bytes:
-    """OpenAI's list."""
-    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-    return orjson.dumps({"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": more})
+def page(items: Sequence[tuple[str, bytes]], *, more: bool) -> bytes:
+    """OpenAI's list. items: (id, JSON) of each."""
+    first, last = (items[0][0], items[-1][0]) if items else (None, None)
+    end = orjson.dumps({"first_id": first, "last_id": last, "has_more": more})
+    return b'{"object":"list","data":[%b],%b' % (b",".join([item for _, item in items]), end[1:])
 
 
 def require_includes(query: str) -> None:
@@ -157,8 +158,10 @@ class Paging:
         """
         ordered = list(reversed(items)) if self.descending else list(items)
         if self.after:
-            at = next((at for at, item in enumerate(ordered) if _id_of(*item) == self.after), -1)
+            # Where an id comes twice, the last one: else the pages had no end.
+            at = max((at for at, item in enumerate(ordered) if _id_of(*item) == self.after), default=-1)
             if at < 0:
                 raise bad_request(f"'after' is the id of no item here: {self.after[:100]!r}.", "after")
             ordered = ordered[at + 1 :]
-        return page([shown(*item) for item in ordered[: self.limit]], more=len(ordered) > self.limit)
+        listed_ = [shown(*item) for item in ordered[: self.limit]]
+        return page([(item["id"], orjson.dumps(item)) for item in listed_], more=len(ordered) > self.limit)

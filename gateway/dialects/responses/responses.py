@@ -85,8 +85,8 @@ class CompactResponses(Responses):
     makes_objects: ClassVar[bool] = False
     in_background: ClassVar[bool] = False
     lacking: ClassVar[str] = (
-        "No replica here can compact a history: most engines cannot. Ask for a summary (POST /v1/responses), and begin a new "
-        "conversation with that."
+        "No replica that is up can compact a history: most engines cannot. Ask for a summary (POST /v1/responses), and begin a"
+        " new conversation with that."
     )
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:

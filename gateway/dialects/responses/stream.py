@@ -12,8 +12,8 @@ import re
 from typing import Final
 
 from gateway.dialects.answer import TAIL, usage_in
-from gateway.dialects.events.named import ERRORS, name_of
-from gateway.dialects.events.reader import EventReader, has_any
+from gateway.dialects.events.named import ERRORS, NamedReader, name_of
+from gateway.dialects.events.reader import has_any
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, object_of
 from gateway.dialects.excerpt import one_line
 from gateway.dialects.responses.usage import parse_usage
@@ -29,7 +29,7 @@ _NUMBER_NAME: Final = b'"sequence_number"'
 _NUMBER: Final = re.compile(rb'"sequence_number"\s{0,8}:\s{0,8}(\d{1,15})')
 
 
-class ResponseReader(EventReader):
+class ResponseReader(NamedReader):
     """One stream."""
 
     def __init__(self) -> None:

@@ -38,4 +38,4 @@ class TranslatedAnswers(Dialect):
 
     def error(self, status: int, body: bytes) -> bytes:
         """The body of the replica's error, as the client reads it."""
-        return self._translation.error(status, body)
+        return self._translation.error(status, body, self.seed)

@@ -9,8 +9,8 @@ that would change the answer.
 
 The stream's end is written when the chat stream ends ([DONE]): only then its usage is known.
 
-An answer that lacks a part must not look whole: data that cannot be read, and a `finish_reason` that says that the engine gave
-up, are the replica's failure.
+An answer that lacks a part must not look whole: data that cannot be read, a stream without a `finish_reason`, and one that says
+that the engine gave up, are the replica's failure.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class EventWriter:
         """The engine names the stop sequence that ended the text. Comes before `end`, if at all."""
 
     def end(self, reason: str, usage: Usage | None) -> bytes:
-        """All is here. reason: chat's `finish_reason`, "" if there was none."""
+        """All is here. reason: chat's `finish_reason`. Raises ReplicaFailure "garbage" if something is missing after all."""
         raise NotImplementedError
 
     def failed(self, message: str) -> bytes:
@@ -98,7 +98,7 @@ class Translation:
         """
         raise NotImplementedError
 
-    def error(self, status: int, body: bytes) -> bytes:
+    def error(self, status: int, body: bytes, request_id: str = "") -> bytes:
         """The body of a replica's error in the dialect's shape. body: whatever it sent, cut to a few kB."""
         raise NotImplementedError
 
@@ -141,8 +141,11 @@ class TranslatingReader(StreamReader):
         if self.done or self.reported:
             return b""
         if data_of(event).strip() == b"[DONE]":
-            self.done = True
-            return self._opened({}) + self.writer.end(self._reason, self.usage)
+            if not self._reason:
+                raise ReplicaFailure("garbage", "the stream ends without a finish_reason")
+            out = self.writer.end(self._reason, self.usage)
+            self.done = True  # not before: `end` may find that something is missing
+            return out
         chunk = _chunk_of(event)
         error = chunk.get("error")
         if not error and (chunk.get("object") == "error" or event.startswith(_ERROR_NAME)):
@@ -197,6 +200,10 @@ def require_finished(reason: str) -> None:
     """Raises ReplicaFailure for a `finish_reason` of an answer that is neither whole nor cut where the request wanted that."""
     if reason in _GAVE_UP:
         raise ReplicaFailure("garbage", f"it gave the answer up (finish_reason {reason!r})")
+
+
+def nameless_call() -> ReplicaFailure:
+    return ReplicaFailure("garbage", "the answer has a tool call without a name")
 
 
 def _chunk_of(event: bytes) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from gateway.request.background.event_log import EventLog
 from gateway.request.background.runs import Runs
 from gateway.request.client import ClientReply
 from gateway.request.running import Running
-from gateway.state.api import PARSED, Again, Charge
+from gateway.state.api import PARSED, Again
 from gateway.state.histories import Histories, unavailable
-from gateway.state.records import StateError, StoreFailed
+from gateway.state.records import Charge, StateError, StoreFailed
 from gateway.upstream.client import Source
 
 FIRST: Final = -1  # the number before the first one

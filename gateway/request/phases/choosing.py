@@ -8,7 +8,6 @@ from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.salts import require_saltable, tenant_salt
-from gateway.fleet.candidates import speaking
 from gateway.fleet.directory import Fleet, Target
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
@@ -74,7 +73,7 @@ class Choosing:
         if api.refers and (known := self._objects.find(api.refers, caller)) and known[0] in live:
             live = [known[0]]  # no other one has it
         elif dialect.lacking:
-            live = speaking(target.replicas, live, dialect.name, begun) or live
+            live = self._fleet.able(target, dialect.name, begun) or live  # else the first attempt ends it
         booking = self._router.choose(prompt, live, begun, silent=not (api.metered and api.stream and api.countable))
         decision = booking.decision
         self._metrics.routing_seconds.observe((), self._clock() - begun)

@@ -14,10 +14,12 @@ import anthropic
 import openai
 import pytest
 
+from gateway.fleet.breaker import CLOSED
+from gateway.fleet.state import LACKED_S
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.dialects.anthropic.test_billing import CLAUDE, LINE
 from tests.gateway.dialects.events.test_named import named
-from tests.support.fakes import STREAM_HEAD, Behaviour, FakeReplica, FakeRequest, chunk, dies, http, status, writes
+from tests.support.fakes import STREAM_HEAD, Behaviour, FakeReplica, FakeRequest, chunk, dies, http, models, status, writes
 
 MESSAGES, RESPONSES, CHAT = "/v1/messages", "/v1/responses", "/v1/chat/completions"
 LONG = "You help with code. " * 200
@@ -291,6 +293,23 @@ async def test_a_last_event_without_its_response_is_no_end(kind: str) -> None:
         assert counted(await run.metrics(), "broken_responses_total") == 1
 
 
+@pytest.mark.parametrize("less", [1, 2, 3, 20])
+async def test_a_stream_that_ends_within_its_last_event_broke_off(less: int) -> None:
+    """With an orderly end of the transfer, as of a proxy in front of an engine that has died."""
+    for path, body, whole in (
+        (MESSAGES, {**ASKED, "stream": True}, BEGUN + SAYS + ENDS),
+        (RESPONSES, {"model": "m", "input": "hi", "stream": True}, CREATED + DELTA + COMPLETED),
+    ):
+        data = whole[:-less]
+        async with FakeReplica([events(data)]) as replica, running(replica) as run:
+            async with run.session.post(run.url + path, json=body) as answer:
+                out = await answer.read()
+            cut = less > 2  # what lacks is more than the blank line
+            assert (b"event: error" in out) is cut
+            assert (data[data.rindex(b"event: ") :] in out) is not cut
+            assert counted(await run.metrics(), "broken_responses_total") == cut
+
+
 async def test_a_last_event_that_only_the_client_can_read_is_its_matter() -> None:
     odd = b'event: response.completed\ndata: {"type": "response.completed", "response": {"id": "\\ud83d"}}\n\n'  # half a pair
     body = {"model": "m", "input": "hi", "stream": True}
@@ -337,6 +356,23 @@ async def test_a_client_that_leaves_at_the_last_event_had_everything() -> None:
 
 
 # -- counting of tokens
+
+
+@pytest.mark.parametrize("server_tools", [[], [{"type": "web_search"}]])
+async def test_what_was_computed_for_a_client_that_left_is_remembered(server_tools: list[Any]) -> None:
+    """Codex offers `web_search` in every request, and leaves early when its user interrupts it."""
+    held = asyncio.Event()
+    body = {"model": "m", "instructions": LONG, "input": "hi", "stream": True, "tools": server_tools}
+    fleet = [FakeReplica([events(CREATED, DELTA, then=held)]) for _ in range(4)]
+    async with fleet[0], fleet[1], fleet[2], fleet[3], running(*fleet) as run:
+        for _ in range(3):
+            async with aiohttp.ClientSession() as session:
+                answer = await session.post(run.url + RESPONSES, json=body)
+                assert await answer.content.readexactly(len(CREATED + DELTA))
+                answer.close()
+            await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
+        held.set()
+        assert sorted(len(replica.requests) for replica in fleet) == [0, 0, 0, 3]
 
 
 async def test_counting_tokens_leaves_nothing_in_the_index() -> None:
@@ -390,7 +426,57 @@ async def test_tokens_are_counted_by_a_replica_that_can(request_lines: Callable[
         assert metrics['warmroute_retries_total{reason="unknown_path"}'] == 5
 
 
-async def test_a_replica_that_may_count_and_is_down_is_no_404() -> None:
+async def test_what_a_replica_lacks_is_asked_again_after_a_while() -> None:
+    lacks, counts = writes(http(404, b'{"detail":"Not Found"}')), writes(http(200, b'{"input_tokens": 700}'))
+    body = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
+    async with FakeReplica([lacks, counts]) as one, running(one) as run:
+        (state,) = run.gateway.fleet.pools[0].replicas
+        assert (await run.post(body, f"{MESSAGES}/count_tokens"))[0] == 404
+        begun = state.lacks["count_tokens"]
+        assert (await run.post(body, f"{MESSAGES}/count_tokens"))[0] == 404
+        assert (state.lacks, len(one.requests)) == ({"count_tokens": begun}, 1), "not asked, and not renewed"
+        state.lacks["count_tokens"] = begun - LACKED_S - 1  # it is the only one
+        assert (await run.post(body, f"{MESSAGES}/count_tokens"))[0] == 200
+
+
+async def test_while_the_replica_that_can_count_is_down_clients_retry() -> None:
+    lacks, counts = writes(http(404, b'{"detail":"Not Found"}')), writes(http(200, b'{"input_tokens": 700}'))
+    body = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
+    one, two = FakeReplica([lacks]), FakeReplica([counts])
+    async with one, two, running(one, two) as run:
+        for _ in range(4):
+            assert (await run.post(body, f"{MESSAGES}/count_tokens"))[0] == 200
+        await two.stop()
+        await eventually(lambda: not run.gateway.fleet.named(two.name).live)  # type: ignore[union-attr]
+        code, headers, answer = await run.post(body, f"{MESSAGES}/count_tokens")
+        assert (code, headers["Retry-After"]) == (503, "2")
+        assert "retry" in answer["error"]["message"]
+
+
+async def test_an_engines_refusal_is_not_lost_to_a_replica_without_the_path() -> None:
+    lacks = writes(http(404, b'{"detail":"Not Found"}'))
+    body = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
+    one, two = FakeReplica([lacks]), FakeReplica([status(503, "full", "Retry-After: 7")])
+    async with one, two, running(one, two, routing={"policy": "round_robin"}) as run:
+        for _ in range(3):
+            code, _, answer = await run.post(body, f"{MESSAGES}/count_tokens")
+            assert (code, answer["error"]["message"]) == (503, "full")
+        assert run.gateway.fleet.named(one.name).breaker.state(0) == CLOSED  # type: ignore[union-attr]
+
+
+async def test_a_missing_path_is_no_reason_for_another_pool() -> None:
+    lacks, counts = writes(http(404, b'{"detail":"Not Found"}')), writes(http(200, b'{"input_tokens": 700}'))
+    body = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
+    one, two = FakeReplica([lacks]), FakeReplica([counts], listing=models("n"))
+    async with one, two:
+        fallback = {"pool": "b", "model": "n"}
+        pools = [{"name": "a", "replicas": [one.url], "fallback": fallback}, {"name": "b", "replicas": [two.url]}]
+        async with running(pools=pools) as run:
+            assert (await run.post(body, f"{MESSAGES}/count_tokens"))[0] == 404
+            assert not two.requests
+
+
+async def test_a_replica_that_may_count_and_dies_is_no_404() -> None:
     lacks = writes(http(404, b'{"detail":"Not Found"}'))
     body = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
     one, two = FakeReplica([lacks]), FakeReplica([dies])
@@ -461,6 +547,16 @@ async def test_a_promise_is_kept_by_a_part_of_the_prompt_whatever_its_tokens_are
         assert [line.get("breakpoint") for line in lines[-2:]] == ["new", "kept"]
         assert lines[-2]["estimated_prompt_tokens"] < 2 * 2000 * 1.5
         assert lines[-1]["estimated_prompt_tokens"] < 2000 * 1.5, "one long prompt sets it right"
+
+
+async def test_a_promise_is_kept_whatever_follows_it(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    """Hex has fewer bytes a token than the prose before it."""
+    system = [{"type": "text", "text": "You help. " * 800, "cache_control": {"type": "ephemeral"}}]
+    cold, warm = message(input_tokens=2010, cache_read_input_tokens=0), message(input_tokens=8000, cache_read_input_tokens=2000)
+    async with FakeReplica([cold, cold, warm]) as replica, running(replica) as run:
+        for text in ("hi", "hi", "3f9a" * 4000):
+            await run.post({**ASKED, "system": system, "messages": [{"role": "user", "content": text}]}, path=MESSAGES)
+        assert [line.get("breakpoint") for line in request_lines()] == ["new", "missed", "kept"]
 
 
 async def test_a_dry_run_shows_the_promise() -> None:

@@ -13,7 +13,7 @@ from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.prompt.head import short_digest
 from gateway.dialects.translation.chat_message import in_texts
 from gateway.dialects.translation.messages.echo import Echo
-from gateway.dialects.translation.translation import require_finished, stop_text
+from gateway.dialects.translation.translation import nameless_call, require_finished, stop_text
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 
@@ -77,7 +77,7 @@ def _add_texts(content: list[Any], message: Mapping[str, Any]) -> None:
 
 
 def _add_calls(content: list[Any], calls: Any, id_: str) -> None:
-    """A call without a name is none."""
+    """A call with neither name nor arguments is none."""
     if not isinstance(calls, list):
         return
     if len(calls) > MAX_CALLS:
@@ -87,9 +87,10 @@ def _add_calls(content: list[Any], calls: Any, id_: str) -> None:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
             continue
-        name = name_of(function)
+        name, arguments = name_of(function), arguments_of(function)
+        if arguments and not name:
+            raise nameless_call()
         if name:
-            arguments = arguments_of(function)
             left -= signs(arguments.encode())
             given = _input(arguments) if left >= 0 else {"arguments": arguments}
             called = call_id(call.get("id"), id_, number, used)

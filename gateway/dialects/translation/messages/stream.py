@@ -7,8 +7,8 @@ belong to any call of a tool. So blocks wait in a queue, and the first one is op
     the first has ended, and another one waits ──► content_block_stop, content_block_start, what was held
 
 A text and a thought end when anything else begins; a call when its arguments are a whole JSON object, or with the stream. A
-call begins when its name is known; without one it is dropped. Models write one call after the other, so in practice nothing is
-held.
+call begins when its name is known (arguments without any name are the replica's failure). Models write one call after the
+other, so in practice nothing is held.
 
 Bounds: MAX_BLOCKS blocks wait, with MAX_HELD characters; MAX_CALLS calls. Beyond: ReplicaFailure.
 """
@@ -36,7 +36,7 @@ from gateway.dialects.translation.messages.answer import (
     too_many_calls,
 )
 from gateway.dialects.translation.messages.echo import Echo
-from gateway.dialects.translation.translation import EventWriter
+from gateway.dialects.translation.translation import EventWriter, nameless_call
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, ReplicaFailure
 
@@ -151,10 +151,13 @@ class MessageWriter(EventWriter):
         out = list[bytes]()
         while self._blocks:
             block = self._blocks.popleft()
-            if block.index < 0 and block.may_begin():
+            if block.index < 0:
+                if not block.may_begin():
+                    if block.held:
+                        raise nameless_call()
+                    continue
                 self._start(block, out)
-            if block.index >= 0:
-                out.append(_event({"type": "content_block_stop", "index": block.index}))
+            out.append(_event({"type": "content_block_stop", "index": block.index}))
         reason = "length" if self._echo.empty else reason
         stop_reason, sequence = ending(reason, self._stop, self._echo, called=self._called)
         delta = {"stop_reason": stop_reason, "stop_sequence": sequence}

@@ -30,14 +30,15 @@ class MessagesTranslation(Translation):
     def answer(self, body: bytes, echo: bytes, seed: str = "") -> bytes:
         return message_of(body, read_echo(echo))
 
-    def error(self, status: int, body: bytes) -> bytes:
+    def error(self, status: int, body: bytes, request_id: str = "") -> bytes:
         """The engine's message, in whatever form it has one; a text that is no JSON as it stands."""
         try:
             message = error_message(orjson.loads(body))
         except orjson.JSONDecodeError:
             message = ""
         message = (message or body.decode("utf-8", "replace").strip())[:_MAX_MESSAGE]
-        return error_body(GatewayError(status, "replica_error", message or f"The replica answered with status {status}."))
+        error = GatewayError(status, "replica_error", message or f"The replica answered with status {status}.")
+        return error_body(error, request_id)
 
     def writer(self, echo: bytes, seed: str = "") -> EventWriter:
         return MessageWriter(read_echo(echo))

@@ -17,7 +17,7 @@ from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.prompt.head import short_digest
 from gateway.dialects.translation.chat_message import in_texts
 from gateway.dialects.translation.responses.tools import INPUT, ToolName, tool_names
-from gateway.dialects.translation.translation import require_finished
+from gateway.dialects.translation.translation import nameless_call, require_finished
 from gateway.dialects.usage import Usage, token_count
 from gateway.errors import ReplicaFailure
 
@@ -190,7 +190,7 @@ def _items(message: dict[str, Any], identity: Identity, tools: dict[str, ToolNam
         function, call_id = call.get("function"), call.get("id")
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(function, dict) or not isinstance(name, str):
-            raise ReplicaFailure("garbage", "the answer has a tool call without a name")
+            raise nameless_call()
         call_id = checked(call_id) if isinstance(call_id, str) and call_id not in seen else ""
         seen.add(call_id)
         head = CallHead(identity, len(items), checked(name), call_id, tools)

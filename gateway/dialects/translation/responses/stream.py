@@ -21,7 +21,7 @@ from gateway.dialects.excerpt import one_line
 from gateway.dialects.translation.responses import answer as form
 from gateway.dialects.translation.responses.answer import OUTPUT_TEXT, REFUSAL, CallHead, Identity, ResponseForm, inside
 from gateway.dialects.translation.responses.tools import ToolName, tool_names
-from gateway.dialects.translation.translation import EventWriter
+from gateway.dialects.translation.translation import EventWriter, nameless_call
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 
@@ -229,7 +229,7 @@ class ResponseWriter(EventWriter):
         if head is None:
             if not call.arguments:
                 return b""
-            raise ReplicaFailure("garbage", "the answer has a tool call without a name")
+            raise nameless_call()
         place, given = _place_of_call(head, call.index), bytes(call.arguments)
         if head.tool.custom:
             given = form.input_of(given)

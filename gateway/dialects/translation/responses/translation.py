@@ -26,7 +26,7 @@ class ResponsesTranslation(Translation):
     def answer(self, body: bytes, echo: bytes, seed: str = "") -> bytes:
         return response_of(body, echo, seed)
 
-    def error(self, status: int, body: bytes) -> bytes:
+    def error(self, status: int, body: bytes, request_id: str = "") -> bytes:
         """Chat's errors have the shape of Responses' already; what has another one is wrapped."""
         try:
             answer: Any = orjson.loads(body)

@@ -37,6 +37,12 @@ def result(*content: Any, marker: Any = None) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": "t", "content": list(content), "cache_control": marker}
 
 
+@pytest.mark.parametrize("kind", [{}, [], {"text": 1}, 5, None, True])
+def test_a_block_of_a_type_that_is_no_name_is_no_failure(kind: Any) -> None:
+    found = refusal(asking({"type": kind, "text": "x", "cache_control": SHORT}))
+    assert found is None or found.status == 400
+
+
 TOOL = {"name": "read", "input_schema": {"type": "object"}, "cache_control": LONG}
 
 

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import sqlite3
+import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -369,6 +370,10 @@ async def test_a_large_history_is_written_out_by_the_parser_process(tmp_path: Pa
         assert (caught.value.status_code, caught.value.code) == (413, "history_too_large")
 
 
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 0
+
+
 BAD: list[tuple[str, str, Any, int]] = [
     ("POST", RESPONSES, {"model": "m", "input": "a", "previous_response_id": "r", "conversation": "c"}, 400),
     ("POST", RESPONSES, {"model": "m", "input": "a", "previous_response_id": 7}, 400),
@@ -394,6 +399,7 @@ BAD: list[tuple[str, str, Any, int]] = [
     ("POST", "/v1/conversations", {"metadata": {str(at): "x" for at in range(17)}}, 400),
     ("POST", "/v1/conversations", {"items": [{}] * 21}, 400),
     ("POST", "/v1/conversations", {"items": ["x"]}, 400),
+    ("POST", "/v1/conversations", {"items": [{"type": "x", "y": nested(300)}]}, 400),
     ("POST", "/v1/conversations/never/items", {"items": []}, 404),
     ("POST", "/v1/conversations/never/items", {}, 400),
     ("GET", "/v1/conversations/never/input_items", None, 404),
@@ -421,6 +427,30 @@ def test_an_owner_is_a_tenant_or_a_digest_of_credentials() -> None:
     assert owner_of("t", "Bearer b", None) == found[0]
     assert owner_of("key:x", None, None) != owner_of("", "x", None)
     assert "Bearer" not in found[1]
+    assert owner_of("M\udcfcller", None, None) == "octets:4dfc6c6c6572", "a header that is not UTF-8"
+    assert owner_of("Müller", None, None) == "tenant:Müller"
+
+
+async def test_a_tenant_whose_name_is_not_utf_8_keeps_its_responses(tmp_path: Path) -> None:
+    body = json.dumps({"model": "m", "input": "a"}).encode()
+
+    async def asked(run: Running, head: bytes, payload: bytes = b"") -> bytes:
+        reader, writer = await asyncio.open_connection(*run.url.removeprefix("http://").split(":"))
+        length = b"Content-Length: %d\r\n" % len(payload)
+        writer.write(
+            head + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Tenant-Id: M\xfcller\r\n" + length + b"\r\n" + payload
+        )
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        answer = await asked(run, b"POST /v1/responses", body)
+        assert answer.startswith(b"HTTP/1.1 200")
+        kept = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert kept["store"] is True
+        assert (await asked(run, b"GET /v1/responses/" + kept["id"].encode())).startswith(b"HTTP/1.1 200")
+        assert (await run.get(f"{RESPONSES}/{kept['id']}"))[0] == 404, "it is that tenant's"
 
 
 DEEP = json.loads("[" * 300 + "]" * 300)
@@ -502,3 +532,49 @@ async def test_a_dry_run_has_the_history(tmp_path: Path, kind: str) -> None:
         assert decision["candidates"][0]["matched_tokens"] > 1000
         assert (await run.post(asked, dry, headers={"Authorization": "Bearer else"}))[0] in (400, 404)
         assert len(one.requests) + len(two.requests) == 1, "nothing is sent"
+
+
+async def test_what_goes_into_a_conversation_is_bounded_and_read_by_the_parser_process(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        made = await run.client.conversations.create()
+        path = f"/v1/conversations/{made.id}/items"
+        many = b'{"items":[{"type":"x","y":[%b0]}]}' % (b"[]," * 600_000)
+        for place in ("/v1/conversations", path):
+            async with run.session.post(run.url + place, data=io.BytesIO(many)) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (413, "request_too_complex")
+        large = {"items": [{"role": "user", "content": str(at) + "x" * 600_000} for at in range(20)]}
+        with unittest.mock.patch("gateway.parser.items.given", side_effect=AssertionError("in the event loop")):
+            code, _, added = await run.post(large, path)
+        assert (code, len(added["data"]), added["has_more"]) == (200, 20, False)
+        assert (await run.get(path))[2] == {
+            **added,
+            "data": added["data"][::-1],
+            "first_id": added["last_id"],
+            "last_id": added["first_id"],
+        }
+
+
+async def test_a_page_of_a_conversation_has_as_many_items_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.state.api.MAX_LISTED", 1000)
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        texts_ = ["a" * 300, "b" * 300, "c" * 3000, "d", "e" * 300]
+        made = await run.client.conversations.create(items=[{"role": "user", "content": text} for text in texts_])
+        for order in ("asc", "desc"):
+            listed = [item async for item in run.client.conversations.items.list(made.id, order=order)]
+            found = [item.content[0].text for item in listed]  # type: ignore[union-attr]
+            assert found == (texts_ if order == "asc" else texts_[::-1])
+        page = await run.client.conversations.items.list(made.id, order="asc")
+        assert (len(page.data), page.has_more) == (2, True)
+
+
+async def test_pages_come_to_an_end_where_an_id_comes_twice(tmp_path: Path) -> None:
+    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+        items: Any = [{"id": "i", "role": "user", "content": str(at)} for at in range(5)]
+        made = await run.client.conversations.create(items=items)
+        kept = await ask(run, items)
+        last = await ask(run, "b", previous_response_id=kept.id)
+        for order in ("asc", "desc"):
+            pages = run.client.conversations.items.list(made.id, order=order, limit=2)
+            assert [item async for item in pages]
+            listed = run.client.responses.input_items.list(last.id, order=order, limit=2)
+            assert [item async for item in listed]

@@ -98,7 +98,10 @@ def test_arguments_are_an_object(arguments: Any, wanted: Any) -> None:
 
 
 def test_ids_and_names() -> None:
-    calls = [call(id_=None), call(id_="x" * (MAX_NAME + 1)), call(name=""), call(name=None), call(id_="functions.f:0"), "x", {}]
+    calls = [call(id_=None), call(id_="x" * (MAX_NAME + 1)), call(name="", arguments=""), call(id_="functions.f:0"), "x", {}]
+    for nameless in (call(name=""), call(name=None)):
+        with pytest.raises(ReplicaFailure, match="without a name"):
+            answered({"tool_calls": [nameless]})
     content = answered({"tool_calls": calls})["content"]
     assert [block["id"] for block in content] == ["toolu_1f_0", "toolu_1f_1", "functions.f:0"]
     for id_ in ("x y", "z" * 100_000, None, 5):

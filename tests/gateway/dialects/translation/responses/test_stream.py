@@ -137,7 +137,9 @@ def test_an_answer_that_was_cut_is_incomplete(reason: str, why: str) -> None:
 
 
 def test_a_stream_of_nothing() -> None:
-    out, reader = translated([DONE])
+    with pytest.raises(ReplicaFailure, match="finish_reason"):
+        translated([DONE])
+    out, reader = translated([stream(usage=None)])
     assert kinds(out) == [*BEGIN, "response.completed"]
     assert reader.done
     assert response_of(out).usage is None
