@@ -8,10 +8,9 @@ import io
 import itertools
 import json
 import sqlite3
-import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import openai
@@ -536,15 +535,14 @@ async def test_a_dry_run_has_the_history(tmp_path: Path, kind: str) -> None:
 
 async def test_what_goes_into_a_conversation_is_bounded_and_read_by_the_parser_process(tmp_path: Path) -> None:
     async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
-        made = await run.client.conversations.create()
-        path = f"/v1/conversations/{made.id}/items"
+        path = f"/v1/conversations/{(await run.post({}, '/v1/conversations'))[2]['id']}/items"
         many = b'{"items":[{"type":"x","y":[%b0]}]}' % (b"[]," * 600_000)
         for place in ("/v1/conversations", path):
             async with run.session.post(run.url + place, data=io.BytesIO(many)) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (413, "request_too_complex")
-        large = {"items": [{"role": "user", "content": str(at) + "x" * 600_000} for at in range(20)]}
-        with unittest.mock.patch("gateway.parser.items.given", side_effect=AssertionError("in the event loop")):
-            code, _, added = await run.post(large, path)
+        large = {"items": [{"role": "user", "content": str(at) + "x" * 40_000} for at in range(20)]}
+        code, _, added = await run.post(large, path)
+        assert run.gateway.parsing.process.started == 1
         assert (code, len(added["data"]), added["has_more"]) == (200, 20, False)
         assert (await run.get(path))[2] == {
             **added,
@@ -554,16 +552,19 @@ async def test_what_goes_into_a_conversation_is_bounded_and_read_by_the_parser_p
         }
 
 
-async def test_a_page_of_a_conversation_has_as_many_items_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.state.api.MAX_LISTED", 1000)
+async def test_a_page_of_a_conversation_has_as_many_items_as_fit(tmp_path: Path) -> None:
     async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
-        texts_ = ["a" * 300, "b" * 300, "c" * 3000, "d", "e" * 300]
-        made = await run.client.conversations.create(items=[{"role": "user", "content": text} for text in texts_])
-        for order in ("asc", "desc"):
-            listed = [item async for item in run.client.conversations.items.list(made.id, order=order)]
+        texts_ = ["a" * (5 << 20), "b" * (5 << 20), "c" * (20 << 20), "d", "e" * (5 << 20)]
+        items = [{"role": "user", "content": text} for text in texts_]
+        body = io.BytesIO(json.dumps({"items": items}).encode())
+        async with run.session.post(f"{run.url}/v1/conversations", data=body, headers={"Authorization": "Bearer k"}) as answer:
+            id_ = (await answer.json())["id"]
+        orders: list[Literal["asc", "desc"]] = ["asc", "desc"]
+        for order in orders:
+            listed = [item async for item in run.client.conversations.items.list(id_, order=order)]
             found = [item.content[0].text for item in listed]  # type: ignore[union-attr]
             assert found == (texts_ if order == "asc" else texts_[::-1])
-        page = await run.client.conversations.items.list(made.id, order="asc")
+        page = await run.client.conversations.items.list(id_, order="asc")
         assert (len(page.data), page.has_more) == (2, True)
 
 
@@ -573,7 +574,8 @@ async def test_pages_come_to_an_end_where_an_id_comes_twice(tmp_path: Path) -> N
         made = await run.client.conversations.create(items=items)
         kept = await ask(run, items)
         last = await ask(run, "b", previous_response_id=kept.id)
-        for order in ("asc", "desc"):
+        orders: list[Literal["asc", "desc"]] = ["asc", "desc"]
+        for order in orders:
             pages = run.client.conversations.items.list(made.id, order=order, limit=2)
             assert [item async for item in pages]
             listed = run.client.responses.input_items.list(last.id, order=order, limit=2)
