@@ -1,5 +1,5 @@
 """Stream readers: any chunking of a stream gives the same bytes and findings, and only the event that the gateway requested is
-removed, and in Messages errors without a name.
+removed, and of Messages and Responses an event that is cut, an error without a name, and an end without its response.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from random import Random
 
 from gateway.dialects.anthropic.stream import MessageReader
 from gateway.dialects.dialect import StreamReader
-from gateway.dialects.events.sse import events_of, object_of
+from gateway.dialects.events.named import name_of
+from gateway.dialects.events.sse import EVENT_END, events_of, object_of
 from gateway.dialects.openai.stream import ChunkReader
 from gateway.dialects.responses.stream import ResponseReader
 from scripts.fuzzing.mutate import cut, mutate
@@ -60,8 +61,8 @@ def check(data: bytes, chance: Random) -> str:
         if name == bytewise:
             assert _run(reader(), [bytes([byte]) for byte in data[:3000]] + [data[3000:]]) == whole
         out, usage, done, reported = whole
-        if name == "messages":
-            assert out == data or _lacks_unnamed_errors_only(out, data)
+        if name in ("messages", "responses"):
+            assert out == data or _lacks_only_what_may_be(out, data)
         else:
             assert name == "stripped" or out == data
             assert len(out) == len(data) or usage
@@ -82,14 +83,21 @@ def _run(reader: StreamReader, pieces: list[bytes]) -> tuple[bytes, object, bool
     return out + reader.finish(), reader.usage, reader.done, reader.reported is not None
 
 
-def _lacks_unnamed_errors_only(out: bytes, data: bytes) -> bool:
+def _lacks_only_what_may_be(out: bytes, data: bytes) -> bool:
     at = 0
     for event in events_of(data):
         if out.startswith(event, at):
             at += len(event)
-        elif object_of(event).get("type") != "error" or _has_name(event):
+        elif EVENT_END.search(event) and not _is_no_event(event):
             return False
     return at == len(out)
+
+
+def _is_no_event(event: bytes) -> bool:
+    """An error that has its name in its data only, or an end without the response that it should repeat."""
+    kind, read = name_of(event), object_of(event)
+    no_end = kind in ("response.completed", "response.incomplete") and not isinstance(read.get("response"), dict)
+    return no_end or (read.get("type") == "error" and not _has_name(event))
 
 
 def _has_name(event: bytes) -> bool:
