@@ -109,9 +109,10 @@ CASES: Final[dict[str, tuple[Behaviour, Invoice]]] = {
         Invoice(1202, 300, 1200, 40, 6, 90, 4950, 600, 810),
     ),
     "stream that fails": (
-        message_stream({"input_tokens": 500, "output_tokens": 0}, {}, end=BROKEN),
+        message_stream({"input_tokens": 500, "cache_read_input_tokens": 0, "output_tokens": 0}, {}, end=BROKEN),
         Invoice(500, 0, 0, 0, 1500, 0, 0, 0, 0),
     ),
+    "stream as vLLM's that fails": (message_stream(VLLM[0], {}, end=BROKEN), Invoice()),  # nobody knows what was cached
     "stream, the client leaves": (message_stream(LEFT, {}, hold=NEVER), Invoice(20, 680, 0, 1, 60, 204, 0, 15, 1836)),
     # Responses
     "response, nothing cached": (plain_response("completed", 1000, 0, 0, 50), Invoice(1000, 0, 0, 50, 3000, 0, 0, 750, 0)),
