@@ -186,7 +186,7 @@ async def test_an_invoice(name: str) -> None:
 async def test_all_of_them_together() -> None:
     """One gateway; the translated one comes last, for from then on the replica is known to speak chat alone."""
     script = [behaviour for behaviour, _ in CASES.values()]
-    assert len(script) == 20
+    assert len(script) == 21
     async with FakeReplica([*script[:-1], UNKNOWN, script[-1]]) as replica, running(replica, prices=PRICES) as run:
         for name in CASES:
             await ask(run, name)
