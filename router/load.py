@@ -13,8 +13,9 @@ began: at its booking, or at the end of the previous turn if that is later. Two 
   time; the rate is learned at the end of the answer, from the tokens that the engine reports as computed: with a wrong
   prediction of its cache, its speed would be learned wrong.
 
-A plain answer shows no first token: its lease is `silent`. Its prefill counts as over when its share of the work should be done
-(`advance`); otherwise a long answer would count as queued until its end. Nothing is learned from it.
+A plain answer shows no first token, and one of several prompts none that says how long they took: such a lease is `silent`. Its
+prefill counts as over when its share of the work should be done (`advance`), or at its first token, if that comes before;
+otherwise a long answer would count as queued until its end. Nothing is learned from it.
 """
 
 from __future__ import annotations

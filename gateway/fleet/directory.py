@@ -208,8 +208,8 @@ class Fleet:
     def lacking(self, target: Target, dialect: str, text: str, now: float) -> GatewayError:
         """No replica that is up has the endpoint: 404, or 503 if one that is down may have it. text: for the client."""
         pool = next((pool for pool in self.pools if pool.name == target.pool), None)
-        down = [state for state in pool.replicas if not (state.live or state.leaving)] if pool else []
-        if any(state.speaks(dialect, now) for state in down):
+        down = [state for state in pool.replicas if not (state.up or state.draining or state.leaving)] if pool else []
+        if any(state.speaks(dialect, now) and (target.model in state.models or not target.model) for state in down):
             return GatewayError(503, "not_supported", f"{text} One that may do is down: retry.", retry_after_s=RETRY_S)
         return GatewayError(404, "not_supported", text)
 

@@ -189,7 +189,7 @@ class Attempts:
         answer, attempts.refusal = attempts.refusal, None
         if answer is None:
             raise error.again()
-        attempts.error = attempts.failed[-1]["error"]
+        attempts.error = _summary(answer)
         return exchange, answer
 
     def not_elsewhere(self, exchange: Exchange) -> None:

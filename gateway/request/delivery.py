@@ -95,7 +95,8 @@ class Delivery:
         counted = api.metered and answer.status == 200
         if counted:
             delivered.first_byte = delivered.last_byte
-            exchange.booking.first_token(delivered.last_byte)
+            if api.countable or not api.size:  # the first token of a batch shows that its first prompt is computed, no more
+                exchange.booking.first_token(delivered.last_byte)
             kept = Kept(exchange.request.lease) if exchange.target.resume_streams else None
         reader = exchange.answers.reader(api, watchful=kept is not None)
         if counted:

@@ -38,8 +38,9 @@ _UNAVAILABLE: Final = 503
 class Verdicts:
     """One request's failed attempts, until its outcome is known; then `judge`.
 
-    answered: a replica answered the request well. refused: the last one answered, with a refusal. unsure: another one was
-    there and not tried, or a limit of the gateway's ended its attempt. unpaid: there was no budget for another attempt.
+    answered: a replica answered the request well. refused: the last one that has the endpoint answered, with a refusal. unsure:
+    another one was there and not tried, or a limit of the gateway's ended its attempt. unpaid: there was no budget for another
+    attempt.
     """
 
     __slots__ = ("_fleet", "_lone", "_request", "answered", "failed", "refused", "unpaid", "unsure")

@@ -11,9 +11,11 @@ import re
 from collections.abc import Callable
 from typing import ClassVar, Final
 
+import orjson
+
 from gateway.dialects.dialect import StreamOpening
 from gateway.dialects.events.reader import EventReader
-from gateway.dialects.events.sse import LONGEST_END, MAX_PARSED_EVENT, end_of, object_of, skipped_at
+from gateway.dialects.events.sse import LONGEST_END, data_of, end_of, object_of, skipped_at
 from gateway.errors import ReplicaFailure
 
 # Bytes; `response.created` repeats the instructions and tools of its request. A connection holds at most twice as many unread.
@@ -55,9 +57,12 @@ class NamedReader(EventReader):
     """A stream of such events, each with an object. One that ends within the last of them has no end."""
 
     def is_cut(self, rest: bytes) -> bool:
-        if self.within_event or len(rest) > MAX_PARSED_EVENT:
+        if self.within_event:
             return not rest.rstrip().endswith(b"}")
-        return not object_of(rest)
+        try:
+            return not isinstance(orjson.loads(data_of(rest)), dict)  # once in a stream, and of 1 MiB at most
+        except orjson.JSONDecodeError:
+            return True
 
 
 class NamedOpening(StreamOpening):

@@ -375,6 +375,20 @@ async def test_what_was_computed_for_a_client_that_left_is_remembered(server_too
         assert sorted(len(replica.requests) for replica in fleet) == [0, 0, 0, 3]
 
 
+async def test_the_first_token_of_a_batch_is_not_that_of_all_its_prompts() -> None:
+    held = asyncio.Event()
+    first = b'data: {"id": "c", "object": "text_completion", "choices": [{"index": 0, "text": "a", "finish_reason": null}]}\n\n'
+    body = {"model": "m", "stream": True, "prompt": [f"{at}" + "word " * 400 for at in range(16)]}
+    async with FakeReplica([events(first, then=held)]) as one, running(one) as run:
+        answer = await run.session.post(f"{run.url}/v1/completions", json=body)
+        assert await answer.content.readline()
+        (load,) = run.gateway.router.ledger.loads.values()
+        assert (load.decoding, load.booked_tokens) == (0, load.active_tokens)
+        held.set()
+        answer.close()
+        await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
+
+
 async def test_counting_tokens_leaves_nothing_in_the_index() -> None:
     count = writes(http(200, b'{"input_tokens": 700}'))
     bad, good = FakeReplica([dies]), FakeReplica([count])
@@ -447,7 +461,7 @@ async def test_while_the_replica_that_can_count_is_down_clients_retry() -> None:
         for _ in range(4):
             assert (await run.post(body, f"{MESSAGES}/count_tokens"))[0] == 200
         await two.stop()
-        await eventually(lambda: not run.gateway.fleet.named(two.name).live)  # type: ignore[union-attr]
+        await eventually(lambda: not run.gateway.fleet.named(two.name).up)  # type: ignore[union-attr]
         code, headers, answer = await run.post(body, f"{MESSAGES}/count_tokens")
         assert (code, headers["Retry-After"]) == (503, "2")
         assert "retry" in answer["error"]["message"]
