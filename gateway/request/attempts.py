@@ -79,26 +79,10 @@ class Attempts:
 
     async def first_answer(self, exchange: Exchange) -> ReplicaAnswer:
         """The first answer that the client should get, else the last refusal. Raises GatewayError if there is neither."""
-        attempts = exchange.attempts
-        if not attempts.failed:  # else it comes from another pool, where it was counted
+        if not exchange.attempts.failed:  # else it comes from another pool, where it was counted
             self.budget.request()
-        verdicts = Verdicts(self._fleet, self.lone, exchange.request)
-        try:
-            answer = await self._first(exchange, verdicts)
-        finally:
-            if verdicts.failed:
-                verdicts.judge(self._clock())
-        if answer:
-            return answer
-        if _nobody_can(exchange):
-            raise self._fleet.lacking(exchange.target, exchange.dialect.name, exchange.dialect.lacking, self._clock())
-        failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in attempts.failed)
-        text = f"No replica could answer ({failures}). Retry; see /warmroute/replicas."
-        raise GatewayError(502, "replica_failed", text, public="No replica could answer. Retry.")
-
-    async def _first(self, exchange: Exchange, verdicts: Verdicts) -> ReplicaAnswer | None:
-        """None: there is neither, or another pool gets the request, and the client the refusal only if that fails too."""
         attempts, call = exchange.attempts, exchange.call(exchange.api.body)
+        verdicts = Verdicts(self._fleet, self.lone, exchange.request)
         reached, tries = attempts.sent, 0
         refusal: ReplicaAnswer | None = None
         given = False  # not `refusal = None` for that: mypyc takes its type at the end of `try` for the one in `finally`
@@ -133,17 +117,37 @@ class Attempts:
                     _close(refusal)
                     refusal = None
             attempts.sent = reached
-            elsewhere = exchange.target.fallback is not None and self._goes_elsewhere(exchange, call, verdicts, refusal)
+            last = self._last_word(exchange, call, verdicts, refusal)
             given = True
-            if elsewhere:
-                attempts.refusal = refusal
-                return None
-            if refusal:  # and no other replica is left: the client gets its own words
-                attempts.error = _summary(refusal)
-            return refusal
+            if last:
+                return last
         finally:
-            if refusal and not given:
-                refusal.close()
+            if not given:
+                _close(refusal)
+            if verdicts.failed:
+                verdicts.judge(self._clock())
+        raise self._no_answer(exchange)
+
+    def _last_word(
+        self, exchange: Exchange, call: Call, verdicts: Verdicts, refusal: ReplicaAnswer | None
+    ) -> ReplicaAnswer | None:
+        """The refusal, if there is one, and no other replica is left: the client gets its own words. None: there is none, or
+        another pool gets the request, and the client the refusal only if that fails too.
+        """
+        attempts = exchange.attempts
+        if exchange.target.fallback is not None and self._goes_elsewhere(exchange, call, verdicts, refusal):
+            attempts.refusal = refusal
+            return None
+        if refusal:
+            attempts.error = _summary(refusal)
+        return refusal
+
+    def _no_answer(self, exchange: Exchange) -> GatewayError:
+        if _nobody_can(exchange):
+            return self._fleet.lacking(exchange.target, exchange.dialect.name, exchange.dialect.lacking, self._clock())
+        failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in exchange.attempts.failed)
+        text = f"No replica could answer ({failures}). Retry; see /warmroute/replicas."
+        return GatewayError(502, "replica_failed", text, public="No replica could answer. Retry.")
 
     async def rest_of_answer(self, exchange: Exchange, body: bytes) -> ReplicaAnswer | None:
         """The answer broke off: the first of the others that begins to stream what `body` asks for. None if none does."""
