@@ -356,7 +356,7 @@ def test_an_empty_reason_is_none() -> None:
 
 def flood(*chunks: bytes) -> bytes:
     with pytest.raises(ReplicaFailure) as raised:
-        translated([FIRST, *chunks, DONE])
+        translated([FIRST, *chunks, chunk(None, "stop"), DONE])  # else it would lack its end in any case
     assert raised.value.reason == "garbage"
     return chunks[0]
 

@@ -244,7 +244,7 @@ def test_floods_are_refused() -> None:
     assert flooded(chunk({"tool_calls": [call(number, "f")["tool_calls"][0] for number in range(700)]})) == "garbage"
     assert flooded(chunk(call(0, "f" * (MAX_NAME + 1)))) == "garbage"
     assert flooded(chunk(call(0, "f", "", "c" * (MAX_NAME + 1)))) == "garbage"
-    assert flooded(chunk(call(0, None, "{}")), DONE) == "garbage", "a call without a name"
+    assert flooded(chunk(call(0, None, "{}")), chunk({}, "stop"), DONE) == "garbage", "a call without a name"
     piece = "x" * 60_000
     assert flooded(*[chunk({"content": piece})] * (MAX_COLLECTED // len(piece) + 1)) == "garbage"
     assert flooded(*[chunk(call(0, "f", {"a": piece}))] * (MAX_COLLECTED // len(piece) + 1)) == "garbage"
