@@ -236,16 +236,32 @@ SAID = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"half"},"finis
 ABORTED = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}\n\ndata: [DONE]\n\n'
 
 
-@pytest.mark.parametrize("events", [[SAID, ABORTED], [SAID, b'data: {"choi\n\n'], [b"data: {oops\n\n"]])
+NAMELESS = b'data: {"id":"c","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{}"}}]}}]}\n\n'
+STOPPED = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [SAID, ABORTED],
+        [SAID, b'data: {"choi\n\n'],
+        [b"data: {oops\n\n"],
+        [SAID, DONE],
+        [DONE],
+        [SAID, NAMELESS, STOPPED, DONE],
+    ],
+)
 async def test_official_clients_raise_if_a_part_of_the_stream_is_missing(events: list[bytes]) -> None:
     async with FakeReplica([chat_only(sse(*events))]) as replica, running(replica) as run, claude(run) as client:
         asked: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
         with pytest.raises(anthropic.APIStatusError):
             async with client.messages.stream(**asked) as stream:
                 await stream.get_final_message()
-        with pytest.raises(openai.APIError):
-            async with run.client.responses.stream(model="m", input="hi") as response:
-                await response.get_final_response()
+        for store in (True, False):
+            with pytest.raises(openai.APIError):
+                async with run.client.responses.stream(model="m", input="hi", store=store) as response:
+                    await response.get_final_response()
 
 
 async def test_a_plain_answer_to_a_stream_is_an_error() -> None:
