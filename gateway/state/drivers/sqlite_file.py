@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +27,7 @@ from gateway.state.drivers.creation import make_tables
 from gateway.state.records import StateError
 
 _BUSY_MS: Final = 5000
+_BUSY_PAUSE_S: Final = 0.01
 _LOG: Final = "-wal"
 _INDEX: Final = "-shm"  # of the log
 
@@ -137,6 +140,24 @@ def _identity(path: str) -> Identity | None:
 def _tune(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where we say so
     cursor = connection.cursor()
-    for pragma in (f"busy_timeout={_BUSY_MS}", "journal_mode=WAL", "synchronous=FULL"):
-        cursor.execute(f"PRAGMA {pragma}")
+    cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+    _use_wal(cursor)
+    cursor.execute("PRAGMA synchronous=FULL")
     cursor.close()
+
+
+def _use_wal(cursor: Any) -> None:
+    """SQLite does not wait with this statement, of all, while another process writes: one that makes the file at this moment.
+
+    Raises sqlite3.OperationalError if it is busy for longer than _BUSY_MS.
+    """
+    until = time.monotonic() + _BUSY_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(_BUSY_PAUSE_S)
+        else:
+            return

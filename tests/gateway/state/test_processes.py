@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
+import sqlite3
 import sys
+from pathlib import Path
 
 import pytest
 
-from gateway.state.records import StateError
-from tests.gateway.state.conftest import opened, response
+from gateway.state.records import StateError, StoreFailed
+from tests.gateway.state.conftest import file_url, opened, response
 from tests.support.paths import ROOT
 
 # Puts a response after the other, four at once, and says of each when it is acknowledged.
@@ -84,3 +87,21 @@ async def test_two_processes_share_a_file(url: str) -> None:
     finally:
         codes = [await process.wait() for process in processes]
     assert codes == [0, 0]
+
+
+async def test_a_file_that_another_process_is_making_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        asyncio.get_running_loop().call_later(0.3, other.execute, "COMMIT")  # where this is too early, the test shows less
+        async with opened(file_url(path)) as store:
+            await store.put(response("here"))
+
+
+async def test_one_that_another_process_never_leaves_is_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreFailed, match="locked"):
+            async with opened(file_url(path)):
+                pass
