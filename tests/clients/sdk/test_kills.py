@@ -18,7 +18,7 @@ from tests.clients.sdk.processes import Process, process
 from tests.clients.sdk.tap import Tapped
 from tests.gateway.conftest import Running, running
 
-LENGTH = 1000  # tokens: five seconds
+LENGTH = 12_000  # tokens: a minute, for a slow hour; it is killed long before
 ENDLESS: Any = {"ignore_eos": True}
 USER: Any = [{"role": "user", "content": "Tell me a long story, please."}]
 

@@ -108,7 +108,7 @@ async def test_an_ip_address_is_never_looked_up(host: str) -> None:
 
 async def test_an_address_that_refuses_is_passed_over_and_comes_last_next_time() -> None:
     async with Listener().at("127.0.0.2") as listener:
-        dial, server = dialer(listener.port, "127.0.0.1", "127.0.0.2")
+        dial, server = dialer(listener.port, "127.77.0.1", "127.0.0.2")  # where nobody else listens
         for _ in range(3):
             assert await local_address(dial) == "127.0.0.2"
         assert server.asked["replica.test"] == 1
