@@ -19,7 +19,7 @@ from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
 from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
 from gateway.cluster.listeners import open_listeners, url_of
-from gateway.cluster.membership import Membership
+from gateway.cluster.membership import Membership, SourcesOf
 from gateway.cluster.process import budget_bytes, connection_limit, warn_of_connections
 from gateway.cluster.reload import Parts, Reload
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
@@ -30,7 +30,6 @@ from gateway.config.schema import Config, RoutingConfig
 from gateway.config.source import Source
 from gateway.dialects.table import Dialects
 from gateway.fleet.directory import FIRST_PROBES_S, Fleet
-from gateway.fleet.sources.source import MemberSource
 from gateway.fleet.sources.table import sources_of
 from gateway.parser.items import KeptItems
 from gateway.parser.parsing import Parsing
@@ -85,14 +84,14 @@ class Surroundings:
 
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
-    source: Source | None = None
+    source: Source[Config] | None = None
     control_plane: Callable[[LocalControl], ControlPlane] = SingleProcess
     resolver: Resolver | None = None
     loops: LoopGuard | None = None
     dials: Callable[[Address], Connector] | None = None
     dialects: Dialects = field(default_factory=Dialects)
     observers: Sequence[Observer] = ()
-    members: Callable[[Config], Sequence[MemberSource]] = sources_of
+    members: SourcesOf = sources_of
     first_probes_s: float = FIRST_PROBES_S
     seam: Seam | None = None
 
@@ -135,7 +134,7 @@ class Gateway:
     async def background(self) -> AsyncIterator[None]:
         """What goes on beside the requests: probes, sweeps, reloads, member sources, the exchange with the other workers.
 
-        Begins with the first probes, so that the first requests find their replicas.
+        Begins with the first probes, and the first answers of the sources, so that the first requests find their replicas.
         """
         first_probes = asyncio.create_task(self.fleet.probe_all(self.upstream))
         if (await asyncio.wait([first_probes], timeout=self.around.first_probes_s))[0]:
@@ -145,6 +144,7 @@ class Gateway:
             work += [self.state.run(), self.runs.run()]
         tasks = [first_probes, *map(asyncio.create_task, work)]
         try:
+            await self.local.membership.first_found(self.around.first_probes_s)
             yield
         finally:
             await self.runs.close()
@@ -199,7 +199,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
     membership = Membership(
-        live=live, fleet=fleet, upstream=upstream, sources=around.members(config), first_probes_s=around.first_probes_s
+        live=live, fleet=fleet, upstream=upstream, sources_of=around.members, first_wait_s=around.first_probes_s
     )
     reload = Reload(live=live, source=around.source, membership=membership, parts=parts, metrics=metrics)
     local = LocalControl(parts=parts, membership=membership, reload=reload, metrics=metrics, requests=requests, clock=clock)

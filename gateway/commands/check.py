@@ -38,5 +38,7 @@ def run(options: argparse.Namespace) -> int:
     replicas = sum(len(pool.replicas) for pool in config.pools)
     refused = bool(options.strict and warnings)
     result = "refused for its warnings (--strict)" if refused else "good"
-    print(f"{options.file}: {result}: pools: {len(config.pools)}, replicas: {replicas}, policy: {config.routing.policy}")
+    sources = f", sources: {len(config.discovery)}" if config.discovery else ""
+    what = f"pools: {len(config.pools)}, replicas: {replicas}{sources}, policy: {config.routing.policy}"
+    print(f"{options.file}: {result}: {what}")
     return int(refused)

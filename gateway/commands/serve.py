@@ -96,7 +96,7 @@ def _config_of(options: argparse.Namespace) -> Loaded:
     return read(path, overrides) if overrides else loaded
 
 
-async def _serve_until_signal(config: Config, requests: RequestLog, source: Source) -> None:
+async def _serve_until_signal(config: Config, requests: RequestLog, source: Source[Config]) -> None:
     from gateway.app import Surroundings, compose, serve
     from gateway.cluster.side_sockets import side_sockets
     from gateway.cluster.workers.supervisor import Supervisor

@@ -89,6 +89,34 @@ def is_host(host: str) -> bool:
     return True
 
 
+def dns_name(text: str) -> str:
+    """A name to look up. Raises AddressError, also for IP addresses."""
+    if not is_host(text) or address_of(text) is not None:
+        raise AddressError(f"{shown(text)} is not a DNS name such as vllm.models.svc.cluster.local")
+    return text.lower()
+
+
+def name_server(text: str) -> str:
+    """IP:PORT of a name server, the port 53 if none is given. IPv6 with a port: [IP]:PORT. Raises AddressError."""
+    bracketed = re.fullmatch(r"\[([^\]]+)\](?::([0-9]{1,5}))?", text)
+    host, port = (bracketed[1], bracketed[2]) if bracketed else (text, None)
+    if not bracketed and text.count(":") == 1:
+        host, _, port = text.partition(":")
+    try:
+        address = ipaddress.ip_address("" if "%" in host else host)  # c-ares takes no zones
+    except ValueError:
+        raise AddressError(f"{shown(text)} is not the address of a name server such as 10.96.0.10:53") from None
+    number = 53 if port is None else parse_port(port)
+    if not number:
+        raise AddressError(f"{shown(text)} has no valid port")
+    return f"[{address}]:{number}" if address.version == 6 else f"{address}:{number}"
+
+
+def base_url(host: str, port: int, *, tls: bool = False) -> str:
+    """host: a name or an IP address, without brackets."""
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def parse_port(text: str) -> int | None:
     return int(text) if re.fullmatch("[0-9]{1,5}", text) and int(text) <= 65535 else None
 

@@ -1,5 +1,6 @@
 """What is wrong between values of the configuration that are right by themselves: listeners and replicas at one address, two
-replicas with one name, model prefixes that two pools claim, aliases of aliases, fallbacks that lead nowhere or in a circle.
+replicas with one name, model prefixes that two pools claim, aliases of aliases, fallbacks that lead nowhere or in a circle,
+pools without any replica, sources without a pool.
 
 The values come by key, those with a problem of their own left out (`Parsed.good`), so that one of them does not hide what is
 wrong between others.
@@ -13,7 +14,7 @@ from typing import Any
 from gateway.config.aliases import Aliases, chains
 from gateway.config.listen import KEYWORDS, listener_problems
 from gateway.config.parse import ConfigError, Key, Problem, key_name, values_of
-from gateway.config.schema import MAX_FALLBACKS, MAX_REPLICAS, Config, PoolConfig, ReplicaConfig
+from gateway.config.schema import MAX_FALLBACKS, MAX_REPLICAS, SOURCE_KINDS, Config, DiscoveryConfig, PoolConfig, ReplicaConfig
 from gateway.errors import first_names
 
 ALIASES = "model_aliases"
@@ -55,8 +56,39 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
         own = f"or add `{model}: {model}` if the model {model!r} is meant"
         text = f"{model!r} is itself an alias, of {further!r}: write that, {own}"
         yield Problem((ALIASES, alias), text)
+    if not values.get(("discovery",), True):
+        for key, value in values.items():
+            if len(key) == 3 and key[2] == "replicas" and not value:
+                yield Problem(key, "at least one replica URL is expected, or a source in `discovery`")
     if ("pools",) in values:  # else a pool that is wrong in itself may be the one that is named
         yield from _wrong_fallbacks(values["pools",], Aliases(aliases))
+        yield from _wrong_sources(values["pools",], values.get(("discovery",), ()))
+
+
+def _wrong_sources(pools: Sequence[PoolConfig], sources: Sequence[DiscoveryConfig]) -> Iterator[Problem]:
+    """Sources that are none or several, name no pool, or come twice."""
+    names = [pool.name for pool in Config(pools=tuple(pools)).pools]
+    for place, source in enumerate(sources):
+        if len(source.kinds) != 1:
+            got = " and ".join(source.kinds) or "none"
+            yield Problem(("discovery", place), f"one of {', '.join(SOURCE_KINDS)} is expected, got {got}")
+        if (kubernetes := source.kubernetes) and bool(kubernetes.service) == bool(kubernetes.pods):
+            yield Problem(("discovery", place, "kubernetes"), "either service or pods is expected")
+        if (dns := source.dns) and dns.port is None and not dns.name.startswith("_"):
+            text = f"it is needed, or a name of SRV records such as _http._tcp.{dns.name}"
+            yield Problem(("discovery", place, "dns", "port"), text)
+        if source.file and source.tls:
+            yield Problem(("discovery", place, "tls"), "a file has the whole URLs of its replicas: write https there")
+        if source.pool and source.pool not in names:
+            yield Problem(
+                ("discovery", place, "pool"), f"{source.pool!r} is no pool's name; possible are: {first_names(names)}"
+            )
+        elif not source.pool and len(names) > 1:
+            text = f"the name of the replicas' pool is needed: one of {first_names(names)}"
+            yield Problem(("discovery", place, "pool"), text)
+    named = ((("discovery", place), source.source) for place, source in enumerate(sources) if source.kinds)
+    for key, first in _repeated(named):
+        yield Problem(key, f"the same source as {key_name(first)}")
 
 
 def _wrong_fallbacks(pools: Sequence[PoolConfig], aliases: Aliases) -> Iterator[Problem]:

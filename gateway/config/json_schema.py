@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.config.hints import FALSE, SECRET, extra_of
-from gateway.config.schema import Config, FallbackConfig, ReplicaConfig, StateConfig
+from gateway.config.schema import Config, DnsConfig, FallbackConfig, KubernetesConfig, ReplicaConfig, StateConfig
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -34,7 +34,7 @@ def config_schema() -> Schema:
                 del properties[field.name]
             elif FALSE in extra_of(field.type):
                 properties[field.name] |= {"type": ["string", "boolean"], "not": {"const": True}}
-    for short in (ReplicaConfig, FallbackConfig):
+    for short in (ReplicaConfig, FallbackConfig, DnsConfig, KubernetesConfig):
         whole = parts[short.__name__]
         parts[short.__name__] = {"anyOf": [whole["properties"][short.SHORT], whole]}
     schema: Schema = _inlined(parts["Config"], parts)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr, replace
 
-from gateway.config.addresses import host_and_port, is_link_local, parse_base_url, shown
+from gateway.config.addresses import dns_name, host_and_port, is_link_local, name_server, parse_base_url, shown
 from gateway.config.aliases import MAX_ALIASES, MAX_NAME_CHARS, alias_name, model_name
 from gateway.config.hints import EXPECTED, FALSE, MAX_NUMBER, NAME, READ, SECRET
 from gateway.config.listen import AUTO, OFF, Endpoint, parse_listen
@@ -29,6 +29,9 @@ ADMIN_PORT_OFFSET = 10_000  # not 1: the next port is often the next gateway's, 
 MAX_POOLS = 1024
 MAX_REPLICAS = 2048  # of all pools: a reload that adds all of them holds requests for 0.1 s
 MAX_FALLBACKS = 8  # pools that one request may be handed on to
+MAX_SOURCES = 64  # of replicas: each is watched, by each worker
+MAX_NAME_SERVERS = 8
+SOURCE_KINDS = ("dns", "kubernetes", "file")
 MAX_POOL_NAME = 90  # characters of a name that is made of models
 MAX_WORKERS = 64  # every message of one goes to all others
 NONE, TENANT = "none", "tenant"  # of `routing.isolation`
@@ -116,6 +119,38 @@ ModelName = Annotated[
 ]
 
 
+Port = Annotated[int, Meta(ge=1, le=65535)]
+DnsName = Annotated[
+    str,
+    Meta(
+        max_length=253,
+        extra={READ: dns_name, EXPECTED: "a DNS name such as vllm.models.svc.cluster.local"},
+        extra_json_schema={"pattern": "^[A-Za-z0-9_.-]+$"},
+    ),
+]
+NameServer = Annotated[
+    str,
+    Meta(extra={READ: name_server}, extra_json_schema={"pattern": r"^(\[[0-9A-Fa-f:.]+\]|[0-9A-Fa-f:.]+)(:[0-9]{1,5})?$"}),
+]
+ObjectName = Annotated[
+    str,
+    Meta(
+        pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$",
+        extra={EXPECTED: "a name of Kubernetes (small letters, digits, - and .)"},
+    ),
+]
+LabelSelector = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9_./=!, ()-]*$",
+        max_length=1024,
+        extra={EXPECTED: "a label selector such as app=vllm,tier in (gpu,cpu)"},
+    ),
+]
+PortName = Annotated[str, Meta(pattern="^[a-z0-9-]*[a-z][a-z0-9-]*$", max_length=15)]  # of Kubernetes
+FilePath = Annotated[str, Meta(max_length=1024, extra={EXPECTED: "the path of a file"})]
+
+
 class _Section(Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
@@ -139,6 +174,19 @@ class ReplicaConfig(_Section, frozen=True):
         return is_link_local(host_and_port(self.url)[0])
 
 
+class ListedReplica(ReplicaConfig, frozen=True):
+    """A replica of a file that is watched. pool: empty: that of the source."""
+
+    pool: Name = ""
+    draining: bool = False
+
+
+class ReplicaList(_Section, frozen=True):
+    """A file that is watched."""
+
+    replicas: Annotated[tuple[ListedReplica, ...], Meta(max_length=MAX_REPLICAS)]
+
+
 class FallbackConfig(_Section, frozen=True):
     """Where requests go that a pool cannot serve; a plain string is short for its pool."""
 
@@ -148,10 +196,84 @@ class FallbackConfig(_Section, frozen=True):
     model: Annotated[ModelName, _about("The model to ask that pool for; empty: the one that the request names.")] = ""
 
 
+class DnsConfig(_Section, frozen=True):
+    """Replicas are the addresses of a name, or the targets of its SRV records; a plain string is short for its name."""
+
+    SHORT: ClassVar = "name"
+
+    name: Annotated[DnsName, _about("Such as vllm.models.svc.cluster.local, or _http._tcp.vllm.models.svc.cluster.local.")]
+    port: Annotated[Port | None, _about("The replicas' port; null: targets and ports of SRV records.")] = None
+    refresh_s: Annotated[
+        float, Meta(ge=1, le=MAX_NUMBER, extra={EXPECTED: "1 or more"}), _about("Seconds between two look-ups.")
+    ] = 5.0
+    servers: Annotated[
+        tuple[NameServer, ...], Meta(max_length=MAX_NAME_SERVERS), _about("Name servers; empty: the system's.")
+    ] = ()
+
+    @property
+    def source(self) -> str:
+        """What it watches."""
+        return f"dns {self.name}" + (f":{self.port}" if self.port else "") + "".join(f" by {each}" for each in self.servers[:1])
+
+
+class KubernetesConfig(_Section, frozen=True):
+    """Replicas are the endpoints of a Service, or pods with certain labels; a plain string is short for `service`."""
+
+    SHORT: ClassVar = "service"
+
+    service: Annotated[ObjectName, _about("Its name. Needs the right to list and watch endpointslices.")] = ""
+    pods: Annotated[LabelSelector, _about("Their labels, such as app=vllm. Needs the right to list and watch pods.")] = ""
+    namespace: Annotated[ObjectName, _about("Empty: the gateway's own.")] = ""
+    port: Annotated[
+        Port | PortName | None, _about("Number or name of the replicas' port; null: the one named http, else the first one.")
+    ] = None
+    server: Annotated[BaseUrl, _about("URL of the API server; empty: that of the cluster which the gateway runs in.")] = ""
+    token_file: Annotated[
+        FilePath, _about("Bearer token, read again for each request; empty: the service account's, or none with `server`.")
+    ] = ""
+    ca_file: Annotated[
+        FilePath, _about("Certificates to trust; empty: the service account's, or the system's with `server`.")
+    ] = ""
+
+    @property
+    def source(self) -> str:
+        """What it watches."""
+        what = f"pods {self.pods}" if self.pods else f"service {self.service}"
+        port = f":{self.port}" if self.port else ""
+        return f"kubernetes {what}{port}" + "".join(
+            f" {word} {value}" for word, value in (("in", self.namespace), ("at", self.server)) if value
+        )
+
+
+class DiscoveryConfig(_Section, frozen=True):
+    """Where replicas are found, beside those that the pools list: one of `dns`, `kubernetes` and `file`."""
+
+    dns: DnsConfig | None = None
+    kubernetes: KubernetesConfig | None = None
+    file: Annotated[
+        FilePath,
+        _about("A YAML file with a list of replicas, as a pool has one; each may have pool and draining, too. It is watched."),
+    ] = ""
+    pool: Annotated[Name, _about("The replicas' pool; empty: the only one.")] = ""
+    tls: Annotated[bool, _about("Replicas found by DNS or Kubernetes are connected to over https.")] = False
+
+    @property
+    def source(self) -> str:
+        """What it watches, as logs, metrics and operators name it."""
+        if self.dns:
+            return self.dns.source
+        return self.kubernetes.source if self.kubernetes else f"file {self.file}"
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """The kinds of source that it names."""
+        return [kind for kind in SOURCE_KINDS if getattr(self, kind)]
+
+
 class PoolConfig(_Section, frozen=True):
     """Replicas that serve the same models. Within a Config each pool has a name of its own."""
 
-    replicas: Annotated[tuple[ReplicaConfig, ...], Meta(min_length=1, extra={EXPECTED: "at least one replica URL"})]
+    replicas: Annotated[tuple[ReplicaConfig, ...], _about("Those that are known beforehand; see also `discovery`.")] = ()
     models: Annotated[tuple[ModelPrefix, ...], _about("Model name prefixes; empty: the models that the replicas list.")] = ()
     name: Annotated[Name, _about("Its name in metrics and for operators; empty: its models, or `default`.")] = ""
     max_inflight: Annotated[Positive, _about("Requests at all replicas of the pool together; more are queued.")] = 4096
@@ -289,6 +411,11 @@ class Config(_Section, frozen=True):
             min_length=1, max_length=MAX_POOLS, extra={EXPECTED: "at least one pool with a replica (or the flag --replica URL)"}
         ),
     ]
+    discovery: Annotated[
+        tuple[DiscoveryConfig, ...],
+        Meta(max_length=MAX_SOURCES),
+        _about("Where replicas are found while the gateway runs."),
+    ] = ()
     listen: Annotated[
         str,
         Meta(extra={EXPECTED: _HOST_PORT}, extra_json_schema={"pattern": f"^{_HOST_PORT_PATTERN}$"}),

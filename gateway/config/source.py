@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from gateway.config.checks import clashes
 from gateway.config.parse import MAX_PROBLEMS, ConfigError, NotReadable, Problem, parse
@@ -25,6 +25,8 @@ from gateway.config.yaml_file import YamlFile
 log = logging.getLogger("warmroute.reload")
 
 POLL_S = 1.0
+
+T = TypeVar("T")
 
 _VARIABLES: Mapping[str, str] = {"listen": "WARMROUTE_LISTEN", "admin_key": "WARMROUTE_ADMIN_KEY"}
 
@@ -63,7 +65,9 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
         problems.append(_located(secret, file, ()))
     environment = {key: value for key, name in _VARIABLES.items() if (value := env.get(name))}
     replacing = {**environment, **overrides}
-    parsed = parse(Config, {"pools": [], **raw, **replacing})
+    if raw.get("pools") in (None, []):
+        raw["pools"] = [{}] if raw.get("discovery") else []  # replicas that are all found need no pool to be named
+    parsed = parse(Config, {**raw, **replacing})
     found = [_attributed(each, environment.keys() - overrides.keys()) for each in (*parsed.problems, *clashes(parsed.good))]
     problems += [_located(problem, file, replacing) for problem in found[:MAX_PROBLEMS]]
     if problems or parsed.value is None:
@@ -92,25 +96,26 @@ def _located(problem: Problem, file: YamlFile | None, replaced: Collection[str])
 
 # -- the file of a running gateway
 
-FileState = tuple[int, int, int, int] | None
-_NEVER_READ: FileState = (-1, -1, -1, -1)  # differs from every state of a file
+FileState = tuple[int, ...] | None
+_NEVER_READ: FileState = (-1,)  # differs from every state of a file
 
 
-class Source:
-    """The configuration of a running gateway. path: its file, or None; read: reads all of it, raises ConfigError.
+class Source(Generic[T]):
+    """The configuration of a running gateway, or another file that it watches. path: the file, or None; read: reads all of it,
+    raises ConfigError.
 
     asked: set it to trigger a reload. Created before the first reading, so that no change is missed.
     """
 
-    def __init__(self, path: Path | None, read: Callable[[], Config], *, poll_s: float = POLL_S) -> None:
+    def __init__(self, path: Path | None, read: Callable[[], T], *, poll_s: float = POLL_S) -> None:
         self.read = read
         self.asked = asyncio.Event()
         self.poll_s = poll_s
         self._path = path
         self._seen = self._read = self._state()
 
-    async def next(self) -> Config:
-        """Wait for a change of the file, or for `asked`, and read the configuration. Raises ConfigError if it is invalid.
+    async def next(self) -> T:
+        """Wait for a change of the file, or for `asked`, and read it. Raises ConfigError if it is invalid.
 
         For lack of file descriptors or memory, reading is retried after each poll.
         """
@@ -127,7 +132,7 @@ class Source:
                     log.warning("configuration not read, to be tried again", extra={"error": str(error)})
                     self._read = _NEVER_READ
 
-    def _read_uncollected(self) -> Config:
+    def _read_uncollected(self) -> T:
         """Without garbage collection: with the many objects of parsing, one blocks all threads for 0.1 s and more."""
         if self._path is not None and self._path.exists() and not self._path.is_file():
             raise ConfigError(f"{self._path} is not a regular file")  # opening a pipe would block this thread for good
@@ -154,4 +159,4 @@ class Source:
             seen = os.stat(self._path)
         except OSError:
             return None
-        return seen.st_mtime_ns, seen.st_size, seen.st_ino, seen.st_dev
+        return seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size, seen.st_ino, seen.st_dev  # ctime: of its rights

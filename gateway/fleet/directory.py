@@ -5,9 +5,9 @@ down for each). Where no replica of a model is live, those are tried that are do
 
 Members and configuration may change while requests run. `probe_joining` asks the replicas that will join, which takes a while;
 `apply` then changes everything in one step, so that a request sees all of the change or nothing of it. A replica is the same if
-its name and its URL are: it keeps all that it has. One that leaves gets no new request; what runs there goes on, and
-`forget_departed` forgets it when that is over. (If its name goes to another URL, it is forgotten at once: what runs there still
-counts, for the name.) A request that fails over after a change gets the present candidates from `renewed`.
+its name, its URL and its instance are: it keeps all that it has. One that leaves gets no new request; what runs there goes on,
+and `forget_departed` forgets it when that is over. (If its name goes to another replica, it is forgotten at once: what runs
+there still counts, for the name.) A request that fails over after a change gets the present candidates from `renewed`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Target:
             if self.draining:
                 public = "No replica that serves this model takes new requests: those that are up are draining"
             what = "Undrain one, or wait for another" if self.draining else "They are probed continually; retry"
-            text = f"{public}: {self.down}. {what}."
+            text = f"{public}: {self.down or 'there are none at present'}. {what}."
             raise no_replica(text, public=f"{public}. Retry.")
 
 
@@ -255,6 +255,9 @@ class Fleet:
             public = f"{not_yet}: not all replicas have answered so far. Retry."
             text = f"{not_yet}: {first_names(blind)} did not answer so far. Retry."
             return no_replica(text, public=public)
+        if any(not (pool.models or pool.replicas) for pool in self.pools):  # a source may find some
+            text = f"{named_model(model, alias)} is not known: a pool has no replicas at present. Retry."
+            return no_replica(text, public=text)
         listed = any(state.models for state in self.replicas if state.up)
         return unknown_model(model, self.catalog.names, listed=listed, alias=alias)
 
@@ -330,7 +333,7 @@ class Fleet:
     def apply(self, config: Config, wanted: Members, probed: Mapping[str, ProbeResult]) -> None:
         """From now on these are the members, in the pools of this configuration. probed: what `probe_joining` returned.
 
-        A replica keeps all that it has if its name and its URL stay.
+        A replica keeps all that it has if it is the same.
         """
         known = set(self._by_name.values())
         served, prefixes = {state: pool.models for pool in self.pools for state in pool.replicas}, self._prefixes_by_pool
@@ -418,7 +421,7 @@ class Fleet:
     def _same(self, member: Member) -> ReplicaState | None:
         """The replica of this member, if it is here already."""
         state = self._by_name.get(member.name)
-        return state if state and state.url == member.url else None
+        return state if state and state.member.is_same(member) else None
 
     def _join(self, member: Member, probed: Mapping[str, ProbeResult]) -> None:
         """The replica gets a state, or goes on with the one that it still has. It is not drained any more."""

@@ -4,12 +4,13 @@
     operators ──────┼──► merge ──► members ──► reconcile(now, wanted) ──► changes: joined, left, changed
     other sources ──┘      └──► rejected, with the reason
 
-Pure: values in, values out. A name belongs to the first source that names it. A member is the same as before if its name and
-its URL are: all that was learned of it stays true.
+Pure: values in, values out. A name belongs to the first source that names it. A member is the same as before if its name, its
+URL and its instance are: all that was learned of it stays true.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,16 +20,20 @@ from gateway.config.schema import MAX_REPLICAS, Config, ReplicaConfig, is_name
 
 CONFIGURATION: Final = "configuration"
 OPERATORS: Final = "operators"
+KEPT: Final = "before the last reload"  # stands for the source of replicas that a reload could not replace yet
+COMMANDED: Final = (CONFIGURATION, OPERATORS)  # what these name, all processes know
 SHOWN_S: Final = 900.0  # the counters of a replica that has left
 MAX_DEPARTED: Final = 4 * MAX_REPLICAS
+_MAX_NAME: Final = 100  # characters of a replica's name
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """A replica, as a source names it.
 
-    url: its base URL, without the /v1 at the end. pool: the name of its pool. capacity_tokens: size of its KV cache; None: what
-    its engine says. draining: its source wants no new requests there.
+    url: its base URL, without the /v1 at the end. pool: the name of its pool; empty: that of its source. capacity_tokens: size
+    of its KV cache; None: what its engine says. draining: its source wants no new requests there. instance: differs from that
+    of another one which had the same name and URL before (a pod's uid); empty: its source has no such thing.
     """
 
     name: str
@@ -36,6 +41,19 @@ class Member:
     pool: str
     capacity_tokens: int | None = None
     draining: bool = False
+    instance: str = ""
+
+    def is_same(self, other: Member) -> bool:
+        """Whether it is the same replica: what was learned of it stays true."""
+        return (self.name, self.url, self.instance) == (other.name, other.url, other.instance)
+
+
+def fitting(name: str) -> str:
+    """A name that a source has found, or so much of it as a replica's name may have, and a hash of it."""
+    if len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return f"{name[: _MAX_NAME - len(digest) - 1]}~{digest}"
 
 
 def member_of(replica: ReplicaConfig, pool: str) -> Member:
@@ -70,15 +88,21 @@ class Merged:
 
 
 def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Merged:
-    """All sources together, by their names; an earlier one goes first. pools: the names that there are. O(members)."""
+    """All sources together, by their names; an earlier one goes first. pools: the names that there are. O(members).
+
+    A watched source brings no second member at a URL: it would be the same replica, counted twice.
+    """
     members: dict[str, Member] = {}
     owners: dict[str, str] = {}
+    urls: dict[str, str] = {}  # -> name
     rejected: list[Rejected] = []
     for source, named in sources.items():
         for member in named:
             why = "" if source == CONFIGURATION else problem_of(member, pools)  # which is checked when it is read
             if not why and member.name in members:
                 why = f"its name is that of a replica from {owners[member.name]} already"
+            if not why and source not in COMMANDED and member.url in urls:
+                why = f"its URL is that of {urls[member.url]} already"
             if not why and len(members) >= MAX_REPLICAS:
                 why = f"at most {MAX_REPLICAS} replicas are possible"
             if why:
@@ -86,6 +110,7 @@ def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Me
             else:
                 members[member.name] = member
                 owners[member.name] = source
+                urls[member.url] = member.name
     return Merged(members, owners, rejected)
 
 
@@ -140,7 +165,7 @@ class Departed:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """joined, left: also a member whose URL is another one now, as both. changed: others of which anything is another now."""
+    """joined, left: also a member that is not the same one now, as both. changed: others of which anything is another now."""
 
     joined: Sequence[Member]
     left: Sequence[Member]
@@ -152,9 +177,9 @@ def reconcile(now: Members, wanted: Members) -> Changes:
     joined, changed = list[Member](), list[Member]()
     for name, member in wanted.items():
         known = now.get(name)
-        if known is None or known.url != member.url:
+        if known is None or not known.is_same(member):
             joined.append(member)
         elif known != member:
             changed.append(member)
-    left = [member for name, member in now.items() if name not in wanted or wanted[name].url != member.url]
+    left = [member for name, member in now.items() if name not in wanted or not wanted[name].is_same(member)]
     return Changes(joined, left, changed)

@@ -73,9 +73,13 @@ def listed_by(pool: Pool, named: Mapping[str, Pool]) -> Sequence[ReplicaState]:
 
 
 def unserved(pools: Sequence[Pool]) -> Sequence[str]:
-    """The names of the pools whose requests nobody can be expected to answer: neither their replicas nor any fallback's."""
+    """The names of the pools whose requests nobody can be expected to answer: neither their replicas nor any fallback's.
+
+    A pool without replicas, whose sources have found none, does not count beside others that have some.
+    """
     named = {pool.name: pool for pool in pools}
-    return [pool.name for pool in pools if not (pool.ready or any(each.ready for each in _fallbacks(pool, named)))]
+    filled = [pool for pool in pools if pool.replicas] or pools
+    return [pool.name for pool in filled if not (pool.ready or any(each.ready for each in _fallbacks(pool, named)))]
 
 
 def _fallbacks(pool: Pool, named: Mapping[str, Pool]) -> Iterator[Pool]:

@@ -81,12 +81,14 @@ class Operator:
         ]
 
     async def replicas(self, request: web.Request) -> web.Response:
-        """Every replica: is it up, what does it serve, what is booked on it, what is it believed to hold."""
+        """Every replica: is it up, what does it serve, what is booked on it, what is it believed to hold. And every source."""
         self._allow(request)
         held = self._router.trie.held()
         rows = [self._row(state, pool.name, held) for pool in self._fleet.pools for state in pool.replicas]
         rows += [self._row(state, None, held) for state in self._fleet.leaving]
-        return _json({"replicas": rows})
+        found = self._membership.state_of_sources()
+        sources = [{"name": name, "replicas": count, "problem": problem or None} for name, count, problem in found]
+        return _json({"replicas": rows, "sources": sources})
 
     def _row(self, state: ReplicaState, pool: str | None, held: Mapping[str, int]) -> dict[str, Any]:
         load = self._router.ledger.of(state.name)

@@ -52,6 +52,7 @@ class Metrics:
         self._add_kept(family)
         self._add_state(family)
         self._add_reloads(family)
+        self._add_discovery(family)
         self._add_workers(family)
         self.registry.register(self.instruments)
 
@@ -230,6 +231,15 @@ class Metrics:
         self.config_loaded = make.gauge(
             "config_loaded_timestamp_seconds", "Unix time at which the configuration in force was loaded.", merge_rule=merge_min
         )
+
+    def _add_discovery(self, make: _Family) -> None:
+        self.discovery_up = make.gauge(
+            "discovery_up",
+            "1: what a source of replicas has found is up to date; 0: it has not answered yet, or failed the last time.",
+            "source",
+            merge_rule=merge_min,
+        )
+        self.discovery_replicas = make.gauge("discovery_replicas", "Replicas that a source has brought.", "source")
 
     def _add_workers(self, make: _Family) -> None:
         self.workers = make.gauge("workers", "Processes of this gateway that serve requests.", merge_rule=merge_sum)

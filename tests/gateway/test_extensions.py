@@ -182,12 +182,12 @@ async def test_an_observer_gets_each_settled_request_and_its_bug_costs_nobody_el
 class QueueSource:
     """A source that yields what a test puts into its queue; an exception is raised."""
 
-    name = "toy"
+    name, pool, settings, problem = "toy", "default", None, ""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[Sequence[Member] | Exception] = asyncio.Queue()
 
-    async def watch(self) -> AsyncIterator[Sequence[Member]]:
+    async def watch(self, *, expects: bool) -> AsyncIterator[Sequence[Member]]:
         while True:
             found = await self.queue.get()
             if isinstance(found, Exception):

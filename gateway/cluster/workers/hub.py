@@ -1,9 +1,10 @@
 """Message hub: broadcasts each worker's messages to all others in one total order, and replays recent history to a new worker.
 
 Batches of routing events are forwarded as they came, and kept for a while, so that a worker that replaces another begins with
-what the others know: the commands of operators (`command_log.py`), then the recent batches (HISTORY_BYTES, and no older than
-the prefix index would remember), then the open bookings, which the other workers publish for it. The counters of a worker that
-has ended stay in the sum. A worker that sends what does not decode is disconnected, and so ends (`channel.py`).
+what the others know: what sources of replicas have found, the commands of operators (`command_log.py`), then the recent batches
+(HISTORY_BYTES, and no older than the prefix index would remember), then the open bookings, which the other workers publish for
+it. The counters of a worker that has ended stay in the sum. A worker that sends what does not decode is disconnected, and so
+ends (`channel.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gateway.cluster.workers.messages import (
     Execute,
     Executed,
     Forwarded,
+    Found,
     Gone,
     Joined,
     Message,
@@ -35,8 +37,8 @@ from gateway.cluster.workers.messages import (
     Welcome,
     encode,
 )
-from gateway.config.schema import Config
-from gateway.fleet.membership import SHOWN_S
+from gateway.config.schema import MAX_SOURCES, Config
+from gateway.fleet.membership import KEPT, SHOWN_S
 from gateway.telemetry.exposition import SnapshotError, merge_slices, packed
 from gateway.telemetry.metrics import Metrics
 
@@ -82,6 +84,7 @@ class Hub:
         self._history: deque[tuple[float, int, bytes]] = deque()  # when, worker, message
         self._history_bytes = 0
         self._commands = CommandLog()
+        self._found: dict[str, bytes] = {}  # the last message about each source
         self._swept_at = clock()
         self._departure: float | None = None  # the last time that replicas may have left; None: all of those are forgotten
         self._commanded = 0  # commands of its own
@@ -92,6 +95,8 @@ class Hub:
         worker = self._joined
         state = WorkerState(channel, last_frame_at=self._clock(), last_healthy_at=self._clock())
         channel.send(Welcome(encode_config(self.config)), worker)
+        for payload in self._found.values():
+            channel.forward(payload, HUB)
         for asker, payload in self._commands.replay(worker):
             channel.forward(payload, asker)
         self._forget_history()
@@ -170,13 +175,12 @@ class Hub:
             case Publish() | Replace():
                 self._remember(worker, payload)
                 self._broadcast(worker, payload, but=worker)
+            case Found(source):
+                self._remember_found(source, payload)
             case Counters(page):
                 state.counters, state.reported = page, state.serving
-            case Serving() if not state.stopping:  # else it was stopped before it served
-                state.serving = True
-                self._on_serving(worker)
-            case Stopping():
-                state.serving, state.stopping = False, True
+            case Serving() | Stopping():
+                self._serves(worker, state, isinstance(message, Serving))
             case Scraped(_, page):
                 state.counters = page  # what was shown once stays in the sum, also if this worker is killed now
                 self._answer(worker, to, payload)
@@ -190,6 +194,13 @@ class Hub:
                 self._broadcast(worker, payload)
             case Execute():
                 self._execute(worker, message, payload)
+
+    def _serves(self, worker: int, state: WorkerState, serving: bool) -> None:
+        """It begins to serve, or drains."""
+        state.stopping = state.stopping or not serving
+        state.serving = not state.stopping  # it may have been stopped before it served
+        if state.serving:
+            self._on_serving(worker)
 
     def restarted(self) -> None:
         """A worker has ended unexpectedly."""
@@ -218,6 +229,8 @@ class Hub:
             self._confirm_forwarding(self.workers[asker], execute.number)
         if isinstance(command, Reconfigure):
             before, self.config = self.config, command.config
+            names = {each.source for each in self.config.discovery} | {KEPT}
+            self._found = {name: payload for name, payload in self._found.items() if name in names}
             self._commands.reconfigured(before, self.config)
             self._departure = self._clock()
         elif isinstance(command, Replayed):
@@ -231,6 +244,14 @@ class Hub:
         for name, state in self.workers.items():
             if name != but:
                 state.channel.forward(payload, worker)
+
+    def _remember_found(self, source: str, payload: bytes) -> None:
+        """For workers that are started while the source does not answer. Replicas may have left it."""
+        self._found.pop(source, None)
+        self._found[source] = payload
+        if len(self._found) > MAX_SOURCES + 1:
+            del self._found[next(iter(self._found))]
+        self._departure = self._clock()
 
     def _remember(self, worker: int, payload: bytes) -> None:
         self._history.append((self._clock(), worker, payload))

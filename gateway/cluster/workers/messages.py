@@ -51,6 +51,27 @@ class Alive(Struct, frozen=True, array_like=True, tag=5):
     """A heartbeat."""
 
 
+class FoundMember(Struct, frozen=True, array_like=True):
+    """As `fleet.membership.Member` has it."""
+
+    name: str
+    url: str
+    pool: str
+    capacity_tokens: int | None
+    draining: bool
+    instance: str
+
+
+# -- worker -> hub -> workers that are started later
+
+
+class Found(Struct, frozen=True, array_like=True, tag=16):
+    """All replicas that a source has found."""
+
+    source: str
+    members: tuple[FoundMember, ...]
+
+
 # -- hub -> worker
 
 
@@ -114,8 +135,8 @@ class Executed(Struct, frozen=True, array_like=True, tag=14):
     internal: bool = False
 
 
-FromWorker = Publish | Replace | Counters | Serving | Stopping | Alive | Scrape | Execute | Scraped | Executed
-FromHub = Publish | Replace | Welcome | Current | Joined | Gone | Forwarded | Scrape | Execute | Scraped | Executed
+FromWorker = Publish | Replace | Counters | Serving | Stopping | Alive | Found | Scrape | Execute | Scraped | Executed
+FromHub = Publish | Replace | Welcome | Current | Joined | Gone | Forwarded | Found | Scrape | Execute | Scraped | Executed
 Message = FromWorker | FromHub
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

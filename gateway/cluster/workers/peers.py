@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -26,6 +26,8 @@ from gateway.cluster.workers.messages import (
     Execute,
     Executed,
     Forwarded,
+    Found,
+    FoundMember,
     Gone,
     Message,
     Scrape,
@@ -35,6 +37,7 @@ from gateway.cluster.workers.transport import HubTransport
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.errors import internal_error, supervisor_silent, workers_silent
+from gateway.fleet.membership import Member
 from gateway.telemetry.counters import MAX_LABEL_SETS, Instruments
 from gateway.telemetry.exposition import SingleFlight, SnapshotError, merge, pack, render
 from gateway.telemetry.metrics import Metrics
@@ -46,6 +49,7 @@ REPORT_SHARE = 0.01  # of the time, as far as REPORT_MOST_S allows
 # Between snapshots while requests are routed: what is newer, and in no scrape, is lost with a worker that is killed.
 REPORT_MOST_S = 0.5
 ALIVE_S = 0.5  # between two heartbeats
+FOUND_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +130,16 @@ class Peers:
         self._limits = limits
         self._busy = asyncio.Event()  # something was booked since the counters were sent
         self._current = asyncio.Event()
-        self._commands: asyncio.Queue[tuple[int, Execute | Current]] = asyncio.Queue()
+        self._commands: asyncio.Queue[tuple[int, Execute | Current | Found]] = asyncio.Queue()
         self._scrapes: set[tuple[int, int]] = set()  # (asker, its number) of those that want this worker's counters
         self._scraped = asyncio.Event()  # there are some
         self._snapshots = asyncio.Lock()  # one at a time: the last that is sent is the newest
         self._pages = SingleFlight(self._page)
+        self._call_later = loop.call_later
+        self._found: dict[str, Sequence[Member]] = {}  # to be sent
         self._asked = 0
         self._questions: dict[int, _Question] = {}
+        local.membership.published = self._publish_found
         self.replicator = Replicator(
             local.router,
             transport,
@@ -149,7 +156,7 @@ class Peers:
             case Scrape(number):
                 self._scrapes.add((worker, number))
                 self._scraped.set()
-            case Execute() | Current():
+            case Execute() | Current() | Found():
                 self._commands.put_nowait((worker, message))
             case Gone():
                 for pending in self._questions.values():
@@ -157,6 +164,18 @@ class Peers:
             case Forwarded(number) | Scraped(number) | Executed(number):
                 if question := self._questions.get(number):
                     question.receive(worker, message)
+
+    def _publish_found(self, source: str, members: Sequence[Member]) -> None:
+        """For workers that are started later. In a storm of changes, only the last one of each FOUND_S."""
+        if source not in self._found:
+            self._call_later(FOUND_S, lambda: self._send_found(source))
+        self._found[source] = members
+
+    def _send_found(self, source: str) -> None:
+        found = [
+            FoundMember(*(getattr(each, name) for name in FoundMember.__struct_fields__)) for each in self._found.pop(source)
+        ]
+        self._channel.send(Found(source, tuple(found)))
 
     def _followed(self, lost: list[str], age_s: float | None) -> None:
         for name in lost:
@@ -311,6 +330,9 @@ class Peers:
             asker, message = await self._commands.get()
             if isinstance(message, Current):
                 break
+            if isinstance(message, Found):
+                self._local.membership.seed(message.source, [_member(each) for each in message.members])
+                continue
             before.append(message.command)
             answer = await self._executed(message)
             if answer.error is not None:  # the other workers refuse it, too
@@ -322,6 +344,10 @@ class Peers:
 
     def __repr__(self) -> str:
         return f"<Peers, {self.replicator!r}>"
+
+
+def _member(found: FoundMember) -> Member:
+    return Member(*(getattr(found, name) for name in FoundMember.__struct_fields__))
 
 
 def connect(local: LocalControl, channel: Channel, orphaned: Callable[[], None], limits: PeerLimits = PEER_LIMITS) -> Peers:

@@ -110,7 +110,7 @@ class Supervisor:
     def __init__(
         self,
         config: Config,
-        source: Source | None,
+        source: Source[Config] | None,
         *,
         sides: SideSockets = NO_SIDES,
         patience: Patience = PATIENCE,

@@ -12,14 +12,31 @@ from typing import Protocol
 from gateway.fleet.membership import Member
 
 
+class SourceError(Exception):
+    """A source does not get what it needs, for a reason outside of the program; the text is the reason."""
+
+
 class MemberSource(Protocol):
     @property
     def name(self) -> str:
-        """For logs and operators, and unique."""
+        """What it watches: for logs, metrics and operators, and unique."""
 
-    def watch(self) -> AsyncIterator[Iterable[Member]]:
-        """All members, each time that they have changed; the first time as soon as they are known.
+    @property
+    def pool(self) -> str:
+        """The pool of its members that name none."""
 
+    @property
+    def settings(self) -> object:
+        """How it watches, but for the pool. After a reload, a source of the same name with equal settings keeps running."""
+
+    @property
+    def problem(self) -> str:
+        """Why what it has found may be out of date; empty: it is not."""
+
+    def watch(self, *, expects: bool) -> AsyncIterator[Iterable[Member]]:
+        """All members, each time that they have changed; the first time as soon as they are known, also if there are none.
+
+        expects: there are members at present, so that a first answer without any is not to be believed at once.
         A member's URL has no /v1 at its end: `convert(ReplicaConfig, {"url": ...})` of `config/parse.py` checks and cleans one
         (ConfigError: leave it out yourself), and `member_of` makes a member of that. What cannot be a member of this gateway
         (its name is taken, its pool unknown) is logged and left out. The source may end or raise: its members then stay as they

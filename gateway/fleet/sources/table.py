@@ -1,10 +1,27 @@
-"""Which sources a configuration asks for, beside itself and the operators. None is built in yet: a new one gets a line here."""
+"""Which sources a configuration asks for, beside itself and the operators: a new kind gets a line here."""
 
 from __future__ import annotations
 
-from gateway.config.schema import Config
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from gateway.config.schema import Config, DiscoveryConfig
+from gateway.fleet.sources.dns import DnsSource
+from gateway.fleet.sources.file import FileSource
 from gateway.fleet.sources.source import MemberSource
 
 
-def sources_of(_config: Config) -> tuple[MemberSource, ...]:
-    return ()
+def sources_of(config: Config) -> Sequence[MemberSource]:
+    only = config.pools[0].name if len(config.pools) == 1 else ""
+    return [_source_of(replace(each, pool=each.pool or only)) for each in config.discovery]
+
+
+def _source_of(config: DiscoveryConfig) -> MemberSource:
+    if config.dns:
+        return DnsSource(config)
+    if config.kubernetes:
+        from gateway.fleet.sources.kubernetes.source import KubernetesSource  # TLS, and aiohttp's client
+
+        return KubernetesSource(config)
+    return FileSource(config)

@@ -292,7 +292,7 @@ def test_any_model_is_claimed_once() -> None:
 def test_the_admin_key_is_not_offered_as_a_key() -> None:
     for key in ("zzzzz", "qqqqq"):
         message = refused(**{key: 1})
-        assert "known keys: pools, listen" in message
+        assert "known keys: pools, discovery, listen" in message
         assert "admin_key" not in message
 
 
@@ -576,7 +576,7 @@ def test_check_prints_all_errors_at_once_with_their_lines(tmp_path: Path, capsys
         "11: pools[0].replicas[1].name: 1 to 100 printable ASCII characters, no spaces and no quotes, are expected, got 'a b'",
         "12: pools[0].replicas[2].nmae: unknown key; did you mean 'name'?",
         "12: pools[0].replicas[2].url: missing",
-        "13: pools[1].replicas: at least one replica URL is expected, got []",
+        "13: pools[1].replicas: at least one replica URL is expected, or a source in `discovery`",
         "14: rooting: unknown key; did you mean 'routing'?",
         "16: routing.policy: 'best'",
         "17: routing.ttl_s: a finite number is expected, got 'long'",

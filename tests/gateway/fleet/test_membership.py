@@ -56,11 +56,15 @@ def test_the_changes_lead_from_one_set_to_the_other(now: Members, wanted: Member
 @given(sources)
 def test_a_name_belongs_to_the_first_source_that_names_it(found: dict[str, list[Member]]) -> None:
     merged = merge(found, POOLS)
-    everything = [(source, member) for source, each in found.items() for member in each]
-    first = {member.name: (source, member) for source, member in reversed(everything)}
+    first: dict[str, tuple[str, Member]] = {}
+    for source, each in found.items():
+        for member in each:
+            known = [other for _, other in first.values() if other.name == member.name or other.url == member.url]
+            if not known:
+                first[member.name] = source, member
     assert {name: (merged.sources[name], member) for name, member in merged.members.items()} == first
-    assert list(merged.members) == list(dict.fromkeys(member.name for _, member in everything))
-    assert len(merged.members) + len(merged.rejected) == len(everything), "nothing is lost without a reason"
+    assert list(merged.members) == list(first)
+    assert len(merged.members) + len(merged.rejected) == sum(map(len, found.values())), "nothing is lost without a reason"
     assert all("already" in each.why for each in merged.rejected)
 
 

@@ -19,6 +19,8 @@ from gateway.cluster.workers.messages import (
     Execute,
     Executed,
     Forwarded,
+    Found,
+    FoundMember,
     Gone,
     Message,
     Publish,
@@ -31,7 +33,7 @@ from gateway.cluster.workers.messages import (
     from_hub,
     from_worker,
 )
-from gateway.config.schema import MAX_REPLICAS, Config, ReplicaConfig
+from gateway.config.schema import MAX_REPLICAS, MAX_SOURCES, Config, ReplicaConfig
 from gateway.config.source import load
 from gateway.telemetry.exposition import packed
 from gateway.telemetry.metrics import Metrics
@@ -127,6 +129,40 @@ def test_the_past_is_bounded_in_bytes_and_in_time() -> None:
     now.time = 60.5
     end.receives(batch("new"))
     assert joined(made)[1].of(Publish) == [(1, batch("new"))]
+
+
+def found(source: str, *names: str) -> Found:
+    return Found(
+        source, tuple([FoundMember(name, f"http://{name}:1", "", None, draining=False, instance="") for name in names])
+    )
+
+
+def test_a_newcomer_receives_what_each_source_has_found_last_before_the_commands_about_it() -> None:
+    made = Hub(config_of(), Now(), lambda _: None)
+    first, end = joined(made)
+    _, other = joined(made)
+    end.receives(found("dns a", "x"))
+    other.receives(found("dns b", "y"))
+    made.command(Drain("x", on=True))
+    end.receives(found("dns a", "x", "z"))
+    made.leave(first)
+    _, late = joined(made)
+    assert [message for _, message in late.of(Found)] == [found("dns b", "y"), found("dns a", "x", "z")]
+    kinds = [type(message) for _, message in late.sent]
+    assert max(at for at, kind in enumerate(kinds) if kind is Found) < kinds.index(Execute)
+    assert not other.of(Found), "each worker that serves has sources of its own"
+
+
+def test_what_sources_have_found_is_bounded_and_forgotten_with_them() -> None:
+    made = Hub(config_of(), Now(), lambda _: None)
+    _, end = joined(made)
+    for number in range(3 * MAX_SOURCES):
+        end.receives(found(f"file {number}"))
+    kept = [message.source for _, message in joined(made)[1].of(Found)]
+    assert kept == [f"file {number}" for number in range(2 * MAX_SOURCES - 1, 3 * MAX_SOURCES)]
+    config = load(None, {"pools": [{}], "discovery": [{"file": f"{3 * MAX_SOURCES - 1}"}]}, env={})
+    made.command(Reconfigure.to(config))
+    assert [message.source for _, message in joined(made)[1].of(Found)] == [f"file {3 * MAX_SOURCES - 1}"]
 
 
 def test_only_the_last_command_on_each_matter_is_in_force() -> None:

@@ -1,0 +1,175 @@
+"""DNS: replicas are the addresses of a name, or the targets of its SRV records, looked up every few seconds.
+
+A headless Service of Kubernetes has an address for each of its pods that are ready, which needs no rights. Consul and others
+answer alike. With a port, A records count; AAAA records if there are none, for a pod with both is one replica. Without one, SRV
+records count, those with the best priority.
+
+A failed look-up (no answer, SERVFAIL) changes nothing. An empty answer is believed after EMPTY_S of empty answers: a name
+server that has just restarted may send one, and probes detect dead replicas meanwhile.
+
+c-ares does the look-ups, in a thread of its own, for getaddrinfo knows no SRV records; for addresses it reads /etc/hosts and
+the search domains as that does. Each look-up has a resolver of its own: one that is kept would answer from its cache, and not
+notice that the name server is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
+
+from gateway.config.addresses import AddressError, base_url, parse_base_url
+from gateway.config.schema import MAX_REPLICAS, DiscoveryConfig, DnsConfig
+from gateway.fleet.membership import Member, fitting
+from gateway.fleet.sources.source import SourceError
+
+if TYPE_CHECKING:
+    import aiodns
+
+log = logging.getLogger("warmroute.discovery")
+
+EMPTY_S: Final = 30.0
+LOOK_UP_S: Final = 10.0
+_TRY_S: Final = 2.0  # of one name server
+
+Target = tuple[str, int]
+"""Host or IP address, port."""
+
+LookUp = Callable[[], Awaitable[Iterable[Target]]]
+"""All targets, none if the name has none. Raises LookUpFailed."""
+
+
+class LookUpFailed(SourceError):
+    """There was no answer to rely on."""
+
+
+class DnsSource:
+    """A MemberSource. config: with `dns`. look_up: by default, asks name servers. clock: monotonic seconds. sleep:
+    asyncio.sleep, or a test's.
+    """
+
+    def __init__(
+        self,
+        config: DiscoveryConfig,
+        look_up: LookUp | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        assert config.dns
+        self.name = config.source
+        self.pool = config.pool
+        self.problem = ""
+        self.settings = replace(config, pool="")
+        self._dns = config.dns
+        self._look_up = look_up or asking(config.dns)
+        self._clock = clock
+        self._sleep = sleep
+
+    async def watch(self, *, expects: bool) -> AsyncIterator[Iterable[Member]]:
+        """See MemberSource."""
+        known: list[Target] | None = None
+        empty_since: float | None = None  # answers, without any other one since
+        while True:
+            found = await self._targets()
+            now = self._clock()
+            empty_since = None if found or found is None else now if empty_since is None else empty_since
+            doubted = bool(known) or (known is None and expects)
+            believed = bool(found) or not doubted or (empty_since is not None and now - empty_since >= EMPTY_S)
+            if found is not None and believed and found != known:
+                known = found
+                yield self._members(found)
+            await self._sleep(self._dns.refresh_s)
+
+    async def _targets(self) -> list[Target] | None:
+        """In order; None: there was no answer to rely on."""
+        try:
+            found = sorted(set(await self._look_up()))
+        except LookUpFailed as failure:
+            if not self.problem:
+                log.warning("name has not been looked up", extra={"source": self.name, "error": str(failure)})
+            self.problem = str(failure)
+            return None
+        if self.problem:
+            log.info("name is looked up again", extra={"source": self.name, "targets": len(found)})
+        self.problem = ""
+        return found
+
+    def _members(self, targets: Sequence[Target]) -> list[Member]:
+        members = list[Member]()
+        for host, port in targets[:MAX_REPLICAS]:
+            try:
+                url, name = parse_base_url(base_url(host, port, tls=self.settings.tls))
+            except AddressError as error:
+                log.warning("target is not a replica", extra={"source": self.name, "error": str(error)})
+            else:
+                members.append(Member(fitting(name), url, ""))
+        if len(targets) > MAX_REPLICAS:
+            log.warning("too many targets", extra={"source": self.name, "targets": len(targets), "most": MAX_REPLICAS})
+        return members
+
+
+def asking(dns: DnsConfig) -> LookUp:
+    """Looks up what this configuration says, by c-ares."""
+
+    async def look_up() -> Iterable[Target]:
+        import aiodns  # only where it is needed: it loads a library
+
+        try:
+            async with asyncio.timeout(LOOK_UP_S), contextlib.aclosing(_Resolver(dns)) as resolver:
+                return await _asked(resolver.channel, dns)
+        except aiodns.error.DNSError as error:
+            if error.args[0] in (aiodns.error.ARES_ENOTFOUND, aiodns.error.ARES_ENODATA):
+                return ()
+            raise LookUpFailed(str(error.args[-1])) from error
+        except TimeoutError as late:
+            raise LookUpFailed(f"no answer within {LOOK_UP_S:g} s") from late
+
+    return look_up
+
+
+class _Resolver:
+    """Raises LookUpFailed if it cannot be had. channel: aiodns's."""
+
+    def __init__(self, dns: DnsConfig) -> None:
+        import aiodns
+
+        options: dict[str, Any] = {"servers": list(dns.servers)} if dns.servers else {}
+        try:
+            self.channel = aiodns.DNSResolver(timeout=_TRY_S, **options)
+        except Exception as error:  # whatever c-ares does not like of this machine
+            raise LookUpFailed(f"no resolver: {error}") from error
+
+    async def aclose(self) -> None:
+        await self.channel.close()
+
+
+async def _asked(resolver: aiodns.DNSResolver, dns: DnsConfig) -> Iterable[Target]:
+    """Raises DNSError."""
+    import pycares
+
+    if dns.port is not None:
+        return [(address, dns.port) for address in await _addresses_of(resolver, dns.name)]
+    answer = (await resolver.query_dns(dns.name, "SRV")).answer
+    records = [record.data for record in answer if isinstance(record.data, pycares.SRVRecordData)]
+    named = [record for record in records if record.port and record.target.strip(".")]
+    best = min((record.priority for record in named), default=0)
+    return [(record.target.rstrip(".").lower(), record.port) for record in named if record.priority == best]
+
+
+async def _addresses_of(resolver: aiodns.DNSResolver, name: str) -> Sequence[str]:
+    """IPv6 addresses only of a name that has no others. Raises DNSError."""
+    import aiodns
+
+    try:
+        found = await resolver.getaddrinfo(name, family=socket.AF_INET)
+    except aiodns.error.DNSError as error:
+        if error.args[0] not in (aiodns.error.ARES_ENOTFOUND, aiodns.error.ARES_ENODATA):
+            raise
+        found = await resolver.getaddrinfo(name, family=socket.AF_INET6)
+    return [node.addr[0].decode() for node in found.nodes]

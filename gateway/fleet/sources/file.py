@@ -1,0 +1,65 @@
+"""A file that lists replicas, read again when it changes: for what writes files, such as Terraform or a cron job.
+
+    replicas:
+    - http://10.0.0.1:8000
+    - {url: http://10.0.0.2:8000, name: b, pool: large, capacity_tokens: 400000, draining: true}
+
+An invalid file, or none, changes nothing: what the last valid one had stays. `replicas: []` empties it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+
+from gateway.config.parse import ConfigError, parse
+from gateway.config.schema import DiscoveryConfig, ReplicaList
+from gateway.config.source import POLL_S, Source
+from gateway.config.yaml_file import YamlFile
+from gateway.fleet.membership import Member
+
+log = logging.getLogger("warmroute.discovery")
+
+_LOGGED: Final = 3  # problems of one version
+
+
+class FileSource:
+    """A MemberSource. config: with `file`."""
+
+    def __init__(self, config: DiscoveryConfig, poll_s: float = POLL_S) -> None:
+        assert config.file
+        self.name = config.source
+        self.pool = config.pool
+        self.problem = ""
+        self.settings = replace(config, pool="")
+        self._path = Path(config.file)
+        self._poll_s = poll_s
+
+    async def watch(self, *, expects: bool) -> AsyncIterator[Iterable[Member]]:
+        """See MemberSource."""
+        file = Source(self._path, self._read, poll_s=self._poll_s)
+        file.asked.set()  # the first time at once
+        while True:
+            try:
+                found = await file.next()
+            except ConfigError as error:
+                self.problem = "; ".join(map(str, error.problems[:_LOGGED]))
+                log.warning("list of replicas not read: it is invalid", extra={"source": self.name, "error": self.problem})
+            else:
+                self.problem = ""
+                yield found
+
+    def _read(self) -> Iterable[Member]:
+        """Raises ConfigError."""
+        file = YamlFile(self._path)
+        parsed = parse(ReplicaList, file.values)
+        if parsed.value is None or file.problems:
+            raise ConfigError(*file.problems, *map(file.located, parsed.problems))
+        return [
+            Member(each.name, each.url, each.pool, each.capacity_tokens, draining=each.draining)
+            for each in parsed.value.replicas
+        ]

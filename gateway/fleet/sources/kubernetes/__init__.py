@@ -1,0 +1,1 @@
+"""Replicas that Kubernetes runs."""
