@@ -17,8 +17,8 @@ WIDTH = 128
 OF_THE_CHART = ("listen", "metrics_listen")  # the templates set them
 # Keys that templates read are required: `null` in a user's values would remove them.
 READ_BY_TEMPLATES = ("limits", "drain_timeout_s")
-# Templates refuse empty lists with better messages, and the default is one.
-MAY_BE_EMPTY = ("pools", "replicas")
+# Templates refuse an empty list with a better message, and the default is one.
+MAY_BE_EMPTY = ("pools",)
 
 
 def chart_schema(text: str) -> str:

@@ -46,10 +46,10 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 
 {{- /* The gateway's file: .Values.config and where to listen. */ -}}
 {{- define "warmroute.config" -}}
-{{- if not .Values.config.pools -}}
-{{- fail "config.pools is empty: name at least one replica, for example --set 'config.pools[0].replicas[0]=http://vllm-0:8000'" -}}
+{{- if not (or .Values.config.pools .Values.config.discovery) -}}
+{{- fail "config.pools is empty: name at least one replica, for example --set 'config.pools[0].replicas[0]=http://vllm-0:8000', or where they are found, --set config.discovery[0].kubernetes=SERVICE" -}}
 {{- end -}}
-{{- range $index, $pool := .Values.config.pools -}}
+{{- range $index, $pool := ternary (list) .Values.config.pools (not (empty .Values.config.discovery)) -}}
 {{- if not $pool.replicas -}}
 {{- fail (printf "config.pools[%d].replicas is empty: a pool needs at least one replica URL" $index) -}}
 {{- end -}}
@@ -57,6 +57,29 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $listen := printf "0.0.0.0:%s" (include "warmroute.port" .) -}}
 {{- $metrics := printf "0.0.0.0:%s" (include "warmroute.metricsPort" .) -}}
 {{- toYaml (merge (dict "listen" $listen "metrics_listen" $metrics) .Values.config) -}}
+{{- end -}}
+
+{{- /* What the gateway reads at its start only: a change rolls the pods. All else is reloaded by those that run. */ -}}
+{{- define "warmroute.fixed" -}}
+{{- $config := .Values.config -}}
+{{- $fixed := pick $config "admin_listen" "workers" "state" "log_level" "log_format" -}}
+{{- $routing := pick (default (dict) $config.routing) "block_bytes" "block_tokens" -}}
+{{- toYaml (merge (dict "routing" $routing) $fixed) -}}
+{{- end -}}
+
+{{- /* What the gateway watches by the API of this cluster: lines of NAMESPACE RESOURCE; empty: nothing. */ -}}
+{{- define "warmroute.watched" -}}
+{{- $lines := list -}}
+{{- range .Values.config.discovery -}}
+{{- with .kubernetes -}}
+{{- $each := ternary (dict "service" .) . (kindIs "string" .) -}}
+{{- if not $each.server -}}
+{{- $resource := ternary "pods" "endpointslices" (not (empty $each.pods)) -}}
+{{- $lines = append $lines (printf "%s %s" (default $.Release.Namespace $each.namespace) $resource) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- join "\n" (uniq $lines | sortAlpha) -}}
 {{- end -}}
 
 {{- define "warmroute.gracePeriod" -}}

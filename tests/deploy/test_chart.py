@@ -13,6 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from gateway.cluster.reload import FIXED, FIXED_ROUTING
 from gateway.config.schema import Config
 from gateway.config.source import load
 from tests.support.tools import ROOT, tool
@@ -83,7 +84,23 @@ EVERYTHING = {
         "log_level": "debug",
     },
 }
+DISCOVERY = [
+    {"kubernetes": "vllm"},
+    {"kubernetes": {"service": "other", "port": "http"}},
+    {"kubernetes": {"service": "vllm", "namespace": "models", "port": 8000}},
+    {"kubernetes": {"pods": "app=vllm", "namespace": "models"}},
+    {"dns": {"name": "vllm.models.svc.cluster.local", "port": 8000, "servers": ["10.96.0.10"]}},
+    {"dns": "_http._tcp.vllm.models.svc.cluster.local"},
+    {"file": "/etc/warmroute/replicas.yaml"},
+]
 MATRIX = {
+    "discovery alone": {"config": {"discovery": DISCOVERY}},
+    "discovery and pools": {
+        "config": {
+            "pools": [{"name": "a", "models": ["m"]}, {"name": "b"}],
+            "discovery": [{"dns": "_http._tcp.a.b", "pool": "b"}],
+        }
+    },
     "one replica": ONE_REPLICA,
     "everything": EVERYTHING,
     "tag": {**ONE_REPLICA, "image": {"tag": "0.2.0"}},
@@ -159,10 +176,6 @@ def pod(objects: Objects) -> dict[str, Any]:
     spec = objects["Deployment"]["spec"]["template"]["spec"]
     assert isinstance(spec, dict)
     return spec
-
-
-def checksum(objects: Objects) -> str:
-    return str(objects["Deployment"]["spec"]["template"]["metadata"]["annotations"]["checksum/config"])
 
 
 def changed(values: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
@@ -365,10 +378,90 @@ def test_the_packaged_chart_has_the_dashboard_in_it(helm: Helm, tmp_path: Path) 
     assert '"uid": "warmroute"' in rendered.stdout
 
 
-def test_the_checksum_follows_the_configuration_and_nothing_else(helm: Helm) -> None:
-    first = checksum(helm.objects(ONE_REPLICA))
-    assert checksum(helm.objects(changed(ONE_REPLICA, "config.routing.ttl_s", 60))) != first
-    assert checksum(helm.objects(changed(ONE_REPLICA, "podLabels.team", "platform"))) == first
+def template(helm: Helm, values: Mapping[str, Any]) -> Any:
+    """What the pods are made of: a change of it rolls them."""
+    return helm.objects(values)["Deployment"]["spec"]["template"]
+
+
+def test_the_pods_are_rolled_by_what_they_cannot_reload_and_nothing_else(helm: Helm) -> None:
+    first = template(helm, ONE_REPLICA)
+    for key in (*FIXED, *(f"routing.{name}" for name in FIXED_ROUTING)):
+        if key not in ("listen", "metrics_listen", "admin_key"):  # the chart's own, and the Secret's
+            value = OTHER_VALUES[key]
+            assert template(helm, changed(ONE_REPLICA, f"config.{key}", value)) != first, key
+    for path, value in (
+        ("config.routing.ttl_s", 60),
+        ("config.discovery", [{"dns": {"name": "a.b", "port": 8000}}]),
+        ("config.prices", {"m": {"input": 1, "output": 2}}),
+        ("serviceMonitor.enabled", True),
+    ):
+        assert template(helm, changed(ONE_REPLICA, path, value)) == first, path
+
+
+def test_the_first_source_of_kubernetes_rolls_the_pods_for_they_need_a_token(helm: Helm) -> None:
+    with_one = changed(ONE_REPLICA, "config.discovery", [{"kubernetes": "vllm"}])
+    assert template(helm, with_one) != template(helm, ONE_REPLICA)
+    assert template(helm, changed(with_one, "config.discovery", DISCOVERY)) == template(helm, with_one)
+
+
+OTHER_VALUES: Mapping[str, Any] = {
+    "admin_listen": "off",
+    "workers": 2,
+    "state": {"url": "off"},
+    "log_level": "debug",
+    "log_format": "console",
+    "routing.block_bytes": 512,
+    "routing.block_tokens": 32,
+}
+
+
+def roles(helm: Helm, values: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    """(namespace, name) -> rules; each has a binding to the gateway's account."""
+    done = helm.template(values)
+    assert done.returncode == 0, done.stderr
+    items = [item for item in yaml.load_all(done.stdout, UniqueKeys) if item]
+    bindings = {
+        (each["metadata"]["namespace"], each["roleRef"]["name"]): each for each in items if each["kind"] == "RoleBinding"
+    }
+    found = {
+        (each["metadata"]["namespace"], each["metadata"]["name"]): each["rules"] for each in items if each["kind"] == "Role"
+    }
+    assert found.keys() == bindings.keys()
+    for each in bindings.values():
+        account = values.get("fullnameOverride", "demo-warmroute")
+        assert each["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "llm"}]
+        assert each["roleRef"]["kind"] == "Role"
+    return found
+
+
+READ = ["list", "watch"]
+SLICES = [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": READ}]
+PODS = [{"apiGroups": [""], "resources": ["pods"], "verbs": READ}]
+
+
+def test_each_namespace_that_is_watched_has_a_role_for_that_and_nothing_else(helm: Helm) -> None:
+    values = changed(ONE_REPLICA, "config.discovery", DISCOVERY)
+    assert roles(helm, values) == {
+        ("llm", "demo-warmroute-endpointslices"): SLICES,
+        ("models", "llm-demo-warmroute-endpointslices"): SLICES,
+        ("models", "llm-demo-warmroute-pods"): PODS,
+    }
+    assert pod(helm.objects(values))["automountServiceAccountToken"] is True
+    assert not roles(helm, changed(values, "rbac.create", False))
+
+
+def test_roles_of_long_names_stay_apart(helm: Helm) -> None:
+    values = changed(ONE_REPLICA, "config.discovery", DISCOVERY)
+    names = [name for letter in "ab" for _, name in roles(helm, {**values, "fullnameOverride": "x" * 62 + letter})]
+    assert len(set(names)) == len(names) == 6
+    assert max(map(len, names)) <= 63
+
+
+def test_without_discovery_by_kubernetes_the_pod_has_no_token_and_no_right(helm: Helm) -> None:
+    for discovery in ([], [{"dns": {"name": "a.b", "port": 8000}}], [{"kubernetes": {"service": "a", "server": "https://c"}}]):
+        values = changed(ONE_REPLICA, "config.discovery", discovery)
+        assert not roles(helm, values)
+        assert pod(helm.objects(values))["automountServiceAccountToken"] is False
 
 
 @pytest.mark.parametrize(
@@ -426,6 +519,10 @@ def test_the_grace_period_covers_the_shutdown(helm: Helm, grace: int, shutdown: 
         ("config.pools", [{"replicas": ["vllm-0:8000"]}]),
         ("config.pools", [{"replicas": [{"url": "http://vllm-0:8000", "weight": 2}]}]),
         ("config.prices", {"m": {"input": 1}}),
+        ("config.discovery", [{"kubernetes": {"service": "Upper"}}]),
+        ("config.discovery", [{"kubernetes": {"servce": "vllm"}}]),
+        ("config.discovery", [{"dns": {"name": "a.b", "refresh_s": 0}}]),
+        ("rbac.create", "yes"),
     ],
 )
 def test_wrong_values_are_refused_by_name(helm: Helm, path: str, value: Any) -> None:

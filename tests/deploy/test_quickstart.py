@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from gateway.config.source import load
+from gateway.fleet.sources.kubernetes.objects import DEFAULT_PORT
 from replica.flags import parser
 from tests.deploy.conftest import ROOT
 from tests.support.tools import tool
@@ -27,16 +28,15 @@ def test_the_manifests_are_valid() -> None:
             kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_the_gateway_is_given_the_name_of_each_pod() -> None:
+def test_the_gateway_is_given_the_name_of_the_service_and_its_port() -> None:
     service, engines = ENGINE
     (values,) = VALUES
     assert service["spec"]["clusterIP"] == "None"
     assert engines["spec"]["serviceName"] == service["metadata"]["name"]
-    name, namespace = engines["metadata"]["name"], engines["metadata"]["namespace"]
-    assert namespace == service["metadata"]["namespace"]
-    domain = f"{service['metadata']['name']}.{namespace}:{port_of()}"
-    urls = [f"http://{name}-{number}.{domain}" for number in range(engines["spec"]["replicas"])]
-    assert values["config"]["pools"] == [{"replicas": urls}]
+    assert engines["metadata"]["namespace"] == service["metadata"]["namespace"] == "llm"  # that of the commands
+    assert values["config"]["discovery"] == [{"kubernetes": service["metadata"]["name"]}]
+    assert service["spec"]["ports"] == [{"name": DEFAULT_PORT, "port": port_of()}]
+    assert container()["ports"] == [{"name": DEFAULT_PORT, "containerPort": port_of()}]
     template = engines["spec"]["template"]
     assert template["metadata"]["labels"] == engines["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
 
@@ -72,7 +72,8 @@ def test_helm_renders_the_values(tmp_path: Path) -> None:
     assert kinds["Deployment"]["metadata"]["name"] == "warmroute"
     config = tmp_path / "config.yaml"
     config.write_text(kinds["ConfigMap"]["data"]["config.yaml"], "utf-8")
-    assert [replica.url for replica in load(config, {}, {}).pools[0].replicas] == VALUES[0]["config"]["pools"][0]["replicas"]
+    assert [source.source for source in load(config, {}, {}).discovery] == ["kubernetes service vllm"]
+    assert kinds["Role"]["rules"][0]["resources"] == ["endpointslices"]
 
 
 def container() -> dict[str, Any]:
