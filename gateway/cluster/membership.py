@@ -149,6 +149,9 @@ class Membership:
             self._added = added
             self._take(sources, prepared)
             self._change(config, before_apply, probed)
+            for watch in new:
+                if self.published and watch.members is not None:
+                    self.published(watch.name, watch.members)
             for name in commanded:
                 if self.source_of(name) not in (CONFIGURATION, OPERATORS, None) and (state := self._fleet.named(name)):
                     self._fleet.drain(state, on=False)

@@ -382,6 +382,20 @@ async def test_what_another_process_has_found_counts_until_the_own_source_answer
             assert there(run) == {one.name, "b"}
 
 
+async def test_what_a_source_finds_during_its_reload_goes_to_workers_that_start_later_too() -> None:
+    sources: list[QueueSource] = []
+    published = list[tuple[str, int]]()
+    async with FakeReplica() as one, running(one, **LATER) as run:
+        membership = with_source(run, sources=sources)
+        membership.published = lambda name, members: published.append((name, len(members)))
+        async with watched(membership):
+            sources.append(QueueSource("new"))
+            await sources[0].queue.put([Member("pod", one.url, "")])
+            config = with_pool({"name": "default"})
+            await membership.reconfigure(config, lambda: run.gateway.live.take(config))
+            assert published == [("new", 1)]
+
+
 async def test_a_storm_of_changes_takes_a_part_of_the_time_and_ends_with_the_last() -> None:
     """A change seems to take 1 s here: the next one comes 9 s later."""
     now = [0.0]
