@@ -80,6 +80,7 @@ PLAIN = (
     "router/native.py",
     "router/policies/",
     "router/simulation/",
+    "router/snapshot/records.py",
 )
 
 # No cache: it is of no use to mypyc, and a mypy that runs at the same time locks it.

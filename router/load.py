@@ -258,6 +258,13 @@ class Ledger:
         rate = sum(known) / len(known) if known else DEFAULT_PREFILL_RATE
         return Ratio(rate, RATE_PRIOR_TOKENS / rate, RATE_HALF_LIFE_TOKENS)
 
+    def restore(self, replica: str, rate: tuple[float, float], answered: float, answered_at: float) -> None:
+        """Go on with what another ledger had learned of a replica that has had no bookings here. rate: the sums of its rate."""
+        if replica not in self.loads:
+            load = self.loads[replica] = self.of(replica)
+            load.rate.restore(rate)
+            load.answered, load.answered_at = answered, answered_at
+
     def remove(self, replica: str) -> None:
         """Remove an idle replica's entry; a busy one stays until its leases are closed."""
         load = self.loads.get(replica)

@@ -78,7 +78,7 @@ class Router(Owner):
         self._chance = chance
         self._replicas: dict[str, Replica] = {}
         self._evidence: dict[str, Evidence] = {}
-        self._scales = Scales()
+        self.scales = Scales()
         self._least_context = math.inf  # tokens: a lower bound of all replicas' context
 
     def retune(self, *, policy: str, ttl_s: float, memory_bytes: int, promise_wait_s: float) -> None:
@@ -150,6 +150,15 @@ class Router(Owner):
         """The replica of this name, if there is one here."""
         return self._replicas.get(name)
 
+    def evidence_of(self, name: str) -> Evidence | None:
+        """What is known of a replica's cache; None: there is no such replica."""
+        return self._evidence.get(name)
+
+    def purged_at(self, name: str) -> float:
+        """When a replica lost its cache, as far as that is known; nothing that was used before is held."""
+        evidence = self._evidence.get(name)
+        return evidence.purged_at if evidence else math.inf
+
     def learned_capacity(self, name: str) -> int | None:
         """The learned capacity of a replica in tokens, rounded up; None if it is configured or unknown."""
         evidence = self._evidence.get(name)
@@ -163,7 +172,7 @@ class Router(Owner):
 
     def units_per_token(self, scale: str) -> float:
         """The learned scale of a model; 1 if a unit is a token."""
-        return self._scales.units_per_token(scale)
+        return self.scales.units_per_token(scale)
 
     def rank(self, prompt: Prompt, replicas: Collection[str], now: float) -> tuple[Decision, list[Candidate]]:
         """The decision of `choose` without booking, and all candidates, best first. `replicas`: not empty.
@@ -258,7 +267,7 @@ class Router(Owner):
         evidence.answered(prompt.client, now)
         tokens, cached = outcome.prompt_tokens, outcome.cached_tokens
         restarted, computed = False, lease.uncached_tokens
-        self._scales.learn(prompt.scale, prompt.units, tokens)
+        self.scales.learn(prompt.scale, prompt.units, tokens)
         if tokens is not None and cached is not None and 0 <= cached <= tokens < MAX_TOKENS_PER_UNIT * prompt.units:
             computed = tokens - cached
             restarted = self._believe(booking, evidence, cached, now)
@@ -446,7 +455,7 @@ class Router(Owner):
         self.sessions.check()
         self.promises.check()
         self.objects.check()
-        assert len(self._scales) <= MAX_SCALES
+        assert len(self.scales) <= MAX_SCALES
         assert self.trie.pending_bytes >= 0
         assert set(self.trie.held()) == set(self._replicas) == set(self._evidence)
 

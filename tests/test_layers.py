@@ -40,7 +40,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("booking", "events"),
         ("replication_log",),
         ("router",),
-        ("follower",),
+        ("follower", "snapshot"),
         ("simulation",),
     ),
     "replica": (("cache",), ("engine",), ("output", "sim", "torch_engine"), ("api",), ("fit", "process", "flags"), ("cli",)),

@@ -138,6 +138,21 @@ class UseList:
             hold = hold.staler
         return weight
 
+    def ends(self, since: float) -> list[Hold]:
+        """The holds at which a use ended, of those used after `since`, most recently used first. O(holds used after it).
+
+        A use moves the holds of its path to the fresh end, deepest first; a later use takes some of the upper ones away. So it
+        ended at a hold that has no hold of the same time and path on its stale side.
+        """
+        found, ring = [], self.ring
+        hold = ring.staler
+        while hold is not ring and hold.used > since:
+            staler = hold.staler
+            if staler is ring or staler.used != hold.used or staler.node.parent is not hold.node:
+                found.append(hold)
+            hold = staler
+        return found
+
     def link_after(self, hold: Hold, left: Hold) -> None:
         """Insert `hold` on the fresh side of `left`."""
         hold.staler, hold.fresher = left, left.fresher

@@ -97,6 +97,15 @@ class RadixTrie(Tree):
         uses = self._uses.get(replica)
         return uses.used_since(since, MAX_COUNTED) if uses else 0
 
+    def ends(self, replica: str, since: float) -> list[Hold]:
+        """Where the replica's prompts that were used after `since` end (`UseList.ends`). O(holds used after it)."""
+        uses = self._uses.get(replica)
+        return uses.ends(max(since, self.now - self.ttl_s)) if uses else []
+
+    def lives(self, replica: str, hold: Hold) -> bool:
+        """Whether this is still the replica's hold on its node, and not purged. O(1)."""
+        return hold.node.holders.get(replica) is hold and not self._is_dead(replica, hold)
+
     def match(self, keys: BlockKeys, now: float) -> dict[str, int]:
         """replica -> leading blocks of `keys` that it is believed to hold; replicas that hold none are left out.
 
@@ -324,6 +333,12 @@ class RadixTrie(Tree):
             self.lifetime = Ratio(max(idle_s, 1.0), weight, max(capacity, 1))
         else:
             self.lifetime.learn(max(idle_s, 1e-3) * weight, weight, weight)
+
+    def restore_lifetime(self, sums: tuple[float, float], half_life: float) -> None:
+        """Go on with what another index had learned, where this one has evicted nothing."""
+        if self.lifetime is None:
+            self.lifetime = Ratio(1.0, 1.0, half_life)
+            self.lifetime.restore(sums)
 
     def _enforce_memory(self) -> None:
         """Drop dead holds, then the least recently used of all replicas, until the share for pending credits is free.

@@ -10,26 +10,35 @@ class Ratio:
     halves with every `half_life` of further weight; `value` is the quotient, at first a prior of a stated weight of evidence.
     """
 
-    __slots__ = ("_half_life", "_over", "_under", "value")
+    __slots__ = ("_over", "_under", "half_life", "value")
 
     def __init__(self, value: float, weight: float, half_life: float) -> None:
         """value: prior, with the evidence of a denominator of `weight`."""
         self._over = value * weight
         self._under = weight
-        self._half_life = half_life
+        self.half_life = half_life
         self.value = value
 
     def learn(self, over: float, under: float, weight: float) -> None:
         """Add one observation; over and under positive."""
-        keep = math.pow(0.5, weight / self._half_life)  # 0 for any large weight. Compiled, a fifth of the time of `**`
+        keep = math.pow(0.5, weight / self.half_life)  # 0 for any large weight. Compiled, a fifth of the time of `**`
         self._over = self._over * keep + over
         self._under = self._under * keep + under
         self.value = self._over / self._under
 
     def after(self, over: float, under: float, weight: float) -> float:
         """The value after `learn`, without changing it."""
-        keep = math.pow(0.5, weight / self._half_life)
+        keep = math.pow(0.5, weight / self.half_life)
         return (self._over * keep + over) / (self._under * keep + under)
+
+    @property
+    def sums(self) -> tuple[float, float]:
+        return self._over, self._under
+
+    def restore(self, sums: tuple[float, float]) -> None:
+        """Go on with what another one had learned; both positive."""
+        self._over, self._under = sums
+        self.value = self._over / self._under
 
     def near(self, seen: float) -> float:
         """`seen`, clamped to a factor of two around the value: one observation may be wrong."""
@@ -54,7 +63,11 @@ class Median:
     def learn(self, seen: float, weight: float) -> None:
         """weight: between 0 and 1."""
         factor = math.exp(self._STEP * weight)
-        self.value = min(self._high, max(self._low, self.value * factor if seen > self.value else self.value / factor))
+        self.restore(self.value * factor if seen > self.value else self.value / factor)
+
+    def restore(self, value: float) -> None:
+        """Go on with another one's value."""
+        self.value = min(self._high, max(self._low, value))
 
     def __repr__(self) -> str:
         return f"<Median {self.value:.6g}>"

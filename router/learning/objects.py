@@ -41,6 +41,15 @@ class Objects:
         self._known.move_to_end(number)
         return replica, model
 
+    def entries(self) -> list[tuple[int, str, str, float]]:
+        """(number, replica, model, when), for another router's `restore`. O(objects)."""
+        return [(number, *known) for number, known in self._known.items()]
+
+    def restore(self, number: int, replica: str, model: str, at: float) -> None:
+        """As another router knew it; what is known here stays as it is."""
+        if number not in self._known and len(self._known) < MAX_OBJECTS:
+            self._known[number] = replica, model, at
+
     def check(self) -> None:
         """Raises AssertionError if a bound is broken."""
         assert len(self._known) <= MAX_OBJECTS

@@ -86,6 +86,16 @@ class Promises:
                 if len(self._made) > MAX_PROMISES:
                     self._made.popitem(last=False)
 
+    def entries(self) -> list[tuple[int, Promise]]:
+        """For another router's `restore`. O(promises)."""
+        return list(self._made.items())
+
+    def restore(self, number: int, promise: Promise, now: float) -> None:
+        """As another router made it; those that were made here stay."""
+        if number not in self._made and len(self._made) < MAX_PROMISES and promise.until > now:
+            promise.until = min(promise.until, now + LONGEST_S)
+            self._made[number] = promise
+
     def lost(self, replica: str, now: float) -> None:
         """The replica has lost its cache. O(replicas that lost theirs within LONGEST_S)."""
         self._losses.add(replica, now, LONGEST_S)

@@ -58,6 +58,16 @@ class Scales:
         plausible = min(max(units / tokens, MIN_UNITS), MAX_UNITS)
         scale.learn(scale.near(plausible) * weight, weight, weight)
 
+    def entries(self) -> list[tuple[str, tuple[float, float]]]:
+        """(name, sums of units and tokens), for another router's `restore`. O(scales)."""
+        return [(name, scale.sums) for name, scale in self._known.items()]
+
+    def restore(self, name: str, sums: tuple[float, float]) -> None:
+        """Go on with what another router had learned; a name that was learned here stays as it is."""
+        if name and name not in self._known and len(self._known) < MAX_SCALES:
+            scale = self._known[name] = Ratio(DEFAULT_UNITS_PER_TOKEN, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
+            scale.restore(sums)
+
     def __len__(self) -> int:
         return len(self._known)
 

@@ -61,6 +61,14 @@ class Share:
             self.unseen /= 2
             self.found /= 2
 
+    @property
+    def sums(self) -> tuple[float, float]:
+        return self.unseen, self.found
+
+    def restore(self, sums: tuple[float, float]) -> None:
+        """Go on with what another one had learned."""
+        self.unseen, self.found = sums[0], min(sums)
+
     def value(self, prior: float, weight: float) -> float:
         return (prior * weight + self.found) / (weight + self.unseen)
 
@@ -76,12 +84,15 @@ class Session:
 
 
 class Sessions:
-    """See the top of this file. Sessions are numbers (`session_key`). All operations O(1), but `lost`."""
+    """See the top of this file. Sessions are numbers (`session_key`). All operations O(1), but `lost`, `entries`.
+
+    overall: the share of all sessions.
+    """
 
     def __init__(self) -> None:
         self._new: OrderedDict[int, Session] = OrderedDict()
         self._returned: OrderedDict[int, Session] = OrderedDict()
-        self._all = Share()
+        self.overall = Share()
         self._losses = Losses()
 
     def __len__(self) -> int:
@@ -100,12 +111,12 @@ class Sessions:
 
     def share(self, session: Session) -> float:
         """The share of unseen units that its holders are expected to have."""
-        prior = self._all.value(PRIOR, PRIOR_TOKENS)
+        prior = self.overall.value(PRIOR, PRIOR_TOKENS)
         return prior if session.share is None else session.share.value(prior, SESSION_PRIOR_TOKENS)
 
     def learn(self, number: int, unseen: float, found: float) -> None:
         """The engine has reported that it had `found` of `unseen` tokens. found: 0 to unseen."""
-        self._all.learn(unseen, found)
+        self.overall.learn(unseen, found)
         if session := self.find(number):
             if session.share is None:
                 session.share = Share()
@@ -132,6 +143,24 @@ class Sessions:
         session.holders[replica] = units, now
         if len(session.holders) > MAX_HOLDERS:
             del session.holders[next(iter(session.holders))]
+
+    def entries(self) -> list[tuple[int, Session, bool]]:
+        """(number, session, whether it was answered more than once), for another router's `restore`. O(sessions)."""
+        new = [(number, session, False) for number, session in self._new.items()]
+        return new + [(number, session, True) for number, session in self._returned.items()]
+
+    def restore(
+        self, number: int, holders: dict[str, tuple[int, float]], share: tuple[float, float] | None, *, returned: bool
+    ) -> None:
+        """As another router knew it; a session that is known here stays as it is. holders: MAX_HOLDERS at most."""
+        known, most = (self._returned, MAX_RETURNED) if returned else (self._new, MAX_NEW)
+        if not number or not holders or self.find(number) is not None or len(known) >= most:
+            return
+        session = known[number] = Session()
+        session.holders = holders
+        if share is not None:
+            session.share = Share()
+            session.share.restore(share)
 
     def lost(self, replica: str, now: float, ttl_s: float) -> None:
         """The replica has lost its cache. ttl_s: older holders are not asked for. O(replicas that lost theirs since)."""
@@ -164,4 +193,4 @@ class Sessions:
             assert 0.0 <= self.share(session) <= 1.0
 
     def __repr__(self) -> str:
-        return f"<Sessions: {len(self)}, share {self._all.value(PRIOR, PRIOR_TOKENS):.2f}>"
+        return f"<Sessions: {len(self)}, share {self.overall.value(PRIOR, PRIOR_TOKENS):.2f}>"

@@ -45,6 +45,10 @@ class Rents:
         else:
             self.pay(prefix, seconds)
 
+    def entries(self) -> list[tuple[bytes, float]]:
+        """(prefix, seconds), for another router's `pay`. O(prefixes)."""
+        return list(self._paid.items())
+
     def __len__(self) -> int:
         return len(self._paid)
 

@@ -12,6 +12,9 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from router import Booking, Outcome, Prompt, Replica, Router
 from router.pricing.replication import MAX_PREFIXES
 from router.simulation.policies import SIMULATED
+from router.snapshot.collect import collect
+from router.snapshot.records import decode, encode
+from router.snapshot.restore import Restorer
 from router.types import TOKEN_WEIGHT
 from tests.support.machines import STEPS, CountedMachine, steps_of
 from tests.support.strategies import keys_of, letters, replicas
@@ -50,6 +53,22 @@ class RouterMachine(CountedMachine):
         self.open: set[Booking] = set()
         for name in NAMES[1:]:
             self.join(name, capacity)
+
+    @rule()
+    def copy(self) -> None:
+        """A router that begins with a snapshot believes in nothing that this one does not."""
+        copy = Router(policy="cost", ttl_s=10, memory_bytes=self.bound, chance=random.Random(1))
+        for replica in self.router.replicas.values():
+            copy.add(replica)
+        now = max(self.now, self.router.trie.now)
+        restorer = Restorer(copy, now, now)
+        for records in collect(self.router, now):
+            restorer.add(decode(encode(records)))
+        for _ in restorer.steps(lambda _name: False):
+            pass
+        copy.check()
+        for name, blocks in copy.trie.held().items():
+            assert blocks <= self.router.trie.held_by(name)
 
     # -- replicas
 

@@ -1,0 +1,203 @@
+"""Takes a snapshot (`collect.py`) into a router, in slices.
+
+What it says is applied as if it had been seen by this router itself: prefixes are inserted in the order of their last use, so
+that all bounds hold, and least recently used means the same as before. Values that this router has learned by itself meanwhile
+stay. What is past its TTL is left out, and so is all that a replica held which has restarted since.
+
+A replica may join later than the snapshot is read (a source of replicas that is slow to answer): `steps` may be run again, and
+takes in what was left for replicas that have joined since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from router.index.holds import UNBOUNDED
+from router.learning.promises import Promise
+from router.router import Router
+from router.snapshot.records import (
+    MAX_PATH_BLOCKS,
+    MAX_REPLICAS,
+    MAX_TOTAL,
+    General,
+    Held,
+    Learned,
+    ObjectEntry,
+    PromiseEntry,
+    Record,
+    RecordError,
+    RentEntry,
+    Scale,
+    SessionEntry,
+)
+from router.types import KEY_BYTES, BlockKeys
+
+STEP: Final = 100  # inserts: one to three milliseconds
+MAX_DEPTH: Final = 4096  # of prefixes that begin with one another: a path has 256 edges, which are cut now and then
+
+
+class Restorer:
+    """See the top of this file. `add` all records, then run `steps`."""
+
+    def __init__(self, router: Router, at: float, now: float) -> None:
+        """at: the moment of the snapshot, by this router's clock."""
+        self.blocks = 0  # taken into the index, summed over replicas
+        self.records = 0
+        self._router = router
+        self._at = at
+        self._now = now
+        self._begins = not router.ledger.loads  # this router has booked nothing yet
+        self._names: list[str] = []
+        self._learned: list[Learned] = []
+        self._held: list[Held] = []
+        self._ends: list[int] = []  # blocks of each prefix
+        self._depths: list[int] = []
+        self._others: list[Record] = []
+        self._left: set[int] = set()  # replicas whose prefixes were not taken in yet
+
+    # -- reading
+
+    def add(self, records: Iterable[Record]) -> None:
+        """The next records. Raises RecordError for what cannot be."""
+        for record in records:
+            self.records += 1
+            if self.records > MAX_TOTAL:
+                raise RecordError("there are too many records")
+            if isinstance(record, Held):
+                self._add_held(record)
+            elif isinstance(record, Learned):
+                if len(self._names) == MAX_REPLICAS:
+                    raise RecordError("there are too many replicas")
+                self._left.add(len(self._names))
+                self._names.append(record.name)
+                self._learned.append(record)
+            else:
+                self._others.append(record)
+
+    def _add_held(self, held: Held) -> None:
+        base, keys = held.base, len(held.keys)
+        if held.replica >= len(self._names) or base > len(self._held) or keys % KEY_BYTES:
+            raise RecordError("a prefix refers to what is not there")
+        before = self._ends[base - 1] if base else 0
+        blocks = held.shared + keys // KEY_BYTES
+        depth = self._depths[base - 1] if base else 0
+        if held.shared > before or not 0 < blocks <= MAX_PATH_BLOCKS or depth >= MAX_DEPTH:
+            raise RecordError("a prefix is longer than what it begins with, or too long")
+        if base and not keys and held.shared == before:  # another replica holds the same
+            same = self._held[base - 1]
+            held = Held(held.replica, same.base, same.shared, same.keys, held.weight, held.age)
+            depth -= 1
+        self._held.append(held)
+        self._ends.append(blocks)
+        self._depths.append(depth + 1)
+
+    @property
+    def replicas(self) -> list[str]:
+        """Their names."""
+        return self._names
+
+    @property
+    def waiting(self) -> list[str]:
+        """The replicas whose prefixes are still to be taken in: unknown ones."""
+        return [self._names[replica] for replica in sorted(self._left)]
+
+    # -- taking in
+
+    def steps(self, has_restarted: Callable[[str], bool]) -> Iterator[None]:
+        """Take it in; between two steps requests may have their turns.
+
+        has_restarted: whether a replica, known to this router, has lost its cache since the snapshot; asked once for each.
+        """
+        ready = {number for number in self._left if self._router.known(self._names[number]) is not None}
+        self._left -= ready
+        lost = {number for number in ready if has_restarted(self._names[number])}
+        for number in ready:
+            self._restore_learned(self._learned[number], lost=number in lost)
+        yield None
+        yield from self._restore_prefixes(ready - lost)
+        others, self._others = self._others, []
+        for count, record in enumerate(others):
+            self._restore_other(record, lost)
+            if count % STEP == 0:
+                yield None
+
+    def _restore_prefixes(self, replicas: set[int]) -> Iterator[None]:
+        router, trie = self._router, self._router.trie
+        oldest = self._now - trie.ttl_s
+        numbers = [number for number, held in enumerate(self._held) if held.replica in replicas]
+        numbers.sort(key=lambda number: -self._held[number].age)
+        for count, number in enumerate(numbers):
+            held = self._held[number]
+            name, used = self._names[held.replica], self._at - held.age
+            if used > oldest and used > router.purged_at(name):
+                trie.insert(name, self._keys(number), used, weight=held.weight)
+                self.blocks += trie.credited
+            if count % STEP == STEP - 1:
+                yield None
+
+    def _keys(self, number: int) -> BlockKeys:
+        pieces, cut = [], self._ends[number]
+        while True:
+            held = self._held[number]
+            if cut > held.shared:
+                pieces.append(held.keys[: (cut - held.shared) * KEY_BYTES])
+                cut = held.shared
+            if not held.base:
+                break
+            number = held.base - 1
+        pieces.reverse()
+        return b"".join(pieces)
+
+    def _restore_learned(self, learned: Learned, *, lost: bool) -> None:
+        router, name = self._router, learned.name
+        if learned.rate is not None:
+            router.ledger.restore(name, learned.rate, learned.answered, self._at - learned.answered_age)
+        evidence = router.evidence_of(name)
+        if evidence is None or lost:
+            return
+        evidence.hits = evidence.hits or learned.hits
+        if evidence.learns_capacity and evidence.capacity is None and learned.capacity is not None:
+            evidence.capacity = min(learned.capacity, UNBOUNDED - 1)
+            evidence.held = max(evidence.held, learned.held)
+            router.trie.add_replica(name, evidence.capacity)
+
+    def _restore_other(self, record: Record, lost: set[int]) -> None:
+        router = self._router
+        if isinstance(record, Scale):
+            router.scales.restore(record.name, (record.units, record.tokens))
+        elif isinstance(record, SessionEntry):
+            holders = {
+                self._names[number]: (units, self._at - age)
+                for number, units, age in record.holders
+                if number < len(self._names) and number not in lost
+            }
+            router.sessions.restore(record.number, holders, record.share, returned=record.returned)
+        elif isinstance(record, PromiseEntry):
+            if self._stays(record.replica, lost):
+                made = self._at - record.age
+                promise = Promise(self._names[record.replica], record.blocks, made, self._at + record.left_s)
+                router.promises.restore(record.number, promise, self._now)
+        elif isinstance(record, ObjectEntry):
+            if record.replica < len(self._names):  # it may be on the replica's disk
+                router.objects.restore(record.number, self._names[record.replica], record.model, self._at - record.age)
+        elif isinstance(record, RentEntry):
+            if not router.rents.paid(record.prefix):
+                router.rents.pay(record.prefix, record.seconds)
+        elif isinstance(record, General):
+            self._restore_general(record)
+
+    def _restore_general(self, record: General) -> None:
+        router = self._router
+        if self._begins:
+            router.ledger.turn_gap.restore(record.turn_gap)
+            router.sessions.overall.restore(record.share)
+            if record.lifetime is not None:
+                over, under, half_life = record.lifetime
+                router.trie.restore_lifetime((over, under), half_life)
+
+    def _stays(self, replica: int, lost: set[int]) -> bool:
+        return replica < len(self._names) and replica not in lost
+
+    def __repr__(self) -> str:
+        return f"<Restorer of {self.records} records, {self.blocks} blocks taken in, for {len(self._left)} replicas left>"
