@@ -36,6 +36,7 @@ PLAIN = (
     "gateway/cluster/messages.py",
     "gateway/cluster/process.py",
     "gateway/cluster/side_sockets.py",
+    "gateway/cluster/snapshots/",
     "gateway/cluster/workers/command_log.py",
     "gateway/cluster/workers/handover.py",
     "gateway/cluster/workers/hub.py",

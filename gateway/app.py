@@ -23,6 +23,7 @@ from gateway.cluster.membership import Membership, SourcesOf
 from gateway.cluster.process import budget_bytes, connection_limit, warn_of_connections
 from gateway.cluster.reload import Parts, Reload
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
+from gateway.cluster.snapshots.knowledge import Knowledge
 from gateway.cluster.workers.handover import Receiver
 from gateway.config.listen import OFF
 from gateway.config.live import Live
@@ -202,7 +203,16 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         live=live, fleet=fleet, upstream=upstream, sources_of=around.members, first_wait_s=around.first_probes_s
     )
     reload = Reload(live=live, source=around.source, membership=membership, parts=parts, metrics=metrics)
-    local = LocalControl(parts=parts, membership=membership, reload=reload, metrics=metrics, requests=requests, clock=clock)
+    knowledge = Knowledge(live=live, router=router, fleet=fleet, metrics=metrics, clock=clock)
+    local = LocalControl(
+        parts=parts,
+        membership=membership,
+        reload=reload,
+        knowledge=knowledge,
+        metrics=metrics,
+        requests=requests,
+        clock=clock,
+    )
     control = around.control_plane(local)
     served = Served(
         live=live,
@@ -286,6 +296,7 @@ async def serve(
                 for acceptor in acceptors:
                     acceptor.close()
                 await gateway.served.running.wait(gateway.config.limits.drain_timeout_s, hurry)
+                await gateway.control.stop()
 
 
 @asynccontextmanager

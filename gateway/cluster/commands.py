@@ -13,6 +13,9 @@ from typing import Protocol, assert_never
 from gateway.cluster.membership import Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig
 from gateway.cluster.reload import Parts, Reload
+from gateway.cluster.snapshots.keeper import Keeper, SnapshotFile
+from gateway.cluster.snapshots.knowledge import Knowledge
+from gateway.cluster.snapshots.snapshot import KnowledgeError
 from gateway.fleet.membership import member_of
 from gateway.telemetry.counters import Instruments
 from gateway.telemetry.exposition import SingleFlight, render
@@ -29,11 +32,13 @@ class LocalControl:
         parts: Parts,
         membership: Membership,
         reload: Reload,
+        knowledge: Knowledge,
         metrics: Metrics,
         requests: RequestLog,
         clock: Callable[[], float],
     ) -> None:
         self.membership = membership
+        self.knowledge = knowledge
         self.reload = reload
         self.router = parts.router
         self.fleet = parts.fleet
@@ -66,6 +71,7 @@ class LocalControl:
     async def run(self) -> None:
         """Watch the sources of configurations and of members until cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self.knowledge.run())
             group.create_task(self.reload.run())
             group.create_task(self.membership.run())
 
@@ -98,13 +104,18 @@ class ControlPlane(Protocol):
     async def ready(self) -> None:
         """Wait until this process knows what it needs for its first request."""
 
+    async def stop(self) -> None:
+        """The requests are over: keep what the next process should know."""
+
 
 class SingleProcess:
     """The control plane of a gateway that is one process."""
 
-    def __init__(self, local: LocalControl) -> None:
+    def __init__(self, local: LocalControl, *, snapshot: SnapshotFile | None = None) -> None:
+        """snapshot: where it begins, and what it leaves."""
         self._local = local
         self._pages = SingleFlight(lambda: render(local.page()))
+        self._keeper = Keeper(snapshot, local.knowledge.collect, local.metrics) if snapshot else None
 
     async def execute(self, command: Command) -> None:
         await self._local.execute(command)
@@ -114,7 +125,17 @@ class SingleProcess:
         return await self._pages.get()
 
     async def run(self) -> None:
-        return
+        if self._keeper:
+            await self._keeper.run()
 
     async def ready(self) -> None:
-        return
+        if self._keeper and (found := await self._keeper.read()):
+            snapshot, age_s = found
+            try:
+                await self._local.knowledge.restore(snapshot, self._local.clock() - age_s)
+            except KnowledgeError as error:
+                self._keeper.ignore(error)
+
+    async def stop(self) -> None:
+        if self._keeper:
+            await self._keeper.write_last()

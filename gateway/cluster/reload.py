@@ -41,7 +41,17 @@ log = logging.getLogger("warmroute.reload")
 
 GOOD, INVALID, UNCHANGED = "good", "invalid", "unchanged"
 RESULTS = (GOOD, INVALID, UNCHANGED)
-FIXED: Final = ("listen", "admin_listen", "metrics_listen", "workers", "state", "log_level", "log_format", "admin_key")
+FIXED: Final = (
+    "listen",
+    "admin_listen",
+    "metrics_listen",
+    "workers",
+    "state",
+    "snapshot",
+    "log_level",
+    "log_format",
+    "admin_key",
+)
 FIXED_ROUTING: Final = ("block_bytes", "block_tokens")
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,9 @@ def _config_of(options: argparse.Namespace) -> Loaded:
 
 async def _serve_until_signal(config: Config, requests: RequestLog, source: Source[Config]) -> None:
     from gateway.app import Surroundings, compose, serve
+    from gateway.cluster.commands import SingleProcess
     from gateway.cluster.side_sockets import side_sockets
+    from gateway.cluster.snapshots.keeper import file_of
     from gateway.cluster.workers.supervisor import Supervisor
     from gateway.fleet.directory import LOGGED
 
@@ -121,9 +124,11 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
             log.info("listening", extra={"url": url, **sides.urls, **about})
 
         if config.workers > 1:
-            await Supervisor(config, source, sides=sides).run(stop, hurry, started)
+            await Supervisor(config, source, sides=sides, snapshot=file_of(config)).run(stop, hurry, started)
         else:
-            await serve(compose(config, requests, Surroundings(source=source)), stop, hurry, started, sides=sides)
+            control_plane = partial(SingleProcess, snapshot=file_of(config))
+            around = Surroundings(source=source, control_plane=control_plane)
+            await serve(compose(config, requests, around), stop, hurry, started, sides=sides)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # a late one must not change the exit status
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)

@@ -402,6 +402,21 @@ class StateConfig(_Section, frozen=True):
     ttl_s: Annotated[Seconds, _about("Seconds after its last use that a response or a conversation is kept.")] = 2_592_000.0
 
 
+class SnapshotConfig(_Section, frozen=True):
+    """A file of what the gateway knows of the replicas' caches, so that a restart does not begin cold; a plain string is short
+    for `file`.
+    """
+
+    SHORT: ClassVar = "file"
+
+    file: Annotated[
+        str,
+        Meta(max_length=1024, extra={FALSE: OFF, EXPECTED: "auto, off, or the path of a file"}),
+        _about("auto (in the user's state folder, named by the address of `listen`; off with port 0), off, or a path."),
+    ] = AUTO
+    every_s: Annotated[Seconds, _about("Seconds between two snapshots; one more is written at the end.")] = 60.0
+
+
 class Config(_Section, frozen=True):
     """The whole file."""
 
@@ -467,6 +482,7 @@ class Config(_Section, frozen=True):
     state: Annotated[StateConfig, Meta(extra={EXPECTED: "a mapping such as {url: sqlite}, or {url: off} to keep nothing,"})] = (
         StateConfig()
     )
+    snapshot: SnapshotConfig = SnapshotConfig()
     log_level: LogLevel = "info"
     log_format: Annotated[LogFormat, _about("json: one object a line; console: text for people.")] = "json"
     admin_key: Annotated[str, Meta(extra={SECRET: True})] = ""

@@ -57,7 +57,7 @@ LOGGED_MODELS = 20  # that a log line names
 RARELY = 30  # probes from one question to the next, where the engine had no answer to it
 
 # Start times are computed from the time of the boot, which drifts a little. Who lived for less had nothing cached.
-_START_TOLERANCE_S = 2.0
+START_TOLERANCE_S = 2.0
 
 
 ProbeResult = Models | ReplicaFailure | GatewayError | None
@@ -314,7 +314,7 @@ class Prober:
                 about = {"replica": state.name, "engine": facts.engine.name, "capacity_tokens": facts.capacity_tokens}
                 log.info("replica reports the size of its KV cache", extra=about)
         if facts.started is not None:
-            if state.started is not None and facts.started > state.started + _START_TOLERANCE_S:
+            if state.started is not None and facts.started > state.started + START_TOLERANCE_S:
                 log.warning("replica restarted", extra={"replica": state.name, "reason": START_TIME})
                 self._router.restarted(state.name)
                 self._cache_lost(state, START_TIME)

@@ -95,10 +95,15 @@ class LazyStore:
         return RunStore(database, self._ttl_s, self._clock)
 
 
-def default_path() -> Path:
-    """Where SQLite's file is by default (XDG Base Directory Specification: state that outlives a restart)."""
+def state_folder() -> Path:
+    """Where files are by default (XDG Base Directory Specification: state that outlives a restart)."""
     for name in (os.environ.get("XDG_STATE_HOME", ""), os.path.expanduser("~/.local/state"), tempfile.gettempdir()):
         if os.path.isabs(name):  # a user may have no home
             folder = Path(name)
             break
-    return folder / "warmroute" / "responses.sqlite"
+    return folder / "warmroute"
+
+
+def default_path() -> Path:
+    """Where SQLite's file is by default."""
+    return state_folder() / "responses.sqlite"

@@ -53,6 +53,7 @@ class Metrics:
         self._add_state(family)
         self._add_reloads(family)
         self._add_discovery(family)
+        self._add_snapshots(family)
         self._add_workers(family)
         self.registry.register(self.instruments)
 
@@ -240,6 +241,15 @@ class Metrics:
             merge_rule=merge_min,
         )
         self.discovery_replicas = make.gauge("discovery_replicas", "Replicas that a source has brought.", "source")
+
+    def _add_snapshots(self, make: _Family) -> None:
+        self.snapshots = make.counter("snapshots_total", "Snapshots to be written, by result: good, failed.", "result")
+        self.snapshot_bytes = make.gauge("snapshot_bytes", "Size of the last snapshot.")
+        self.snapshot_restored_blocks = make.counter(
+            "snapshot_restored_blocks_total",
+            "Blocks of the prefix index that were taken in from snapshots, counted once per replica.",
+            merge_rule=merge_max,
+        )
 
     def _add_workers(self, make: _Family) -> None:
         self.workers = make.gauge("workers", "Processes of this gateway that serve requests.", merge_rule=merge_sum)

@@ -9,6 +9,7 @@ ends (`channel.py`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections import deque
@@ -16,9 +17,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gateway.cluster.messages import Command, Leave, Reconfigure, encode_config
+from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.cluster.workers.channel import HUB, Channel
 from gateway.cluster.workers.command_log import CommandLog, Replayed
 from gateway.cluster.workers.messages import (
+    Collect,
     Counters,
     Current,
     Execute,
@@ -27,16 +30,21 @@ from gateway.cluster.workers.messages import (
     Found,
     Gone,
     Joined,
+    Known,
     Message,
+    Part,
     Publish,
     Replace,
     Scrape,
     Scraped,
+    Sent,
     Serving,
     Stopping,
     Welcome,
+    Whole,
     encode,
 )
+from gateway.cluster.workers.transfer import Arrival, send
 from gateway.config.schema import MAX_SOURCES, Config
 from gateway.fleet.membership import KEPT, SHOWN_S
 from gateway.telemetry.exposition import SnapshotError, merge_slices, packed
@@ -46,6 +54,8 @@ log = logging.getLogger("warmroute.workers")
 
 HISTORY_BYTES = 16 << 20
 SWEEP_S = 60.0  # between two looks for counters of replicas that have left
+HEALTHY_S = 1.5  # a worker with a heartbeat within that time is asked for a snapshot
+COLLECT_S = 30.0  # that this may take
 FORGOTTEN_S = 2 * SHOWN_S + 60  # after that no worker counts for a replica that has left
 
 
@@ -88,6 +98,12 @@ class Hub:
         self._swept_at = clock()
         self._departure: float | None = None  # the last time that replicas may have left; None: all of those are forgotten
         self._commanded = 0  # commands of its own
+        self.first: tuple[Snapshot, float] | None = None  # a snapshot that new workers begin with, and its moment
+        self._feeding: set[asyncio.Future[None]] = set()
+        self._one_at_a_time = asyncio.Lock()
+        self._arrival = Arrival()
+        self._collector = HUB  # the worker that was asked for a snapshot
+        self._collected: asyncio.Future[Snapshot | None] | None = None
 
     def join(self, channel: Channel) -> int:
         """A new worker. Returns its number, which no other has or had."""
@@ -102,16 +118,53 @@ class Hub:
         self._forget_history()
         for _, source, payload in self._history:
             channel.forward(payload, source)
-        channel.send(Current())
+        if self.first:
+            self._feeding.add(task := asyncio.ensure_future(self._feed(channel, *self.first)))
+            task.add_done_callback(self._feeding.discard)
+        else:
+            channel.send(Current())
         for other in self.workers.values():
             other.channel.send(Joined(), worker)
         self.workers[worker] = state
         channel.receive(lambda *frame: self._receive(worker, *frame), lambda: None)
         return worker
 
+    async def _feed(self, channel: Channel, snapshot: Snapshot, at: float) -> None:
+        """Let a new worker begin with what is known."""
+        await send(channel, snapshot, at)
+        channel.send(Current())
+
+    async def collect(self, since_s: float = math.inf) -> Snapshot | None:
+        """What the workers know, as any of them does. Raises KnowledgeError if none can say it now."""
+        async with self._one_at_a_time:
+            worker = next(self.healthy(HEALTHY_S), None)
+            if worker is None:
+                raise KnowledgeError("no worker is serving")
+            self._collected = asyncio.get_running_loop().create_future()
+            self._arrival, self._collector = Arrival(), worker
+            self.workers[worker].channel.send(Collect(since_s))
+            try:
+                async with asyncio.timeout(COLLECT_S):
+                    return await self._collected
+            except TimeoutError:
+                raise KnowledgeError("a worker does not answer") from None
+            finally:
+                self._collector = HUB
+
+    def _arrived(self, worker: int, message: Sent) -> None:
+        """A worker sends its snapshot."""
+        if worker != self._collector or self._collected is None or self._collected.done():
+            return
+        if isinstance(message, Whole) and not message.known:
+            self._collected.set_result(None)
+        elif arrived := self._arrival.receive(message):
+            self._collected.set_result(arrived[0])
+
     def leave(self, worker: int) -> None:
         """A worker has ended."""
         state = self.workers.pop(worker)
+        if worker == self._collector and self._collected is not None and not self._collected.done():
+            self._collected.set_exception(KnowledgeError("the worker that collected it has ended"))
         state.channel.close()
         self._commands.ended(worker)
         self._add_ended(worker, state.counters)
@@ -177,10 +230,19 @@ class Hub:
                 self._broadcast(worker, payload, but=worker)
             case Found(source):
                 self._remember_found(source, payload)
+            case Known() | Part() | Whole():
+                self._arrived(worker, message)
             case Counters(page):
                 state.counters, state.reported = page, state.serving
             case Serving() | Stopping():
                 self._serves(worker, state, isinstance(message, Serving))
+            case _:
+                self._receive_question(worker, to, message, payload)
+
+    def _receive_question(self, worker: int, to: int, message: Message, payload: bytes) -> None:
+        """A question, or the answer to one."""
+        state = self.workers[worker]
+        match message:
             case Scraped(_, page):
                 state.counters = page  # what was shown once stays in the sum, also if this worker is killed now
                 self._answer(worker, to, payload)

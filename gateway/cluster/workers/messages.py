@@ -62,6 +62,34 @@ class FoundMember(Struct, frozen=True, array_like=True):
     instance: str
 
 
+# -- a snapshot: hub -> worker, to be restored; worker -> hub, if it was asked for with Collect
+
+
+class Known(Struct, frozen=True, array_like=True, tag=17):
+    """A snapshot begins: its Parts follow, and Whole. header: `encode_header`. at: its moment, by the machine's clock."""
+
+    header: bytes
+    at: float
+
+
+class Part(Struct, frozen=True, array_like=True, tag=18):
+    """A chunk of it."""
+
+    chunk: bytes
+
+
+class Whole(Struct, frozen=True, array_like=True, tag=19):
+    """It is complete. known: False if the worker has nothing to be kept."""
+
+    known: bool = True
+
+
+class Collect(Struct, frozen=True, array_like=True, tag=20):
+    """Hub -> worker: send a snapshot of what was used in the last since_s seconds."""
+
+    since_s: float
+
+
 # -- worker -> hub -> workers that are started later
 
 
@@ -135,8 +163,24 @@ class Executed(Struct, frozen=True, array_like=True, tag=14):
     internal: bool = False
 
 
-FromWorker = Publish | Replace | Counters | Serving | Stopping | Alive | Found | Scrape | Execute | Scraped | Executed
-FromHub = Publish | Replace | Welcome | Current | Joined | Gone | Forwarded | Found | Scrape | Execute | Scraped | Executed
+Sent = Known | Part | Whole  # a snapshot
+FromWorker = Publish | Replace | Counters | Serving | Stopping | Alive | Found | Scrape | Execute | Scraped | Executed | Sent
+FromHub = (
+    Publish
+    | Replace
+    | Welcome
+    | Current
+    | Joined
+    | Gone
+    | Forwarded
+    | Found
+    | Scrape
+    | Execute
+    | Scraped
+    | Executed
+    | Sent
+    | Collect
+)
 Message = FromWorker | FromHub
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

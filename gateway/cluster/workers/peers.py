@@ -18,9 +18,11 @@ from msgspec.structs import replace
 from gateway.cluster.commands import LocalControl
 from gateway.cluster.messages import Command, Join, Reconfigure
 from gateway.cluster.replication import UNSENT_BYTES, ReplicationTransport, Replicator
+from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.cluster.workers.channel import HUB, Channel
 from gateway.cluster.workers.messages import (
     Alive,
+    Collect,
     Counters,
     Current,
     Execute,
@@ -29,10 +31,14 @@ from gateway.cluster.workers.messages import (
     Found,
     FoundMember,
     Gone,
+    Known,
     Message,
+    Part,
     Scrape,
     Scraped,
+    Whole,
 )
+from gateway.cluster.workers.transfer import Arrival, send
 from gateway.cluster.workers.transport import HubTransport
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
@@ -43,6 +49,8 @@ from gateway.telemetry.exposition import SingleFlight, SnapshotError, merge, pac
 from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.workers")
+
+Arrived = tuple[Snapshot, float]  # a snapshot, and its moment
 
 REPORT_S = 0.1, 1.0  # the pause after counters were sent; then up to this long again while no request is routed
 REPORT_SHARE = 0.01  # of the time, as far as REPORT_MOST_S allows
@@ -130,7 +138,9 @@ class Peers:
         self._limits = limits
         self._busy = asyncio.Event()  # something was booked since the counters were sent
         self._current = asyncio.Event()
-        self._commands: asyncio.Queue[tuple[int, Execute | Current | Found]] = asyncio.Queue()
+        self._commands: asyncio.Queue[tuple[int, Execute | Current | Found | Arrived]] = asyncio.Queue()
+        self._arrival = Arrival()
+        self._collecting: asyncio.Future[None] | None = None  # a snapshot for the hub
         self._scrapes: set[tuple[int, int]] = set()  # (asker, its number) of those that want this worker's counters
         self._scraped = asyncio.Event()  # there are some
         self._snapshots = asyncio.Lock()  # one at a time: the last that is sent is the newest
@@ -158,6 +168,11 @@ class Peers:
                 self._scraped.set()
             case Execute() | Current() | Found():
                 self._commands.put_nowait((worker, message))
+            case Known() | Part() | Whole():
+                if arrived := self._arrival.receive(message):
+                    self._commands.put_nowait((worker, arrived))
+            case Collect(since_s):
+                self._collecting = asyncio.ensure_future(self._collect(since_s))
             case Gone():
                 for pending in self._questions.values():
                     pending.leave(worker)
@@ -247,6 +262,9 @@ class Peers:
     async def ready(self) -> None:
         await self._current.wait()
 
+    async def stop(self) -> None:
+        """The supervisor has had a snapshot made before it stops the workers."""
+
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send_heartbeats())
@@ -302,6 +320,23 @@ class Peers:
                         answers.create_task(self._answer_when_probed(asker, message, answer))
                     else:
                         self._channel.send(answer, asker)
+                elif isinstance(message, tuple):
+                    await self._restore(message)
+
+    async def _restore(self, arrived: Arrived) -> None:
+        try:
+            await self._local.knowledge.restore(*arrived)
+        except KnowledgeError as error:
+            log.warning("snapshot ignored", extra={"reason": str(error)})
+
+    async def _collect(self, since_s: float) -> None:
+        """For the hub, which asks for one at a time."""
+        at = self._local.clock()
+        snapshot = await self._local.knowledge.collect(since_s)
+        if snapshot is None:
+            self._channel.send(Whole(known=False))
+        else:
+            await send(self._channel, snapshot, at)
 
     async def _answer_when_probed(self, asker: int, message: Execute, answer: Executed) -> None:
         await self._local.probed(message.command)
@@ -330,6 +365,9 @@ class Peers:
             asker, message = await self._commands.get()
             if isinstance(message, Current):
                 break
+            if isinstance(message, tuple):
+                await self._restore(message)
+                continue
             if isinstance(message, Found):
                 self._local.membership.seed(message.source, [_member(each) for each in message.members])
                 continue

@@ -23,6 +23,7 @@ from gateway.cluster.listeners import Address, addresses_of, listen, url_of
 from gateway.cluster.messages import Reconfigure, RejectConfig
 from gateway.cluster.reload import possible
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
+from gateway.cluster.snapshots.keeper import Keeper, SnapshotFile
 from gateway.cluster.syn_filter import drop_new
 from gateway.cluster.workers.channel import Channel
 from gateway.cluster.workers.handover import Handover
@@ -113,17 +114,20 @@ class Supervisor:
         source: Source[Config] | None,
         *,
         sides: SideSockets = NO_SIDES,
+        snapshot: SnapshotFile | None = None,
         patience: Patience = PATIENCE,
         boot: Callable[[], str] = lambda: BOOT,
     ) -> None:
-        """sides: the sockets for operators and for Prometheus, on which all workers accept. boot: the Python program that the
-        next worker runs. slots: one for each worker, filled by `run`.
+        """sides: the sockets for operators and for Prometheus, on which all workers accept. snapshot: what the first workers
+        begin with, and the last ones leave. boot: the Python program that the next worker runs. slots: one for each worker,
+        filled by `run`.
         """
         self.slots: list[Slot] = []
         self.hub = Hub(config, time.monotonic, self._on_serving)
         self._config = config
         self._source = source
         self._sides = sides
+        self._keeper = Keeper(snapshot, self.hub.collect, self.hub.ended) if snapshot else None
         self._gateway_id = new_id()
         self._patience = patience
         self._boot = boot
@@ -138,13 +142,20 @@ class Supervisor:
         Raises OSError if the address cannot be had, StartError if no worker can be started.
         """
         self._addresses = addresses_of(*self._config.address)
+        if self._keeper and (found := await self._keeper.read()):
+            self.hub.first = found[0], time.monotonic() - found[1]
         self.slots = [Slot(listen(self._addresses)) for _ in range(self._config.workers)]
         keepers = [asyncio.create_task(self._keep(slot)) for slot in self.slots]
         beside = [asyncio.create_task(self._watch_workers()), asyncio.create_task(self._watch_source())]
+        if self._keeper:
+            beside.append(asyncio.create_task(self._keeper.run()))
         try:
             if await self._all_up(stop):
+                self.hub.first = None
                 started(url_of(self._addresses[0][1]))
             await stop.wait()
+            if self._keeper and not hurry.is_set():
+                await self._keeper.write_last()
         finally:
             self._stopping.set()
             for task in beside:

@@ -1,0 +1,150 @@
+"""A snapshot in a file.
+
+    MAGIC, frame(about), frame(header), frame(chunk) ..., frame of no bytes, xxh3-128 digest of all before it
+    frame: length (4 bytes, little-endian), bytes
+
+The file is written beside its place and then moved there, so that there is a whole one at any time; its owner alone may read
+it. Its age is the difference of the machine's monotonic clock where it was written since the last boot, else that of the wall
+clock, which may have been set meanwhile: an age below zero counts as zero.
+
+What is not such a file, or was cut off, changed or made too large, is a KnowledgeError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+import xxhash
+from msgspec import Struct
+
+from gateway.cluster.messages import MessageError, decode
+from gateway.cluster.snapshots.snapshot import (
+    MAX_CHUNK_BYTES,
+    KnowledgeError,
+    Snapshot,
+    decode_header,
+    encode_header,
+)
+
+MAGIC: Final = b"warmroute snapshot\n"
+MAX_FILE_BYTES: Final = 512 << 20
+_LENGTH: Final = struct.Struct("<I")
+_DIGEST_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """boot: an id of the machine's boot, "" where there is none. monotonic: since that boot, wall: Unix time; in seconds."""
+
+    boot: Callable[[], str]
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+CLOCKS: Final = Clocks(_boot_id, lambda: time.clock_gettime(time.CLOCK_MONOTONIC), time.time)
+
+
+class _About(Struct, frozen=True, array_like=True):
+    """When it was written, by both clocks."""
+
+    boot: str
+    monotonic: float
+    wall: float
+
+
+_ABOUT: Final = msgspec.msgpack.Decoder(_About)
+
+
+def write(path: Path, snapshot: Snapshot, clocks: Clocks = CLOCKS) -> int:
+    """Returns its size in bytes. Blocks. Raises OSError, and leaves what was there before."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Readable and writable for its owner only.
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=".new")
+    try:
+        with os.fdopen(number, "wb") as file:
+            size = _write(file, snapshot, _About(clocks.boot(), clocks.monotonic(), clocks.wall()))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    return size
+
+
+def _write(file: BinaryIO, snapshot: Snapshot, about: _About) -> int:
+    hasher, size = xxhash.xxh3_128(), 0
+
+    def put(data: bytes) -> None:
+        nonlocal size
+        hasher.update(data)
+        size += file.write(data)
+
+    put(MAGIC)
+    for frame in (msgspec.msgpack.encode(about), encode_header(snapshot.header), *snapshot.chunks, b""):
+        put(_LENGTH.pack(len(frame)))
+        put(frame)
+    put(hasher.digest())
+    return size
+
+
+def read(path: Path, clocks: Clocks = CLOCKS) -> tuple[Snapshot, float]:
+    """(snapshot, its age in seconds). Blocks. Raises FileNotFoundError, OSError or KnowledgeError."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
+            raise KnowledgeError(f"it has more than {MAX_FILE_BYTES} bytes")
+        hasher = xxhash.xxh3_128()
+        if _exactly(file, len(MAGIC), hasher) != MAGIC:
+            raise KnowledgeError("it is no snapshot")
+        frames = []
+        while frame := _frame(file, hasher):
+            frames.append(frame)
+        digest = hasher.digest()
+        if file.read(_DIGEST_BYTES + 1) != digest:
+            raise KnowledgeError("its checksum is wrong: it was changed, or cut off")
+    if len(frames) < 2:
+        raise KnowledgeError("it has no header")
+    try:
+        about: _About = decode(_ABOUT, frames[0])
+        header = decode_header(frames[1])
+    except MessageError as error:
+        raise KnowledgeError(f"its header is not of this version ({error})") from error
+    return Snapshot(header, frames[2:]), _age_s(about, clocks)
+
+
+def _age_s(about: _About, clocks: Clocks) -> float:
+    if about.boot and about.boot == clocks.boot():
+        return max(0.0, clocks.monotonic() - about.monotonic)
+    return max(0.0, clocks.wall() - about.wall)
+
+
+def _frame(file: BinaryIO, hasher: xxhash.xxh3_128) -> bytes:
+    (length,) = _LENGTH.unpack(_exactly(file, _LENGTH.size, hasher))
+    if length > MAX_CHUNK_BYTES:
+        raise KnowledgeError("it is damaged")
+    return _exactly(file, length, hasher)
+
+
+def _exactly(file: BinaryIO, size: int, hasher: xxhash.xxh3_128) -> bytes:
+    data = file.read(size)
+    if len(data) < size:
+        raise KnowledgeError("it is cut off")
+    hasher.update(data)
+    return data

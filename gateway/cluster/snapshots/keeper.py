@@ -1,0 +1,105 @@
+"""Keeps a snapshot in a file: read at the start, written from time to time and at the end.
+
+A snapshot that cannot be read, or that is of no use, is a cold start and a line in the log, never an error. One that cannot be
+written is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.cluster.snapshots.file import read, write
+from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
+from gateway.config.listen import AUTO, OFF
+from gateway.config.schema import Config
+from gateway.state.lazy import state_folder
+from gateway.telemetry.metrics import Metrics
+
+log = logging.getLogger("warmroute.snapshots")
+
+LAST_S = 5.0  # for the last one, at the end
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    """every_s: seconds between two writes."""
+
+    path: Path
+    every_s: float
+
+
+def file_of(config: Config) -> SnapshotFile | None:
+    """The file that a configuration asks for."""
+    file, every_s = config.snapshot.file, config.snapshot.every_s
+    if file != AUTO:
+        return SnapshotFile(Path(file), every_s) if file != OFF else None
+    host, port = config.address
+    name = "".join(char if char.isalnum() or char in ".-" else "-" for char in host)
+    return SnapshotFile(state_folder() / f"index-{name}-{port}.snapshot", every_s) if port else None
+
+
+class Keeper:
+    """See the top of this file."""
+
+    def __init__(self, file: SnapshotFile, collect: Callable[[], Awaitable[Snapshot | None]], metrics: Metrics) -> None:
+        """collect: None: there is nothing to be kept. May raise KnowledgeError: there is none now."""
+        self._path = file.path
+        self._every_s = file.every_s
+        self._collect = collect
+        self._metrics = metrics
+        self._failed = ""  # why the last one was not written
+        for result in ("good", "failed"):
+            metrics.snapshots.add((result,), 0)
+
+    async def read(self) -> tuple[Snapshot, float] | None:
+        """(snapshot, its age in seconds), if there is one."""
+        try:
+            return await asyncio.to_thread(read, self._path)
+        except FileNotFoundError:
+            log.info("no snapshot: the prefix index begins empty", extra={"path": str(self._path)})
+        except (OSError, KnowledgeError) as error:
+            self.ignore(error)
+        return None
+
+    def ignore(self, error: Exception) -> None:
+        """What was read is of no use."""
+        about = {"path": str(self._path), "reason": str(error)}
+        log.warning("snapshot ignored: the prefix index begins empty", extra=about)
+
+    async def run(self) -> None:
+        """Write one every `every_s`, until cancelled."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self.write()
+
+    async def write_last(self) -> None:
+        """At the end: within LAST_S, or not at all."""
+        try:
+            async with asyncio.timeout(LAST_S):
+                await self.write()
+        except TimeoutError:
+            log.warning("no last snapshot: it took too long", extra={"path": str(self._path)})
+
+    async def write(self) -> None:
+        try:
+            snapshot = await self._collect()
+            if snapshot is None:
+                return
+            size = await asyncio.to_thread(write, self._path, snapshot)
+        except (OSError, KnowledgeError) as error:
+            self._metrics.snapshots.add(("failed",))
+            if str(error) != self._failed:  # once for each reason
+                log.warning("snapshot not written", extra={"path": str(self._path), "reason": str(error)})
+            self._failed = str(error)
+            return
+        self._failed = ""
+        self._metrics.snapshots.add(("good",))
+        self._metrics.snapshot_bytes.set((), size)
+        log.debug("snapshot written", extra={"path": str(self._path), "bytes": size})
+
+    def __repr__(self) -> str:
+        return f"<Keeper of {self._path}>"

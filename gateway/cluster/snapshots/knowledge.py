@@ -1,0 +1,113 @@
+"""This process's knowledge: its router's, together with which process each replica is. Collected and restored in slices.
+
+Between two slices requests have their turns. While a snapshot is collected, the pauses are longer than the slices: it takes a
+share of one core for some seconds at most, and no request waits longer than for one slice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+
+from gateway.cluster.snapshots.origins import has_restarted, origin_of
+from gateway.cluster.snapshots.snapshot import (
+    CHUNK_BYTES,
+    Header,
+    KnowledgeError,
+    Snapshot,
+    format_of,
+)
+from gateway.config.live import Live
+from gateway.fleet.directory import Fleet
+from gateway.telemetry.metrics import Metrics
+from router import Router
+from router.snapshot.collect import collect
+from router.snapshot.records import RecordError, decode, encode
+from router.snapshot.restore import Restorer
+
+log = logging.getLogger("warmroute.snapshots")
+
+MAX_BYTES = 256 << 20  # of one snapshot: what was used least recently is left out
+PAUSE_S = 0.002  # between two slices of a collection
+LATE_S = 60.0  # replicas that join within that time get what a snapshot has of them
+LOOK_S = 0.5
+
+
+class Knowledge:
+    """See the top of this file."""
+
+    def __init__(self, *, live: Live, router: Router, fleet: Fleet, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._live = live
+        self._router = router
+        self._fleet = fleet
+        self._metrics = metrics
+        self._clock = clock
+        self._late: list[tuple[float, Restorer, Header]] = []  # until when, what is left, and of which replicas
+
+    async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
+        """A snapshot of what was used in the last since_s seconds, of about most_bytes at most. None: it would be worth less
+        than the last one, for nothing is known, or that one's replicas have not all joined yet.
+        """
+        if not self._router.trie.blocks or self._late:
+            return None
+        origins = {state.name: origin_of(state) for state in self._fleet.replicas}
+        header = Header(format_of(self._live.config.routing), origins)
+        chunks: list[bytes] = []
+        size, waiting = 0, list[bytes]()
+        for records in collect(self._router, self._clock(), since_s):
+            waiting.append(encode(records))
+            if sum(map(len, waiting)) >= CHUNK_BYTES:
+                size += sum(map(len, waiting))
+                chunks += waiting
+                waiting = []
+                if size >= most_bytes:
+                    break
+            await asyncio.sleep(PAUSE_S)
+        return Snapshot(header, [*chunks, *waiting])
+
+    async def restore(self, snapshot: Snapshot, at: float) -> None:
+        """Take a snapshot in. at: its moment, by this process's clock. Raises KnowledgeError."""
+        ours = format_of(self._live.config.routing)
+        if snapshot.header.format != ours:
+            raise KnowledgeError(f"its format is {snapshot.header.format}, not {ours} (version, block_bytes, block_tokens)")
+        restorer = Restorer(self._router, at, self._clock())
+        try:
+            for chunk in snapshot.chunks:
+                restorer.add(decode(chunk))
+                await asyncio.sleep(0)
+        except RecordError as error:
+            raise KnowledgeError(str(error)) from error
+        await self._take(restorer, snapshot.header)
+        age_s = self._clock() - at
+        about = {"age_s": round(age_s, 1), "blocks": restorer.blocks, "records": restorer.records}
+        if restorer.waiting:
+            self._late.append((self._clock() + LATE_S, restorer, snapshot.header))
+            about["replicas_unknown"] = len(restorer.waiting)
+        self._metrics.snapshot_restored_blocks.add((), restorer.blocks)
+        log.info("prefix index restored", extra=about)
+
+    async def _take(self, restorer: Restorer, header: Header) -> None:
+        def restarted(name: str) -> bool:
+            state = self._fleet.named(name)
+            return state is None or has_restarted(state, header.origins.get(name))
+
+        for _ in restorer.steps(restarted):
+            await asyncio.sleep(0)
+
+    async def run(self) -> None:
+        """Take in what is left of snapshots for replicas that join late, until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for late in tuple(self._late):
+                until, restorer, header = late
+                if self._clock() > until or not restorer.waiting:
+                    self._late.remove(late)
+                elif any(self._router.known(name) is not None for name in restorer.waiting):
+                    before = restorer.blocks
+                    await self._take(restorer, header)
+                    self._metrics.snapshot_restored_blocks.add((), restorer.blocks - before)
+
+    def __repr__(self) -> str:
+        return f"<Knowledge of {self._router!r}>"

@@ -1,0 +1,77 @@
+"""A snapshot of what a gateway's routers know, as it is written to a file or sent to another process.
+
+Its chunks are records (`router/snapshot/records.py`); its header says what they refer to: the format, and for each replica
+which process it was, so that what a restarted one had is not believed (`origins.py`).
+
+Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.cluster.messages import decode
+from gateway.config.schema import RoutingConfig
+
+# To be raised when block keys, routing events or records change their meaning: what another format wrote is not read.
+FORMAT: Final = 1
+MAX_CHUNK_BYTES: Final = 64 << 20  # its records may have one prompt's keys each
+CHUNK_BYTES: Final = 256 << 10  # from which on a chunk is full
+MAX_REPLICAS: Final = 1 << 16
+
+
+class Origin(Struct, frozen=True, array_like=True):
+    """Which process a replica was. instance: of its member, "" where unknown. started: of its process, as `Facts` has it."""
+
+    url: Annotated[str, Meta(max_length=4096)]
+    instance: Annotated[str, Meta(max_length=256)]
+    started: float | None
+
+
+class Header(Struct, frozen=True, array_like=True):
+    """format: `format_of` the configuration. origins: by replica."""
+
+    format: Annotated[str, Meta(max_length=256)]
+    origins: Annotated[Mapping[str, Origin], Meta(max_length=MAX_REPLICAS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """chunks: encoded records."""
+
+    header: Header
+    chunks: Sequence[bytes]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.chunks))
+
+    def __repr__(self) -> str:
+        return f"<Snapshot of {len(self.header.origins)} replicas, {len(self.chunks)} chunks, {self.size} bytes>"
+
+
+class KnowledgeError(ValueError):
+    """A snapshot cannot be made, or be taken in; its text is the reason."""
+
+
+def format_of(routing: RoutingConfig) -> str:
+    """What two gateways must agree on for block keys to mean the same: our format, and the lengths of blocks."""
+    return f"{FORMAT}/{routing.block_bytes}/{routing.block_tokens}"
+
+
+_HEADER: Final = msgspec.msgpack.Decoder(Header)
+
+
+def encode_header(header: Header) -> bytes:
+    return msgspec.msgpack.encode(header)
+
+
+def decode_header(data: bytes) -> Header:
+    """Raises MessageError."""
+    header: Header = decode(_HEADER, data)
+    return header
