@@ -92,7 +92,13 @@ class Stored(Struct, frozen=True, array_like=True, gc=False, tag=6):
     now: float
 
 
-Event = Opened | FirstToken | Moved | Closed | Rent | CacheLost | Stored
+class Failing(Struct, frozen=True, array_like=True, gc=False, tag=7):
+    """A replica has failed a request or its probes. Whether it is down, each router's owner finds out by itself."""
+
+    replica: str
+
+
+Event = Opened | FirstToken | Moved | Closed | Rent | CacheLost | Stored | Failing
 
 
 class EventError(ValueError):

@@ -7,10 +7,10 @@ missed earlier events.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from router.booking import Booking
-from router.events import CacheLost, Closed, Event, FirstToken, Moved, Opened, Rent, Stored
+from router.events import CacheLost, Closed, Event, Failing, FirstToken, Moved, Opened, Rent, Stored
 from router.router import Router
 from router.types import KEY_BYTES, Outcome, Prompt
 
@@ -18,8 +18,10 @@ from router.types import KEY_BYTES, Outcome, Prompt
 class Follower:
     """Applies events of other routers to this one. source: the unique number of another router."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, failing: Callable[[str], None] = lambda _replica: None) -> None:
+        """failing: called with each replica that another router's owner has seen fail."""
         self._router = router
+        self._failing = failing
         self._bookings: dict[int, dict[int, Booking]] = {}
 
     def apply(self, source: int, events: Iterable[Event], *, past: bool = False) -> list[str]:
@@ -30,20 +32,13 @@ class Follower:
         replica lost after this router began, and others noticed later, stays believed until it is missed.)
         """
         bookings = self._bookings.setdefault(source, {})
-        router, lost = self._router, []
+        router, lost = self._router, list[str]()
         for event in events:
             if isinstance(event, Opened):
                 self._open(bookings, event)
                 continue
-            if isinstance(event, Rent):
-                router.rents.record(event.prefix, event.seconds)
-                continue
-            if isinstance(event, Stored):
-                router.objects.put(event.object, event.replica, event.model, event.now)
-                continue
-            if isinstance(event, CacheLost):
-                if past:
-                    router.purge(event.replica)
+            if isinstance(event, Rent | Stored | CacheLost | Failing):
+                self._learn(event, past=past)
                 continue
             booking = bookings.get(event.number)
             if booking is None:
@@ -56,6 +51,19 @@ class Follower:
             elif self._close(bookings, booking, _outcome(event), event.now):
                 lost.append(booking.lease.replica)
         return lost
+
+    def _learn(self, event: Rent | Stored | CacheLost | Failing, *, past: bool) -> None:
+        """What is not about a booking."""
+        router = self._router
+        if isinstance(event, Rent):
+            router.rents.record(event.prefix, event.seconds)
+        elif isinstance(event, Stored):
+            router.objects.put(event.object, event.replica, event.model, event.now)
+        elif isinstance(event, CacheLost):
+            if past:
+                router.purge(event.replica)
+        elif not past and router.known(event.replica) is not None:
+            self._failing(event.replica)
 
     def leave(self, source: int, now: float) -> None:
         """A router has exited: close its open bookings. Prompts that were prefilled are held."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from router.booking import Booking
-from router.events import CacheLost, Closed, Event, FirstToken, Moved, Opened, Rent, Stored
+from router.events import CacheLost, Closed, Event, Failing, FirstToken, Moved, Opened, Rent, Stored
 from router.types import Outcome
 
 MAX_TOKENS: Final = 1 << 50
@@ -81,6 +81,9 @@ class Journal:
 
     def cache_lost(self, replica: str) -> None:
         self._add(CacheLost(replica))
+
+    def failing(self, replica: str) -> None:
+        self._add(Failing(replica))
 
     def _add(self, event: Event) -> None:
         self.events.append(event)

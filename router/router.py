@@ -134,6 +134,11 @@ class Router(Owner):
         self._record_loss(name)
         self.purge(name)
 
+    def failing(self, name: str) -> None:
+        """A replica has failed: the owners of other routers should look at it."""
+        if self.journal:
+            self.journal.failing(name)
+
     def purge(self, name: str) -> None:
         """A replica lost its cache, by this or another router's knowledge. Not recorded in the journal."""
         self.trie.purge(name)

@@ -12,10 +12,13 @@ from typing import Protocol, assert_never
 
 from gateway.cluster.membership import Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig
+from gateway.cluster.outside import Outside
 from gateway.cluster.reload import Parts, Reload
-from gateway.cluster.snapshots.keeper import Keeper, SnapshotFile
+from gateway.cluster.replication import Replicator
+from gateway.cluster.snapshots.keeper import SnapshotFile
 from gateway.cluster.snapshots.knowledge import Knowledge
 from gateway.cluster.snapshots.snapshot import KnowledgeError
+from gateway.cluster.store.transport import StoreTransport
 from gateway.fleet.membership import member_of
 from gateway.telemetry.counters import Instruments
 from gateway.telemetry.exposition import SingleFlight, render
@@ -62,6 +65,20 @@ class LocalControl:
                 self.reload.refuse(why)
             case _:
                 assert_never(command)
+
+    def failing(self, replica: str) -> None:
+        """See `Learner`."""
+        self.fleet.doubt(replica)
+
+    def followed(self, lost: list[str], age_s: float | None) -> None:
+        """See `Learner`."""
+        for name in lost:
+            self.fleet.zero_hits(name)
+        if age_s is not None:
+            self.metrics.worker_replication_lag_seconds.observe((), age_s)
+        ledger = self.router.ledger
+        for pool in self.fleet.pools:
+            pool.admission.set_remote_inflight(sum(ledger.of(state.name).remote_inflight for state in pool.replicas))
 
     async def probed(self, command: Command) -> None:
         """Wait for what an executed command has begun: the first probe of a replica that was added. Bounded."""
@@ -112,10 +129,22 @@ class SingleProcess:
     """The control plane of a gateway that is one process."""
 
     def __init__(self, local: LocalControl, *, snapshot: SnapshotFile | None = None) -> None:
-        """snapshot: where it begins, and what it leaves."""
+        """snapshot: the file that it begins with, and leaves."""
         self._local = local
         self._pages = SingleFlight(lambda: render(local.page()))
-        self._keeper = Keeper(snapshot, local.knowledge.collect, local.metrics) if snapshot else None
+        self._routers = StoreTransport(local.knowledge)
+        self._outside = Outside(local.reload.config, self._routers, local.metrics, snapshot, local.clock)
+        self._replicator: Replicator | None = None
+        if self._outside.link:
+            self._routers.link = self._outside.link
+            self._replicator = Replicator(
+                local.router,
+                self._routers,
+                clock=local.clock,
+                call_later=asyncio.get_running_loop().call_later,
+                published=lambda: None,
+                learner=local,
+            )
 
     async def execute(self, command: Command) -> None:
         await self._local.execute(command)
@@ -125,17 +154,19 @@ class SingleProcess:
         return await self._pages.get()
 
     async def run(self) -> None:
-        if self._keeper:
-            await self._keeper.run()
+        await self._outside.run()
 
     async def ready(self) -> None:
-        if self._keeper and (found := await self._keeper.read()):
-            snapshot, age_s = found
+        if found := await self._outside.first():
             try:
-                await self._local.knowledge.restore(snapshot, self._local.clock() - age_s)
+                await self._local.knowledge.restore(*found)
             except KnowledgeError as error:
-                self._keeper.ignore(error)
+                self._outside.ignored(error)
+        if self._replicator:
+            self._replicator.start()
 
     async def stop(self) -> None:
-        if self._keeper:
-            await self._keeper.write_last()
+        await self._outside.keep()
+        if self._replicator:
+            self._replicator.flush()
+        await self._outside.close()

@@ -47,6 +47,7 @@ FIXED: Final = (
     "metrics_listen",
     "workers",
     "state",
+    "sharing",
     "snapshot",
     "log_level",
     "log_format",
@@ -102,6 +103,11 @@ class Reload:
         for result in RESULTS:
             metrics.reloads.add((result,), 0)
         metrics.config_loaded.set((), now())
+
+    @property
+    def config(self) -> Config:
+        """The one in force."""
+        return self._live.config
 
     async def run(self) -> None:
         """Take what the source brings. Returns at once if there is none."""

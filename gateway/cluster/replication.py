@@ -11,8 +11,8 @@ While the transport does not take what is published, at most about `unsent_bytes
 it takes them again, one snapshot of the open bookings replaces all that was dropped. What only the prefix index would have
 learned from the dropped events stays unknown to the other routers.
 
-The workers' hub is one transport (`workers/transport.py`); `workers/peers.py` connects it. Other processes of the same machine
-can be reached by another one. Other machines cannot yet: events carry this machine's monotonic clock.
+The workers' hub is one transport (`workers/transport.py`); `workers/peers.py` connects it. A store is the other (`store/`), for
+gateways on other machines: events carry this machine's monotonic clock, and are translated there.
 """
 
 from __future__ import annotations
@@ -70,6 +70,18 @@ class ReplicationTransport(Protocol):
         """From now on the others' batches go there. Called once."""
 
 
+class Learner(Protocol):
+    """This process, which learns from other routers' batches."""
+
+    def followed(self, lost: list[str], age_s: float | None) -> None:
+        """After each batch: the replicas that it showed to have lost their caches; its age in seconds, None for what had waited
+        for `start`.
+        """
+
+    def failing(self, replica: str) -> None:
+        """Another router's process has seen it fail."""
+
+
 class Replicator:
     """See the top of this file. Starts to publish at once, and to follow at `start`: until then batches wait."""
 
@@ -81,20 +93,17 @@ class Replicator:
         clock: Callable[[], float],
         call_later: CallLater,
         published: Callable[[], None],
-        followed: Callable[[list[str], float | None], None],
+        learner: Learner,
         unsent_bytes: int = UNSENT_BYTES,
     ) -> None:
-        """published: called before each batch of this router, also one that is dropped. followed: after each batch of another
-        one, with the replicas that it showed to have lost their caches, and its age in seconds (None for what had waited for
-        `start`).
-        """
-        self.follower = Follower(router)
+        """published: called before each batch of this router, also one that is dropped."""
+        self.follower = Follower(router, learner.failing)
         self.journal = router.journal = Journal(self._schedule)
         self._transport = transport
         self._clock = clock
         self._call_later = call_later
         self._published = published
-        self._followed = followed
+        self._followed = learner.followed
         self._unsent_bytes = unsent_bytes
         self._since = 0.0  # the first event in the journal
         self._resyncing = False  # events are dropped until the transport has taken what waits

@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 
 from gateway.cluster import process
 from gateway.commands.advice import warnings_of
+from gateway.config.listen import OFF
 from gateway.config.schema import DEFAULT_LISTEN, DEFAULT_WORKERS, Config, LimitConfig, RoutingConfig
 from gateway.config.source import Loaded, Source, read
 from gateway.telemetry import logs
@@ -46,11 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Returns the exit status. Raises ConfigError."""
     from gateway.cluster.side_sockets import ListenError
+    from gateway.cluster.store.client import require_library
     from gateway.cluster.workers.supervisor import StartError
 
     source = Source(_path_of(options), lambda: _with_warnings(_config_of(options)))
     loaded = _config_of(options)
     config = loaded.config
+    if config.sharing.url != OFF:
+        require_library()
     requests = logs.configure(config.log_level, log_format=config.log_format)
     _with_warnings(loaded)
     process.raise_file_limit()

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr, replace
 
-from gateway.config.addresses import dns_name, host_and_port, is_link_local, name_server, parse_base_url, shown
+from gateway.config.addresses import (
+    STORE_URL,
+    STORE_URL_PATTERN,
+    dns_name,
+    host_and_port,
+    is_link_local,
+    name_server,
+    parse_base_url,
+    shown,
+    store_url,
+)
 from gateway.config.aliases import MAX_ALIASES, MAX_NAME_CHARS, alias_name, model_name
 from gateway.config.hints import EXPECTED, FALSE, MAX_NUMBER, NAME, READ, SECRET
 from gateway.config.listen import AUTO, OFF, Endpoint, parse_listen
@@ -402,6 +412,31 @@ class StateConfig(_Section, frozen=True):
     ttl_s: Annotated[Seconds, _about("Seconds after its last use that a response or a conversation is kept.")] = 2_592_000.0
 
 
+class SharingConfig(_Section, frozen=True):
+    """A Valkey or Redis server through which several gateways share what they know; a plain string is short for `url`."""
+
+    SHORT: ClassVar = "url"
+
+    url: Annotated[
+        str,
+        Meta(
+            max_length=2048,
+            extra={READ: store_url, FALSE: OFF, EXPECTED: STORE_URL},
+            extra_json_schema={"pattern": f"^({STORE_URL_PATTERN})$"},
+        ),
+        _about(
+            "redis://[USER@]HOST[:PORT][/DB], rediss:// over TLS, redis+sentinel://HOST,HOST/SERVICE, redis+cluster://HOST,HOST,"
+            " or off. The password is in WARMROUTE_SHARING_PASSWORD."
+        ),
+    ] = OFF
+    cluster: Annotated[
+        Name, _about("Gateways with the same name here share; others may use the same server, and are apart.")
+    ] = "default"
+    ca_file: Annotated[FilePath, _about("Certificates to trust; empty: the system's.")] = ""
+    cert_file: Annotated[FilePath, _about("Certificate of this gateway, where the server wants one.")] = ""
+    key_file: Annotated[FilePath, _about("Its key; empty: it is in cert_file.")] = ""
+
+
 class SnapshotConfig(_Section, frozen=True):
     """A file of what the gateway knows of the replicas' caches, so that a restart does not begin cold; a plain string is short
     for `file`.
@@ -482,6 +517,7 @@ class Config(_Section, frozen=True):
     state: Annotated[StateConfig, Meta(extra={EXPECTED: "a mapping such as {url: sqlite}, or {url: off} to keep nothing,"})] = (
         StateConfig()
     )
+    sharing: SharingConfig = SharingConfig()
     snapshot: SnapshotConfig = SnapshotConfig()
     log_level: LogLevel = "info"
     log_format: Annotated[LogFormat, _about("json: one object a line; console: text for people.")] = "json"

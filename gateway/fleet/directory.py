@@ -285,6 +285,11 @@ class Fleet:
         if self._by_name.get(state.name) is state:
             self._prober.failed(state, failure)
 
+    def doubt(self, name: str) -> None:
+        """Another process has seen this replica fail."""
+        if state := self._by_name.get(name):
+            self._prober.doubt(state)
+
     def connection_closed(self, url: str, idle_s: float) -> None:
         """The replica there has closed a connection that had been idle for idle_s. O(replicas)."""
         for state in self._by_name.values():

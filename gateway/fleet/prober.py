@@ -123,7 +123,13 @@ class Prober:
         """A request's attempt failed on this replica."""
         if failure.reason == REFUSED:
             self._set_down(state, failure)
-        self._probe_soon(state)
+        if self._probe_soon(state) and failure.reason != REFUSED:
+            self._router.failing(state.name)
+
+    def doubt(self, state: ReplicaState) -> None:
+        """Another process has seen it fail."""
+        if state.up:
+            self._probe_soon(state)
 
     def connection_closed(self, state: ReplicaState, idle_s: float) -> None:
         """The replica has closed a connection that had been idle for idle_s; its process may have ended."""
@@ -279,6 +285,8 @@ class Prober:
 
     def _set_down(self, state: ReplicaState, failure: ReplicaFailure) -> None:
         changed = state.up or state.error == NOT_PROBED
+        if state.up:
+            self._router.failing(state.name)
         state.up, state.error, state.down_by = False, failure.message, failure.reason
         self._changed(state)
         self._metrics.replica_up.set((state.name,), 0)

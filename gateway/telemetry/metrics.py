@@ -54,6 +54,7 @@ class Metrics:
         self._add_reloads(family)
         self._add_discovery(family)
         self._add_snapshots(family)
+        self._add_sharing(family)
         self._add_workers(family)
         self.registry.register(self.instruments)
 
@@ -251,6 +252,30 @@ class Metrics:
             merge_rule=merge_max,
         )
 
+    def _add_sharing(self, make: _Family) -> None:
+        self.sharing_up = make.gauge(
+            "sharing_up", "1 while this gateway exchanges what it knows with others through the store; 0: it is alone."
+        )
+        self.sharing_gateways = make.gauge(
+            "sharing_gateways", "Other gateways that were seen in the store in the last seconds."
+        )
+        self.sharing_errors = make.counter(
+            "sharing_errors_total",
+            "Failures of the store: unreachable, full, denied (password, rights), garbage (not ours under our key), other.",
+            "reason",
+        )
+        self.sharing_refused = make.counter(
+            "sharing_refused_total",
+            "What was in the store and not taken in: version (of another release), format (other lengths of blocks), garbage.",
+            "reason",
+        )
+        self.sharing_dropped = make.counter(
+            "sharing_dropped_total", "Items that were not published: the store did not take them for too long."
+        )
+        self.sharing_resyncs = make.counter(
+            "sharing_resyncs_total", "Times that something of another gateway was missed, and asked for again."
+        )
+
     def _add_workers(self, make: _Family) -> None:
         self.workers = make.gauge("workers", "Processes of this gateway that serve requests.", merge_rule=merge_sum)
         self.worker_restarts = make.counter("worker_restarts_total", "Workers that exited and were replaced.")
@@ -259,7 +284,9 @@ class Metrics:
             "Log lines dropped: their reader did not keep up, or they could not be written.",
         )
         self.worker_replication_lag_seconds = make.seconds(
-            "worker_replication_lag", "Seconds until a lease of one worker was known to another.", buckets=LAG_SECONDS
+            "worker_replication_lag",
+            "Seconds until a lease of one worker, or of another gateway, was known to a worker.",
+            buckets=LAG_SECONDS,
         )
 
     def set_router_gauges(self, router: Router) -> None:

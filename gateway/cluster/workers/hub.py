@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gateway.cluster.messages import Command, Leave, Reconfigure, encode_config
+from gateway.cluster.messages import Batch, Command, Leave, Reconfigure, encode_config
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
+from gateway.cluster.store.link import Link
 from gateway.cluster.workers.channel import HUB, Channel
 from gateway.cluster.workers.command_log import CommandLog, Replayed
 from gateway.cluster.workers.messages import (
@@ -100,7 +101,9 @@ class Hub:
         self._commanded = 0  # commands of its own
         self.first: tuple[Snapshot, float] | None = None  # a snapshot that new workers begin with, and its moment
         self._feeding: set[asyncio.Future[None]] = set()
+        self.link: Link | None = None  # to other gateways
         self._one_at_a_time = asyncio.Lock()
+        self._transfer = asyncio.Lock()  # the parts of two snapshots must not mix
         self._arrival = Arrival()
         self._collector = HUB  # the worker that was asked for a snapshot
         self._collected: asyncio.Future[Snapshot | None] | None = None
@@ -126,12 +129,15 @@ class Hub:
         for other in self.workers.values():
             other.channel.send(Joined(), worker)
         self.workers[worker] = state
+        if self.link:
+            self.link.want_open()
         channel.receive(lambda *frame: self._receive(worker, *frame), lambda: None)
         return worker
 
     async def _feed(self, channel: Channel, snapshot: Snapshot, at: float) -> None:
         """Let a new worker begin with what is known."""
-        await send(channel, snapshot, at)
+        async with self._transfer:
+            await send(channel, snapshot, at)
         channel.send(Current())
 
     async def collect(self, since_s: float = math.inf) -> Snapshot | None:
@@ -168,9 +174,35 @@ class Hub:
         state.channel.close()
         self._commands.ended(worker)
         self._add_ended(worker, state.counters)
+        self.ended_elsewhere(worker)
+        if self.link:
+            self.link.reset(worker)
+
+    # -- other gateways
+
+    def publish(self, source: int, batch: Batch) -> None:
+        """Events of another gateway's router, by a number that no worker has."""
+        payload = encode(Publish(batch))
+        self._remember(source, payload)
+        self._broadcast(source, payload)
+
+    def ended_elsewhere(self, source: int) -> None:
+        """A router has ended."""
         gone = encode(Gone())
-        self._remember(worker, gone)
-        self._broadcast(worker, gone)
+        self._remember(source, gone)
+        self._broadcast(source, gone)
+
+    def announce_newcomer(self) -> None:
+        """Somebody does not know what the workers have open: they publish it."""
+        self._broadcast(HUB, encode(Joined()))
+
+    async def restore(self, snapshot: Snapshot, at: float) -> None:
+        """Let all workers take in a snapshot."""
+        for state in tuple(self.workers.values()):
+            async with self._transfer:
+                await send(state.channel, snapshot, at)
+
+    # -- one worker
 
     def _add_ended(self, worker: int, counters: bytes) -> None:
         if not counters:
@@ -228,6 +260,10 @@ class Hub:
             case Publish() | Replace():
                 self._remember(worker, payload)
                 self._broadcast(worker, payload, but=worker)
+                if self.link:
+                    if isinstance(message, Replace):
+                        self.link.reset(worker)
+                    self.link.publish(worker, message.batch)
             case Found(source):
                 self._remember_found(source, payload)
             case Known() | Part() | Whole():

@@ -156,7 +156,7 @@ class Peers:
             clock=local.clock,
             call_later=loop.call_later,
             published=self._busy.set,
-            followed=self._followed,
+            learner=local,
             unsent_bytes=limits.unsent_bytes,
         )
 
@@ -191,15 +191,6 @@ class Peers:
             FoundMember(*(getattr(each, name) for name in FoundMember.__struct_fields__)) for each in self._found.pop(source)
         ]
         self._channel.send(Found(source, tuple(found)))
-
-    def _followed(self, lost: list[str], age_s: float | None) -> None:
-        for name in lost:
-            self._local.fleet.zero_hits(name)
-        if age_s is not None:
-            self._local.metrics.worker_replication_lag_seconds.observe((), age_s)
-        ledger = self._local.router.ledger
-        for pool in self._local.fleet.pools:
-            pool.admission.set_remote_inflight(sum(ledger.of(state.name).remote_inflight for state in pool.replicas))
 
     # -- the control plane
 

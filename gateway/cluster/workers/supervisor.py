@@ -21,14 +21,16 @@ from dataclasses import dataclass, field
 
 from gateway.cluster.listeners import Address, addresses_of, listen, url_of
 from gateway.cluster.messages import Reconfigure, RejectConfig
+from gateway.cluster.outside import Outside
 from gateway.cluster.reload import possible
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
-from gateway.cluster.snapshots.keeper import Keeper, SnapshotFile
+from gateway.cluster.snapshots.keeper import SnapshotFile
 from gateway.cluster.syn_filter import drop_new
 from gateway.cluster.workers.channel import Channel
 from gateway.cluster.workers.handover import Handover
 from gateway.cluster.workers.hub import Hub
 from gateway.cluster.workers.messages import from_worker
+from gateway.cluster.workers.sharing import HubRouters
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.config.source import Source
@@ -127,7 +129,8 @@ class Supervisor:
         self._config = config
         self._source = source
         self._sides = sides
-        self._keeper = Keeper(snapshot, self.hub.collect, self.hub.ended) if snapshot else None
+        self._outside = Outside(config, HubRouters(self.hub), self.hub.ended, snapshot, time.monotonic)
+        self.hub.link = self._outside.link
         self._gateway_id = new_id()
         self._patience = patience
         self._boot = boot
@@ -142,20 +145,18 @@ class Supervisor:
         Raises OSError if the address cannot be had, StartError if no worker can be started.
         """
         self._addresses = addresses_of(*self._config.address)
-        if self._keeper and (found := await self._keeper.read()):
-            self.hub.first = found[0], time.monotonic() - found[1]
+        outside = asyncio.create_task(self._outside.run())
+        self.hub.first = await self._outside.first()
         self.slots = [Slot(listen(self._addresses)) for _ in range(self._config.workers)]
         keepers = [asyncio.create_task(self._keep(slot)) for slot in self.slots]
         beside = [asyncio.create_task(self._watch_workers()), asyncio.create_task(self._watch_source())]
-        if self._keeper:
-            beside.append(asyncio.create_task(self._keeper.run()))
         try:
             if await self._all_up(stop):
                 self.hub.first = None
                 started(url_of(self._addresses[0][1]))
             await stop.wait()
-            if self._keeper and not hurry.is_set():
-                await self._keeper.write_last()
+            if not hurry.is_set():
+                await self._outside.keep()
         finally:
             self._stopping.set()
             for task in beside:
@@ -165,7 +166,9 @@ class Supervisor:
                     drop_new(listener)  # the workers accept what is established
                 slot.close()
             await self._end(keepers, hurry)
-            await asyncio.gather(*beside, return_exceptions=True)
+            await self._outside.close()
+            outside.cancel()
+            await asyncio.gather(outside, *beside, return_exceptions=True)
 
     async def _all_up(self, stop: asyncio.Event) -> bool:
         """Wait until all serve. False if they need not any more. Raises StartError."""

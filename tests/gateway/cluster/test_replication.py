@@ -64,6 +64,7 @@ class Gateway:
     timers: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     ages: list[float | None] = field(default_factory=list)
+    doubted: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.router = Router(policy="cost", ttl_s=100.0, memory_bytes=1 << 20, chance=random.Random(1))
@@ -75,9 +76,12 @@ class Gateway:
             clock=lambda: self.now,
             call_later=lambda seconds, call: self.timers.append((seconds, call)),
             published=lambda: None,
-            followed=self.followed,
+            learner=self,
         )
         self.replicator.start()
+
+    def failing(self, replica: str) -> None:
+        self.doubted.append(replica)
 
     def followed(self, lost: list[str], age_s: float | None) -> None:
         self.lost += lost
@@ -90,6 +94,19 @@ class Gateway:
 
     def inflight(self, name: str) -> int:
         return self.router.ledger.of(name).inflight
+
+
+@dataclass
+class Ages:
+    """Keeps the ages of batches."""
+
+    ages: list[float | None]
+
+    def followed(self, _lost: list[str], age_s: float | None) -> None:
+        self.ages.append(age_s)
+
+    def failing(self, _replica: str) -> None:
+        raise AssertionError
 
 
 def two() -> tuple[Gateway, Gateway]:
@@ -158,7 +175,7 @@ def test_batches_wait_until_the_router_is_ready_and_are_then_applied_in_order() 
         clock=lambda: 0.0,
         call_later=lambda _seconds, _call: None,
         published=lambda: None,
-        followed=lambda _lost, age_s: followed.append(age_s),
+        learner=Ages(followed),
     )
     one.router.choose(prompt("abc"), ["r1"], 1.0)
     one.run_timers()

@@ -1,0 +1,107 @@
+"""Connects to a Valkey or Redis server, as the configuration says: alone, watched by sentinels, or as a cluster.
+
+The library is imported when a store is configured: `pip install 'warmroute[store]'`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gateway.config.addresses import StoreAddress, parse_store_url
+from gateway.config.parse import ConfigError
+from gateway.config.schema import SharingConfig
+
+CONNECT_S = 2.0
+ANSWER_S = 3.0  # that a command may take; longer than a read waits for news
+PASSWORD = "WARMROUTE_SHARING_PASSWORD"
+SENTINEL_PASSWORD = "WARMROUTE_SHARING_SENTINEL_PASSWORD"
+
+
+def require_library() -> None:
+    """Raises ConfigError if the library is not installed."""
+    try:
+        import redis  # noqa: F401
+    except ImportError:
+        raise ConfigError("sharing.url needs the library of the store: pip install 'warmroute[store]'") from None
+
+
+@asynccontextmanager
+async def connected(sharing: SharingConfig, env: Mapping[str, str] = os.environ) -> AsyncIterator[Any]:
+    """A client of redis-py. Its commands raise RedisError, OSError or TimeoutError, and are not repeated by the library."""
+    address = parse_store_url(sharing.url)
+    client, sentinel = _client(address, _options(sharing, address, env), env)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+        for each in sentinel.sentinels if sentinel else ():
+            await each.aclose()
+
+
+def _options(sharing: SharingConfig, address: StoreAddress, env: Mapping[str, str]) -> dict[str, Any]:
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+
+    options: dict[str, Any] = {
+        "username": address.user or None,
+        "password": env.get(PASSWORD) or None,
+        "socket_connect_timeout": CONNECT_S,
+        "socket_timeout": ANSWER_S,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "client_name": "warmroute",
+    }
+    if address.tls:
+        options["ssl"] = True
+        files = {"ssl_ca_certs": sharing.ca_file, "ssl_certfile": sharing.cert_file}
+        files["ssl_keyfile"] = sharing.key_file or sharing.cert_file
+        options.update((name, path) for name, path in files.items() if path)
+    return options
+
+
+def _client(address: StoreAddress, options: dict[str, Any], env: Mapping[str, str]) -> tuple[Any, Any]:
+    """(client, the sentinels or None)"""
+    from redis.asyncio import Redis
+    from redis.asyncio.cluster import ClusterNode, RedisCluster
+    from redis.asyncio.sentinel import Sentinel
+
+    if address.kind == "cluster":
+        nodes = [ClusterNode(host, port) for host, port in address.hosts]
+        return RedisCluster(startup_nodes=nodes, cluster_error_retry_attempts=1, **options), None
+    if address.kind == "sentinel":
+        own = {**options, "username": None, "password": env.get(SENTINEL_PASSWORD) or None}
+        sentinel = Sentinel(list(address.hosts), sentinel_kwargs=own, **options, db=address.db)  # type: ignore[no-untyped-call]
+        return sentinel.master_for(address.service), sentinel
+    (host, port), *_ = address.hosts
+    return Redis(host=host, port=port, db=address.db, **options), None
+
+
+def store_errors() -> tuple[type[Exception], ...]:
+    """What commands raise when the store does not do what it should."""
+    from redis.exceptions import RedisError
+
+    return RedisError, OSError, TimeoutError
+
+
+def reason_of(error: Exception) -> str:
+    """The reason of a failure, as `sharing_errors_total` has it."""
+    from redis import exceptions
+
+    if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
+        return "denied"
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return "full"
+    if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError | TimeoutError):
+        return "unreachable"
+    text = str(error)
+    if text.startswith(("WRONGTYPE", "The ID specified in XADD")):
+        return "garbage"
+    return "full" if text.startswith(("OOM", "MISCONF")) else "other"
+
+
+def is_exhausted(error: Exception) -> bool:
+    """Whether nothing can be added to a stream any more: somebody has written the last possible id into it."""
+    return "The ID specified in XADD" in str(error) or "exhausted the last possible ID" in str(error)

@@ -1,0 +1,207 @@
+"""Takes in the entries that other gateways have written. No I/O: what has to be answered or fetched waits in queues.
+
+An entry is refused, and counted, if it is of another version or format, or does not decode. Whoever wrote it is named in the
+log once. Nothing in an entry can do more than change what is believed of replicas: what is believed is checked by the engines'
+reports, as always.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+from gateway.cluster.messages import Batch, MessageError
+from gateway.cluster.snapshots.snapshot import Snapshot
+from gateway.cluster.store.clock import StoreClock, plausible
+from gateway.cluster.store.messages import (
+    ENVELOPE_FIELD,
+    FORMAT_FIELD,
+    GATEWAY_FIELD,
+    MAX_ENVELOPE_BYTES,
+    VERSION,
+    VERSION_FIELD,
+    Bye,
+    Envelope,
+    Item,
+    Offer,
+    Published,
+    Reset,
+    Want,
+    decode_envelope,
+)
+from gateway.cluster.store.others import Other, Others
+from gateway.cluster.store.outbox import Outbox
+from gateway.cluster.store.translate import translated
+from gateway.telemetry.metrics import Metrics
+from router.events import EventError
+
+log = logging.getLogger("warmroute.sharing")
+
+MAX_WANTS: Final = 64  # that wait to be answered
+MAX_OFFERS: Final = 64  # that wait to be taken
+MAX_NAMED: Final = 1024  # gateways that were refused, and named in the log
+MARGIN_S: Final = 5.0  # what is wanted begins that long before what was missed: it was booked before it was published
+
+
+class Routers(Protocol):
+    """The routers of this gateway: one, or those of its workers."""
+
+    def receive(self, source: int, batch: Batch) -> None:
+        """The next events of another gateway's router."""
+
+    def leave(self, source: int) -> None:
+        """Another gateway's router has ended, or events of it were lost: it has nothing open."""
+
+    def join(self) -> None:
+        """Another gateway does not know what is open here: publish it."""
+
+    def sources(self) -> Iterable[int]:
+        """Our own routers."""
+
+    async def collect(self, since_s: float = math.inf) -> Snapshot | None:
+        """See `Knowledge.collect`. Raises KnowledgeError."""
+
+    async def restore(self, snapshot: Snapshot, at: float) -> None:
+        """See `Knowledge.restore`; what cannot be taken in is logged."""
+
+
+class Incoming:
+    """See the top of this file. wants: (who wants, what was used since: seconds). offers: (offer, its moment)."""
+
+    def __init__(
+        self,
+        *,
+        me: str,
+        format: str,  # noqa: A002  (of block keys)
+        routers: Routers,
+        outbox: Outbox,
+        store_clock: StoreClock,
+        clock: Callable[[], float],
+        metrics: Metrics,
+    ) -> None:
+        """me: the id of this gateway."""
+        self.others = Others()
+        self.wants: deque[tuple[str, float]] = deque(maxlen=MAX_WANTS)
+        self.offers: deque[tuple[Offer, float]] = deque(maxlen=MAX_OFFERS)
+        self._me = me
+        self._format = format.encode()
+        self._routers = routers
+        self._outbox = outbox
+        self._store_clock = store_clock
+        self._clock = clock
+        self._metrics = metrics
+        self._named: set[bytes] = set()
+        for reason in ("version", "format", "garbage"):
+            metrics.sharing_refused.add((reason,), 0)
+
+    def entry(self, written_at: float, fields: Mapping[bytes, bytes]) -> None:
+        """One entry. written_at: by the store's clock."""
+        gateway = fields.get(GATEWAY_FIELD, b"")
+        if gateway == self._me.encode():
+            return
+        if fields.get(VERSION_FIELD) != VERSION:
+            self._refuse("version", gateway, f"its version is {fields.get(VERSION_FIELD, b'')[:20]!r}, not {VERSION!r}")
+        elif fields.get(FORMAT_FIELD) != self._format:
+            theirs = fields.get(FORMAT_FIELD, b"")[:100]
+            self._refuse(
+                "format", gateway, f"its format is {theirs!r}, not {self._format!r} (block_bytes, block_tokens differ?)"
+            )
+        else:
+            try:
+                data = fields.get(ENVELOPE_FIELD, b"")
+                if len(data) > MAX_ENVELOPE_BYTES or not 0 < len(gateway) <= 64:
+                    raise MessageError("it is too large")
+                envelope = decode_envelope(data)
+                name = gateway.decode("ascii")
+            except (MessageError, UnicodeDecodeError) as error:
+                self._refuse("garbage", gateway, str(error))
+            else:
+                self._envelope(name, envelope, written_at)
+
+    def expire(self, now: float) -> None:
+        """Those of which nothing was read for long are dead."""
+        for gateway in self.others.silent(now):
+            self._ended(gateway, "nothing comes from it")
+
+    def expire_all(self) -> None:
+        """The store is away: whatever the others have open now is not known here."""
+        for gateway in tuple(self.others.alive):
+            self._ended(gateway, "the store is away")
+
+    # -- one envelope
+
+    def _envelope(self, gateway: str, envelope: Envelope, written_at: float) -> None:
+        now = self._clock()
+        before = self.others.alive.get(gateway)
+        since = before.seen if before else now
+        found = self.others.receive(gateway, envelope.host, envelope.seq, now)
+        if found is None:
+            return
+        other, missed = found
+        if before is None:
+            log.info("another gateway is there", extra={"gateway": gateway, "host": envelope.host})
+        if missed:
+            self._missed(other, 0.0 if before is None else now - since + MARGIN_S)
+        shift_s = self._store_clock.local(written_at, now) - envelope.sent
+        for item in envelope.items:
+            self._item(other, item, shift_s, now)
+
+    def _missed(self, other: Other, since_s: float) -> None:
+        """Something of this gateway has been lost. Its bookings may be over by now."""
+        for source in other.sources.values():
+            self._routers.leave(source)
+        self._outbox.add(Want(other.gateway, since_s))
+        if since_s:
+            self._metrics.sharing_resyncs.add()
+            log.info("something of another gateway was missed", extra={"gateway": other.gateway, "host": other.host})
+
+    def _item(self, other: Other, item: Item, shift_s: float, now: float) -> None:
+        match item:
+            case Published(source, batch):
+                number = self.others.source(other, source)
+                if number is None:
+                    self._refuse("garbage", other.gateway.encode(), "it has too many routers")
+                else:
+                    self._published(other, number, batch, shift_s, now)
+            case Reset(source):
+                if (number := other.sources.get(source)) is not None:
+                    self._routers.leave(number)
+            case Want(of, since_s):
+                if of == self._me:
+                    self._routers.join()
+                    if since_s:
+                        self.wants.append((other.gateway, since_s))
+            case Offer(to):
+                if to in ("", self._me):
+                    self.offers.append((item, plausible(item.at + shift_s, now)))
+            case Bye():
+                self._ended(other.gateway, "it has ended")
+
+    def _published(self, other: Other, number: int, batch: Batch, shift_s: float, now: float) -> None:
+        try:
+            ours, dropped = translated(batch, shift_s, now)
+        except EventError as error:
+            self._refuse("garbage", other.gateway.encode(), str(error))
+            self._routers.leave(number)
+            return
+        if dropped:
+            self._refuse("garbage", other.gateway.encode(), f"{dropped} events are out of bounds")
+        self._routers.receive(number, ours)
+
+    def _ended(self, gateway: str, why: str) -> None:
+        other = self.others.leave(gateway)
+        if other is not None:
+            log.info("another gateway is gone", extra={"gateway": gateway, "host": other.host, "reason": why})
+            for source in other.sources.values():
+                self._routers.leave(source)
+
+    def _refuse(self, reason: str, gateway: bytes, why: str) -> None:
+        self._metrics.sharing_refused.add((reason,))
+        who = reason.encode() + gateway[:64]
+        if who not in self._named and len(self._named) < MAX_NAMED:
+            self._named.add(who)
+            about = {"gateway": gateway[:64].decode("ascii", "replace"), "reason": reason, "error": why}
+            log.error("what another gateway has written into the store is not taken in", extra=about)

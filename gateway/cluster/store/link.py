@@ -1,0 +1,409 @@
+"""Connects the routers of this gateway with those of others, through one stream of a Valkey or Redis server.
+
+    publish, reset ──► Outbox ──► XADD ──► (the stream) ──► XREAD ──► Incoming ──► Routers
+
+It is a second transport of the replication log, beside the workers' hub, and no request ever waits for it. What is booked is
+written in batches; what others have written is read in batches. The stream has the last WINDOW_S seconds only: who begins
+gets a snapshot from a sibling, and who misses something asks for it again (`others.py` notices that).
+
+While the store is away each gateway goes on with what it knows. What it books waits in the outbox, for some seconds of load or
+minutes of less; if that is too much, it later tells the others what it has open, and offers a snapshot of what was used since.
+
+With many gateways each writes and reads more rarely, for the work of a reader grows with the number of batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+from urllib.parse import quote
+
+from gateway.cluster.messages import Batch
+from gateway.cluster.replication import BATCH_S
+from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
+from gateway.cluster.store import client as store
+from gateway.cluster.store import offers
+from gateway.cluster.store.clock import StoreClock
+from gateway.cluster.store.incoming import MARGIN_S, Incoming, Routers
+from gateway.cluster.store.messages import (
+    ENVELOPE_FIELD,
+    FORMAT_FIELD,
+    GATEWAY_FIELD,
+    VERSION,
+    VERSION_FIELD,
+    Bye,
+    Envelope,
+    Item,
+    Offer,
+    Published,
+    Reset,
+    Want,
+    encode_envelope,
+)
+from gateway.cluster.store.others import DEAD_S
+from gateway.cluster.store.outbox import Outbox
+from gateway.config.schema import SharingConfig
+from gateway.telemetry.metrics import Metrics
+
+log = logging.getLogger("warmroute.sharing")
+
+WINDOW_S: Final = 30.0  # of the stream
+MAX_ENTRIES: Final = 200_000  # of the stream, if the store's clock does not bound it
+FORGET_S: Final = 3600  # after the last gateway has ended
+CARE_S: Final = 10.0  # between two times that these bounds are renewed
+BEAT_S: Final = 1.0  # a gateway that has nothing to say shows that it lives
+BACKLOG_S: Final = 2.5  # that a new gateway reads, to know the others
+READ_MOST: Final = 256  # entries at once
+BLOCK_MS: Final = 500  # that a read waits for news
+RETRY_S: Final = 0.2, 2.0  # the pause before the store is tried again: at first, at most
+FEW: Final = 8  # gateways; with more, each writes and reads more rarely in proportion
+ATTACH_S: Final = 3.0  # that a start waits for the store
+SIBLINGS: Final = 3  # that a new gateway asks for a snapshot
+SIBLING_S: Final = 6.0  # that each of them has for it
+EVERYTHING_S: Final = 1e9
+BYE_S: Final = 1.0
+
+Connect = Callable[[SharingConfig], AbstractAsyncContextManager[Any]]
+
+
+class Link:
+    """See the top of this file. `run` is to be a task; `publish`, `reset` and `want_open` are synchronous and never fail."""
+
+    def __init__(
+        self,
+        sharing: SharingConfig,
+        format: str,  # noqa: A002  (of block keys)
+        routers: Routers,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        connect: Connect = store.connected,
+    ) -> None:
+        self.me = secrets.token_hex(8)
+        self._sharing = sharing
+        self._routers = routers
+        self._metrics = metrics
+        self._clock = clock
+        self._connect = connect
+        self._format = format.encode()
+        # In braces: in a cluster of stores, all keys are at one node.
+        self._prefix = f"warmroute:{{{quote(sharing.cluster, safe='')}}}:"
+        self._stream = f"{self._prefix}log"
+        self._host = socket.gethostname()[:256]
+        self._store_clock = StoreClock()
+        self._outbox = Outbox(clock)
+        self.incoming = Incoming(
+            me=self.me,
+            format=format,
+            routers=routers,
+            outbox=self._outbox,
+            store_clock=self._store_clock,
+            clock=clock,
+            metrics=metrics,
+        )
+        self._client: Any = None  # while it is connected
+        self._news = asyncio.Event()  # there is something to write
+        self._work = asyncio.Event()  # a snapshot is wanted, or offered
+        self._attached = asyncio.Event()  # the others are known
+        self._writing = asyncio.Lock()
+        self._seq = 0
+        self._unsure: tuple[int, tuple[Item, ...]] | None = None  # an envelope that may or may not be in the store
+        self._cursor: bytes | None = None  # the last id that was read
+        self._read_at = -DEAD_S
+        self._cared_at = -CARE_S
+        self._first: asyncio.Future[tuple[Snapshot, float] | None] | None = None
+        self._closed = False
+        self._failing = ""  # why the store is away
+        for reason in ("unreachable", "full", "denied", "garbage", "other"):
+            metrics.sharing_errors.add((reason,), 0)
+        self._show()
+
+    # -- from our own routers
+
+    def publish(self, source: int, batch: Batch) -> None:
+        """The next events of one of our routers."""
+        self._add(Published(source, batch), len(batch.events))
+
+    def reset(self, source: int) -> None:
+        """One of our routers has ended, or its events were lost: it has nothing open that was published before."""
+        self._add(Reset(source))
+
+    def want_open(self) -> None:
+        """A new router of ours does not know what the others have open."""
+        for gateway in self.incoming.others.alive:
+            self._add(Want(gateway, 0.0))
+
+    def _add(self, item: Item, size: int = 0) -> None:
+        before = self._outbox.dropped
+        self._outbox.add(item, size)
+        if self._outbox.dropped != before:
+            if not before:
+                log.warning("the store does not take what is booked here: it is dropped")
+            self._metrics.sharing_dropped.add((), self._outbox.dropped - before)
+        self._news.set()
+
+    # -- at the start and at the end
+
+    async def first(self) -> tuple[Snapshot, float] | None:
+        """A snapshot of a sibling, and its moment; None: there is no other gateway, or none answers in time."""
+        self._first = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(ATTACH_S):
+                await self._attached.wait()
+            siblings = list(self.incoming.others.alive)
+            for sibling in random.sample(siblings, min(SIBLINGS, len(siblings))):
+                self._add(Want(sibling, EVERYTHING_S))
+                done, _ = await asyncio.wait([self._first], timeout=SIBLING_S)
+                if done and (found := self._first.result()):
+                    return found
+                if done:  # it knows nothing
+                    self._first = asyncio.get_running_loop().create_future()
+                    continue
+                log.warning("another gateway gives no snapshot", extra={"gateway": sibling})
+        except TimeoutError:
+            log.warning("the store does not answer: this gateway begins alone")
+        finally:
+            self._first = None
+        return None
+
+    async def close(self) -> None:
+        """Write what is left, and say goodbye, if the store takes it at once."""
+        self._closed = True
+        self._add(Bye())
+        with contextlib.suppress(*store.store_errors()):
+            async with asyncio.timeout(BYE_S):
+                while self._client is not None and (self._outbox or self._unsure):
+                    await self._write_one(self._client)
+
+    # -- the connection
+
+    async def run(self) -> None:
+        """Exchange what is known until cancelled."""
+        watch = asyncio.create_task(self._expire())
+        pause_s = RETRY_S[0]
+        try:
+            while True:
+                begun = self._clock()
+                try:
+                    async with self._connect(self._sharing) as client:
+                        await self._exchange(client)
+                except store.store_errors() as error:
+                    self._failed(error)
+                except Exception as error:  # a bug must not end the sharing
+                    log.exception("sharing failed")
+                    self._failed(error)
+                finally:
+                    self._client = None
+                    self._store_clock.forget()
+                    self._show()
+                pause_s = RETRY_S[0] if self._clock() - begun > RETRY_S[1] else min(RETRY_S[1], pause_s * 2)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+        finally:
+            watch.cancel()
+
+    async def _exchange(self, client: Any) -> None:
+        await self._attach(client)
+        tasks = [asyncio.create_task(each(client)) for each in (self._read, self._write, self._serve)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _attach(self, client: Any) -> None:
+        """Find out the store's time, and where to go on in the stream."""
+        before = self._clock()
+        seconds, micros = await client.time()
+        time_s = int(seconds) + int(micros) / 1e6
+        self._store_clock.measure(before, self._clock(), time_s)
+        last = await client.xrevrange(self._stream, count=1)
+        last_id = last[0][0] if last else b"0-0"
+        if self._cursor is None:
+            self._cursor = f"{int((time_s - BACKLOG_S) * 1000)}-0".encode()
+        elif _order(self._cursor) > _order(last_id):  # it is another stream: flushed, or of a store whose clock is behind
+            self._cursor = last_id
+
+    def _failed(self, error: Exception) -> None:
+        reason = store.reason_of(error)
+        self._metrics.sharing_errors.add((reason,))
+        if self._failing != reason:
+            self._failing = reason
+            about = {"reason": reason, "error": f"{type(error).__name__}: {error}"[:300]}
+            log.warning("the store is away: this gateway goes on alone", extra=about)
+
+    def _up(self, client: Any) -> None:
+        """Something was written: the store does what it should."""
+        if self._client is None:
+            self._client = client
+            self._failing = ""
+            log.info("the store is there: this gateway shares what it knows", extra={"cluster": self._sharing.cluster})
+            self._show()
+
+    def _show(self) -> None:
+        self._metrics.sharing_up.set((), self._client is not None)
+        self._metrics.sharing_gateways.set((), len(self.incoming.others.alive))
+
+    @property
+    def _pause_s(self) -> float:
+        return BATCH_S * max(1.0, len(self.incoming.others.alive) / FEW)
+
+    # -- writing
+
+    async def _write(self, client: Any) -> None:
+        while True:
+            if self._closed:  # no heartbeat after the goodbye
+                await asyncio.Event().wait()
+            await self._write_one(client)
+            self._up(client)
+            if (since := self._outbox.reopen()) is not None:
+                self._tell_all(since)
+            if self._clock() - self._cared_at > CARE_S:
+                await client.expire(self._stream, FORGET_S)
+                await client.xtrim(self._stream, maxlen=MAX_ENTRIES, approximate=True)
+                self._cared_at = self._clock()
+            await asyncio.sleep(self._pause_s)
+            if not self._outbox:
+                self._news.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_S):
+                        await self._news.wait()
+
+    async def _write_one(self, client: Any) -> None:
+        """The next envelope, or again the one of which it is not known whether it was written: it has the same number."""
+        async with self._writing:
+            if self._unsure is None:
+                self._seq += 1
+                self._unsure = self._seq, self._outbox.take()
+            seq, items = self._unsure
+            before = self._clock()
+            fields = {
+                VERSION_FIELD: VERSION,
+                FORMAT_FIELD: self._format,
+                GATEWAY_FIELD: self.me.encode(),
+                ENVELOPE_FIELD: encode_envelope(Envelope(seq, before, self._host, items)),
+            }
+            oldest_s = (self._store_clock.store(before) or 0.0) - WINDOW_S
+            try:
+                entry = await client.xadd(self._stream, fields, minid=str(max(0, int(oldest_s * 1000))), approximate=True)
+            except store.store_errors() as error:
+                if store.is_exhausted(error):
+                    log.error("the stream in the store cannot be continued: it is deleted", extra={"key": self._stream})
+                    await client.delete(self._stream)
+                raise
+            self._unsure = None
+            self._store_clock.measure(before, self._clock(), _seconds(entry))
+
+    def _tell_all(self, since: float) -> None:
+        """Items were dropped since then, but now the store takes them again."""
+        for source in self._routers.sources():
+            self._add(Reset(source))
+        self._routers.join()
+        self.incoming.wants.append(("", self._clock() - since + MARGIN_S))
+        self._work.set()
+
+    # -- reading
+
+    async def _read(self, client: Any) -> None:
+        while True:
+            assert self._cursor is not None
+            found = await client.xread({self._stream: self._cursor}, count=READ_MOST, block=BLOCK_MS)
+            self._read_at = self._clock()
+            entries = found[0][1] if found else []
+            for entry, fields in entries:
+                self._cursor = entry
+                self.incoming.entry(_seconds(entry), fields or {})
+                await asyncio.sleep(0)
+            if self._outbox:
+                self._news.set()
+            if self.incoming.wants or self.incoming.offers:
+                self._work.set()
+            self._show()
+            if len(entries) < READ_MOST:
+                self._attached.set()
+                await asyncio.sleep(self._pause_s)
+
+    async def _expire(self) -> None:
+        """Others that are silent are dead; if nothing can be read, all of them are."""
+        due = self._clock() + BEAT_S
+        while True:
+            await asyncio.sleep(BEAT_S)
+            now = self._clock()
+            late, due = now - due > BEAT_S, now + BEAT_S
+            if late:  # this process did not run: what came meanwhile is still to be read
+                continue
+            if now - self._read_at > DEAD_S:
+                self.incoming.expire_all()
+            else:
+                self.incoming.expire(self._read_at)
+            self._show()
+
+    # -- snapshots
+
+    async def _serve(self, client: Any) -> None:
+        """Give snapshots to those who want one, and take those that are offered; one at a time."""
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while self.incoming.wants or self.incoming.offers:
+                if self.incoming.offers:
+                    await self._take(client)
+                else:
+                    await self._give(client, *self.incoming.wants.popleft())
+
+    async def _give(self, client: Any, to: str, since_s: float) -> None:
+        at, key = self._clock(), ""
+        try:
+            snapshot = await self._routers.collect(since_s)
+        except KnowledgeError as error:
+            log.warning("no snapshot for another gateway", extra={"gateway": to, "error": str(error)})
+            snapshot = None
+        if snapshot is not None:
+            key = await offers.put(client, self._prefix, snapshot)
+            log.info("snapshot offered to another gateway", extra={"gateway": to or "all", "bytes": snapshot.size})
+        if key or to:
+            self._add(Offer(to, key, at))
+
+    async def _take(self, client: Any) -> None:
+        offer, at = self.incoming.offers.popleft()
+        waits = self._first if self._first and not self._first.done() else None
+        if not offer.key:
+            if waits:
+                waits.set_result(None)
+            return
+        try:
+            snapshot = await offers.get(client, self._prefix, offer.key)
+        except KnowledgeError as error:
+            self._metrics.sharing_refused.add(("garbage",))
+            log.warning("a snapshot of another gateway is not taken in", extra={"error": str(error)})
+            return
+        if offer.to:
+            await offers.remove(client, offer.key)
+        if waits and not waits.done():
+            waits.set_result((snapshot, at))
+        else:
+            await self._routers.restore(snapshot, at)
+
+    def __repr__(self) -> str:
+        return f"<Link {self.me} to {self._stream}, {self._outbox!r}, {self.incoming.others!r}>"
+
+
+def _seconds(entry: bytes) -> float:
+    """The store's time of an entry, by its id."""
+    return int(entry.partition(b"-")[0]) / 1000
+
+
+def _order(entry: bytes) -> tuple[int, int]:
+    """By which ids are compared."""
+    first, _, second = entry.partition(b"-")
+    return int(first), int(second or 0)

@@ -1,0 +1,91 @@
+"""What gateways write into the store, and read from it. All of it is msgpack, decoded into the types below.
+
+Each gateway writes envelopes into one stream. The entry's fields say which version and format it has, so that one of another
+version is refused and not misread, and which gateway wrote it. Times are of the writer's monotonic clock; with `sent`, and the
+store's time of the entry, a reader translates them (`clock.py`).
+
+Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.cluster.messages import Batch, decode
+
+VERSION: Final = b"1"  # to be raised when an envelope or an event changes its meaning
+MAX_ENVELOPE_BYTES: Final = 2 << 20
+MAX_ITEMS: Final = 4096
+
+VERSION_FIELD: Final = b"v"
+FORMAT_FIELD: Final = b"f"  # `snapshots.snapshot.format_of`
+GATEWAY_FIELD: Final = b"g"
+ENVELOPE_FIELD: Final = b"e"
+
+Id = Annotated[str, Meta(min_length=1, max_length=64)]
+Source = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]  # a router of that gateway
+
+
+class Published(Struct, frozen=True, array_like=True, tag=1):
+    """The next events of a router."""
+
+    source: Source
+    batch: Batch
+
+
+class Reset(Struct, frozen=True, array_like=True, tag=2):
+    """A router has ended, or its events were lost: nothing of it is open, as far as was published before."""
+
+    source: Source
+
+
+class Want(Struct, frozen=True, array_like=True, tag=3):
+    """The sender has missed what gateway `of` published. That one should publish what it has open, and offer a snapshot of what
+    was used in the last since_s seconds (0: none).
+    """
+
+    of: Id
+    since_s: Annotated[float, Meta(ge=0, le=1e9)]
+
+
+class Offer(Struct, frozen=True, array_like=True, tag=4):
+    """A snapshot is in the store, under a key of its own; "": there is nothing to be known. to: the gateway that wanted it; "": it
+    is for all. at: its moment.
+    """
+
+    to: Annotated[str, Meta(max_length=64)]
+    key: Annotated[str, Meta(max_length=256)]
+    at: float
+
+
+class Bye(Struct, frozen=True, array_like=True, tag=5):
+    """The gateway ends."""
+
+
+Item = Published | Reset | Want | Offer | Bye
+
+
+class Envelope(Struct, frozen=True, array_like=True):
+    """seq: counts the envelopes of a gateway, from 1; one without items is a heartbeat. host: for people."""
+
+    seq: Annotated[int, Meta(ge=1)]
+    sent: float
+    host: Annotated[str, Meta(max_length=256)]
+    items: Annotated[tuple[Item, ...], Meta(max_length=MAX_ITEMS)]
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    return _ENCODER.encode(envelope)
+
+
+def decode_envelope(data: bytes) -> Envelope:
+    """Raises MessageError."""
+    envelope: Envelope = decode(_DECODER, data)
+    return envelope

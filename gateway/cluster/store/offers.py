@@ -1,0 +1,73 @@
+"""Snapshots in the store: one gateway puts one there under a key of its own, for a minute; another one takes it.
+
+key: a list: the header, then the chunks
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+from gateway.cluster.messages import MessageError
+from gateway.cluster.snapshots.snapshot import (
+    MAX_CHUNK_BYTES,
+    KnowledgeError,
+    Snapshot,
+    decode_header,
+    encode_header,
+)
+
+KEEP_S: Final = 60
+MAX_BYTES: Final = 64 << 20  # what was used least recently is left out
+AT_ONCE_BYTES: Final = 1 << 20  # in one command
+AT_ONCE: Final = 16  # chunks that are read by one command
+
+
+async def put(client: Any, prefix: str, snapshot: Snapshot) -> str:
+    """Returns its key. Raises what the client raises."""
+    key = f"{prefix}snapshot:{secrets.token_hex(8)}"
+    pending, size, whole = [encode_header(snapshot.header)], 0, 0
+    for chunk in snapshot.chunks:
+        whole += len(chunk)
+        if whole > MAX_BYTES:
+            break
+        if size + len(chunk) > AT_ONCE_BYTES:
+            await _push(client, key, pending)
+            pending, size = [], 0
+        pending.append(chunk)
+        size += len(chunk)
+    await _push(client, key, pending)
+    return key
+
+
+async def _push(client: Any, key: str, values: list[bytes]) -> None:
+    if values:
+        await client.rpush(key, *values)
+        await client.expire(key, KEEP_S)
+
+
+async def get(client: Any, prefix: str, key: str) -> Snapshot:
+    """Raises KnowledgeError if there is no snapshot, and what the client raises."""
+    if not key.startswith(f"{prefix}snapshot:"):
+        raise KnowledgeError("its key is not that of a snapshot")
+    values: list[bytes] = []
+    size = 0
+    while True:
+        found = await client.lrange(key, len(values), len(values) + AT_ONCE - 1)
+        size += sum(map(len, found))
+        if size > 2 * MAX_BYTES or any(len(each) > MAX_CHUNK_BYTES for each in found):
+            raise KnowledgeError("it is too large")
+        values += found
+        if len(found) < AT_ONCE:
+            break
+    if not values:
+        raise KnowledgeError("it is no longer there")
+    try:
+        return Snapshot(decode_header(values[0]), values[1:])
+    except MessageError as error:
+        raise KnowledgeError(str(error)) from error
+
+
+async def remove(client: Any, key: str) -> None:
+    """Nobody else wants it."""
+    await client.delete(key)

@@ -1,0 +1,72 @@
+"""The other gateways, as their envelopes show them: who is alive, and whether something of them was missed. No I/O.
+
+A gateway is alive until it says goodbye, or nothing came from it for DEAD_S. Its envelopes are counted: a gap means that
+something was lost (by us, or by the store), one that comes twice is passed over. Its routers get numbers here that no other
+router has or had in this process.
+
+Bounds: MAX_GATEWAYS at once, MAX_SOURCES routers of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+DEAD_S: Final = 5.0  # five heartbeats
+MAX_GATEWAYS: Final = 1024
+MAX_SOURCES: Final = 256
+FIRST_SOURCE: Final = 1 << 31  # our own routers have lower numbers
+
+
+@dataclass(slots=True)
+class Other:
+    """seq: of its last envelope. seen: when it was read. sources: its routers' numbers here, by its own."""
+
+    gateway: str
+    host: str
+    seq: int
+    seen: float
+    sources: dict[int, int] = field(default_factory=dict)
+
+
+class Others:
+    """See the top of this file."""
+
+    def __init__(self) -> None:
+        self.alive: dict[str, Other] = {}
+        self._next = FIRST_SOURCE
+
+    def receive(self, gateway: str, host: str, seq: int, now: float) -> tuple[Other, bool] | None:
+        """An envelope came. (its gateway, whether earlier ones were missed); None: it came before, or there are too many
+        gateways. For a gateway that was not alive before, `missed` means that it has published something already.
+        """
+        other = self.alive.get(gateway)
+        if other is None:
+            if len(self.alive) >= MAX_GATEWAYS:
+                return None
+            other = self.alive[gateway] = Other(gateway, host, seq, now)
+            return other, seq > 1
+        if seq <= other.seq:
+            return None
+        missed = seq != other.seq + 1
+        other.seq, other.seen, other.host = seq, now, host
+        return other, missed
+
+    def source(self, other: Other, source: int) -> int | None:
+        """The number of one of its routers; None: it has too many."""
+        number = other.sources.get(source)
+        if number is None and len(other.sources) < MAX_SOURCES:
+            self._next += 1
+            number = other.sources[source] = self._next
+        return number
+
+    def leave(self, gateway: str) -> Other | None:
+        """It has ended. Its sources are over."""
+        return self.alive.pop(gateway, None)
+
+    def silent(self, now: float) -> list[str]:
+        """Those that are dead by now."""
+        return [gateway for gateway, other in self.alive.items() if now - other.seen > DEAD_S]
+
+    def __repr__(self) -> str:
+        return f"<Others: {', '.join(f'{other.host} ({name})' for name, other in self.alive.items()) or 'none'}>"

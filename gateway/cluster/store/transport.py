@@ -1,0 +1,71 @@
+"""Replication through the store, of a gateway that is one process: its one router, and what it knows."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+
+from gateway.cluster.messages import Batch
+from gateway.cluster.replication import Subscriber
+from gateway.cluster.snapshots.knowledge import Knowledge
+from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
+from gateway.cluster.store.link import Link
+
+log = logging.getLogger("warmroute.sharing")
+
+SOURCE = 1
+
+
+class StoreTransport:
+    """A `ReplicationTransport`, and the `Routers` of its link."""
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        self.link: Link | None = None
+        self._knowledge = knowledge
+        self._subscriber: Subscriber | None = None
+
+    # -- of the router
+
+    @property
+    def unsent(self) -> int:
+        """None is ever dropped here: the link has a bound of its own."""
+        return 0
+
+    def publish(self, batch: Batch) -> None:
+        if self.link:
+            self.link.publish(SOURCE, batch)
+
+    def snapshot(self, batch: Batch) -> None:
+        if self.link:
+            self.link.reset(SOURCE)
+        self.publish(batch)
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        self._subscriber = subscriber
+
+    # -- of the link
+
+    def receive(self, source: int, batch: Batch) -> None:
+        if self._subscriber:
+            self._subscriber.receive(source, batch)
+
+    def leave(self, source: int) -> None:
+        if self._subscriber:
+            self._subscriber.leave(source)
+
+    def join(self) -> None:
+        if self._subscriber:
+            self._subscriber.join()
+
+    def sources(self) -> Iterable[int]:
+        return (SOURCE,)
+
+    async def collect(self, since_s: float = math.inf) -> Snapshot | None:
+        return await self._knowledge.collect(since_s)
+
+    async def restore(self, snapshot: Snapshot, at: float) -> None:
+        try:
+            await self._knowledge.restore(snapshot, at)
+        except KnowledgeError as error:
+            log.warning("a snapshot of another gateway is not taken in", extra={"error": str(error)})
