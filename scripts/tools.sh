@@ -133,6 +133,38 @@ SH
     say "unbound: fetched, $("$DEST/unbound" -V | head -n 1)"
 }
 
+# A server, which also is its own sentinel and its own cluster.
+fetch_redis() {
+    if command -v redis-server > /dev/null || "$DEST/redis-server" --version > /dev/null 2>&1; then
+        say "redis: present"; return
+    fi
+    command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null ||
+        die "redis: no apt-get here; install redis-server or valkey so that redis-server is on PATH"
+    download_redis || { may_update && apt-get update -qq && download_redis; } ||
+        die "redis: apt-get could not download it; run 'apt-get update' as root and try again"
+    local package
+    rm -rf "$DEST/redis.d"
+    for package in "$SCRATCH"/redis.d/*.deb; do dpkg-deb -x "$package" "$SCRATCH/redis-root"; done
+    mv "$SCRATCH/redis-root" "$DEST/redis.d"
+    cat > "$SCRATCH/redis-server" <<'SH'
+#!/bin/sh
+root=$(dirname "$(readlink -f "$0")")/redis.d
+LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu" exec "$root/usr/bin/redis-server" "$@"
+SH
+    chmod 755 "$SCRATCH/redis-server"
+    mv -f "$SCRATCH/redis-server" "$DEST/redis-server"
+    "$DEST/redis-server" --version > /dev/null 2>&1 || die "redis: Debian's does not run here; install redis-server"
+    say "redis: fetched, $("$DEST/redis-server" --version | cut -c 1-40)"
+}
+
+download_redis() {
+    local missing
+    missing=$(apt-get -s install --no-install-recommends redis-server 2> /dev/null | sed -n 's/^Inst \(lib[^ ]*\) .*/\1/p')
+    mkdir -p "$SCRATCH/redis.d"
+    # shellcheck disable=SC2086 # names of packages
+    (cd "$SCRATCH/redis.d" && apt-get -qq download redis-tools redis-server $missing > /dev/null 2>&1)
+}
+
 download_unbound() {
     local missing
     missing=$(apt-get -s install --no-install-recommends unbound 2> /dev/null | sed -n 's/^Inst \(lib[^ ]*\) .*/\1/p')
@@ -162,5 +194,6 @@ may_update() { [ "$(id -u)" = 0 ]; }
 { fetch_helm $HELM4; fetch_helm $HELM3; }
 fetch_prometheus
 fetch_nginx
+fetch_redis
 fetch_unbound
 fetch_postgres

@@ -126,6 +126,7 @@ class Restorer:
         router, trie = self._router, self._router.trie
         oldest = self._now - trie.ttl_s
         numbers = [number for number, held in enumerate(self._held) if held.replica in replicas]
+        numbers.reverse()  # of the same age, the least recently used first
         numbers.sort(key=lambda number: -self._held[number].age)
         for count, number in enumerate(numbers):
             held = self._held[number]

@@ -70,7 +70,7 @@ def _client(address: StoreAddress, options: dict[str, Any], env: Mapping[str, st
 
     if address.kind == "cluster":
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
-        return RedisCluster(startup_nodes=nodes, cluster_error_retry_attempts=1, **options), None
+        return RedisCluster(startup_nodes=nodes, **options), None
     if address.kind == "sentinel":
         own = {**options, "username": None, "password": env.get(SENTINEL_PASSWORD) or None}
         sentinel = Sentinel(list(address.hosts), sentinel_kwargs=own, **options, db=address.db)  # type: ignore[no-untyped-call]

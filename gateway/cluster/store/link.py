@@ -21,7 +21,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 from urllib.parse import quote
@@ -70,6 +70,7 @@ SIBLINGS: Final = 3  # that a new gateway asks for a snapshot
 SIBLING_S: Final = 6.0  # that each of them has for it
 EVERYTHING_S: Final = 1e9
 BYE_S: Final = 1.0
+CANCEL_S: Final = 0.1
 
 Connect = Callable[[SharingConfig], AbstractAsyncContextManager[Any]]
 
@@ -187,27 +188,30 @@ class Link:
 
     async def run(self) -> None:
         """Exchange what is known until cancelled."""
-        watch = asyncio.create_task(self._expire())
-        pause_s = RETRY_S[0]
+        tasks = [asyncio.create_task(each()) for each in (self._keep_connected, self._expire)]
         try:
-            while True:
-                begun = self._clock()
-                try:
-                    async with self._connect(self._sharing) as client:
-                        await self._exchange(client)
-                except store.store_errors() as error:
-                    self._failed(error)
-                except Exception as error:  # a bug must not end the sharing
-                    log.exception("sharing failed")
-                    self._failed(error)
-                finally:
-                    self._client = None
-                    self._store_clock.forget()
-                    self._show()
-                pause_s = RETRY_S[0] if self._clock() - begun > RETRY_S[1] else min(RETRY_S[1], pause_s * 2)
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            await asyncio.wait(tasks)
         finally:
-            watch.cancel()
+            await _end(tasks)
+
+    async def _keep_connected(self) -> None:
+        pause_s = RETRY_S[0]
+        while True:
+            begun = self._clock()
+            try:
+                async with self._connect(self._sharing) as client:
+                    await self._exchange(client)
+            except store.store_errors() as error:
+                self._failed(error)
+            except Exception as error:  # a bug must not end the sharing
+                log.exception("sharing failed")
+                self._failed(error)
+            finally:
+                self._client = None
+                self._store_clock.forget()
+                self._show()
+            pause_s = RETRY_S[0] if self._clock() - begun > RETRY_S[1] else min(RETRY_S[1], pause_s * 2)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
     async def _exchange(self, client: Any) -> None:
         await self._attach(client)
@@ -217,9 +221,7 @@ class Link:
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _end(tasks)
 
     async def _attach(self, client: Any) -> None:
         """Find out the store's time, and where to go on in the stream."""
@@ -262,7 +264,7 @@ class Link:
 
     async def _write(self, client: Any) -> None:
         while True:
-            if self._closed:  # no heartbeat after the goodbye
+            if self._closed:
                 await asyncio.Event().wait()
             await self._write_one(client)
             self._up(client)
@@ -283,6 +285,8 @@ class Link:
         """The next envelope, or again the one of which it is not known whether it was written: it has the same number."""
         async with self._writing:
             if self._unsure is None:
+                if self._closed and not self._outbox:
+                    return  # no heartbeat after the goodbye
                 self._seq += 1
                 self._unsure = self._seq, self._outbox.take()
             seq, items = self._unsure
@@ -303,6 +307,8 @@ class Link:
                 raise
             self._unsure = None
             self._store_clock.measure(before, self._clock(), _seconds(entry))
+            if self._cursor is not None and _order(entry) < _order(self._cursor):
+                self._cursor = b"0-0"  # the stream was begun anew, by a clock that is behind, or after an id of the future
 
     def _tell_all(self, since: float) -> None:
         """Items were dropped since then, but now the store takes them again."""
@@ -316,12 +322,12 @@ class Link:
 
     async def _read(self, client: Any) -> None:
         while True:
-            assert self._cursor is not None
-            found = await client.xread({self._stream: self._cursor}, count=READ_MOST, block=BLOCK_MS)
+            asked = self._cursor
+            found = await client.xread({self._stream: asked}, count=READ_MOST, block=BLOCK_MS)
             self._read_at = self._clock()
             entries = found[0][1] if found else []
-            for entry, fields in entries:
-                self._cursor = entry
+            for entry, fields in entries if asked == self._cursor else ():
+                self._cursor = asked = entry
                 self.incoming.entry(_seconds(entry), fields or {})
                 await asyncio.sleep(0)
             if self._outbox:
@@ -366,7 +372,7 @@ class Link:
         try:
             snapshot = await self._routers.collect(since_s)
         except KnowledgeError as error:
-            log.warning("no snapshot for another gateway", extra={"gateway": to, "error": str(error)})
+            log.info("no snapshot for another gateway", extra={"gateway": to, "error": str(error)})
             snapshot = None
         if snapshot is not None:
             key = await offers.put(client, self._prefix, snapshot)
@@ -396,6 +402,17 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link {self.me} to {self._stream}, {self._outbox!r}, {self.incoming.others!r}>"
+
+
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended: redis-py (8.1) now and then loses a cancellation."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=CANCEL_S)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # several may fail of the same cause; one of them is told
 
 
 def _seconds(entry: bytes) -> float:

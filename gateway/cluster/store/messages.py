@@ -52,8 +52,8 @@ class Want(Struct, frozen=True, array_like=True, tag=3):
 
 
 class Offer(Struct, frozen=True, array_like=True, tag=4):
-    """A snapshot is in the store, under a key of its own; "": there is nothing to be known. to: the gateway that wanted it; "": it
-    is for all. at: its moment.
+    """A snapshot is in the store. key: its own; "": there is nothing to be known. to: the gateway that wanted it; "": it is for
+    all. at: its moment.
     """
 
     to: Annotated[str, Meta(max_length=64)]

@@ -86,8 +86,7 @@ class Hub:
         """on_serving: called for each worker that begins to serve."""
         self.config = config
         self.workers: dict[int, WorkerState] = {}
-        self.ended = Metrics()  # counters of the workers that have ended
-        self._ended_packed = b""  # the same for the workers' pages; empty: to be packed again
+        self.ended = Metrics()  # counters of the workers that have ended, and the supervisor's own
         self._clock = clock
         self._on_serving = on_serving
         self._most_history_bytes = history_bytes
@@ -213,7 +212,6 @@ class Hub:
         except SnapshotError as error:
             log.error("a worker's counters are lost", extra={"worker": worker, "error": str(error)})
         self._forget_departed()
-        self._ended_packed = b""
 
     def sweep(self) -> None:
         """Forget what ended workers have counted for replicas that left long ago. To be called often; mostly O(1)."""
@@ -221,7 +219,6 @@ class Hub:
         if self._departure is not None and now - self._swept_at >= SWEEP_S:
             self._swept_at = now
             self._forget_departed()
-            self._ended_packed = b""
 
     def _forget_departed(self) -> None:
         """Drop the counters of replicas and pools that no living worker counts for any more. O(1) if none has left."""
@@ -288,7 +285,7 @@ class Hub:
                 self._answer(worker, to, payload)
             case Scrape(number):
                 self._confirm_forwarding(state, number)
-                state.channel.send(Scraped(number, self._packed_ended()), HUB)
+                state.channel.send(Scraped(number, packed(self.ended.instruments)), HUB)
                 self._broadcast(worker, payload)
             case Execute():
                 self._execute(worker, message, payload)
@@ -303,12 +300,6 @@ class Hub:
     def restarted(self) -> None:
         """A worker has ended unexpectedly."""
         self.ended.worker_restarts.add()
-        self._ended_packed = b""
-
-    def _packed_ended(self) -> bytes:
-        """The counters of workers that have ended; packed once after each end."""
-        self._ended_packed = self._ended_packed or packed(self.ended.instruments)
-        return self._ended_packed
 
     def _confirm_forwarding(self, asker: WorkerState, number: int) -> None:
         snapshots = {worker: state.counters for worker, state in self.workers.items()}

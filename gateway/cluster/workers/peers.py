@@ -218,7 +218,7 @@ class Peers:
         whole.limit_label_sets(MAX_LABEL_SETS * (len(pages) + 1))  # each worker has bounded its own label sets
         for worker, page in pages.items():
             if page:  # a worker that has ended meanwhile is in no other page
-                await self._merge(whole, worker, page, ended=worker == HUB or worker in question.gone)
+                await self._merge(whole, worker, page, ended=worker in question.gone)
         self._local.fleet.hide_departed(whole)
         return await render(whole)
 

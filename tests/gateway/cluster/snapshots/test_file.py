@@ -1,0 +1,108 @@
+"""A snapshot in a file: whole, or refused."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.cluster.snapshots.file import MAGIC, MAX_FILE_BYTES, Clocks, read, write
+from gateway.cluster.snapshots.snapshot import Header, KnowledgeError, Origin, Snapshot
+
+SNAPSHOT = Snapshot(
+    Header("1/256/64", {"r1": Origin("http://r1", "pod-1", 17.5), "r2": Origin("http://r2", "", None)}),
+    [b"first chunk", b"second" * 100],
+)
+
+
+def clocks(boot: str = "boot-1", monotonic: float = 100.0, wall: float = 1e9) -> Clocks:
+    return Clocks(lambda: boot, lambda: monotonic, lambda: wall)
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "index.snapshot"
+    size = write(path, SNAPSHOT, clocks())
+    assert size == path.stat().st_size
+    assert read(path, clocks()) == (SNAPSHOT, 0.0)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "it is nobody else's business"
+    write(path, Snapshot(SNAPSHOT.header, []), clocks())
+    assert read(path, clocks())[0].chunks == []
+    assert os.listdir(path.parent) == ["index.snapshot"]
+
+
+@pytest.mark.parametrize(
+    ("later", "age_s"),
+    [
+        (clocks(monotonic=107.0, wall=5.0), 7.0),  # the wall clock was set: it does not matter
+        (clocks(boot="boot-2", monotonic=3.0, wall=1e9 + 60), 60.0),
+        (clocks(boot="boot-2", wall=1e9 - 300), 0.0),  # set back
+        (clocks(boot="", wall=1e9 + 5), 5.0),
+        (clocks(monotonic=50.0), 0.0),
+    ],
+)
+def test_its_age(tmp_path: Path, later: Clocks, age_s: float) -> None:
+    write(tmp_path / "s", SNAPSHOT, clocks())
+    assert read(tmp_path / "s", later)[1] == age_s
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+def test_a_changed_byte_is_noticed(tmp_path_factory: pytest.TempPathFactory, at: int, flip: int) -> None:
+    path = tmp_path_factory.mktemp("s") / "s"
+    write(path, SNAPSHOT, clocks())
+    data = bytearray(path.read_bytes())
+    data[at % len(data)] ^= flip
+    path.write_bytes(data)
+    with pytest.raises(KnowledgeError):
+        read(path, clocks())
+
+
+@given(st.integers(0, 10_000))
+def test_a_cut_file_is_noticed(tmp_path_factory: pytest.TempPathFactory, at: int) -> None:
+    path = tmp_path_factory.mktemp("s") / "s"
+    size = write(path, SNAPSHOT, clocks())
+    path.write_bytes(path.read_bytes()[: at % size])
+    with pytest.raises(KnowledgeError):
+        read(path, clocks())
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_survived(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("s") / "s"
+    for beginning in (b"", MAGIC):
+        path.write_bytes(beginning + data)
+        with pytest.raises(KnowledgeError):
+            read(path, clocks())
+
+
+def test_what_is_behind_its_end_is_noticed(tmp_path: Path) -> None:
+    write(tmp_path / "s", SNAPSHOT, clocks())
+    with (tmp_path / "s").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(KnowledgeError, match="checksum"):
+        read(tmp_path / "s", clocks())
+
+
+def test_a_file_that_is_too_large(tmp_path: Path) -> None:
+    with (tmp_path / "s").open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(KnowledgeError, match="bytes"):
+        read(tmp_path / "s", clocks())
+
+
+def test_what_cannot_be_written_leaves_the_last_one(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    write(path, SNAPSHOT, clocks())
+    broken = Snapshot(SNAPSHOT.header, [b"x", None])  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        write(path, broken, clocks())
+    assert read(path, clocks())[0] == SNAPSHOT
+    assert os.listdir(tmp_path) == ["s"]
+
+
+def test_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "s", clocks())

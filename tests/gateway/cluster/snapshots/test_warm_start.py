@@ -1,0 +1,240 @@
+"""A gateway begins with what the one before it knew: one process, or several workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.cluster.messages import Join
+from gateway.cluster.snapshots.file import read
+from gateway.cluster.snapshots.keeper import file_of
+from gateway.cluster.snapshots.knowledge import LATE_S
+from gateway.cluster.snapshots.origins import has_restarted
+from gateway.cluster.snapshots.snapshot import Origin
+from gateway.config.schema import ReplicaConfig
+from gateway.fleet.engines import Facts
+from tests.gateway.cluster.store.conftest import sharing
+from tests.gateway.cluster.workers.conftest import star
+from tests.gateway.conftest import Running, config_over, eventually
+from tests.support.fakes import FakeReplica
+
+
+def body(number: int) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": f"prompt {number} " * 100}]}
+
+
+def held(run: Running) -> dict[str, int]:
+    return {name: blocks for name, blocks in run.gateway.router.trie.held().items() if blocks}
+
+
+async def cached(run: Running, number: int) -> int:
+    return int((await run.post(body(number)))[1]["X-Warmroute-Cached-Tokens"])
+
+
+async def test_a_restart_begins_with_what_was_known(tmp_path: Path) -> None:
+    file = tmp_path / "index"
+    async with FakeReplica() as a, FakeReplica() as b:
+        async with sharing(a, b, file=file) as one:
+            homes = [(await one.post(body(number)))[1]["X-Warmroute-Replica"] for number in range(10)]
+            known = held(one)
+        async with sharing(a, b, file=file) as two:
+            assert held(two) == known
+            for number in range(10):
+                _, headers, _ = await two.post(body(number))
+                assert headers["X-Warmroute-Replica"] == homes[number]
+                assert int(headers["X-Warmroute-Cached-Tokens"]) > 0
+            assert two.gateway.metrics.snapshot_restored_blocks.values[()] == sum(known.values())
+
+
+async def test_a_gateway_that_knows_nothing_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "index"
+    async with FakeReplica() as replica, FakeReplica() as other:
+        async with sharing(replica, file=file) as one:
+            await one.post()
+        before = file.read_bytes()
+        async with sharing(other, file=file) as two:  # its replica is not there yet: it may come
+            assert held(two) == {}
+        assert file.read_bytes() == before
+        async with sharing(replica, file=file) as three:
+            assert held(three) != {}
+
+
+async def test_a_file_that_is_of_no_use_is_a_cold_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "index"
+    async with FakeReplica() as replica:
+        async with sharing(replica, file=file) as one:
+            await one.post()
+        async with sharing(replica, file=file, routing={"block_bytes": 128}) as two:
+            assert held(two) == {}
+        assert "its format is 1/256/64, not 1/128/64" in str([record.__dict__.get("reason") for record in caplog.records])
+        file.write_bytes(b"garbage")
+        async with sharing(replica, file=file) as three:
+            assert held(three) == {}
+            assert (await three.post())[0] == 200
+        async with sharing(replica, file=file) as four:
+            assert held(four) != {}, "it was written anew"
+
+
+async def test_a_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "folder").write_text("this is a file")
+    async with FakeReplica() as replica, sharing(replica, file=tmp_path / "folder" / "index") as run:
+        await run.post()
+        keeper = run.gateway.control._outside._keeper  # type: ignore[attr-defined]
+        for _ in range(3):
+            await keeper.write()
+        assert run.gateway.metrics.snapshots.values[("failed",)] == 3
+    assert len([record for record in caplog.records if record.message == "snapshot not written"]) == 1
+
+
+async def test_a_replica_that_joins_late_gets_what_was_known_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "index"
+    async with FakeReplica() as a, FakeReplica() as b:
+        async with sharing(a, b, file=file) as one:
+            for number in range(10):
+                await one.post(body(number))
+            known = held(one)
+        async with sharing(a, file=file) as two:
+            assert held(two) == {a.name: known[a.name]}
+            await two.gateway.control.execute(Join("default", ReplicaConfig(url=b.url)))
+            await eventually(lambda: held(two) == known)
+        assert LATE_S > 10
+
+
+# -- restarts of replicas
+
+
+async def test_a_replica_that_restarted_meanwhile_is_cold(tmp_path: Path) -> None:
+    file = tmp_path / "index"
+    async with FakeReplica() as replica:
+        async with sharing(replica, file=file) as one:
+            await one.post()
+            state = one.gateway.fleet.named(replica.name)
+            assert state
+            state.started = 1000.0
+        async with sharing(replica, file=file) as two:
+            state = two.gateway.fleet.named(replica.name)
+            assert state
+            assert state.started == 1000.0, "the next probe compares with it"
+            assert held(two) != {}
+            two.gateway.fleet._prober._apply_facts(state, Facts(started=2000.0))
+            assert held(two) == {}
+
+
+async def test_a_replica_that_is_down_is_cold(tmp_path: Path) -> None:
+    file = tmp_path / "index"
+    async with FakeReplica() as a, FakeReplica() as b:
+        async with sharing(a, b, file=file) as one:
+            for number in range(10):
+                await one.post(body(number))
+        await b.stop()
+        async with sharing(a, b, file=file) as two:
+            assert set(held(two)) == {a.name}
+
+
+async def test_which_process_a_replica_is() -> None:
+    async with FakeReplica() as replica, sharing(replica) as run:
+        state = run.gateway.fleet.named(replica.name)
+        assert state
+        same = Origin(replica.url, "", None)
+        assert not has_restarted(state, same)
+        assert has_restarted(state, None)
+        assert has_restarted(state, Origin("http://elsewhere", "", None))
+        state.started = 50.0
+        assert not has_restarted(state, Origin(replica.url, "", 49.0)), "start times are computed, and drift a little"
+        assert has_restarted(state, Origin(replica.url, "", 40.0))
+        assert not has_restarted(state, Origin(replica.url, "a-pod", 50.0)), "of a member without one nothing is known"
+
+
+# -- workers
+
+
+async def test_workers_begin_with_a_snapshot_and_give_one() -> None:
+    async with FakeReplica() as a, FakeReplica() as b:
+        async with star(a, b) as (hub, (first, second)):
+            for number in range(10):
+                await first.run.post(body(number))
+            await eventually(lambda: held(second.run) == held(first.run))
+            known = held(first.run)
+            snapshot = await hub.hub.collect()
+            assert snapshot
+        async with star(a, b, workers=1) as (hub, (first,)):
+            at = asyncio.get_running_loop().time()
+            hub.hub.first = snapshot, first.gateway.clock()
+            late = await hub.join()
+            assert held(late.run) == known, "before it serves"
+            assert held(first.run) == {}
+            await hub.hub.restore(snapshot, first.gateway.clock())
+            await eventually(lambda: held(first.run) == known)
+            assert at > 0
+
+
+# -- the file's place, and whole processes
+
+
+def test_its_default_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def place(**config: Any) -> Path | None:
+        file = file_of(config_over("http://a:1", **config))
+        return file.path if file else None
+
+    assert place(listen="127.0.0.1:8000") == tmp_path / "warmroute" / "index-127.0.0.1-8000.snapshot"
+    assert place(listen="[::1]:9") == tmp_path / "warmroute" / "index---1-9.snapshot"
+    assert place() is None, "any free port"
+    assert place(listen="127.0.0.1:8000", snapshot="off") is None
+    assert place(listen="127.0.0.1:8000", snapshot={"file": "/data/x"}) == Path("/data/x")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_whole_gateway_is_restarted(tmp_path: Path, workers: int) -> None:
+    file = tmp_path / "index"
+    async with FakeReplica() as a, FakeReplica() as b:
+        config = {
+            "listen": "127.0.0.1:0",
+            "admin_listen": "off",
+            "state": "off",
+            "workers": workers,
+            "snapshot": str(file),
+            "routing": {"expose_headers": "all"},
+            "pools": [{"replicas": [a.url, b.url]}],
+        }
+        (tmp_path / "w.yaml").write_text(json.dumps(config))
+        homes = [await _asked(tmp_path, range(8)) for _ in range(2)]
+        assert [home for home, _ in homes[0]] == [home for home, _ in homes[1]]
+        assert all(tokens > 0 for _, tokens in homes[1])
+        assert read(file)[0].size > 0
+
+
+async def _asked(folder: Path, numbers: range) -> list[tuple[str, int]]:
+    """(replica, predicted tokens) of each prompt, at a gateway of its own that is then ended."""
+    import aiohttp
+
+    command = [sys.executable, "-m", "gateway", "serve", "--config", str(folder / "w.yaml")]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+    assert process.stdout
+    try:
+        url = ""
+        while not url:
+            line = json.loads(await process.stdout.readline())
+            url = line.get("url", "") if line["message"] == "listening" else ""
+        answers = []
+        async with aiohttp.ClientSession() as session:
+            for number in numbers:
+                async with session.post(f"{url}/v1/chat/completions", json=body(number)) as answer:
+                    assert answer.status == 200
+                    headers = answer.headers
+                    answers.append((headers["X-Warmroute-Replica"], int(headers["X-Warmroute-Cached-Tokens"])))
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.communicate(), 30)
+        assert process.returncode == 0
+        return answers
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

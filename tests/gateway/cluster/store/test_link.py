@@ -1,0 +1,383 @@
+"""Several gateways with one mind, over a real server: what they share, and what becomes of it when the server fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.cluster.store.messages import VERSION
+from gateway.cluster.store.others import DEAD_S
+from tests.gateway.cluster.store.conftest import sharing
+from tests.gateway.conftest import BODY, Running, eventually
+from tests.support.fakes import FakeReplica, streams
+from tests.support.redis import RedisServer, serving
+
+STREAM = {**BODY, "stream": True}
+LOG = "warmroute:{default}:log"
+
+
+def at(store: RedisServer, **more: Any) -> dict[str, Any]:
+    return {"sharing": {"url": store.url, **more}}
+
+
+def held(run: Running) -> dict[str, int]:
+    return {name: blocks for name, blocks in run.gateway.router.trie.held().items() if blocks}
+
+
+def up(run: Running) -> bool:
+    return run.gateway.metrics.sharing_up.values.get(()) == 1
+
+
+def others(run: Running) -> float:
+    return run.gateway.metrics.sharing_gateways.values.get((), 0)
+
+
+def errors(run: Running, reason: str) -> float:
+    return run.gateway.metrics.sharing_errors.values[(reason,)]
+
+
+def refused(run: Running, reason: str) -> float:
+    return run.gateway.metrics.sharing_refused.values[(reason,)]
+
+
+async def together(*runs: Running) -> None:
+    await eventually(lambda: all(up(run) and others(run) == len(runs) - 1 for run in runs))
+
+
+def body(number: int) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": f"prompt {number} " * 100}]}
+
+
+# -- what is shared
+
+
+async def test_what_one_gateway_places_another_finds(store: RedisServer) -> None:
+    async with FakeReplica() as a, FakeReplica() as b, sharing(a, b, **at(store)) as one, sharing(a, b, **at(store)) as two:
+        await together(one, two)
+        for number in range(8):
+            _, headers, _ = await one.post(body(number))
+            await eventually(lambda: held(two) == held(one))
+            _, again, _ = await two.post(body(number))
+            assert again["X-Warmroute-Replica"] == headers["X-Warmroute-Replica"]
+            assert int(again["X-Warmroute-Cached-Tokens"]) > 0
+
+
+async def test_what_runs_at_one_gateway_is_seen_by_the_other_until_it_is_over(store: RedisServer) -> None:
+    go_on = asyncio.Event()
+    async with FakeReplica([streams("a", "b", hold=go_on)]) as replica:
+        one_at_a_time = {"pools": [{"replicas": [replica.url], "max_inflight": 1, "max_queue": 0}]}
+        async with sharing(**at(store), **one_at_a_time) as one, sharing(**at(store), **one_at_a_time) as two:
+            await together(one, two)
+            async with one.session.post(f"{one.url}/v1/chat/completions", json=STREAM) as answer:
+                await answer.content.readany()
+                ledger = two.gateway.router.ledger
+                await eventually(lambda: ledger.of(replica.name).decoding == 1)
+                assert (await two.post())[0] == 429, "a pool's max_inflight is for all gateways together"
+                go_on.set()
+                await answer.read()
+            await eventually(lambda: ledger.of(replica.name).inflight == 0)
+            assert (await two.post())[0] != 429
+
+
+async def test_learned_rates_and_scales_are_shared(store: RedisServer) -> None:
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as one, sharing(replica, **at(store)) as two:
+        await together(one, two)
+        for number in range(6):
+            await one.post({**body(number), "stream": True}, headers={"x-session-id": f"s{number}"})
+        await eventually(lambda: held(two) == held(one))
+        first, second = one.gateway.router, two.gateway.router
+        await eventually(lambda: second.ledger.of(replica.name).rate.value == first.ledger.of(replica.name).rate.value)
+        assert second.units_per_token("m") == first.units_per_token("m")
+        assert len(second.sessions) == len(first.sessions) == 6
+
+
+async def test_a_replica_that_fails_one_gateway_is_probed_by_the_other(store: RedisServer) -> None:
+    never = {"health": {"interval_s": 600}}
+    async with (
+        FakeReplica() as a,
+        FakeReplica() as b,
+        sharing(a, b, **at(store), **never) as one,
+        sharing(a, b, **at(store), **never) as two,
+    ):
+        await together(one, two)
+        await a.stop()
+        while one.gateway.fleet.named(a.name).up:  # type: ignore[union-attr]
+            await one.post(body(random.randrange(10**9)))
+        await eventually(lambda: not two.gateway.fleet.named(a.name).up)  # type: ignore[union-attr]
+
+
+async def test_two_clusters_in_one_server_are_apart(store: RedisServer) -> None:
+    async with (
+        FakeReplica() as replica,
+        sharing(replica, **at(store, cluster="x")) as one,
+        sharing(replica, **at(store, cluster="y")) as two,
+    ):
+        await eventually(lambda: up(one) and up(two))
+        await one.post()
+        with store.client as client:
+            await eventually(lambda: client.xlen("warmroute:{x}:log") > 1)
+            assert {key.decode() for key in client.keys("*")} == {"warmroute:{x}:log", "warmroute:{y}:log"}
+        assert held(two) == {}
+        assert others(two) == others(one) == 0
+
+
+# -- who comes and who goes
+
+
+async def test_one_that_comes_later_begins_with_what_the_others_know(store: RedisServer) -> None:
+    go_on = asyncio.Event()
+    async with FakeReplica() as a, FakeReplica([streams("a", "b", hold=go_on)]) as b, sharing(a, **at(store)) as one:
+        for number in range(20):
+            await one.post(body(number))
+        known = held(one)
+        with store.client as client:
+            client.delete(LOG)  # what was published before is gone, as it is after a while
+        async with sharing(a, **at(store)) as two:
+            assert held(two) == known, "before its first request"
+            _, headers, _ = await two.post(body(3))
+            assert int(headers["X-Warmroute-Cached-Tokens"]) > 0
+        with store.client as client:
+            assert not [key for key in client.keys("*") if b"snapshot" in key], "who took it has removed it"
+    go_on.set()
+    assert b.name
+
+
+async def test_one_that_comes_later_sees_what_runs(store: RedisServer) -> None:
+    go_on = asyncio.Event()
+    async with (
+        FakeReplica([streams("a", "b", hold=go_on)]) as replica,
+        sharing(replica, **at(store)) as one,
+        one.session.post(f"{one.url}/v1/chat/completions", json=STREAM) as answer,
+    ):
+        await answer.content.readany()
+        async with sharing(replica, **at(store)) as two:
+            await eventually(lambda: two.gateway.router.ledger.of(replica.name).inflight == 1)
+            go_on.set()
+            await answer.read()
+            await eventually(lambda: two.gateway.router.ledger.of(replica.name).inflight == 0)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_what_a_gateway_has_open_is_over_when_it_ends(store: RedisServer, dies: bool) -> None:
+    go_on = asyncio.Event()
+    async with FakeReplica([streams("a", "b", hold=go_on)]) as replica, sharing(replica, **at(store)) as one:
+        async with sharing(replica, dies=dies, **at(store)) as two:
+            await together(one, two)
+            asking = asyncio.create_task(two.post(STREAM))
+            await eventually(lambda: one.gateway.router.ledger.of(replica.name).inflight == 1)
+            if dies:  # nothing more of it is written
+                two.gateway.control._outside.link._closed = True  # type: ignore[attr-defined]
+                begun = time.monotonic()
+                await eventually(lambda: one.gateway.router.ledger.of(replica.name).inflight == 0)
+                assert time.monotonic() - begun > DEAD_S / 2
+            go_on.set()
+            await asyncio.gather(asking, return_exceptions=True)
+        await eventually(lambda: one.gateway.router.ledger.of(replica.name).inflight == 0)
+        await eventually(lambda: others(one) == 0)
+
+
+async def test_the_file_is_read_where_there_is_no_sibling(store: RedisServer, tmp_path: Path) -> None:
+    file = tmp_path / "index.snapshot"
+    async with FakeReplica() as replica:
+        async with sharing(replica, file=file, **at(store)) as one:
+            await one.post()
+            known = held(one)
+        async with sharing(replica, file=file, **at(store)) as two:
+            assert held(two) == known != {}
+
+
+# -- the server fails
+
+
+async def test_without_the_server_each_goes_on_alone_and_together_when_it_is_back(
+    store: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeReplica() as a, FakeReplica() as b, sharing(a, b, **at(store)) as one, sharing(a, b, **at(store)) as two:
+        await together(one, two)
+        store.kill()
+        await eventually(lambda: not up(one) and not up(two))
+        for number in range(9):  # one of them gets more
+            assert (await (one, two)[number % 2].post(body(number)))[0] == 200
+        assert held(one) != held(two)
+        assert errors(one, "unreachable") > 0
+        store.start()
+        begun = time.monotonic()
+        await eventually(lambda: held(one) == held(two))
+        assert time.monotonic() - begun < 5.0
+        assert sum(held(one).values()) > 0
+        await together(one, two)
+        for number in range(9):  # one of them gets more
+            _, headers, _ = await (two, one)[number % 2].post(body(number))
+            assert int(headers["X-Warmroute-Cached-Tokens"]) > 0
+    away = [record for record in caplog.records if "the store is away" in record.message]
+    assert len(away) == 2, "each says it once"
+
+
+async def test_a_gateway_starts_while_the_server_is_down(tmp_path: Path) -> None:
+    store = RedisServer(tmp_path)  # not started
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as one, sharing(replica, **at(store)) as two:
+        assert (await one.post())[0] == 200
+        with serving(store):
+            await together(one, two)
+            await eventually(lambda: held(two) == held(one) != {})
+
+
+async def test_a_server_that_hangs_holds_no_request(store: RedisServer) -> None:
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as one, sharing(replica, **at(store)) as two:
+        await together(one, two)
+        store.pause()
+        for number in range(20):
+            async with asyncio.timeout(2):
+                assert (await one.post(body(number)))[0] == 200
+        await eventually(lambda: not up(one))
+        store.go_on()
+        await together(one, two)
+        await eventually(lambda: held(two) == held(one) != {})
+
+
+async def test_what_did_not_fit_while_the_server_was_away_is_offered_as_a_snapshot(store: RedisServer) -> None:
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as one, sharing(replica, **at(store)) as two:
+        await together(one, two)
+        store.kill()
+        await eventually(lambda: not up(one) and not up(two))
+        one.gateway.control._outside.link._outbox._most_bytes = 2000  # type: ignore[attr-defined]
+        for number in range(30):
+            await one.post(body(number))
+        await eventually(lambda: one.gateway.metrics.sharing_dropped.values.get((), 0) > 0)
+        store.start()
+        await eventually(lambda: held(two) == held(one) != {})
+        await eventually(lambda: two.gateway.router.ledger.open_leases == 0)
+
+
+async def test_a_full_server(tmp_path: Path) -> None:
+    with serving(RedisServer(tmp_path, "--maxmemory", "1mb", "--maxmemory-policy", "noeviction")) as store:
+        async with FakeReplica() as replica, sharing(replica, **at(store)) as one:
+            await eventually(lambda: errors(one, "full") > 0)
+            assert (await one.post())[0] == 200
+            assert not up(one)
+            with store.client as client:
+                client.config_set("maxmemory", "0")
+            await eventually(lambda: up(one))
+
+
+async def test_a_wrong_password_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(RedisServer(tmp_path, password="right-one")) as store:
+        async with FakeReplica() as replica, sharing(replica, **at(store)) as one:
+            await eventually(lambda: errors(one, "denied") > 0)
+            assert (await one.post())[0] == 200
+    assert "denied" in str([record.__dict__.get("reason") for record in caplog.records])
+
+
+async def test_the_password_is_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMROUTE_SHARING_PASSWORD", "right-one")
+    with serving(RedisServer(tmp_path, password="right-one")) as store:
+        async with FakeReplica() as replica, sharing(replica, **at(store)) as one:
+            await eventually(lambda: up(one))
+
+
+async def test_a_server_that_is_flushed(store: RedisServer) -> None:
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as one, sharing(replica, **at(store)) as two:
+        await together(one, two)
+        await one.post(body(1))
+        with store.client as client:
+            client.flushall()
+        await one.post(body(2))
+        await two.post(body(3))
+        await eventually(lambda: held(one) == held(two))
+        assert sum(held(one).values()) > 0
+        await together(one, two)
+
+
+# -- what somebody else writes
+
+
+async def test_garbage_in_the_stream(store: RedisServer) -> None:
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as one, sharing(replica, **at(store)) as two:
+        await together(one, two)
+        with store.client as client:
+            for number in range(500):
+                client.xadd(LOG, {"x": "garbage"})
+                client.xadd(LOG, {"v": VERSION, "f": "1/256/64", "g": f"evil{number % 7}", "e": random.randbytes(200)})
+        await one.post()
+        await eventually(lambda: held(two) == held(one) != {})
+        assert refused(two, "garbage") >= 500
+        assert refused(two, "version") >= 500
+
+
+async def test_our_key_is_something_else(store: RedisServer) -> None:
+    with store.client as client:
+        client.set(LOG, "mine")
+        async with FakeReplica() as replica, sharing(replica, **at(store)) as one:
+            await eventually(lambda: errors(one, "garbage") > 0)
+            assert (await one.post())[0] == 200
+            assert client.get(LOG) == b"mine", "it is not ours to delete"
+            client.delete(LOG)
+            await eventually(lambda: up(one))
+
+
+async def test_a_stream_that_cannot_be_continued_is_begun_anew(store: RedisServer) -> None:
+    with store.client as client:
+        async with FakeReplica() as replica, sharing(replica, **at(store)) as one, sharing(replica, **at(store)) as two:
+            await together(one, two)
+            client.xadd(LOG, {"x": "y"}, id=f"{(1 << 64) - 1}-{(1 << 64) - 1}")
+            await one.post()
+            await eventually(lambda: held(two) == held(one) != {})
+            await together(one, two)
+
+
+async def test_a_stream_of_the_future(store: RedisServer) -> None:
+    """Somebody, or a clock that was set back, has left ids that are later than now: times are wrong, nothing else is."""
+    with store.client as client:
+        async with FakeReplica() as replica, sharing(replica, **at(store)) as one, sharing(replica, **at(store)) as two:
+            await together(one, two)
+            client.xadd(LOG, {"x": "y"}, id=f"{int(time.time() * 1000) + 3_600_000}-0")
+            await one.post()
+            await eventually(lambda: held(two) == held(one) != {})
+            one.gateway.router.check()
+            two.gateway.router.check()
+
+
+# -- other versions, other configurations
+
+
+async def test_other_lengths_of_blocks_are_refused(store: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    odd = {"routing": {"block_bytes": 128}}
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as one, sharing(replica, **at(store), **odd) as two:
+        await eventually(lambda: refused(one, "format") > 0 and refused(two, "format") > 0)
+        await two.post()
+        assert held(one) == {}
+        assert others(one) == others(two) == 0
+    told = [record for record in caplog.records if "is not taken in" in record.message]
+    assert {record.__dict__["error"] for record in told} == {
+        "its format is b'1/128/64', not b'1/256/64' (block_bytes, block_tokens differ?)",
+        "its format is b'1/256/64', not b'1/128/64' (block_bytes, block_tokens differ?)",
+    }
+    assert all(record.levelno == logging.ERROR for record in told)
+
+
+async def test_replicas_that_only_one_of_them_has(store: RedisServer) -> None:
+    async with FakeReplica() as a, FakeReplica() as b, sharing(a, b, **at(store)) as one, sharing(b, **at(store)) as two:
+        await together(one, two)
+        for number in range(20):
+            await one.post(body(number))
+        await eventually(lambda: held(two).get(b.name) == held(one)[b.name])
+        assert set(held(two)) == {b.name}
+
+
+# -- for operators
+
+
+async def test_operators_see_the_others(store: RedisServer) -> None:
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as one, sharing(replica, **at(store)) as two:
+        await together(one, two)
+        seen = await one.metrics()
+        assert seen["warmroute_sharing_up"] == 1
+        assert seen["warmroute_sharing_gateways"] == 1
+        assert json.loads((await one.get("/warmroute/replicas"))[2])

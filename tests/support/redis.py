@@ -1,0 +1,114 @@
+"""A Valkey or Redis server of its own, on a free port of 127.0.0.1; also as a sentinel, or as a cluster of one node."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.support.tools import missing, tool
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class RedisServer:
+    """Keeps nothing on disk: after `kill` and `start` it is empty. options: of its configuration."""
+
+    def __init__(self, folder: Path, *options: str, password: str = "", tls: bool = False) -> None:
+        self.port = free_port()
+        self.password = password
+        self._tls = tls
+        self._folder = folder
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{'rediss' if self._tls else 'redis'}://127.0.0.1:{self.port}"
+
+    @property
+    def client(self) -> Any:
+        """Of the blocking library, for what a test wants to do or see."""
+        options: dict[str, Any] = {"ssl": True, "ssl_cert_reqs": "none"} if self._tls else {}
+        return redis.Redis(port=self.port, password=self.password or None, protocol=2, **options)
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        program = shutil.which("valkey-server") or tool("redis-server")
+        port = ["--port", "0", "--tls-port", str(self.port)] if self._tls else ["--port", str(self.port)]
+        secret = ["--requirepass", self.password] if self.password else []
+        log = self._folder / f"redis-{self.port}.log"
+        common = ["--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder), "--logfile", str(log)]
+        self._process = subprocess.Popen([program, *port, *common, *secret, *self._options])
+        self.wait()
+
+    def wait(self) -> None:
+        for _ in range(400):
+            assert self._process is None or self._process.poll() is None, "redis-server has ended"
+            with contextlib.suppress(redis.ConnectionError), self.client as client:
+                client.ping()
+                return
+            time.sleep(0.02)
+        raise AssertionError("redis-server does not answer")
+
+    def kill(self) -> None:
+        if self._process and self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+
+    def pause(self) -> None:
+        """It answers nothing, but its connections stay."""
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process
+        self._process.send_signal(signal.SIGCONT)
+
+
+class Sentinel(RedisServer):
+    """Watches one server, as `main`."""
+
+    def __init__(self, folder: Path, watched: RedisServer) -> None:
+        super().__init__(folder)
+        file = folder / f"sentinel-{self.port}.conf"
+        file.write_text(f"port {self.port}\nbind 127.0.0.1\nsentinel monitor main 127.0.0.1 {watched.port} 1\n")
+        self._file = file
+
+    def start(self) -> None:
+        program = shutil.which("valkey-server") or tool("redis-server")
+        self._process = subprocess.Popen([program, str(self._file), "--sentinel"], stdout=subprocess.DEVNULL)
+        self.wait()
+
+
+@contextlib.contextmanager
+def serving(server: RedisServer) -> Iterator[RedisServer]:
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def make_cluster(server: RedisServer) -> None:
+    """Of one node, started with `--cluster-enabled yes`."""
+    with server.client as client:
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+        for _ in range(400):
+            if b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"):
+                return
+            time.sleep(0.02)
+    missing("the cluster does not become ready")
