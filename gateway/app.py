@@ -199,20 +199,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         clock=clock,
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
-    membership = Membership(
-        live=live, fleet=fleet, upstream=upstream, sources_of=around.members, first_wait_s=around.first_probes_s
-    )
-    reload = Reload(live=live, source=around.source, membership=membership, parts=parts, metrics=metrics)
-    knowledge = Knowledge(live=live, router=router, fleet=fleet, metrics=metrics, clock=clock)
-    local = LocalControl(
-        parts=parts,
-        membership=membership,
-        reload=reload,
-        knowledge=knowledge,
-        metrics=metrics,
-        requests=requests,
-        clock=clock,
-    )
+    local = _local_of(around, parts, live, metrics, requests)
     control = around.control_plane(local)
     served = Served(
         live=live,
@@ -226,6 +213,23 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         seam=around.seam or Seam(),
     )
     return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served)
+
+
+def _local_of(around: Surroundings, parts: Parts, live: Live, metrics: Metrics, requests: RequestLog) -> LocalControl:
+    """What operators, reloads and sources change in this process, and what it keeps of it."""
+    fleet, clock = parts.fleet, around.clock
+    membership = Membership(
+        live=live, fleet=fleet, upstream=parts.upstream, sources_of=around.members, first_wait_s=around.first_probes_s
+    )
+    return LocalControl(
+        parts=parts,
+        membership=membership,
+        reload=Reload(live=live, source=around.source, membership=membership, parts=parts, metrics=metrics),
+        knowledge=Knowledge(live=live, router=parts.router, fleet=fleet, metrics=metrics, clock=clock),
+        metrics=metrics,
+        requests=requests,
+        clock=clock,
+    )
 
 
 def _operator_of(

@@ -18,6 +18,7 @@ from gateway.cluster.replication import Replicator
 from gateway.cluster.snapshots.keeper import SnapshotFile
 from gateway.cluster.snapshots.knowledge import Knowledge
 from gateway.cluster.snapshots.snapshot import KnowledgeError
+from gateway.cluster.store.outbox import MOST_BYTES
 from gateway.cluster.store.transport import StoreTransport
 from gateway.fleet.membership import member_of
 from gateway.telemetry.counters import Instruments
@@ -128,12 +129,12 @@ class ControlPlane(Protocol):
 class SingleProcess:
     """The control plane of a gateway that is one process."""
 
-    def __init__(self, local: LocalControl, *, snapshot: SnapshotFile | None = None) -> None:
-        """snapshot: the file that it begins with, and leaves."""
+    def __init__(self, local: LocalControl, *, snapshot: SnapshotFile | None = None, unsent_bytes: int = MOST_BYTES) -> None:
+        """snapshot: the file that it begins with, and leaves. unsent_bytes: see Link."""
         self._local = local
         self._pages = SingleFlight(lambda: render(local.page()))
         self._routers = StoreTransport(local.knowledge)
-        self._outside = Outside(local.reload.config, self._routers, local.metrics, snapshot, local.clock)
+        self._outside = Outside(local.reload.config, self._routers, local.metrics, snapshot, local.clock, unsent_bytes)
         self._replicator: Replicator | None = None
         if self._outside.link:
             self._routers.link = self._outside.link

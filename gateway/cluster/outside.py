@@ -12,6 +12,7 @@ from gateway.cluster.snapshots.keeper import Keeper, SnapshotFile
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot, format_of
 from gateway.cluster.store.incoming import Routers
 from gateway.cluster.store.link import Link
+from gateway.cluster.store.outbox import MOST_BYTES
 from gateway.config.listen import OFF
 from gateway.config.schema import Config
 from gateway.telemetry.metrics import Metrics
@@ -21,11 +22,19 @@ class Outside:
     """See the top of this file. `run` is to be a task, from before `first` until after `close`."""
 
     def __init__(
-        self, config: Config, routers: Routers, metrics: Metrics, file: SnapshotFile | None, clock: Callable[[], float]
+        self,
+        config: Config,
+        routers: Routers,
+        metrics: Metrics,
+        file: SnapshotFile | None,
+        clock: Callable[[], float],
+        unsent_bytes: int = MOST_BYTES,
     ) -> None:
-        """file: None: there is none."""
-        shares = config.sharing.url != OFF
-        self.link = Link(config.sharing, format_of(config.routing), routers, metrics, clock=clock) if shares else None
+        """file: None: there is none. unsent_bytes: see Link."""
+        self.link: Link | None = None
+        if config.sharing.url != OFF:
+            block_format = format_of(config.routing)
+            self.link = Link(config.sharing, block_format, routers, metrics, clock=clock, unsent_bytes=unsent_bytes)
         self._keeper = Keeper(file, routers.collect, metrics) if file else None
         self._clock = clock
 

@@ -12,7 +12,16 @@ from typing import Any
 import msgspec
 
 from gateway.config.hints import FALSE, SECRET, extra_of
-from gateway.config.schema import Config, DnsConfig, FallbackConfig, KubernetesConfig, ReplicaConfig, StateConfig
+from gateway.config.schema import (
+    Config,
+    DnsConfig,
+    FallbackConfig,
+    KubernetesConfig,
+    ReplicaConfig,
+    SharingConfig,
+    SnapshotConfig,
+    StateConfig,
+)
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -27,7 +36,7 @@ def editor_schema() -> Schema:
 def config_schema() -> Schema:
     """The schema of the file."""
     _, parts = msgspec.json.schema_components((Config,), ref_template="{name}")
-    for section in (Config, StateConfig):
+    for section in (Config, StateConfig, SharingConfig, SnapshotConfig):
         properties = parts[section.__name__]["properties"]
         for field in msgspec.structs.fields(section):
             if SECRET in extra_of(field.type):

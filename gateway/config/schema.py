@@ -413,9 +413,7 @@ class StateConfig(_Section, frozen=True):
 
 
 class SharingConfig(_Section, frozen=True):
-    """A Valkey or Redis server through which several gateways share what they know; a plain string is short for `url`."""
-
-    SHORT: ClassVar = "url"
+    """A Valkey or Redis server through which several gateways share what they know."""
 
     url: Annotated[
         str,
@@ -438,11 +436,7 @@ class SharingConfig(_Section, frozen=True):
 
 
 class SnapshotConfig(_Section, frozen=True):
-    """A file of what the gateway knows of the replicas' caches, so that a restart does not begin cold; a plain string is short
-    for `file`.
-    """
-
-    SHORT: ClassVar = "file"
+    """A file of what the gateway knows of the replicas' caches, so that a restart does not begin cold."""
 
     file: Annotated[
         str,
@@ -517,8 +511,10 @@ class Config(_Section, frozen=True):
     state: Annotated[StateConfig, Meta(extra={EXPECTED: "a mapping such as {url: sqlite}, or {url: off} to keep nothing,"})] = (
         StateConfig()
     )
-    sharing: SharingConfig = SharingConfig()
-    snapshot: SnapshotConfig = SnapshotConfig()
+    sharing: Annotated[SharingConfig, Meta(extra={EXPECTED: "a mapping such as {url: redis://valkey:6379}"})] = SharingConfig()
+    snapshot: Annotated[SnapshotConfig, Meta(extra={EXPECTED: "a mapping such as {file: auto}, or {file: off}"})] = (
+        SnapshotConfig()
+    )
     log_level: LogLevel = "info"
     log_format: Annotated[LogFormat, _about("json: one object a line; console: text for people.")] = "json"
     admin_key: Annotated[str, Meta(extra={SECRET: True})] = ""

@@ -49,7 +49,7 @@ from gateway.cluster.store.messages import (
     encode_envelope,
 )
 from gateway.cluster.store.others import DEAD_S
-from gateway.cluster.store.outbox import Outbox
+from gateway.cluster.store.outbox import MOST_BYTES, Outbox
 from gateway.config.schema import SharingConfig
 from gateway.telemetry.metrics import Metrics
 
@@ -87,7 +87,9 @@ class Link:
         *,
         clock: Callable[[], float] = time.monotonic,
         connect: Connect = store.connected,
+        unsent_bytes: int = MOST_BYTES,
     ) -> None:
+        """unsent_bytes: that wait while the store is away, then further events are dropped."""
         self.me = secrets.token_hex(8)
         self._sharing = sharing
         self._routers = routers
@@ -100,7 +102,7 @@ class Link:
         self._stream = f"{self._prefix}log"
         self._host = socket.gethostname()[:256]
         self._store_clock = StoreClock()
-        self._outbox = Outbox(clock)
+        self._outbox = Outbox(clock, unsent_bytes)
         self.incoming = Incoming(
             me=self.me,
             format=format,

@@ -55,7 +55,7 @@ log = logging.getLogger("warmroute.workers")
 
 HISTORY_BYTES = 16 << 20
 SWEEP_S = 60.0  # between two looks for counters of replicas that have left
-HEALTHY_S = 1.5  # a worker with a heartbeat within that time is asked for a snapshot
+HEALTHY_S = 1.5  # a worker with a heartbeat within that time is asked for a snapshot, if there is one
 COLLECT_S = 30.0  # that this may take
 FORGOTTEN_S = 2 * SHOWN_S + 60  # after that no worker counts for a replica that has left
 
@@ -142,7 +142,7 @@ class Hub:
     async def collect(self, since_s: float = math.inf) -> Snapshot | None:
         """What the workers know, as any of them does. Raises KnowledgeError if none can say it now."""
         async with self._one_at_a_time:
-            worker = next(self.healthy(HEALTHY_S), None)
+            worker = next(self.healthy(HEALTHY_S), None) or next(self.healthy(math.inf), None)
             if worker is None:
                 raise KnowledgeError("no worker is serving")
             self._collected = asyncio.get_running_loop().create_future()

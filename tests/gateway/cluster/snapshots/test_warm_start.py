@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from gateway.cluster.messages import Join
@@ -19,7 +17,7 @@ from gateway.cluster.snapshots.origins import has_restarted
 from gateway.cluster.snapshots.snapshot import Origin
 from gateway.config.schema import ReplicaConfig
 from gateway.fleet.engines import Facts
-from tests.gateway.cluster.store.conftest import sharing
+from tests.gateway.cluster.store.conftest import gateway_process, sharing
 from tests.gateway.cluster.workers.conftest import star
 from tests.gateway.conftest import Running, config_over, eventually
 from tests.support.fakes import FakeReplica
@@ -85,9 +83,8 @@ async def test_a_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogC
     (tmp_path / "folder").write_text("this is a file")
     async with FakeReplica() as replica, sharing(replica, file=tmp_path / "folder" / "index") as run:
         await run.post()
-        keeper = run.gateway.control._outside._keeper  # type: ignore[attr-defined]
         for _ in range(3):
-            await keeper.write()
+            await run.gateway.control.stop()
         assert run.gateway.metrics.snapshots.values[("failed",)] == 3
     assert len([record for record in caplog.records if record.message == "snapshot not written"]) == 1
 
@@ -187,7 +184,7 @@ def test_its_default_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert place(listen="127.0.0.1:8000") == tmp_path / "warmroute" / "index-127.0.0.1-8000.snapshot"
     assert place(listen="[::1]:9") == tmp_path / "warmroute" / "index---1-9.snapshot"
     assert place() is None, "any free port"
-    assert place(listen="127.0.0.1:8000", snapshot="off") is None
+    assert place(listen="127.0.0.1:8000", snapshot={"file": "off"}) is None
     assert place(listen="127.0.0.1:8000", snapshot={"file": "/data/x"}) == Path("/data/x")
 
 
@@ -195,46 +192,19 @@ def test_its_default_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 async def test_a_whole_gateway_is_restarted(tmp_path: Path, workers: int) -> None:
     file = tmp_path / "index"
     async with FakeReplica() as a, FakeReplica() as b:
-        config = {
-            "listen": "127.0.0.1:0",
-            "admin_listen": "off",
-            "state": "off",
-            "workers": workers,
-            "snapshot": str(file),
-            "routing": {"expose_headers": "all"},
-            "pools": [{"replicas": [a.url, b.url]}],
-        }
-        (tmp_path / "w.yaml").write_text(json.dumps(config))
-        homes = [await _asked(tmp_path, range(8)) for _ in range(2)]
+        config = {"workers": workers, "snapshot": {"file": str(file)}, "pools": [{"replicas": [a.url, b.url]}]}
+        homes = []
+        for _ in range(2):
+            async with gateway_process(tmp_path, **config) as (url, process):
+                homes.append([await _asked(url, number) for number in range(8)])
+            assert process.returncode == 0
         assert [home for home, _ in homes[0]] == [home for home, _ in homes[1]]
         assert all(tokens > 0 for _, tokens in homes[1])
         assert read(file)[0].size > 0
 
 
-async def _asked(folder: Path, numbers: range) -> list[tuple[str, int]]:
-    """(replica, predicted tokens) of each prompt, at a gateway of its own that is then ended."""
-    import aiohttp
-
-    command = [sys.executable, "-m", "gateway", "serve", "--config", str(folder / "w.yaml")]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
-    assert process.stdout
-    try:
-        url = ""
-        while not url:
-            line = json.loads(await process.stdout.readline())
-            url = line.get("url", "") if line["message"] == "listening" else ""
-        answers = []
-        async with aiohttp.ClientSession() as session:
-            for number in numbers:
-                async with session.post(f"{url}/v1/chat/completions", json=body(number)) as answer:
-                    assert answer.status == 200
-                    headers = answer.headers
-                    answers.append((headers["X-Warmroute-Replica"], int(headers["X-Warmroute-Cached-Tokens"])))
-        process.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(process.communicate(), 30)
-        assert process.returncode == 0
-        return answers
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+async def _asked(url: str, number: int) -> tuple[str, int]:
+    """(replica, predicted tokens) of a prompt."""
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=body(number)) as answer:
+        assert answer.status == 200
+        return answer.headers["X-Warmroute-Replica"], int(answer.headers["X-Warmroute-Cached-Tokens"])
