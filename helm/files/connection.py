@@ -10,7 +10,7 @@ import urllib.request
 def ask(url, body=None):
     """The answer's body. Ends the program where there is none, with what was answered."""
     headers = {"content-type": "application/json"}
-    if key := os.environ.get("WARMROUTE_ADMIN_KEY"):
+    if key := os.environ.get("API_KEY"):
         headers["authorization"] = f"Bearer {key}"
     data = None if body is None else json.dumps(body).encode()
     try:

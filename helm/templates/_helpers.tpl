@@ -54,7 +54,7 @@ app.kubernetes.io/part-of: {{ include "warmroute.name" (first .) }}
 {{- $selector := dict "labelSelector" (dict "matchLabels" (last . | fromYaml)) -}}
 {{- $spread := list -}}
 {{- range first . -}}
-{{- $spread = append $spread (ternary . (merge $selector .) (hasKey . "labelSelector")) -}}
+{{- $spread = append $spread (ternary . (merge (deepCopy .) (deepCopy $selector)) (hasKey . "labelSelector")) -}}
 {{- end -}}
 {{- toYaml $spread -}}
 {{- end -}}
