@@ -1,4 +1,4 @@
-"""`helm test`: connection.py URL request|no-request [MODEL]. Is the gateway alive and ready, and does a request get an answer?"""
+"""`helm test`: connection.py URL request|no-request [MODEL]. Is the gateway alive and ready, and is a request answered?"""
 
 import json
 import os
