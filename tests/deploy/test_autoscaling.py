@@ -136,6 +136,7 @@ def test_queries_name_metrics_that_the_gateway_has(helm: Helm) -> None:
     ("values", "message"),
     [
         (changed(OF_KEDA, "keda.serverAddress", ""), "keda.serverAddress is empty"),
+        ({**GATEWAY, "resources": None}, "resources.requests.cpu is empty"),
         (changed(GATEWAY, "autoscaling.minReplicas", 9), "minReplicas (9) is above maxReplicas (4)"),
         (changed(REPLICAS, "replicas.autoscaling.minReplicas", 9), "minReplicas (9) is above maxReplicas (4)"),
     ],
