@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 
 from tests.deploy.helm import Helm, Objects, container, pod
 from tests.deploy.processes import until
-from tests.support.pods import Container, address, node
-from tests.support.tools import tool
+from tests.support.pods import Container, Pod, address, node
+from tests.support.tools import ROOT, tool
 
 pytestmark = pytest.mark.tools
 
@@ -94,26 +95,45 @@ def test_the_demo_answers_helm_test_and_stops_within_its_grace_period(helm: Helm
 @pytest.mark.parametrize("password", ["", "pass word, with $(X) and \"quotes'"])
 def test_valkey_keeps_what_it_is_given_and_asks_for_its_password(helm: Helm, tmp_path: Path, password: str) -> None:
     """By a real server: valkey-server, or the redis-server that it comes from."""
-    server = shutil.which("valkey-server") or shutil.which("redis-server") or pytest.skip("no valkey-server, no redis-server")
+    server = valkey_server()
     auth = {"existingSecret": {"name": "valkey"}} if password else {}
     objects = helm.objects({"config": {"discovery": [{"kubernetes": "a"}]}, "valkey": {"enabled": True, "auth": auth}})
     spec = objects["Deployment of valkey"]["spec"]["template"]["spec"]
-    program = {**only(spec), "command": [Path(server).name]}
+    assert only(spec)["command"] == ["valkey-server"]
+    program = {**only(spec), "command": [str(server)]}
     with node(tmp_path) as here:
         place = here.pod({})
-        valkey = place.run(spec, program, {"valkey/password": password}, {})
-        cli = [*place.inside, str(Path(server).with_name(Path(server).name.replace("server", "cli"))), "-h", place.address]
-        if not Path(cli[-3]).exists():
-            pytest.skip(f"no {Path(cli[-3]).name}")
-
-        def said(*words: str, key: str = "") -> str:
-            login = {"REDISCLI_AUTH": key, "VALKEYCLI_AUTH": key} if key else {}
-            return subprocess.run([*cli, *words], env=login, capture_output=True, text=True, check=False).stdout.strip()
-
-        until(lambda: said("ping", key=password) == "PONG", f"it answers: {valkey.output}")
+        valkey = place.run(spec, program, {"valkey/password": password}, {}, server.parent)
+        login = [["AUTH", password]] if password else []
+        until(lambda: said(place, *login, ["PING"]).endswith("+PONG\r\n"), f"it answers: {valkey.output}")
         restricted(valkey)
-        assert said("ping") == ("NOAUTH Authentication required." if password else "PONG")
-        assert said("set", "a", "b", key=password) == "OK"
-        assert said("config", "get", "maxmemory", key=password).split() == ["maxmemory", str(256 << 20)]
-        assert said("config", "get", "save", key=password) == "save", "nothing is written to disk"
+        assert said(place, ["PING"]).startswith("-NOAUTH" if password else "+PONG")
+        assert said(place, *login, ["SET", "a", "b"]).endswith("+OK\r\n")
+        assert str(256 << 20) in said(place, *login, ["CONFIG", "GET", "maxmemory"])
+        assert said(place, *login, ["CONFIG", "GET", "save"]).endswith("save\r\n$0\r\n\r\n"), "nothing is written to disk"
         assert valkey.stopped(30) == 0, valkey.output
+
+
+def valkey_server() -> Path:
+    local = ROOT / ".tools" / "bin" / "redis-server"
+    found = str(local) if local.exists() else shutil.which("valkey-server") or shutil.which("redis-server")
+    return Path(found or pytest.skip("no valkey-server, no redis-server")).resolve()
+
+
+def said(pod: Pod, *commands: Sequence[str]) -> str:
+    """The answers to commands of one connection, as they come over the wire; empty: nobody is there."""
+    words = [b"*%d\r\n" % len(command) + b"".join(map(bulk, command)) for command in [*commands, ["QUIT"]]]
+    program = (
+        "import socket, sys\n"
+        "with socket.create_connection((sys.argv[1], 6379), 5) as to:\n"
+        "    to.sendall(bytes.fromhex(sys.argv[2]))\n"
+        "    while some := to.recv(65536): sys.stdout.buffer.write(some)\n"
+    )
+    arguments = [pod.address, b"".join(words).hex()]
+    command = [*pod.inside, sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    return done.stdout.decode().removesuffix("+OK\r\n")
+
+
+def bulk(word: str) -> bytes:
+    return b"$%d\r\n%s\r\n" % (len(word.encode()), word.encode())

@@ -74,13 +74,17 @@ class Pod:
         self._pause, self.address, self._folder, self._hosts = pause, address, folder, hosts
         self._containers: list[Container] = []
 
-    def run(self, spec: Object, container: Object, secrets: Mapping[str, str], maps: Mapping[str, Object]) -> Container:
-        """Start a container of the pod. secrets: values by `SECRET/KEY`. maps: the data of ConfigMaps, by name."""
+    def run(
+        self, spec: Object, container: Object, secrets: Mapping[str, str], maps: Mapping[str, Object], *more: Path
+    ) -> Container:
+        """Start a container of the pod. secrets: values by `SECRET/KEY`. maps: the data of ConfigMaps, by name. more:
+        folders of programs that its image would have.
+        """
         environment = {each["name"]: _value(each, secrets) for each in container.get("env", ())}
         command = [_filled(word, environment) for word in [*container["command"], *container.get("args", ())]]
         root = Path(tempfile.mkdtemp(prefix="root-", dir=self._folder))
         user = {**spec.get("securityContext", {}), **container.get("securityContext", {})}
-        script = "\n".join(["set -e", *self._mounts(root, spec, container, maps), _entered(root, user, command)])
+        script = "\n".join(["set -e", *self._mounts(root, spec, container, maps, more), _entered(root, user, command)])
         path = f"{ROOT / '.venv' / 'bin'}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
         log = self._folder / f"{container['name']}.log"
         with log.open("wb") as output:
@@ -128,12 +132,14 @@ class Pod:
                 process.kill()
             process.wait()
 
-    def _mounts(self, root: Path, spec: Object, container: Object, maps: Mapping[str, Object]) -> Iterator[str]:
+    def _mounts(
+        self, root: Path, spec: Object, container: Object, maps: Mapping[str, Object], more: Sequence[Path]
+    ) -> Iterator[str]:
         """The lines of a shell that make the container's file system."""
         at = shlex.quote(str(root))
         yield f"mount -t tmpfs -o mode=755 tmpfs {at}; mkdir -p {at}/etc {at}/tmp {at}/proc {at}/dev"
         yield f"mount -t tmpfs -o mode=1777 tmpfs {at}/tmp"
-        for path in (*SYSTEM, *map(str, OURS)):
+        for path in (*SYSTEM, *map(str, (*OURS, *more))):
             if os.path.islink(path):
                 yield f"cp -a {path} {at}{path}"
             elif os.path.isdir(path):
