@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.deploy.helm import Helm, Objects, container, pod
-from tests.deploy.processes import until
-from tests.support.pods import Container, Pod, address, node
+from tests.deploy.helm import CHART, Helm, container, pod
+from tests.deploy.processes import stop, until
+from tests.support.kubernetes import endpoint, slice_of
+from tests.support.pods import Container, Node, Pod, address, node
 from tests.support.tools import ROOT, tool
 
 pytestmark = pytest.mark.tools
@@ -44,26 +48,38 @@ def restricted(running: Container) -> None:
     assert subprocess.run([*enter, "/tmp/x"], check=False).returncode == 0
 
 
-def rendered(helm: Helm) -> Objects:
-    """The gateway and simulated replicas, and where they are: the chart's own source needs an API server."""
-    stable = "http://demo-warmroute-replicas-{}.demo-warmroute-replicas.llm:8000"
-    pools = [{"name": "main", "replicas": [stable.format(0), stable.format(1)]}]
-    return helm.objects(
-        {
-            "replicas": {"enabled": True, "engine": "sim", "model": "sim", "pool": "main"},
-            "config": {"pools": pools},
-            "adminKey": {"existingSecret": {"name": "admin"}},
+@contextlib.contextmanager
+def an_api_server(here: Node, folder: Path, service: str, addresses: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """It knows the endpoints of that Service. Returns what the kubelet gives to pods that may ask it."""
+    place = here.pod({})
+    key, certificate = folder / "api.key", folder / "api.crt"
+    san = f"subjectAltName=IP:{place.address}"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate]
+    subprocess.run([*made, "-subj", "/CN=api", "-addext", san], check=True, capture_output=True)
+    endpoints = [endpoint(address, f"{service}-{index}") for index, address in enumerate(addresses)]
+    listed = {"metadata": {"resourceVersion": "1"}, "items": [slice_of("a", *endpoints, service=service)]}
+    page = folder / "slices.json"
+    page.write_text(json.dumps(listed), "utf-8")
+    program = [sys.executable, str(ROOT / "tests" / "support" / "slices_server.py")]
+    process = subprocess.Popen([*place.inside, *program, "6443", str(certificate), str(key), "a-token", str(page)])
+    try:
+        yield {
+            "account": {"token": "a-token", "ca.crt": certificate.read_text("utf-8"), "namespace": "llm"},
+            "environment": {"KUBERNETES_SERVICE_HOST": place.address, "KUBERNETES_SERVICE_PORT": "6443"},
         }
-    )
+    finally:
+        stop(process)
 
 
 def test_the_demo_answers_helm_test_and_stops_within_its_grace_period(helm: Helm, tmp_path: Path) -> None:
-    objects = rendered(helm)
+    """helm/examples/cpu-demo.yaml as it is, with an admin key: the gateway finds the replicas by the chart's own source."""
+    values = yaml.safe_load((CHART / "examples" / "cpu-demo.yaml").read_text("utf-8"))
+    objects = helm.objects({**values, "adminKey": {"existingSecret": {"name": "admin"}}})
     engines, gateway_pod = objects["StatefulSet of replicas"]["spec"]["template"]["spec"], pod(objects)
-    service, headless = "demo-warmroute", "demo-warmroute-replicas"
-    names = {f"{headless}-{index}.{headless}.llm": address(index) for index in range(2)} | {f"{service}.llm": address(2)}
+    service, headless = "demo-warmroute", objects["Service of replicas"]["metadata"]["name"]
+    names = {f"{service}.llm": address(3)}
     secrets, maps = {"admin/admin-key": ADMIN_KEY}, {service: objects["ConfigMap"]["data"]}
-    with node(tmp_path) as here:
+    with node(tmp_path) as here, an_api_server(here, tmp_path, headless, [address(1), address(2)]) as given:
         for _ in range(2):
             replica_pod = here.pod(names)
             replica = replica_pod.run(engines, only(engines), secrets, {})
@@ -71,10 +87,11 @@ def test_the_demo_answers_helm_test_and_stops_within_its_grace_period(helm: Helm
             restricted(replica)
 
         front = here.pod(names)
+        front.account, front.environment = given["account"], given["environment"]
         gateway = front.run(gateway_pod, container(objects), secrets, maps)
         for probe in ("startupProbe", "livenessProbe"):
             assert front.passes(container(objects), probe, gateway), gateway.output
-        until(lambda: front.get(8000, "/ready") == 200, "the gateway is ready")
+        until(lambda: front.get(8000, "/ready") == 200, f"the gateway is ready: {gateway.output}")
         restricted(gateway)
         assert front.get(8000, "/warmroute/replicas") == 401, "there is an admin key"
         assert front.get(8002, "/metrics") == 200

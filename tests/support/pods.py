@@ -33,6 +33,7 @@ PROGRAMS = ("unshare", "nsenter", "setpriv", "ip", "chroot", "mount")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ssl", "/etc/alternatives")
 OURS = (ROOT / ".venv", ROOT / "gateway", ROOT / "router", ROOT / "replica", Path(os.path.realpath(sys.executable)).parents[1])
 NETWORK = "10.77.0"
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def need_namespaces() -> None:
@@ -68,9 +69,13 @@ class Container:
 
 
 class Pod:
-    """One address. files: the folder of the pod's files on this machine."""
+    """One address. account: the files of its service account, for containers that are to have them. environment: what the
+    kubelet adds to that of the containers.
+    """
 
     def __init__(self, pause: subprocess.Popen[bytes], address: str, folder: Path, hosts: Path) -> None:
+        self.account: Mapping[str, str] = {}
+        self.environment: Mapping[str, str] = {}
         self._pause, self.address, self._folder, self._hosts = pause, address, folder, hosts
         self._containers: list[Container] = []
 
@@ -90,7 +95,7 @@ class Pod:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*self.inside, "unshare", "-m", "--propagation", "private", "bash", "-c", script],
-                env={**environment, "PATH": path, "XDG_STATE_HOME": "/tmp"},
+                env={**self.environment, **environment, "PATH": path, "XDG_STATE_HOME": "/tmp"},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -156,6 +161,11 @@ class Pod:
                 yield f"mkdir -p {target}; cp {source}/* {target}/"
             elif mount["mountPath"] != "/tmp":
                 yield f"mkdir -p {target}; mount -t tmpfs -o mode=1777 tmpfs {target}"
+        if spec.get("automountServiceAccountToken"):
+            source = Path(tempfile.mkdtemp(prefix="account-", dir=self._folder))
+            for name, text in self.account.items():
+                (source / name).write_text(text, "utf-8")
+            yield f"mkdir -p {at}{ACCOUNT}; cp {source}/* {at}{ACCOUNT}/"
         if container["securityContext"].get("readOnlyRootFilesystem"):
             yield f"mount -o remount,ro {at}"
 
