@@ -460,8 +460,9 @@ class Fleet:
 
     def set_gauges(self, metrics: Metrics, now: float) -> None:
         """Set the gauges that mirror the fleet's state; called at each scrape."""
-        for gauge in (*metrics.by_pool, metrics.replica_circuit_open):
-            gauge.values.clear()  # of pools and replicas that are no more
+        for gauge in metrics.by_pool:
+            gauge.values.clear()  # of pools that are no more
+        metrics.replica_circuit_open.values.clear()
         for pool in self.pools:
             name = (pool.name,)
             metrics.pool_inflight.set(name, pool.admission.inflight)
