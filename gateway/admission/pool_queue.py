@@ -84,6 +84,10 @@ class Admission:
         self._rate = ReleaseRate()
 
     @property
+    def max_inflight(self) -> int:
+        return self._max_inflight
+
+    @property
     def waiting(self) -> int:
         return len(self._queue)
 

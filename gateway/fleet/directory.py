@@ -465,16 +465,27 @@ class Fleet:
 
     def set_gauges(self, metrics: Metrics, now: float) -> None:
         """Set the gauges that mirror the fleet's state; called at each scrape."""
-        for gauge in (metrics.pool_inflight, metrics.pool_waiting, metrics.replica_circuit_open):
-            gauge.values.clear()  # of pools and replicas that are no more
+        for gauge in metrics.by_pool:
+            gauge.values.clear()  # of pools that are no more
+        metrics.replica_circuit_open.values.clear()
         for pool in self.pools:
             name = (pool.name,)
             metrics.pool_inflight.set(name, pool.admission.inflight)
             metrics.pool_waiting.set(name, pool.admission.waiting)
+            metrics.pool_inflight_limit.set(name, pool.admission.max_inflight)
+            metrics.pool_prefill_backlog.set(name, self._backlog_s(pool, now))
+            metrics.pool_replicas.set(name, len(pool.replicas))
+            metrics.pool_replicas_live.set(name, sum(state.live for state in pool.replicas))
             for reason, count in pool.admission.refused.items():
                 metrics.admission_rejected.set((*name, reason), count)
             for state in pool.replicas:
                 metrics.replica_circuit_open.set((state.name,), now < state.rests_until or state.breaker.state(now) != CLOSED)
+
+    def _backlog_s(self, pool: Pool, now: float) -> float:
+        """Booked prefill work of all replicas of the pool, in seconds of one of them. O(replicas)."""
+        known = self._router.ledger.loads
+        loads = [known[state.name] for state in pool.replicas if state.name in known]  # no other one has bookings
+        return sum([load.remaining_tokens(now) / load.rate.value for load in loads])
 
     def _changed(self, state: ReplicaState) -> None:
         """A replica came, went, or serves other models than before."""

@@ -123,6 +123,30 @@ class Metrics:
             "pool_inflight", "Requests of a pool running at its replicas.", "pool", merge_rule=merge_sum
         )
         self.pool_waiting = make.gauge("pool_waiting", "Requests of a pool waiting in its queue.", "pool", merge_rule=merge_sum)
+        self.pool_inflight_limit = make.gauge(
+            "pool_inflight_limit", "Limit of pool_inflight: pools[].max_inflight.", "pool", merge_rule=merge_max
+        )
+        self.pool_prefill_backlog = make.gauge(
+            "pool_prefill_backlog_seconds",
+            "Prefill work booked at a pool's replicas, in seconds by their learned rates, all added up.",
+            "pool",
+        )
+        self.pool_replicas = make.gauge("pool_replicas", "Replicas of a pool.", "pool")
+        self.pool_replicas_live = make.gauge(
+            "pool_replicas_live", "Replicas of a pool that are up and may be sent new requests.", "pool", merge_rule=merge_min
+        )
+
+    @property
+    def by_pool(self) -> tuple[Gauge, ...]:
+        """The gauges that mirror pools."""
+        return (
+            self.pool_inflight,
+            self.pool_waiting,
+            self.pool_inflight_limit,
+            self.pool_prefill_backlog,
+            self.pool_replicas,
+            self.pool_replicas_live,
+        )
 
     def _add_kept(self, make: _Family) -> None:
         self.responses_kept = make.counter(

@@ -13,6 +13,7 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* Of the gateway's pods alone: the chart's other pods have another name, see warmroute.partSelector. */ -}}
 {{- define "warmroute.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "warmroute.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -23,6 +24,39 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{ include "warmroute.selectorLabels" . }}
+{{- end -}}
+
+{{- /* The names of what is beside the gateway. A StatefulSet's has 52 characters at most: its pods carry it with a hash as a label. */ -}}
+{{- define "warmroute.replicasName" -}}{{ include "warmroute.fullname" . | trunc 43 | trimSuffix "-" }}-replicas{{- end -}}
+{{- define "warmroute.valkeyName" -}}{{ include "warmroute.fullname" . | trunc 56 | trimSuffix "-" }}-valkey{{- end -}}
+{{- define "warmroute.metricsName" -}}{{ include "warmroute.fullname" . | trunc 55 | trimSuffix "-" }}-metrics{{- end -}}
+
+{{- /* Labels of a part beside the gateway: (list . "replicas"). Not the gateway's, or its Service would send requests there. */ -}}
+{{- define "warmroute.partSelector" -}}
+{{- $part := last . -}}
+{{- with first . -}}
+app.kubernetes.io/name: {{ printf "%s-%s" (include "warmroute.name" . | trunc 54 | trimSuffix "-") $part }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+{{- end -}}
+
+{{- define "warmroute.partLabels" -}}
+{{- with first . -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+{{ include "warmroute.partSelector" . }}
+app.kubernetes.io/part-of: {{ include "warmroute.name" (first .) }}
+{{- end -}}
+
+{{- /* Spread of pods, (list CONSTRAINTS SELECTOR): those that name no pods are about these. */ -}}
+{{- define "warmroute.spread" -}}
+{{- $selector := dict "labelSelector" (dict "matchLabels" (last . | fromYaml)) -}}
+{{- $spread := list -}}
+{{- range first . -}}
+{{- $spread = append $spread (ternary . (merge (deepCopy .) (deepCopy $selector)) (hasKey . "labelSelector")) -}}
+{{- end -}}
+{{- toYaml $spread -}}
 {{- end -}}
 
 {{- define "warmroute.serviceAccountName" -}}
@@ -43,44 +77,6 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 
 {{- define "warmroute.port" -}}8000{{- end -}}
 {{- define "warmroute.metricsPort" -}}8002{{- end -}}
-
-{{- /* The gateway's file: .Values.config and where to listen. */ -}}
-{{- define "warmroute.config" -}}
-{{- if not (or .Values.config.pools .Values.config.discovery) -}}
-{{- fail "config.pools is empty: name at least one replica, for example --set 'config.pools[0].replicas[0]=http://vllm-0:8000', or where they are found, --set config.discovery[0].kubernetes=SERVICE" -}}
-{{- end -}}
-{{- range $index, $pool := ternary (list) .Values.config.pools (not (empty .Values.config.discovery)) -}}
-{{- if not $pool.replicas -}}
-{{- fail (printf "config.pools[%d].replicas is empty: a pool needs at least one replica URL" $index) -}}
-{{- end -}}
-{{- end -}}
-{{- $listen := printf "0.0.0.0:%s" (include "warmroute.port" .) -}}
-{{- $metrics := printf "0.0.0.0:%s" (include "warmroute.metricsPort" .) -}}
-{{- toYaml (merge (dict "listen" $listen "metrics_listen" $metrics) .Values.config) -}}
-{{- end -}}
-
-{{- /* What the gateway reads at its start only: a change rolls the pods. All else is reloaded by those that run. */ -}}
-{{- define "warmroute.fixed" -}}
-{{- $config := .Values.config -}}
-{{- $fixed := pick $config "admin_listen" "workers" "state" "log_level" "log_format" -}}
-{{- $routing := pick (default (dict) $config.routing) "block_bytes" "block_tokens" -}}
-{{- toYaml (merge (dict "routing" $routing) $fixed) -}}
-{{- end -}}
-
-{{- /* What the gateway watches by the API of this cluster: lines of NAMESPACE RESOURCE; empty: nothing. */ -}}
-{{- define "warmroute.watched" -}}
-{{- $lines := list -}}
-{{- range .Values.config.discovery -}}
-{{- with .kubernetes -}}
-{{- $each := ternary (dict "service" .) . (kindIs "string" .) -}}
-{{- if not $each.server -}}
-{{- $resource := ternary "pods" "endpointslices" (not (empty $each.pods)) -}}
-{{- $lines = append $lines (printf "%s %s" (default $.Release.Namespace $each.namespace) $resource) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- join "\n" (uniq $lines | sortAlpha) -}}
-{{- end -}}
 
 {{- define "warmroute.gracePeriod" -}}
 {{- $needed := addf .Values.preStopSleepSeconds .Values.config.limits.drain_timeout_s -}}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.tools import ROOT
+from tests.deploy.helm import Helm
+from tests.support.tools import ROOT, tool
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +23,8 @@ def values() -> dict[str, Any]:
     loaded = yaml.safe_load((ROOT / "helm" / "values.yaml").read_text("utf-8"))
     assert isinstance(loaded, dict)
     return loaded
+
+
+@pytest.fixture(params=["helm", "helm3"])
+def helm(request: pytest.FixtureRequest, tmp_path: Path) -> Helm:
+    return Helm(tool(request.param), tmp_path)

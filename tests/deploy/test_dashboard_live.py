@@ -31,7 +31,7 @@ import yaml
 from tests.deploy import dashboard
 from tests.deploy.dashboard import FILES, Query
 from tests.deploy.processes import answers, free_port, running, until
-from tests.support.tools import tool
+from tests.support.tools import ROOT, tool
 
 # May be zero in a test that does nothing wrong: the engines report their usage and their hits, none restarts, and none has to
 # let anybody wait.
@@ -42,6 +42,7 @@ QUIET = {
     "Running and waiting in the engines/B",
 }
 CLIENTS = 12
+RULES = yaml.safe_load((ROOT / "rules" / "warmroute.yaml").read_text("utf-8"))
 
 pytestmark = pytest.mark.tools
 
@@ -248,3 +249,19 @@ def test_a_model_that_nobody_serves_is_no_label(stack: Stack) -> None:
     stack.traffic()
     assert 'model="sim"' in stack.metrics()
     assert "unheard-of" not in stack.metrics()
+
+
+# Alerts about what is wrong in this stack: one replica is down, alone in its pool, and requests for its model are a 503. The
+# replica that refuses everything may be cut off at that moment, and use up the retries.
+TRUE_HERE = {"WarmrouteNoReplica", "WarmrouteReplicaDown", "WarmrouteErrors"}
+MAY_BE_TRUE = {"WarmrouteReplicaCircuitOpen", "WarmrouteRetryBudgetExhausted"}
+
+
+def test_alerts_are_about_what_is_wrong_and_nothing_else(stack: Stack) -> None:
+    def pending() -> set[str]:
+        stack.traffic()
+        rules = [rule for group in RULES["groups"] for rule in group["rules"]]
+        return {rule["alert"] for rule in rules if stack.ask("query", query=rule["expr"])["result"]}
+
+    assert until(lambda: (found := pending()) >= TRUE_HERE and found, "the alerts see the replica that is down")
+    assert pending() - MAY_BE_TRUE == TRUE_HERE

@@ -92,6 +92,7 @@ def test_the_build_steps_give_a_working_command(instructions: list[tuple[str, st
     assert run(warmroute, "--version") == "warmroute 0.1.0\n"
     python = warmroute.with_name("python")
     assert run(python, "-c", "import gateway.app, importlib.util; print(importlib.util.find_spec('torch'))") == "None\n"
+    assert run(python, "-c", "import asyncpg; print('there')") == "there\n", "state.url: postgresql://"
     assert run(python, "-c", "import router.index.trie as trie; print(trie.__file__)").endswith(".so\n"), "it is compiled"
 
 

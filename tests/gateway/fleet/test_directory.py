@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -14,7 +15,7 @@ from gateway.errors import GatewayError, ReplicaFailure
 from gateway.fleet.catalog import MAX_SHOWN, warn_of_misfits
 from gateway.fleet.engine_client import ModelEntry
 from tests.gateway.conftest import BODY, LOGGED, Running, config_over, eventually, running
-from tests.support.fakes import FakeReplica, dies, http, models, status, writes
+from tests.support.fakes import FakeReplica, answers, dies, hangs, http, models, status, writes
 
 
 def pool(*replicas: FakeReplica, models: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -262,3 +263,38 @@ async def test_a_failure_at_the_url_that_a_replica_had_is_not_that_of_its_new_on
         assert (after.url, after.up) == (new.url, True)
         run.gateway.fleet.failed(after, ReplicaFailure("refused", "nobody listens"))
         assert not after.up
+
+
+async def test_the_metrics_show_how_much_of_a_pool_is_in_use() -> None:
+    go_on = asyncio.Event()
+    async with FakeReplica([hangs(go_on), answers()]) as one, FakeReplica() as two, FakeReplica() as other:
+        pools = [{"name": "a", "max_inflight": 8, **pool(one, two, models=("m",))}, {"name": "b", **pool(other, models=("n",))}]
+        async with running(pools=pools) as run:
+            state = run.gateway.fleet.named(two.name)
+            assert state
+            run.gateway.fleet.drain(state, on=True)
+            request = asyncio.create_task(run.post())
+            await eventually(lambda: one.requests)
+            page = await run.metrics()
+            booked = page[f'warmroute_replica_booked_tokens{{replica="{one.name}"}}']
+            rate = page[f'warmroute_replica_prefill_tokens_per_second{{replica="{one.name}"}}']
+            assert {name: of_pool(page, name) for name in OF_POOLS} == {
+                "inflight": [1, 0],
+                "inflight_limit": [8, 4096],
+                "replicas": [2, 1],
+                "replicas_live": [1, 1],
+            }
+            busy, idle = of_pool(page, "prefill_backlog_seconds")
+            assert 0 < busy <= booked / rate
+            assert idle == 0
+            go_on.set()
+            assert (await request)[0] == 200
+            assert of_pool(await run.metrics(), "prefill_backlog_seconds") == [0, 0]
+
+
+OF_POOLS = ("inflight", "inflight_limit", "replicas", "replicas_live")
+
+
+def of_pool(page: dict[str, float], name: str) -> list[float]:
+    """The gauge of the pools a and b."""
+    return [page[f'warmroute_pool_{name}{{pool="{each}"}}'] for each in "ab"]

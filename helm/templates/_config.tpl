@@ -1,0 +1,62 @@
+{{- /* Where replicas are found: .Values.config.discovery, and the chart's own replicas. A dictionary, for fromYaml. */ -}}
+{{- define "warmroute.discovery" -}}
+{{- $sources := default (list) .Values.config.discovery -}}
+{{- if .Values.replicas.enabled -}}
+{{- $own := dict "kubernetes" (include "warmroute.replicasName" .) -}}
+{{- with include "warmroute.replicasPool" . -}}{{- $_ := set $own "pool" . -}}{{- end -}}
+{{- $sources = append $sources $own -}}
+{{- end -}}
+{{- toYaml (dict "sources" $sources) -}}
+{{- end -}}
+
+{{- /* The pool of the chart's own replicas; empty: the only one, which is named default. */ -}}
+{{- define "warmroute.replicasPool" -}}
+{{- if and .Values.config.pools (not .Values.replicas.pool) (not .Values.existingConfigMap.name) -}}
+{{- fail "replicas.pool is empty: name the pool of config.pools that the replicas belong to" -}}
+{{- end -}}
+{{- .Values.replicas.pool -}}
+{{- end -}}
+
+{{- /* The gateway's file: .Values.config and where to listen. */ -}}
+{{- define "warmroute.config" -}}
+{{- $sources := (include "warmroute.discovery" . | fromYaml).sources -}}
+{{- if not (or .Values.config.pools $sources) -}}
+{{- fail "config.pools is empty: name at least one replica, for example --set 'config.pools[0].replicas[0]=http://vllm-0:8000', or where they are found, --set config.discovery[0].kubernetes=SERVICE, or let the chart run some, replicas.enabled" -}}
+{{- end -}}
+{{- range $index, $pool := ternary (list) .Values.config.pools (not (empty $sources)) -}}
+{{- if not $pool.replicas -}}
+{{- fail (printf "config.pools[%d].replicas is empty: a pool needs at least one replica URL" $index) -}}
+{{- end -}}
+{{- end -}}
+{{- $listen := printf "0.0.0.0:%s" (include "warmroute.port" .) -}}
+{{- $metrics := printf "0.0.0.0:%s" (include "warmroute.metricsPort" .) -}}
+{{- $config := merge (dict "listen" $listen "metrics_listen" $metrics "discovery" $sources) .Values.config -}}
+{{- /* CONNECT SHARING HERE, when the gateway has the section, by this one line (and config.sharing in warmroute.fixed, if it needs
+a restart); the password is in the environment already, see warmroute.sharingEnv:
+{{- with include "warmroute.sharingUrl" . -}}{{- $_ := set $config "sharing" (dict "url" . "cluster" (include "warmroute.fullname" $)) -}}{{- end -}}
+*/ -}}
+{{- toYaml $config -}}
+{{- end -}}
+
+{{- /* What the gateway reads at its start only: a change rolls the pods. All else is reloaded by those that run. */ -}}
+{{- define "warmroute.fixed" -}}
+{{- $config := .Values.config -}}
+{{- $fixed := pick $config "admin_listen" "workers" "state" "log_level" "log_format" -}}
+{{- $routing := pick (default (dict) $config.routing) "block_bytes" "block_tokens" -}}
+{{- toYaml (merge (dict "routing" $routing) $fixed) -}}
+{{- end -}}
+
+{{- /* What the gateway watches by the API of this cluster: lines of NAMESPACE RESOURCE; empty: nothing. */ -}}
+{{- define "warmroute.watched" -}}
+{{- $lines := list -}}
+{{- range (include "warmroute.discovery" . | fromYaml).sources -}}
+{{- with .kubernetes -}}
+{{- $each := ternary (dict "service" .) . (kindIs "string" .) -}}
+{{- if not $each.server -}}
+{{- $resource := ternary "pods" "endpointslices" (not (empty $each.pods)) -}}
+{{- $lines = append $lines (printf "%s %s" (default $.Release.Namespace $each.namespace) $resource) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- join "\n" (uniq $lines | sortAlpha) -}}
+{{- end -}}

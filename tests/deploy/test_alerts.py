@@ -1,0 +1,221 @@
+"""Each alert of rules/warmroute.yaml fires on the series that it is meant for, and not on those that are well: by promtool."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+from gateway.telemetry.metrics import Metrics
+from tests.support.tools import ROOT, tool
+
+RULES = ROOT / "rules" / "warmroute.yaml"
+HERE = {"namespace": "llm", "service": "gw-metrics"}
+
+Series = Mapping[str, str]
+"""Name and labels beside HERE -> values, a minute apart, as promtool writes them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """fires, quiet: series. labels: of the alert, beside HERE and its severity. value: as its text has it. at: minutes."""
+
+    fires: Series
+    quiet: Series
+    labels: Mapping[str, str] = field(default_factory=dict)
+    value: str = ""
+    at: int = 40
+    here: Mapping[str, str] = field(default_factory=lambda: HERE)
+
+
+def counts(per_minute: float) -> str:
+    return f"0+{per_minute:g}x60"
+
+
+def stays(value: float) -> str:
+    return f"{value:g}x60"
+
+
+POOL, REPLICA, POD = {"pool": "p"}, {"replica": "r"}, {"pod": "gw-0"}
+CASES: Mapping[str, Case] = {
+    "WarmrouteDown": Case({"other{}": stays(1)}, {"warmroute_workers{}": stays(1)}, here={}),
+    "WarmrouteNoReplica": Case(
+        {'warmroute_pool_replicas_live{pool="p"}': stays(0)},
+        # One of two pods has not probed it yet.
+        {
+            'warmroute_pool_replicas_live{pool="p",pod="a"}': stays(0),
+            'warmroute_pool_replicas_live{pool="p",pod="b"}': stays(1),
+        },
+        POOL,
+    ),
+    "WarmrouteReplicaDown": Case(
+        {'warmroute_replica_up{replica="r"}': stays(0)}, {'warmroute_replica_up{replica="r"}': "1x20 0x5 1x40"}, REPLICA
+    ),
+    "WarmrouteReplicaCircuitOpen": Case(
+        {'warmroute_replica_circuit_open{replica="r"}': stays(1)},
+        {'warmroute_replica_circuit_open{replica="r"}': "0x30 1x5 0x30"},
+        REPLICA,
+    ),
+    "WarmrouteErrors": Case(
+        {'warmroute_requests_total{code="200"}': counts(90), 'warmroute_requests_total{code="502"}': counts(10)},
+        {'warmroute_requests_total{code="200"}': counts(97), 'warmroute_requests_total{code="502"}': counts(3)},
+        value="10%",
+    ),
+    "WarmrouteBrokenStreams": Case(
+        {"warmroute_requests_total{}": counts(100), 'warmroute_broken_responses_total{replica="r"}': counts(2)},
+        {"warmroute_requests_total{}": counts(1000), 'warmroute_broken_responses_total{replica="r"}': counts(2)},
+        value="2%",
+    ),
+    "WarmrouteRetryBudgetExhausted": Case(
+        {"warmroute_retry_budget_exhausted_total{}": counts(5)}, {"warmroute_retry_budget_exhausted_total{}": stays(5)}
+    ),
+    "WarmrouteWorkerRestarts": Case(
+        {"warmroute_worker_restarts_total{}": "0x30 0+1x30"}, {"warmroute_worker_restarts_total{}": "0x30 1x30"}
+    ),
+    "WarmrouteDiscoveryDown": Case(
+        {'warmroute_discovery_up{source="s",pod="gw-0"}': stays(0)},
+        {'warmroute_discovery_up{source="s",pod="gw-0"}': "1x30 0x3 1x30"},
+        {"source": "s", **POD},
+    ),
+    # The series begins with the first invalid reload.
+    "WarmrouteReloadInvalid": Case(
+        {'warmroute_config_reloads_total{result="invalid",pod="gw-0"}': "_x30 1x30"},
+        {'warmroute_config_reloads_total{result="good",pod="gw-0"}': counts(1)},
+        POD,
+    ),
+    "WarmrouteCachedTokensGone": Case(
+        {
+            'warmroute_predicted_cached_tokens_total{model="m",replica="r"}': counts(60_000),
+            'warmroute_prompt_tokens_total{model="m",replica="r",cache="miss"}': counts(60_000),
+        },
+        {
+            'warmroute_predicted_cached_tokens_total{model="m",replica="r"}': counts(60_000),
+            'warmroute_prompt_tokens_total{model="m",replica="r",cache="hit"}': counts(1),
+        },
+        {"model": "m"},
+    ),
+    "WarmrouteCacheHitsMissing": Case(
+        {'warmroute_replica_cache_hits_missing{replica="r"}': stays(1)},
+        {'warmroute_replica_cache_hits_missing{replica="r"}': stays(0)},
+        REPLICA,
+    ),
+    "WarmrouteQueueRefusals": Case(
+        {'warmroute_admission_rejected_total{pool="p",reason="queue_full"}': counts(1)},
+        {'warmroute_admission_rejected_total{pool="p",reason="queue_full"}': stays(7)},
+        POOL,
+    ),
+    "WarmroutePoolSaturated": Case(
+        {'warmroute_pool_inflight{pool="p"}': stays(95), 'warmroute_pool_inflight_limit{pool="p"}': stays(100)},
+        {'warmroute_pool_inflight{pool="p"}': stays(80), 'warmroute_pool_inflight_limit{pool="p"}': stays(100)},
+        POOL,
+        value="95%",
+    ),
+    "WarmroutePrefillBacklog": Case(
+        {
+            'warmroute_pool_prefill_backlog_seconds{pool="p",pod="a"}': stays(20),
+            'warmroute_pool_prefill_backlog_seconds{pool="p",pod="b"}': stays(10),
+            'warmroute_pool_replicas_live{pool="p",pod="a"}': stays(2),
+            'warmroute_pool_replicas_live{pool="p",pod="b"}': stays(2),
+        },
+        {'warmroute_pool_prefill_backlog_seconds{pool="p"}': stays(20), 'warmroute_pool_replicas_live{pool="p"}': stays(4)},
+        POOL,
+        value="15s",
+    ),
+    "WarmrouteMemoryFull": Case(
+        {"warmroute_memory_rejected_total{}": counts(1)}, {"warmroute_memory_rejected_total{}": stays(1)}
+    ),
+    "WarmrouteConnectionsFull": Case(
+        {"warmroute_client_connections_rejected_total{}": counts(1)},
+        {"warmroute_client_connections_rejected_total{}": stays(1)},
+    ),
+    "WarmrouteResponsesNotKept": Case(
+        {'warmroute_responses_kept_total{result="failed"}': counts(1)},
+        {'warmroute_responses_kept_total{result="kept"}': counts(1)},
+    ),
+    "WarmrouteStateFileLost": Case(
+        {"warmroute_state_file_lost_total{}": "0x30 1x30"}, {"warmroute_state_file_lost_total{}": stays(0)}
+    ),
+    "WarmrouteLogLinesDropped": Case(
+        {'warmroute_log_lines_dropped_total{pod="gw-0"}': counts(3)},
+        {'warmroute_log_lines_dropped_total{pod="gw-0"}': stays(3)},
+        POD,
+    ),
+}
+
+
+def alerts() -> Iterator[dict[str, Any]]:
+    for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"]:
+        yield from group["rules"]
+
+
+def test_each_alert_is_tested() -> None:
+    names = [rule["alert"] for rule in alerts()]
+    assert sorted(names) == sorted(CASES)
+    assert len(set(names)) == len(names)
+
+
+def test_each_alert_is_about_metrics_that_the_gateway_has() -> None:
+    exposed = {instrument.name for instrument in Metrics().instruments.all}
+    for rule in alerts():
+        promql_parser.parse(rule["expr"])  # raises
+        named = set(re.findall(r"\bwarmroute_\w+", rule["expr"]))
+        assert named
+        assert named <= exposed, rule["alert"]
+        assert {"summary", "description"} == rule["annotations"].keys()
+        assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+def test_pages_that_alerts_name_are_there() -> None:
+    pages = re.findall(r"\bdocs/\w+\.md", RULES.read_text("utf-8"))
+    assert pages
+    assert [page for page in pages if not (ROOT / page).exists()] == []
+
+
+@pytest.mark.tools
+def test_promtool_reads_the_rules() -> None:
+    subprocess.run([tool("promtool"), "check", "rules", RULES], check=True, capture_output=True)
+
+
+@pytest.mark.tools
+@pytest.mark.parametrize("name", CASES)
+def test_it_fires_when_it_should_and_not_when_all_is_well(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    (rule,) = (rule for rule in alerts() if rule["alert"] == name)
+    labels = {**case.here, **case.labels, **rule["labels"]}
+    annotations = {key: filled(text, labels, case.value) for key, text in rule["annotations"].items()}
+    fires = [{"exp_labels": labels, "exp_annotations": annotations}]
+    checked([unit(name, case.fires, fires, case.at), unit(name, case.quiet, [], case.at)], tmp_path)
+
+
+def unit(alert: str, series: Series, expected: Sequence[Mapping[str, Any]], at: int) -> Mapping[str, Any]:
+    """One of promtool's tests."""
+    rule = {"eval_time": f"{at}m", "alertname": alert, "exp_alerts": expected}
+    listed = [{"series": with_here(name), "values": values} for name, values in series.items()]
+    return {"interval": "1m", "input_series": listed, "alert_rule_test": [rule]}
+
+
+def with_here(series: str) -> str:
+    name, _, labels = series.removesuffix("}").partition("{")
+    here = [f'{key}="{value}"' for key, value in HERE.items()]
+    return f"{name}{{{','.join([*here, *filter(None, [labels])])}}}"
+
+
+def filled(text: str, labels: Mapping[str, str], value: str) -> str:
+    """An annotation as Prometheus fills it in."""
+    text = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: labels[match[1]], text)
+    return re.sub(r"\{\{ \$value \| \w+ \}\}", value, text)
+
+
+def checked(tests: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    file = folder / "test.yaml"
+    wanted = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": list(tests)}
+    file.write_text(yaml.safe_dump(wanted, sort_keys=False), "utf-8")
+    done = subprocess.run([tool("promtool"), "test", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

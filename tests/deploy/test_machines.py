@@ -1,0 +1,210 @@
+"""deploy/: the systemd unit and the compose file, without systemd as process 1 and without Docker."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from gateway.config.source import load
+from replica.flags import parser
+from tests.deploy.processes import answers, free_port, running, until
+from tests.support.pods import Pod, address, node
+from tests.support.tools import ROOT, tool
+
+DEPLOY = ROOT / "deploy"
+UNIT = DEPLOY / "systemd" / "warmroute.service"
+COMPOSE: Mapping[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+CONFIG = DEPLOY / "warmroute" / "config.yaml"
+WARMROUTE = Path(sys.executable).with_name("warmroute")
+MOST_EXPOSED = 2.0  # of systemd's own rating, from 0 (locked up) to 10
+DENY_WRITE_EXECUTE = 65  # prctl's PR_SET_MDWE
+
+
+def lines_of(name: str) -> list[str]:
+    return re.findall(rf"^{name}=(.*)$", UNIT.read_text("utf-8"), re.MULTILINE)
+
+
+def services(profile: str) -> Mapping[str, Mapping[str, Any]]:
+    return {name: each for name, each in COMPOSE["services"].items() if profile in each.get("profiles", [profile])}
+
+
+# -- the configuration of both
+
+
+def test_the_gateway_loads_the_configuration() -> None:
+    config = load(CONFIG, {}, {})
+    assert (config.listen, config.metrics_listen) == ("0.0.0.0:8000", "0.0.0.0:8002")
+    (source,) = config.discovery
+    assert source.file == "/etc/warmroute/replicas.yaml"
+
+
+# -- systemd
+
+
+def test_the_unit_starts_the_gateway_and_waits_for_its_requests() -> None:
+    config = load(CONFIG, {}, {})
+    (start,) = lines_of("ExecStart")
+    assert start.split() == ["/opt/warmroute/bin/warmroute", "serve", "--config", "/etc/warmroute/config.yaml"]
+    assert int(lines_of("TimeoutStopSec")[0]) > config.limits.drain_timeout_s
+    assert int(lines_of("LimitNOFILE")[0]) >= 4 * config.limits.connections
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Path:
+    """The unit, with this checkout's program."""
+    file = tmp_path / UNIT.name
+    file.write_text(UNIT.read_text("utf-8").replace("/opt/warmroute/bin/warmroute", str(WARMROUTE)), "utf-8")
+    return file
+
+
+def analyzed(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("systemd-analyze") or pytest.skip("no systemd-analyze")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_systemd_takes_the_unit(unit: Path) -> None:
+    done = analyzed("verify", "--man=no", unit)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_systemd_rates_it_as_locked_up(unit: Path) -> None:
+    done = analyzed("security", "--offline=true", f"--threshold={MOST_EXPOSED * 10:.0f}", "--no-pager", unit)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_gateway_needs_no_memory_that_can_be_written_and_executed(tmp_path: Path) -> None:
+    """MemoryDenyWriteExecute, with what may want such memory: uvloop, SQLite, callbacks from the DNS library."""
+    assert lines_of("MemoryDenyWriteExecute") == ["yes"]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(DENY_WRITE_EXECUTE + 1, 0, 0, 0, 0) < 0:  # PR_GET_MDWE
+        pytest.skip("this kernel cannot deny it")
+    replica, port = free_port(), free_port()
+    config = tmp_path / "config.yaml"
+    discovery = [{"dns": {"name": "localhost", "port": replica}}]
+    config.write_text(json.dumps({"listen": f"127.0.0.1:{port}", "admin_listen": "off", "discovery": discovery}), "utf-8")
+    denied = (
+        "import ctypes, mmap, os, sys\n"
+        f"assert ctypes.CDLL(None).prctl({DENY_WRITE_EXECUTE}, 1, 0, 0, 0) == 0\n"
+        "try: mmap.mmap(-1, 4096, prot=mmap.PROT_WRITE | mmap.PROT_EXEC)\n"
+        "except PermissionError: os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    engine = [str(WARMROUTE), "replica", "--engine", "sim", "--port", str(replica)]
+    serve = [sys.executable, "-c", denied, str(WARMROUTE), "serve", "--config", str(config)]
+    url = f"http://127.0.0.1:{port}"
+    with (
+        running(engine, tmp_path / "replica.log", lambda: answers(f"http://127.0.0.1:{replica}/health")),
+        running(serve, tmp_path / "gateway.log", lambda: answers(f"{url}/health")),
+    ):
+        until(lambda: answers(f"{url}/ready"), "the replica is found by DNS")
+        chat = [sys.executable, str(ROOT / "helm" / "files" / "connection.py"), url, "request"]
+        assert subprocess.run(chat, check=False).returncode == 0
+
+
+# -- Docker Compose
+
+
+@pytest.mark.tools
+def test_the_compose_file_keeps_to_the_specification() -> None:
+    schema = json.loads(tool("compose-spec.json").read_text("utf-8"))
+    later = {"name"}  # keys that came after this version of the schema
+    known = {name: value for name, value in COMPOSE.items() if name not in later}
+    jsonschema.Draft201909Validator(schema).validate(known)
+    assert COMPOSE["name"] == "warmroute"
+
+
+def test_what_is_mounted_and_named_is_there() -> None:
+    for name, service in COMPOSE["services"].items():
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            assert source in COMPOSE["volumes"] or (DEPLOY / source).exists(), f"{name}: {source}"
+    assert set(COMPOSE["services"]["prometheus"]["command"]) >= {"--config.file=/etc/prometheus/prometheus.yml"}
+
+
+@pytest.mark.parametrize("profile", ["sim", "vllm"])
+def test_each_profile_has_the_replicas_of_the_configuration(profile: str) -> None:
+    names = set(services(profile))
+    for service in services(profile).values():
+        names |= set(service.get("networks", {}).get("default", {}).get("aliases", ()))
+    listed = yaml.safe_load((DEPLOY / "warmroute" / "replicas.yaml").read_text("utf-8"))["replicas"]
+    assert {url.removeprefix("http://").removesuffix(":8000") for url in listed} <= names
+    for service in services(profile).values():
+        if (command := service["command"])[0] == "replica":
+            options = parser().parse_args(command[1:])
+            assert (options.host, options.port) == ("0.0.0.0", 8000)
+        elif service.get("entrypoint") == ["vllm", "serve"]:
+            assert {"--enable-prompt-tokens-details", "8000"} <= set(command)
+
+
+def test_our_containers_have_no_rights() -> None:
+    ours = {name: each for name, each in COMPOSE["services"].items() if not name.startswith("vllm")}
+    assert {"gateway", "replica-1", "replica-2", "prometheus", "valkey"} == ours.keys()
+    for name, service in ours.items():
+        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"]), name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+    assert all(port.startswith("127.0.0.1:") for each in ours.values() for port in each.get("ports", ()))
+
+
+@pytest.mark.tools
+def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
+    text = (DEPLOY / "prometheus" / "prometheus.yml").read_text("utf-8")
+    file = tmp_path / "prometheus.yml"
+    file.write_text(text.replace("/etc/prometheus/rules", str(ROOT / "rules")), "utf-8")
+    done = subprocess.run([tool("promtool"), "check", "config", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    targets = [each for job in yaml.safe_load(text)["scrape_configs"] for each in job["static_configs"][0]["targets"]]
+    assert {target.partition(":")[0] for target in targets} <= services("sim").keys()
+
+
+def test_the_containers_of_the_compose_file_answer(tmp_path: Path) -> None:
+    """The commands of the services, as the image would run them, with their user, without rights, in a network of their own."""
+    names = ["replica-1", "replica-2", "gateway"]
+    hosts = {name: address(index) for index, name in enumerate(names)}
+    maps = {"etc": {path.name: path.read_text("utf-8") for path in (DEPLOY / "warmroute").iterdir()}}
+    with node(tmp_path) as here:
+        pods = {name: here.pod(hosts) for name in names}
+        for name, pod in pods.items():
+            spec, container = as_pod(name, COMPOSE["services"][name])
+            made = pod.run(spec, container, {}, maps)
+            until(lambda pod=pod: pod.get(8000, "/health") == 200, f"{name} is there: {made.output}")  # type: ignore[misc]
+            assert made.status["Uid"].split() == ["65532"] * 4
+        gateway = pods["gateway"]
+        until(lambda: gateway.get(8000, "/ready") == 200, "the replicas are found")
+        assert gateway.get(8002, "/metrics") == 200
+        assert said(gateway, COMPOSE["services"]["gateway"]["healthcheck"]["test"][1:]) == 0
+        test = [str(ROOT / "helm" / "files" / "connection.py"), "http://gateway:8000".replace("gateway", gateway.address)]
+        assert said(gateway, ["python", *test, "request"]) == 0
+
+
+def said(pod: Pod, command: Sequence[str]) -> int:
+    """The exit status of a command in the pod's network."""
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run([*pod.inside, *command], env=environment, check=False, timeout=120).returncode
+
+
+def as_pod(name: str, service: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """A service of the compose file in the words of Kubernetes."""
+    user, group = map(int, service["user"].split(":"))
+    context = {
+        "runAsUser": user,
+        "runAsGroup": group,
+        "readOnlyRootFilesystem": service["read_only"],
+        "capabilities": {"drop": service["cap_drop"]},
+        "allowPrivilegeEscalation": "no-new-privileges:true" not in service["security_opt"],
+    }
+    targets = [volume.split(":")[1] for volume in service.get("volumes", ())]
+    mounts = [{"name": "etc", "mountPath": target} for target in targets]
+    entry = ["warmroute", *service["command"]]  # the image's entry point
+    spec = {"volumes": [{"name": "etc", "configMap": {"name": "etc"}}]}
+    return spec, {"name": name, "command": entry, "securityContext": context, "volumeMounts": mounts}
