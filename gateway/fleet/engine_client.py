@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.dialects.api_request import MAX_MODEL_CHARS
-from gateway.errors import GatewayError, ReplicaFailure
+from gateway.errors import NO_ACCESS, GatewayError, ReplicaFailure
 from gateway.fleet import engines
 from gateway.fleet.engines import Facts, Page
 from gateway.upstream.client import Call, UpstreamClient
@@ -52,6 +52,10 @@ async def models_of(upstream: UpstreamClient, url: str, timeout_s: float) -> Mod
     """
     answer = await upstream.open(url, _call("/v1/models"), timeout_s)
     try:
+        if answer.status == 401 and upstream.has_key(url):
+            raise ReplicaFailure(
+                NO_ACCESS, "it refuses the key that the gateway has for it (GET /v1/models answers 401)", reached=0
+            )
         if answer.status in (401, 403):
             return None
         body = await answer.read(_MAX_MODELS_BYTES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from gateway.errors import REFUSED, UNREACHABLE
+from gateway.errors import NO_ACCESS, REFUSED, UNREACHABLE
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.cache_reports import Overlap
 from gateway.fleet.engine_client import Models
@@ -111,9 +111,10 @@ class ReplicaState:
     @property
     def doubtful(self) -> bool:
         """Whether nothing but failed probes keeps it from being live. It is used when no replica is live: a busy engine may
-        answer requests while its model list times out. A replica that refuses connections answers no request either.
+        answer requests while its model list times out. A replica that refuses connections, or the gateway's key, answers no
+        request either.
         """
-        down_by_probes = self.down_by not in ("", REFUSED, UNREACHABLE)
+        down_by_probes = self.down_by not in ("", REFUSED, UNREACHABLE, NO_ACCESS)
         return down_by_probes and not (self.up or self.draining or self.leaving)
 
     @property
