@@ -14,7 +14,7 @@ import orjson
 from gateway.dialects.api_request import MAX_MODEL_CHARS
 from gateway.errors import NO_ACCESS, GatewayError, ReplicaFailure
 from gateway.fleet import engines
-from gateway.fleet.engines import Facts, Page
+from gateway.fleet.engines import Engine, Facts, Page
 from gateway.upstream.client import Call, UpstreamClient
 from gateway.upstream.loop_guard import LOOP_DETECTED
 
@@ -113,19 +113,23 @@ def _bounded(body: bytes) -> bytes:
 
 
 async def facts_of(
-    upstream: UpstreamClient, url: str, timeout_s: float, models: Models, known: Facts, *, inquire: bool
+    upstream: UpstreamClient, url: str, timeout_s: float, models: Models, known: Facts, named: Engine | None, *, inquire: bool
 ) -> tuple[Facts, bool]:
     """(its engine's facts, whether it has a page of metrics). Never raises for what the replica does.
 
-    known: its earlier facts; of these the KV size is kept, which cannot change while it is up.
+    known: its earlier facts; of these the KV size is kept, which cannot change while it is up. named: its engine, if that need
+    not be recognised.
     inquire: send further requests where its page does not have that size.
     """
     page: Page = {}
-    facts = Facts(known.engine, known.kv_tokens)
+    facts = Facts(named or known.engine, known.kv_tokens)
+    engine = named or engines.recognise((entry.owner for entry in models.values()), page)
+    if not engine.pages:
+        return Facts(engine), False
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             page = await _page_of(await _get(upstream, url, "/metrics"))
-            engine = engines.recognise((entry.owner for entry in models.values()), page)
+            engine = named or engines.recognise((entry.owner for entry in models.values()), page)
             facts = engines.read(engine, page)
             if facts.kv_tokens is None:
                 facts = replace(facts, kv_tokens=known.kv_tokens)

@@ -28,6 +28,8 @@ from gateway.config.schema import (
     TlsConfig,
     is_name,
 )
+from gateway.fleet.engines import named
+from gateway.upstream.access.terms import Terms
 
 CONFIGURATION: Final = "configuration"
 OPERATORS: Final = "operators"
@@ -58,6 +60,12 @@ class Member:
     key: KeyConfig | None = None
     tls: TlsConfig | None = None
     engine: str = AUTO_ENGINE
+
+    @property
+    def terms(self) -> Terms:
+        """How it is connected to."""
+        engine = named(self.engine)
+        return Terms(self.key, self.tls, engine.fragile if engine else None)
 
     @property
     def access(self) -> tuple[object, ...]:

@@ -17,6 +17,7 @@ event loop of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -74,6 +75,10 @@ class Kept:
         return False
 
 
+class _Enough(Exception):
+    """The rest of a stream is not wanted."""
+
+
 async def pump(
     exchange: Exchange,
     answer: ReplicaAnswer,
@@ -100,6 +105,8 @@ async def pump(
         if kept is not None:
             kept.add(out)
             reader.raise_failure()
+        if reader.enough:
+            raise _Enough
 
     try:
         if headers is None:
@@ -110,7 +117,9 @@ async def pump(
                 kept.add(out)
                 reader.raise_failure()
         reply.feed_from(answer)
-        await answer.pump(sink)
+        if not reader.enough:
+            with contextlib.suppress(_Enough):
+                await answer.pump(sink)
         last = reader.finish()  # first: some engines end with a [DONE] without a blank line after it
         _require_good_end(reader, needs_done=needs_done)
         reply.end(last if not reader.holds else last + await _kept(exchange, reader))

@@ -106,7 +106,7 @@ class Operator:
             "decoding": load.decoding,
             "booked_tokens": load.booked_tokens,
             "prefill_tokens_per_second": round(load.rate.value, 1),
-            "engine": state.facts.engine.name,
+            "engine": state.engine.name,
             "engine_running": state.facts.running,
             "engine_waiting": state.facts.waiting,
             "engine_kv_tokens": state.facts.kv_tokens,

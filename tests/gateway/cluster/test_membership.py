@@ -16,7 +16,7 @@ from gateway.cluster.commands import LocalControl, SingleProcess
 from gateway.cluster.membership import KEPT, MAX_DRAINS, Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave
 from gateway.config.parse import ConfigError
-from gateway.config.schema import Config, AddedReplica
+from gateway.config.schema import AddedReplica, Config
 from gateway.config.source import load
 from gateway.fleet.membership import Member
 from gateway.fleet.sources.source import MemberSource

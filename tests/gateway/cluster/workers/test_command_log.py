@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.cluster.messages import Drain, Join, Leave
 from gateway.cluster.workers.channel import HUB
 from gateway.cluster.workers.command_log import CommandLog, Replayed
-from gateway.config.schema import Config, AddedReplica
+from gateway.config.schema import AddedReplica, Config
 from gateway.config.source import load
 
 OWN = "http://127.0.0.1:8000"  # where the gateway listens: no replica can be there
