@@ -1,6 +1,6 @@
 """What is wrong between values of the configuration that are right by themselves: listeners and replicas at one address, two
-replicas with one name, keys and certificates that are half named, model prefixes that two pools claim, aliases of aliases, fallbacks that lead nowhere or in a circle,
-pools without any replica, sources without a pool.
+replicas with one name, keys and certificates that are half named, model prefixes that two pools claim, aliases of aliases,
+fallbacks that lead nowhere or in a circle, pools without any replica, sources without a pool.
 
 The values come by key, those with a problem of their own left out (`Parsed.good`), so that one of them does not hide what is
 wrong between others.

@@ -28,7 +28,7 @@ from gateway.config.schema import (
     TlsConfig,
     is_name,
 )
-from gateway.fleet.engines import named
+from gateway.fleet import engines
 from gateway.upstream.access.terms import Terms
 
 CONFIGURATION: Final = "configuration"
@@ -64,7 +64,7 @@ class Member:
     @property
     def terms(self) -> Terms:
         """How it is connected to."""
-        engine = named(self.engine)
+        engine = engines.named(self.engine)
         return Terms(self.key, self.tls, engine.fragile if engine else None)
 
     @property

@@ -117,7 +117,9 @@ class Operator:
         }
 
     async def add(self, request: web.Request) -> web.Response:
-        """A replica joins: {"url", "name", "capacity_tokens", "engine", "pool"}, all but the URL optional (the pool if there is one)."""
+        """A replica joins: {"url", "name", "capacity_tokens", "engine", "pool"}. Only the URL is needed, and the pool if there are
+        several.
+        """
         body = await self._body(request)
         names = [pool.name for pool in self._fleet.pools]
         pool = body.pop("pool", names[0] if len(names) == 1 else None)

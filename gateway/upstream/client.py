@@ -42,8 +42,8 @@ class Call:
     """One request to a replica. path: with its query, ASCII; headers: lines, from `upstream_headers`.
 
     repeatable: it may be sent twice (generations; not a file upload), so it is retried even if a replica may have received it.
-    probe: sent by the gateway itself. via: the gateways that it has passed (`loop_guard.py`). upgrades: to a WebSocket. adapted:
-    the gateway itself has written its body, for an engine that ends at bodies of other forms.
+    probe: sent by the gateway itself. via: the gateways that it has passed (`loop_guard.py`). upgrades: to a WebSocket.
+    adapted: the gateway itself has written its body, for an engine that ends at bodies of other forms.
     """
 
     __slots__ = ("adapted", "body", "headers", "method", "path", "probe", "repeatable", "upgrades", "via")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 class StopFilter:
     """`feed` pieces of a text; what may be the beginning of a stop string is held back. stopped: one was there.
 
-    Any cutting into pieces gives the same text: what is before the first place where a stop string ends first. O(piece * stops).
+    Any cutting into pieces gives the same text: what is before the stop string that ends first. O(piece * stops).
     """
 
     __slots__ = ("_held", "_stops", "stopped")

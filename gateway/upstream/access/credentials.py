@@ -93,10 +93,7 @@ def context_of(tls: TlsConfig) -> ssl.SSLContext:
 
 def _authorization(key: KeyConfig, env: Mapping[str, str]) -> bytes:
     """Raises ReplicaFailure, without any part of the key."""
-    if key.env:
-        text = env.get(key.env, "")
-    else:
-        text = _read(key.file, MAX_KEY_BYTES).decode("utf-8", "replace")
+    text = env.get(key.env, "") if key.env else _read(key.file, MAX_KEY_BYTES).decode("utf-8", "replace")
     text = text.strip()
     if not text:
         raise _no_access(f"its key cannot be had: {key.place} is {'not set' if key.env else 'empty'}")
