@@ -57,6 +57,10 @@ class DistributedLlama:
         if self._reading:
             await self._reading
 
+    def kill(self) -> None:
+        assert self._process
+        self._process.kill()
+
     async def _read(self, lines: asyncio.StreamReader) -> None:
         async for line in lines:
             async with self._changed:
