@@ -1,6 +1,6 @@
 """A stand-in for Distributed-Llama's API server (`dllama-api`): a process of its own, which lives and dies as that does.
 
-    python -m tests.support.distributed_llama [--token-ms 0]
+    python -m tests.support.distributed_llama [--token-ms 0] [--port 0]
 
 By its source and by protocols.md, section 3.5: one accept loop and one request at a time; the process ends (status 1) when a
 connection closes before a whole request was there, when more than Content-Length says comes with the head, at a body that is no
@@ -84,9 +84,9 @@ def typed(body: Any, name: str, *kinds: type) -> Any:
 
 
 class Server:
-    def __init__(self, token_s: float) -> None:
+    def __init__(self, token_s: float, port: int) -> None:
         self._token_s = token_s
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
         self._left: list[socket.socket] = []  # never closed
         self._cached: list[tuple[str, str]] = []
 
@@ -207,7 +207,9 @@ def completion(text: str, prompt: int, generated: int) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--token-ms", type=float, default=0.0)
+    parser.add_argument("--port", type=int, default=0)
+    given = parser.parse_args()
     try:
-        Server(parser.parse_args().token_ms / 1000).run()
+        Server(given.token_ms / 1000, given.port).run()
     except KeyboardInterrupt:
         sys.exit(0)

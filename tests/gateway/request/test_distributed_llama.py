@@ -311,3 +311,18 @@ async def test_operators_see_what_it_is(request_lines: Any) -> None:
         (line,) = request_lines()
         assert "translated" not in line
         assert sum(value for name, value in (await run.metrics()).items() if name.startswith("warmroute_unmetered")) == 1
+
+
+async def test_it_is_not_probed_while_it_works() -> None:
+    """The probe would wait behind the request, and time out."""
+    health = {"interval_s": 0.02, "timeout_s": 0.02, "failures": 1}
+    async with DistributedLlama(token_ms=150) as engine, running(engine.config) as run:
+        await reload(run, engine.config, health=health)
+        (state,) = run.gateway.fleet.replicas
+        errors = list[str]()
+        asking = asyncio.create_task(run.post({"model": "dl", "messages": said("x" * 12)}))
+        while not asking.done():
+            errors.append(state.error)
+            await asyncio.sleep(0.01)
+        assert (await asking)[0] == 200
+        assert set(errors) == {""}
