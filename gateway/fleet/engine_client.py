@@ -113,7 +113,14 @@ def _bounded(body: bytes) -> bytes:
 
 
 async def facts_of(
-    upstream: UpstreamClient, url: str, timeout_s: float, models: Models, known: Facts, named: Engine | None, *, inquire: bool
+    upstream: UpstreamClient,
+    url: str,
+    timeout_s: float,
+    models: Models,
+    known: Facts,
+    named: Engine | None = None,
+    *,
+    inquire: bool,
 ) -> tuple[Facts, bool]:
     """(its engine's facts, whether it has a page of metrics). Never raises for what the replica does.
 

@@ -199,7 +199,7 @@ def _start(text: str) -> float | None:
 
 
 def _sequences(page: Page, name: str, rank: str) -> int | None:
-    value = _over_ranks(page.get(name, ()), rank, lambda sample: _number(sample.value))
+    value = _over_ranks(page.get(name, ()) if name else (), rank, lambda sample: _number(sample.value))
     return int(value) if value is not None and value <= _MAX_SEQUENCES else None
 
 

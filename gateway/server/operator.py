@@ -117,8 +117,8 @@ class Operator:
         }
 
     async def add(self, request: web.Request) -> web.Response:
-        """A replica joins: {"url", "name", "capacity_tokens", "engine", "pool"}. Only the URL is needed, and the pool if there are
-        several.
+        """A replica joins: {"url", "name", "capacity_tokens", "engine", "pool"}. Only the URL is needed, and the pool
+        if there are several.
         """
         body = await self._body(request)
         names = [pool.name for pool in self._fleet.pools]

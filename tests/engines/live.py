@@ -1,8 +1,7 @@
-"""Engines as processes, installed by `scripts/peers.sh .peers engines`: started on a port of their own, stopped by their pids."""
+"""Engines as processes, installed by `scripts/peers.sh .peers engines`: each on a port of its own, stopped by its pid."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import os
@@ -95,7 +94,7 @@ KINDS: Sequence[Kind] = (
 
 
 class Live:
-    """A running engine. Use as a context manager; `restart` keeps the port."""
+    """A running engine. Use as a context manager; `start` again keeps the port."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -110,13 +109,13 @@ class Live:
         return {"url": f"http://127.0.0.1:{self.port}", **key, **self.kind.config}
 
     def __enter__(self) -> Live:
-        self._start()
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _start(self) -> None:
+    def start(self) -> None:
         self._process = subprocess.Popen(
             [self.kind.python, *self.kind.command(self.port)],
             cwd=ROOT,
@@ -154,7 +153,3 @@ class Live:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-    async def restart(self) -> None:
-        await asyncio.to_thread(self.stop)
-        await asyncio.to_thread(self._start)

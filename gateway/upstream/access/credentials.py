@@ -82,13 +82,18 @@ def context_of(tls: TlsConfig) -> ssl.SSLContext:
     except (OSError, ValueError) as error:
         raise _no_access(f"the certificates in {tls.ca_file or 'the system'} cannot be used: {_reason(error)}") from error
     if tls.cert_file:
-        try:
-            # Without a password function OpenSSL would ask for one on the terminal.
-            context.load_cert_chain(tls.cert_file, tls.key_file or None, password=lambda: "")
-        except (OSError, ValueError) as error:
-            files = f"{tls.cert_file} and its key {tls.key_file}" if tls.key_file else tls.cert_file
-            raise _no_access(f"the client certificate {files} cannot be used: {_reason(error)}") from error
+        _add_own(context, tls)
     return context
+
+
+def _add_own(context: ssl.SSLContext, tls: TlsConfig) -> None:
+    """The gateway's certificate. Raises ReplicaFailure."""
+    try:
+        # Without a password function OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(tls.cert_file, tls.key_file or None, password=lambda: "")
+    except (OSError, ValueError) as error:
+        files = f"{tls.cert_file} and its key {tls.key_file}" if tls.key_file else tls.cert_file
+        raise _no_access(f"the client certificate {files} cannot be used: {_reason(error)}") from error
 
 
 def _authorization(key: KeyConfig, env: Mapping[str, str]) -> bytes:

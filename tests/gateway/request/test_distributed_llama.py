@@ -245,11 +245,14 @@ async def test_requests_are_queued_in_the_gateway() -> None:
 
 
 async def test_a_replica_of_another_kind_beside_it_does_not_make_it_serve_two() -> None:
-    async with DistributedLlama(token_ms=5) as engine, FakeReplica(listing=models("dl")) as other:
-        async with running(engine.config, other) as run:
-            await asyncio.gather(*(run.post({"model": "dl", "messages": said(f"{number}" * 60)}) for number in range(12)))
-            await eventually(lambda: len(engine.served) + len(other.requests) == 12)
-            assert not any(event["waited"] for event in engine.served)
+    async with (
+        DistributedLlama(token_ms=5) as engine,
+        FakeReplica(listing=models("dl")) as other,
+        running(engine.config, other) as run,
+    ):
+        await asyncio.gather(*(run.post({"model": "dl", "messages": said(f"{number}" * 60)}) for number in range(12)))
+        await eventually(lambda: len(engine.served) + len(other.requests) == 12)
+        assert not any(event["waited"] for event in engine.served)
 
 
 # -- one conversation

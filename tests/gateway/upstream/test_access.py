@@ -20,7 +20,7 @@ from gateway.config.schema import KeyConfig, TlsConfig
 from gateway.errors import ReplicaFailure
 from gateway.upstream.access.credentials import MAX_KEY_BYTES, Credentials, load
 from tests.gateway.cluster.test_reload import reload
-from tests.gateway.conftest import BODY, Running, eventually, running
+from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.upstream.certificates import Authority, Certificate
 from tests.support.fakes import FakeReplica, FakeRequest, answers, models, status
 
@@ -264,16 +264,18 @@ async def test_only_a_certificate_that_fits_is_trusted(wrong: str, error: str, a
         del tls["ca_file"]
     async with FakeReplica(tls=serves(certificate)) as replica, running({"url": replica.url, "tls": tls}) as run:
         assert error in await up_or_error(run)
-        code, _, body = await run.post(headers={"Authorization": "Bearer client"})
+        code, _, _ = await run.post(headers={"Authorization": "Bearer client"})
         assert code == (200 if wrong == "nothing" else 503)
         assert bool(replica.requests) == (wrong == "nothing")
 
 
 async def test_a_certificate_for_the_address_needs_no_name(authority: Authority) -> None:
     certificate = authority.certificate("replica", san="IP:127.0.0.1")
-    async with FakeReplica(tls=serves(certificate)) as replica:
-        async with running({"url": replica.url, "tls": {"ca_file": str(authority.ca)}}) as run:
-            assert await up_or_error(run) == "up"
+    async with (
+        FakeReplica(tls=serves(certificate)) as replica,
+        running({"url": replica.url, "tls": {"ca_file": str(authority.ca)}}) as run,
+    ):
+        assert await up_or_error(run) == "up"
 
 
 @contextlib.contextmanager
@@ -378,7 +380,7 @@ def test_files_that_are_not_there_are_named(files: dict[str, str], error: str) -
 
 def test_a_key_that_is_not_the_certificates_is_refused(authority: Authority, tmp_path: Path) -> None:
     one, two = authority.certificate("one"), authority.certificate("two")
-    with pytest.raises(ReplicaFailure, match="the client certificate .*one.pem and its key .*two.key cannot be used"):
+    with pytest.raises(ReplicaFailure, match=r"the client certificate .*one\.pem and its key .*two\.key cannot be used"):
         load(None, TlsConfig(cert_file=str(one.cert), key_file=str(two.key)), secure=True)
     (tmp_path / "garbage").write_text("no PEM")
     with pytest.raises(ReplicaFailure, match="garbage cannot be used"):
