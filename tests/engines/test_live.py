@@ -175,14 +175,23 @@ async def embeddings(engine: Live, run: Running) -> str:
 
 
 async def messages(engine: Live, run: Running) -> str:
-    """The answer begins with a letter: where the first token is half a character, llama.cpp's stream has no message_start."""
-    body: Any = {"model": engine.kind.model, "max_tokens": 8, "messages": user("say two and two are four"), "temperature": 0}
+    """llama.cpp's stream has no message_start where the first token is half a character: Anthropic's client fails on it."""
+    lacking, streams = 0, 6
     async with anthropic.AsyncAnthropic(base_url=run.url, api_key="k", max_retries=0) as claude:
-        answer = await asked(claude.messages.create(**body))
-        assert answer.content[0].text.isascii()
-        async with claude.messages.stream(**body) as stream:
-            assert await stream.get_final_text()
-    return await _translated(run, "messages")
+        for number in range(streams):
+            body: Any = {"model": engine.kind.model, "max_tokens": 8, "messages": user(f"say the number {number}")}
+            answer = await asked(claude.messages.create(**body))
+            assert answer.content[0].text
+            async with claude.messages.stream(**body) as stream:
+                try:
+                    assert await stream.get_final_text()
+                except AssertionError:
+                    if engine.kind.name not in LLAMAS:
+                        raise
+                    lacking += 1
+    assert lacking < streams
+    about = await _translated(run, "messages")
+    return f"{about}; {lacking} of {streams} streams lacked message_start" if lacking else about
 
 
 async def responses(engine: Live, run: Running) -> str:
