@@ -222,7 +222,8 @@ class Exchange:
             raise ReplicaFailure(UNFIT, error.message, reached=0, blameless=True) from None
         self.answers = AdaptedAnswers(chat, inner, self.id)
         call = Call("POST", CHAT_PATH, call.headers, chat.body, repeatable=call.repeatable, via=call.via)
-        call.adapted = True
+        self._charge_copy(body)
+        chat.body, call.adapted = b"", True
         return call
 
     def translated_call(self, replica: ReplicaState, call: Call, translated: TranslatedAnswers) -> Call:

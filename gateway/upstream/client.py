@@ -18,8 +18,8 @@ from typing import Final
 
 from gateway.config.live import Live
 from gateway.errors import UNKNOWN_PATH, ReplicaFailure
-from gateway.upstream.access.access import Access
-from gateway.upstream.access.credentials import Credentials
+from gateway.upstream.access.access import Access, NotReady
+from gateway.upstream.access.credentials import Credentials, TlsContexts
 from gateway.upstream.access.fragile import FragilePool
 from gateway.upstream.access.terms import USUAL, Terms
 from gateway.upstream.connection import Connection, Sink
@@ -256,6 +256,7 @@ class UpstreamClient:
         self._guarded: set[str] = set()
         self._terms: dict[str, Terms] = {}  # those that are not the usual ones
         self._resolver = resolver or Resolver()
+        self._contexts = TlsContexts()
         self._tls: ssl.SSLContext | None = None  # made once: reading the trusted certificates takes tens of milliseconds
 
     def close(self) -> None:
@@ -280,7 +281,7 @@ class UpstreamClient:
         upstream = self._upstreams.get(base_url)
         if upstream is not None and upstream.terms != terms:
             del self._upstreams[base_url]
-            upstream.pool.renew(self._dialer(upstream.address, base_url, USUAL, self._tls))  # none is made there any more
+            upstream.pool.retire()
 
     def has_key(self, base_url: str) -> bool:
         """Whether the gateway sends a key of its own there."""
@@ -318,7 +319,7 @@ class UpstreamClient:
         upstream = self._upstreams.get(base_url) or self._add(base_url)
         limits = Limits(timeout_s, timeout_s, timeout_s, timeout_s) if timeout_s else self._limits_now()
         if upstream.access is not None:
-            await upstream.access.ready()
+            await upstream.access.ready(limits.connect_s)
         if upstream.fragile is not None:
             _require_harmless(upstream.terms, call)
             await upstream.fragile.turn(limits.first_byte_s)
@@ -360,9 +361,12 @@ class UpstreamClient:
                 self._on_idle_closed(base_url, idle_s)
 
         terms = self._terms.get(base_url, USUAL)
-        dialer = (
-            self._dials(address) if self._dials else self._dialer(address, base_url, terms, self._default_tls(address, terms))
-        )
+        secure = address.tls and terms.tls is not None  # with options, which are read before the first connection is made
+        dialer: Connector
+        if self._dials is not None:
+            dialer = self._dials(address)
+        else:
+            dialer = NotReady() if secure else self._dialer(address, base_url, terms, self._default_tls(address))
         host_lines = f"Host: {address.netloc}\r\n{self._loops.line()}"
         fragile = None
         if terms.fragile is not None:
@@ -370,19 +374,18 @@ class UpstreamClient:
             fragile = FragilePool(dialer, on_idle_closed, dismissal)
         pool = fragile if fragile is not None else ConnectionPool(dialer, on_idle_closed)
         upstream = self._upstreams[base_url] = Upstream(address, pool, host_lines, terms, fragile)
-        secure = address.tls and terms.tls is not None
         if secure or terms.key is not None:
 
             def renewed(read: Credentials) -> None:
                 if self._dials is None:
-                    pool.renew(self._dialer(address, base_url, terms, read.tls or self._default_tls(address, terms)))
+                    pool.renew(self._dialer(address, base_url, terms, read.tls or self._default_tls(address)))
 
-            upstream.access = Access(terms, base_url, secure=secure, renewed=renewed)
+            upstream.access = Access(terms, base_url, self._contexts, secure=secure, renewed=renewed)
         return upstream
 
-    def _default_tls(self, address: Address, terms: Terms) -> ssl.SSLContext | None:
-        """As the system trusts. None: without TLS, or there are options, to be read before the first connection is made."""
-        if not address.tls or terms.tls is not None:
+    def _default_tls(self, address: Address) -> ssl.SSLContext | None:
+        """As the system trusts. None: without TLS."""
+        if not address.tls:
             return None
         if self._tls is None:
             self._tls = ssl.create_default_context()

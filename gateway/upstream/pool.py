@@ -72,6 +72,10 @@ class ConnectionPool:
     def renew(self, connector: Connector) -> None:
         """Connections are made by this one from now on. Those that were made before carry no further call."""
         self._connector = connector
+        self.retire()
+
+    def retire(self) -> None:
+        """No connection that there is, or is being made, carries a further call."""
         self._generation += 1
         self.close()
 

@@ -281,7 +281,7 @@ async def restart(engine: Live, run: Running) -> str:
 async def wrong_key(engine: Live, run: Running) -> str:
     """A gateway with another key for it: operators are told, clients are not blamed."""
     if not engine.kind.keyed:
-        raise Refused("it has none")
+        return "wants none"
     os.environ["WARMROUTE_TEST_WRONG_KEY"] = "wrong"
     replica = {**engine.replica, "key": {"env": "WARMROUTE_TEST_WRONG_KEY"}}
     async with running(replica, health={"interval_s": 0.1, "failures": 1}) as other:
@@ -320,8 +320,6 @@ CANNOT = {
     ("JSON schema", STAND_IN),
     ("completions", STAND_IN),
     ("its metrics", STAND_IN),
-    ("a wrong key", STAND_IN),
-    ("a wrong key", "llama.cpp"),
     *(("embeddings", kind.name) for kind in KINDS),
 }
 

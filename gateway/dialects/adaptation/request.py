@@ -20,8 +20,8 @@ from gateway.dialects.body import json_object
 from gateway.dialects.json_structure import exceeds
 from gateway.errors import GatewayError, bad_request
 
-MAX_BODY: Final = 1 << 20  # more text than its context has place for
-MAX_VALUES: Final = 1 << 15
+MAX_BODY: Final = 1 << 19  # more text than its context has place for; what is larger would hold the event loop
+MAX_VALUES: Final = 1 << 13
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256
 _MAX_INT: Final = (1 << 31) - 1
@@ -68,7 +68,7 @@ def adapted(raw: bytes) -> PlainChat:
     """Raises GatewayError 400. O(length)."""
     if len(raw) > MAX_BODY or exceeds(raw, MAX_VALUES):
         raise bad_request(
-            f"The engine behind this model takes chat requests of {MAX_BODY >> 20} MiB and {MAX_VALUES} values at most."
+            f"The engine behind this model takes chat requests of {MAX_BODY >> 10} KiB and {MAX_VALUES} values at most."
         )
     body = json_object(raw)
     for name, allowed in _UNFIT.items():

@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from gateway.errors import NO_ACCESS, ReplicaFailure
 
 RECHECK_S: Final = 1.0
 MAX_KEY_BYTES: Final = 16 << 10
+MAX_CONTEXTS: Final = 256
 MAX_PEM_BYTES: Final = 4 << 20  # a bundle of all authorities has 250 kB
 
 _KEY: Final = re.compile(r"[!-~]+(?: [!-~]+)*")  # of one line of a header
@@ -56,12 +58,42 @@ class Credentials:
         return f"<Credentials {'with' if self.authorization else 'without'} a key, of {len(self.versions)} files>"
 
 
-def load(key: KeyConfig | None, tls: TlsConfig | None, *, secure: bool, env: Mapping[str, str] = os.environ) -> Credentials:
-    """Read all of it; blocks for some milliseconds. secure: an https URL. Raises ReplicaFailure."""
-    files = [path for path in (key and key.file, tls and tls.ca_file, tls and tls.cert_file, tls and tls.key_file) if path]
+class TlsContexts:
+    """Contexts of TLS options, each made once: replicas with the same options and files share one. For threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[TlsConfig, tuple[Mapping[str, Version], ssl.SSLContext]] = {}
+
+    def of(self, tls: TlsConfig) -> ssl.SSLContext:
+        """Raises ReplicaFailure that names the file."""
+        with self._lock:
+            versions = {path: version_of(path) for path in _files(tls)}
+            known = self._made.get(tls)
+            if known is not None and known[0] == versions:
+                return known[1]
+            made = context_of(tls)
+            if len(self._made) >= MAX_CONTEXTS:
+                self._made.clear()  # those in use stay with their replicas
+            self._made[tls] = versions, made
+            return made
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def load(
+    key: KeyConfig | None, tls: TlsConfig | None, contexts: TlsContexts | None, env: Mapping[str, str] = os.environ
+) -> Credentials:
+    """Read all of it; blocks for some milliseconds. contexts: None for an http URL. Raises ReplicaFailure."""
+    files = [*([key.file] if key and key.file else ()), *(_files(tls) if tls else ())]
     versions = {path: version_of(path) for path in files}  # first: what changes meanwhile is read again
-    context = context_of(tls or TlsConfig()) if secure else None
+    context = contexts.of(tls) if contexts is not None and tls is not None else None
     return Credentials(_authorization(key, env) if key else b"", context, versions)
+
+
+def _files(tls: TlsConfig) -> Sequence[str]:
+    return [path for path in (tls.ca_file, tls.cert_file, tls.key_file) if path]
 
 
 def version_of(path: str) -> Version:
@@ -74,9 +106,8 @@ def version_of(path: str) -> Version:
 
 def context_of(tls: TlsConfig) -> ssl.SSLContext:
     """Raises ReplicaFailure that names the file."""
-    for path in (tls.ca_file, tls.cert_file, tls.key_file):
-        if path:
-            _read(path, MAX_PEM_BYTES)
+    for path in _files(tls):
+        _read(path, MAX_PEM_BYTES)
     try:
         context = ssl.create_default_context(cafile=tls.ca_file or None)
     except (OSError, ValueError) as error:

@@ -18,7 +18,7 @@ import pytest
 
 from gateway.config.schema import KeyConfig, TlsConfig
 from gateway.errors import ReplicaFailure
-from gateway.upstream.access.credentials import MAX_KEY_BYTES, Credentials, load
+from gateway.upstream.access.credentials import MAX_CONTEXTS, MAX_KEY_BYTES, Credentials, TlsContexts, load
 from tests.gateway.cluster.test_reload import reload
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.upstream.certificates import Authority, Certificate
@@ -375,16 +375,16 @@ async def test_a_reload_brings_other_tls_options(authority: Authority, tmp_path:
 )
 def test_files_that_are_not_there_are_named(files: dict[str, str], error: str) -> None:
     with pytest.raises(ReplicaFailure, match=error):
-        load(None, TlsConfig(**files), secure=True)
+        load(None, TlsConfig(**files), TlsContexts())
 
 
 def test_a_key_that_is_not_the_certificates_is_refused(authority: Authority, tmp_path: Path) -> None:
     one, two = authority.certificate("one"), authority.certificate("two")
     with pytest.raises(ReplicaFailure, match=r"the client certificate .*one\.pem and its key .*two\.key cannot be used"):
-        load(None, TlsConfig(cert_file=str(one.cert), key_file=str(two.key)), secure=True)
+        load(None, TlsConfig(cert_file=str(one.cert), key_file=str(two.key)), TlsContexts())
     (tmp_path / "garbage").write_text("no PEM")
     with pytest.raises(ReplicaFailure, match="garbage cannot be used"):
-        load(None, TlsConfig(ca_file=str(tmp_path / "garbage")), secure=True)
+        load(None, TlsConfig(ca_file=str(tmp_path / "garbage")), TlsContexts())
 
 
 @pytest.mark.parametrize(
@@ -405,9 +405,42 @@ def test_all_forms_of_a_clients_key_are_left_out(lines: bytes, left: bytes) -> N
 
 
 def test_a_key_is_in_no_text(tmp_path: Path) -> None:
-    read = load(KeyConfig(env="K"), None, secure=False, env={"K": SECRET})
+    read = load(KeyConfig(env="K"), None, None, env={"K": SECRET})
     assert SECRET not in repr(read)
     for bad in (f"{SECRET}\n{SECRET}", f"{SECRET}\x07", f"ü{SECRET}"):
         with pytest.raises(ReplicaFailure) as refused:
-            load(KeyConfig(env="K"), None, secure=False, env={"K": bad})
+            load(KeyConfig(env="K"), None, None, env={"K": bad})
         assert SECRET not in str(refused.value)
+
+
+def test_replicas_with_the_same_options_share_a_context(authority: Authority, tmp_path: Path) -> None:
+    contexts = TlsContexts()
+    ca = written(tmp_path / "trusted.pem", authority.ca.read_text())
+    one, again = contexts.of(TlsConfig(ca_file=str(ca))), contexts.of(TlsConfig(ca_file=str(ca)))
+    assert one is again
+    written(ca, Authority(tmp_path, "after").ca.read_text())
+    assert contexts.of(TlsConfig(ca_file=str(ca))) is not one, "another file"
+    for number in range(MAX_CONTEXTS + 5):
+        contexts.of(TlsConfig(ca_file=str(ca), server_name=f"r{number}.test"))
+    assert len(contexts) <= MAX_CONTEXTS
+
+
+async def test_a_url_with_tls_options_is_never_connected_to_without_them(authority: Authority) -> None:
+    """Also while a reload changes them: no request goes out in clear."""
+    seen: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.read(3))
+        writer.close()
+
+    server = await asyncio.start_server(listen, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    options = [{"ca_file": str(authority.ca)}, {"ca_file": str(authority.ca), "server_name": "replica.test"}]
+    async with running({"url": url, "tls": options[0]}, health=OFTEN) as run:
+        for number in range(12):
+            asking = [asyncio.create_task(run.post()) for _ in range(5)]
+            await reload(run, {"url": url, "tls": options[number % 2]}, health=OFTEN)
+            assert {(await each)[0] for each in asking} <= {502, 503}
+        await eventually(lambda: len(seen) > 5)
+    server.close()
+    assert {data[:1] for data in seen} <= {b"\x16", b""}, "TLS handshakes only"
