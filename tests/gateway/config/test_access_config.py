@@ -16,6 +16,7 @@ from gateway.config.source import load
 from gateway.fleet.engines import ENGINES
 from gateway.fleet.membership import CONFIGURATION, Member, configured, merge, reached_as
 from gateway.fleet.sources.dns import DnsSource
+from gateway.fleet.sources.kubernetes.objects import Endpoint, Read, members_of
 
 SECRET = "sk-the-secret-itself"
 URL, HTTPS = "http://10.0.0.1:8000", "https://10.0.0.2:8000"
@@ -152,3 +153,17 @@ def test_the_engines_are_those_of_the_table() -> None:
 def test_a_missing_key_is_no_error_of_the_file() -> None:
     """It may come later, as a mounted secret: the replica is down until then."""
     pool({"url": URL, "key": {"env": "NOT_SET_ANYWHERE"}})
+
+
+def test_what_kubernetes_finds_is_connected_to_as_its_source_says() -> None:
+    source = {"kubernetes": {"pods": "app=vllm"}, "tls": {"ca_file": "/ca"}, "key": {"env": "A"}, "engine": "vllm"}
+    (config,) = load(None, {"pools": [{}], "discovery": [source]}, env={}).discovery
+    endpoint = Endpoint("10.0.0.9", 8000, "pod", "uid", ready=True, terminating=False)
+    ((member,), notes) = members_of([Read(1, [endpoint])], config)
+    assert (member.url, member.tls, member.key, member.engine) == (
+        "https://10.0.0.9:8000",
+        TlsConfig("/ca"),
+        KeyConfig(env="A"),
+        "vllm",
+    )
+    assert not notes
