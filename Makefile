@@ -9,7 +9,7 @@ ONCE ?=
 JOBS ?= $(shell expr $$(nproc) + 2)
 ARGS ?=
 
-.PHONY: install demo test test-image test-clients test-cluster test-nightly test-compiled compiled soak lint bench peers mutants fmt tools clean
+.PHONY: install demo test test-image test-clients test-cluster test-engines test-nightly test-compiled compiled soak lint bench peers mutants fmt tools clean
 
 install: $(VENV)/.dev
 
@@ -34,7 +34,7 @@ demo: $(VENV)/.demo
 PYTEST := python -m pytest -n $(JOBS) --dist worksteal
 
 test: $(VENV)/.dev
-	$(BIN)/$(PYTEST) -m "not image and not clients and not cluster" $(ARGS)
+	$(BIN)/$(PYTEST) -m "not image and not clients and not cluster and not engines" $(ARGS)
 
 # The Dockerfile's build steps, which compile everything.
 test-image: $(VENV)/.dev
@@ -49,6 +49,12 @@ test-clients: $(VENV)/.dev
 test-cluster: $(VENV)/.dev
 	[ -x .tools/bin/kube-apiserver ] || scripts/kube-apiserver.sh
 	$(BIN)/python -m pytest -m cluster tests/deploy/test_cluster.py $(ARGS)
+
+# Real engines behind a gateway: two llama.cpp servers, vLLM's CPU build, and a stand-in of Distributed-Llama's API; prints a table of
+# what works (build/engines.md). The first time they are installed (vLLM: 3.4 GB).
+test-engines: $(VENV)/.dev
+	scripts/peers.sh .peers engines
+	$(BIN)/python -m pytest -m engines -s tests/engines $(ARGS)
 
 # State machines and property tests at full depth.
 test-nightly: $(VENV)/.dev

@@ -159,6 +159,7 @@ class ClientStalled(ConnectionError):
 
 
 REFUSED, UNREACHABLE, UNKNOWN_PATH = "refused", "unreachable", "unknown_path"
+NO_ACCESS, UNFIT = "no_access", "unfit"
 
 
 class ReplicaFailure(Exception):
@@ -166,7 +167,9 @@ class ReplicaFailure(Exception):
 
     reason: "refused" (no process listens: it is gone, and its cache with it), "unreachable" (no connection for another
     reason: a timeout, a name that does not resolve), "reset" (it broke), "timeout" (it was silent), "garbage" (not what an
-    engine says), "status" (not the status that it should have), "unknown_path" (it does not have this endpoint).
+    engine says), "status" (not the status that it should have), "unknown_path" (it does not have this endpoint),
+    "no_access" (the gateway's own key or certificate for it cannot be read, or the key is refused), "unfit" (its engine cannot
+    do what the request asks for).
     reached: how often the request was sent, so that a replica may have begun to work on it, and it may be what kills it.
     blameless: it shows nothing about the replica: a limit of the gateway's ended it, or it ended while it was held back for a
     client that did not read.

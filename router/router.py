@@ -224,7 +224,13 @@ class Router(Owner):
         if booking.pending:
             tail = booking.tail
             self._clear_pending(booking)
-            self.trie.confirm(booking.lease.replica, booking.prompt.keys, now, tail, weight=booking.weight)
+            name = booking.lease.replica
+            replica = self._replicas.get(name)
+            if replica is not None and replica.one_conversation:
+                self.purge(name)
+                self.trie.insert(name, booking.prompt.keys, now, weight=booking.weight)
+                return
+            self.trie.confirm(name, booking.prompt.keys, now, tail, weight=booking.weight)
 
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""

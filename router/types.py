@@ -85,12 +85,13 @@ class Replica:
     """One model server process.
 
     capacity_tokens: the size of its KV cache, None when unknown (not bounded by us). context_tokens: the longest prompt that
-    it takes, None when unknown.
+    it takes, None when unknown. one_conversation: it keeps what the last request left, and nothing else.
     """
 
     name: str
     capacity_tokens: int | None = None
     context_tokens: int | None = None
+    one_conversation: bool = False
 
 
 class Cost(NamedTuple):

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from gateway.config.hints import SECRET, bare, extra_of
+from gateway.config.hints import SECRET, bare, extra_of, takes_bool
 from gateway.config.schema import Config
 from gateway.server import aiohttp_seam
 from gateway.telemetry.metrics import Metrics
@@ -195,6 +195,8 @@ def config_keys(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[
         if inner := struct_in(field.type):
             joint = {tuple: "[].", collections.abc.Mapping: ".MODEL."}.get(typing.get_origin(bare(field.type)), ".")
             yield from config_keys(inner, key + joint)
+            if takes_bool(field.type):
+                yield key, field.default
         elif SECRET not in extra_of(field.type):
             yield key, field.default
 

@@ -107,6 +107,7 @@ class Membership:
         self._later: asyncio.TimerHandle | None = None
         self.published: Callable[[str, tuple[Member, ...]], None] | None = None  # called with what a source has found
         self.watches = Watches(self._find, self._expects, retry_s)
+        self._agree(self._merged.members.values())
         sources = sources_of(live.config)
         self._take(sources, self.watches.prepared(sources))
 
@@ -186,6 +187,7 @@ class Membership:
         """The answers of the replicas that would join. See `Fleet.probe_joining`."""
         merged = merge(named, _pools(config))
         others = self._guard(config, named, merged)
+        self._agree([member for member in merged.members.values() if not self._fleet.uses(member.url)])
         try:
             return await self._fleet.probe_joining(merged.members, self._upstream, self._first_wait_s)
         except BaseException:  # the gateway ends, or a probe has a bug
@@ -335,6 +337,7 @@ class Membership:
         self._keep_only(named.get(KEPT, ()))
         merged = merge(named, _pools(config))
         self._guard(config, named, merged)
+        self._agree(merged.members.values())
         self._log_rejected(merged)
         self._merged = merged
         if before_apply:
@@ -361,6 +364,11 @@ class Membership:
         for url in () if config.allow_link_local else others:
             self._upstream.guard(url)
         return others
+
+    def _agree(self, members: Iterable[Member]) -> None:
+        """They are connected to as their sources want it."""
+        for member in members:
+            self._upstream.agree(member.url, member.terms)
 
     def _log_rejected(self, merged: Merged) -> None:
         """The first LOGGED members that were not rejected before."""
@@ -396,6 +404,9 @@ def addition_problem(config: Config, member: Member, source: str | None, members
         return f"its name is that of a replica from {source} already"
     if members >= MAX_REPLICAS:
         return f"at most {MAX_REPLICAS} replicas are possible"
+    for each in configured(config):
+        if each.url == member.url and each.access != member.access:
+            return f"its URL is that of {each.name}, which has another key, other TLS options or another engine"
     return problem_of(member, _pools(config)) or address_problem(config, member.url)
 
 

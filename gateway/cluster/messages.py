@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.config.parse import ConfigError
-from gateway.config.schema import Config, ReplicaConfig
+from gateway.config.schema import AddedReplica, Config
 
 
 class MessageError(ValueError):
@@ -48,7 +48,7 @@ class Join(Struct, frozen=True, tag="join"):
     """An operator adds a replica to a pool."""
 
     pool: str
-    replica: ReplicaConfig
+    replica: AddedReplica
 
 
 class Leave(Struct, frozen=True, tag="leave"):

@@ -1,6 +1,6 @@
 """What is wrong between values of the configuration that are right by themselves: listeners and replicas at one address, two
-replicas with one name, model prefixes that two pools claim, aliases of aliases, fallbacks that lead nowhere or in a circle,
-pools without any replica, sources without a pool.
+replicas with one name, keys and certificates that are half named, model prefixes that two pools claim, aliases of aliases,
+fallbacks that lead nowhere or in a circle, pools without any replica, sources without a pool.
 
 The values come by key, those with a problem of their own left out (`Parsed.good`), so that one of them does not hide what is
 wrong between others.
@@ -14,7 +14,17 @@ from typing import Any
 from gateway.config.aliases import Aliases, chains
 from gateway.config.listen import KEYWORDS, listener_problems
 from gateway.config.parse import ConfigError, Key, Problem, key_name, values_of
-from gateway.config.schema import MAX_FALLBACKS, MAX_REPLICAS, SOURCE_KINDS, Config, DiscoveryConfig, PoolConfig, ReplicaConfig
+from gateway.config.schema import (
+    MAX_FALLBACKS,
+    MAX_REPLICAS,
+    SOURCE_KINDS,
+    Config,
+    DiscoveryConfig,
+    KeyConfig,
+    PoolConfig,
+    ReplicaConfig,
+    TlsConfig,
+)
 from gateway.errors import first_names
 
 ALIASES = "model_aliases"
@@ -43,6 +53,7 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
             yield Problem(key, f"the replica {name!r} is listed twice, first as {key_name(first)}")
         else:
             yield Problem(key, f"the name {name!r} is that of {key_name(first)} already; give each replica its own `name`")
+    yield from _wrong_access(values, replicas)
     pools: dict[Key, str] = {
         key: value for key, value in values.items() if len(key) == 3 and key[0] == "pools" and key[2] == "name" and value
     }
@@ -65,6 +76,25 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
         yield from _wrong_sources(values["pools",], values.get(("discovery",), ()))
 
 
+def _wrong_access(values: Mapping[Key, Any], replicas: Mapping[Key, ReplicaConfig]) -> Iterator[Problem]:
+    """Keys without a place or with two, certificates without a use, and one replica with two ways to connect to it."""
+    for key, value in values.items():
+        if isinstance(value, KeyConfig) and bool(value.env) == bool(value.file):
+            yield Problem(key, f"either env or file is expected, got {'both' if value.env else 'neither'}")
+        if isinstance(value, TlsConfig) and value.key_file and not value.cert_file:
+            yield Problem((*key, "key_file"), "it is the key of a cert_file, which is missing")
+    first: dict[str, Key] = {}
+    for key, replica in replicas.items():
+        if replica.tls is not None and not replica.url.startswith("https:"):
+            yield Problem((*key, "tls"), f"TLS needs an https URL, got {replica.url}")
+        known = first.setdefault(replica.url, key)
+        other = replicas[known]
+        if (replica.key, replica.tls, replica.engine) != (other.key, other.tls, other.engine):
+            yield Problem(
+                key, f"its URL is that of {key_name(known)}, which has another key, other TLS options or another engine"
+            )
+
+
 def _wrong_sources(pools: Sequence[PoolConfig], sources: Sequence[DiscoveryConfig]) -> Iterator[Problem]:
     """Sources that are none or several, name no pool, or come twice."""
     names = [pool.name for pool in Config(pools=tuple(pools)).pools]
@@ -77,7 +107,7 @@ def _wrong_sources(pools: Sequence[PoolConfig], sources: Sequence[DiscoveryConfi
         if (dns := source.dns) and dns.port is None and not dns.name.startswith("_"):
             text = f"it is needed, or a name of SRV records such as _http._tcp.{dns.name}"
             yield Problem(("discovery", place, "dns", "port"), text)
-        if source.file and source.tls:
+        if source.file and source.tls is True:
             yield Problem(("discovery", place, "tls"), "a file has the whole URLs of its replicas: write https there")
         if source.pool and source.pool not in names:
             yield Problem(

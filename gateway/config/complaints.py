@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import inspect
 
 from gateway.config.addresses import shown
-from gateway.config.hints import EXPECTED, MAX_NUMBER, NAME, bare, extra_of
+from gateway.config.hints import EXPECTED, MAX_NUMBER, NAME, UNSHOWN, bare, extra_of
 
 
 def complaint(hint: Any, value: object, number: float | None, reason: str) -> str:
@@ -38,6 +38,8 @@ def complaint(hint: Any, value: object, number: float | None, reason: str) -> st
             wrong = f"{expected} is expected" if expected else reason
         case _:
             wrong = f"{expected or _NAMES[type(info)]} is expected" if expected or type(info) in _NAMES else reason
+    if UNSHOWN in extra:
+        return f"{wrong}, got a {type(value).__name__}"
     quotes = ": put it in quotes if that is the name" if NAME in extra and isinstance(value, bool | int | float) else ""
     return f"{wrong}, got {shown([] if value == () else value)}{quotes}"
 

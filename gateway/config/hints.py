@@ -5,6 +5,7 @@ NAME       a name, which YAML may read as a number or as true: the message says 
 FALSE      the text that `false` stands for (YAML reads `off` and `no` without quotes as false)
 READ       a function that normalizes a text, or raises ValueError
 SECRET     the value comes from the environment, never from the file
+UNSHOWN    a wrong value may be a secret that was written in the wrong place: messages do not quote it
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import FieldInfo
 
-EXPECTED, FALSE, NAME, READ, SECRET = "expected", "false", "name", "read", "secret"
+EXPECTED, FALSE, NAME, READ, SECRET, UNSHOWN = "expected", "false", "name", "read", "secret", "unshown"
 
 # Bound of all configured numbers (tokens, seconds, MiB, USD): products of a few do not overflow.
 MAX_NUMBER: Final = 10_000_000_000
@@ -33,6 +34,12 @@ def section_of(hint: Any) -> Any:
     kind = bare(hint)
     parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else ()
     return next((part for part in parts if isinstance(part, type) and issubclass(part, msgspec.Struct)), kind)
+
+
+def takes_bool(hint: Any) -> bool:
+    """Whether true and false are values of it, beside a section."""
+    kind = bare(hint)
+    return isinstance(kind, types.UnionType) and bool in typing.get_args(kind)
 
 
 def extra_of(hint: Any) -> Mapping[str, Any]:

@@ -28,7 +28,18 @@ from msgspec.structs import FieldInfo
 
 from gateway.config.addresses import shown
 from gateway.config.complaints import complaint
-from gateway.config.hints import EXPECTED, FALSE, READ, SECRET, bare, default_of, extra_of, section_of
+from gateway.config.hints import (
+    EXPECTED,
+    FALSE,
+    READ,
+    SECRET,
+    UNSHOWN,
+    bare,
+    default_of,
+    extra_of,
+    section_of,
+    takes_bool,
+)
 
 MAX_PROBLEMS: Final = 100  # shown per file, each with its line
 
@@ -126,11 +137,12 @@ class _Reader:
 
     def read(self, hint: Any, value: Any, key: Key) -> Any:
         """The value converted to this type hint, or _BAD."""
-        kind, extra = section_of(hint) if value is not None else bare(hint), extra_of(hint)
+        alone = value is None or (isinstance(value, bool) and takes_bool(hint))
+        kind, extra = bare(hint) if alone else section_of(hint), extra_of(hint)
         if value is False and FALSE in extra:
             value = extra[FALSE]
         if _is_struct(kind):
-            made = self._struct(kind, value, key, extra.get(EXPECTED, _A_MAPPING))
+            made = self._struct(kind, value, key, extra)
         elif typing.get_origin(kind) is tuple:
             made = self._list(hint, value, key)
         elif typing.get_origin(kind) is Mapping:
@@ -177,12 +189,13 @@ class _Reader:
         bad = any(each is _BAD for each in (*names, *items))
         return _BAD if bad else self._single(hint, dict(zip(names, items, strict=True)), key)
 
-    def _struct(self, kind: type[msgspec.Struct], value: Any, key: Key, expected: str) -> Any:
+    def _struct(self, kind: type[msgspec.Struct], value: Any, key: Key, extra: Mapping[str, Any]) -> Any:
         if isinstance(value, str) and hasattr(kind, "SHORT"):
             value = {kind.SHORT: value}
         if not isinstance(value, dict):
             got = value.partition("://")[0] if isinstance(value, str) else value  # the rest of a URL may be a password
-            return self._bad(key, f"{'' if key else 'configuration: '}{expected} is expected, got {shown(got)}")
+            given = f"got a {type(value).__name__}" if UNSHOWN in extra else f"got {shown(got)}"
+            return self._bad(key, f"{'' if key else 'configuration: '}{extra.get(EXPECTED, _A_MAPPING)} is expected, {given}")
         fields = self._fields_of(kind)
         parts: dict[str, Any] = {}
         for name, item in value.items():

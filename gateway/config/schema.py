@@ -28,7 +28,7 @@ from gateway.config.addresses import (
     store_url,
 )
 from gateway.config.aliases import MAX_ALIASES, MAX_NAME_CHARS, alias_name, model_name
-from gateway.config.hints import EXPECTED, FALSE, MAX_NUMBER, NAME, READ, SECRET
+from gateway.config.hints import EXPECTED, FALSE, MAX_NUMBER, NAME, READ, SECRET, UNSHOWN
 from gateway.config.listen import AUTO, OFF, Endpoint, parse_listen
 from router import POLICIES
 
@@ -42,6 +42,7 @@ MAX_FALLBACKS = 8  # pools that one request may be handed on to
 MAX_SOURCES = 64  # of replicas: each is watched, by each worker
 MAX_NAME_SERVERS = 8
 SOURCE_KINDS = ("dns", "kubernetes", "file")
+AUTO_ENGINE = "auto"
 MAX_POOL_NAME = 90  # characters of a name that is made of models
 MAX_WORKERS = 64  # every message of one goes to all others
 NONE, TENANT = "none", "tenant"  # of `routing.isolation`
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 else:
     Policy = Literal[tuple(POLICIES)]
 Isolation = Literal["none", "tenant"]
+# As `fleet/engines.py` names them; a test compares.
+EngineName = Literal["auto", "vllm", "warmroute", "sglang", "llamacpp", "tgi", "ollama", "distributed-llama"]
 Audience = Literal["operators", "all"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
@@ -61,6 +64,7 @@ _STATE_URL = "sqlite, sqlite:///PATH, postgresql://USER@HOST/NAME or off"
 _HOST_PORT = "host:port (such as 0.0.0.0:8000)"
 _HOST_PORT_PATTERN = r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}"
 _URL_PATTERN = r"^https?://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)(:[1-9][0-9]{0,4})?(/[^?#\s]*)?$"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _NAME = re.compile(r"[!#-&(-~]{0,100}")  # printable ASCII but for the space and the two quotes
 
 
@@ -74,6 +78,25 @@ def _state_url(url: str) -> str:
     if re.fullmatch(_STATE_URL_PATTERN, url):
         return url
     raise ValueError(f"{_STATE_URL} is expected, got {shown(url.partition('://')[0])}")
+
+
+def _variable(name: str) -> str:
+    """Raises ValueError, without the text: it may be the secret itself."""
+    if name and not _VARIABLE.fullmatch(name):
+        raise ValueError("the name of an environment variable is expected, such as VLLM_API_KEY, not the key itself")
+    return name
+
+
+def _key_file(path: str) -> str:
+    """Raises ValueError, without the text: likewise."""
+    if path and not path.startswith("/"):
+        raise ValueError("the absolute path of a file is expected, not the key itself")
+    return path
+
+
+def _server_name(name: str) -> str:
+    """Raises AddressError."""
+    return dns_name(name) if name else ""
 
 
 def is_name(name: str) -> bool:
@@ -161,18 +184,67 @@ PortName = Annotated[str, Meta(pattern="^[a-z0-9-]*[a-z][a-z0-9-]*$", max_length
 FilePath = Annotated[str, Meta(max_length=1024, extra={EXPECTED: "the path of a file"})]
 
 
+Variable = Annotated[
+    str, Meta(extra={READ: _variable, UNSHOWN: True}, extra_json_schema={"pattern": f"^({_VARIABLE.pattern})?$"})
+]
+
+
+KeyFile = Annotated[
+    str, Meta(max_length=1024, extra={READ: _key_file, UNSHOWN: True}, extra_json_schema={"pattern": "^(/.*)?$"})
+]
+ServerName = Annotated[
+    str,
+    Meta(
+        max_length=253, extra={READ: _server_name, EXPECTED: "a DNS name"}, extra_json_schema={"pattern": "^[A-Za-z0-9_.-]*$"}
+    ),
+]
+
+
 class _Section(Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class ReplicaConfig(_Section, frozen=True):
-    """One model server; a plain string is short for its url."""
+class KeyConfig(_Section, frozen=True):
+    """Where the key of a replica is: exactly one of both. The configuration never has the key itself."""
+
+    env: Annotated[Variable, _about("Name of an environment variable of the gateway.")] = ""
+    file: Annotated[KeyFile, _about("Absolute path of a file with the key; it is read again when it changes.")] = ""
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return f"the environment variable {self.env}" if self.env else f"the file {self.file}"
+
+
+class TlsConfig(_Section, frozen=True):
+    """How a replica at an https URL is connected to. Files are PEM, and read again when they change."""
+
+    ca_file: Annotated[FilePath, _about("Certificates of the authorities to trust; empty: the system's.")] = ""
+    cert_file: Annotated[FilePath, _about("The gateway's own certificate, for replicas that ask for one.")] = ""
+    key_file: Annotated[FilePath, _about("Its private key, without a password; empty: it is in cert_file.")] = ""
+    server_name: Annotated[
+        ServerName, _about("The name that the replica's certificate has to have; empty: the URL's host.")
+    ] = ""
+
+
+Key = Annotated[
+    KeyConfig | None,
+    Meta(extra={EXPECTED: "a mapping such as {env: VLLM_API_KEY} or {file: /run/secrets/key}", UNSHOWN: True}),
+]
+
+
+class AddedReplica(_Section, frozen=True):
+    """A model server as operators add it, who may not have the gateway read its environment, or files, and send them somewhere.
+
+    A plain string is short for its url.
+    """
 
     SHORT: ClassVar = "url"
 
     url: Annotated[BaseUrl, _about("Base URL; /v1 at its end may be left out.")]
     name: Annotated[Name, _about("Its name in metrics, headers and logs; empty: host:port.")] = ""
     capacity_tokens: Annotated[Positive | None, _about("Size of its KV cache; null: as its engine advertises.")] = None
+    engine: Annotated[EngineName, _about("What it is; auto: found out. Distributed-Llama has to be named.")] = "auto"
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -184,8 +256,17 @@ class ReplicaConfig(_Section, frozen=True):
         return is_link_local(host_and_port(self.url)[0])
 
 
-class ListedReplica(ReplicaConfig, frozen=True):
-    """A replica of a file that is watched. pool: empty: that of the source."""
+class ReplicaConfig(AddedReplica, frozen=True):
+    """One model server; a plain string is short for its url."""
+
+    key: Annotated[
+        Key, _about("Sent to it as a bearer token, in place of the client's key; null: the client's is passed on.")
+    ] = None
+    tls: Annotated[TlsConfig | None, _about("For an https URL; null: the pool's.")] = None
+
+
+class ListedReplica(AddedReplica, frozen=True):
+    """A replica of a file that is watched; key and TLS options are its source's. pool: empty: that of the source."""
 
     pool: Name = ""
     draining: bool = False
@@ -265,7 +346,15 @@ class DiscoveryConfig(_Section, frozen=True):
         _about("A YAML file with a list of replicas, as a pool has one; each may have pool and draining, too. It is watched."),
     ] = ""
     pool: Annotated[Name, _about("The replicas' pool; empty: the only one.")] = ""
-    tls: Annotated[bool, _about("Replicas found by DNS or Kubernetes are connected to over https.")] = False
+    tls: Annotated[
+        bool | TlsConfig,
+        Meta(extra={EXPECTED: "true, false or a mapping such as {ca_file: /etc/ca.pem}"}),
+        _about("Replicas found by DNS or Kubernetes are connected to over https, with these options; true: the system's CAs."),
+    ] = False
+    key: Annotated[Key, _about("Sent to the replicas as a bearer token, in place of the client's key.")] = None
+    engine: Annotated[EngineName, _about("What the replicas are, where they do not say so themselves; auto: found out.")] = (
+        "auto"
+    )
 
     @property
     def source(self) -> str:
@@ -284,6 +373,8 @@ class PoolConfig(_Section, frozen=True):
     """Replicas that serve the same models. Within a Config each pool has a name of its own."""
 
     replicas: Annotated[tuple[ReplicaConfig, ...], _about("Those that are known beforehand; see also `discovery`.")] = ()
+    key: Annotated[Key, _about("The key of those of `replicas` that have none themselves.")] = None
+    tls: Annotated[TlsConfig | None, _about("TLS options of those of `replicas` that have none themselves.")] = None
     models: Annotated[tuple[ModelPrefix, ...], _about("Model name prefixes; empty: the models that the replicas list.")] = ()
     name: Annotated[Name, _about("Its name in metrics and for operators; empty: its models, or `default`.")] = ""
     max_inflight: Annotated[Positive, _about("Requests at all replicas of the pool together; more are queued.")] = 4096

@@ -35,7 +35,7 @@ class StreamReader:
     usage: what the stream has reported so far. done: it has ended as complete ([DONE], or what its dialect has instead).
     reported: the engine's failure, whose event the client has: nothing may follow it. within_event: the head of an event was
     passed on and its end was not, so that what follows would be taken for a part of it. holds: what ends the stream is here,
-    but is held back.
+    but is held back. enough: the rest of the stream is not wanted: its replica need not write it.
     """
 
     def __init__(self) -> None:
@@ -44,6 +44,7 @@ class StreamReader:
         self.reported: ReplicaFailure | None = None
         self.within_event = False
         self.holds = False
+        self.enough = False
 
     @property
     def last_number(self) -> int:

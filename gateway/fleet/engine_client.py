@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.dialects.api_request import MAX_MODEL_CHARS
-from gateway.errors import GatewayError, ReplicaFailure
+from gateway.errors import NO_ACCESS, GatewayError, ReplicaFailure
 from gateway.fleet import engines
-from gateway.fleet.engines import Facts, Page
+from gateway.fleet.engines import Engine, Facts, Page
 from gateway.upstream.client import Call, UpstreamClient
 from gateway.upstream.loop_guard import LOOP_DETECTED
 
@@ -52,6 +52,10 @@ async def models_of(upstream: UpstreamClient, url: str, timeout_s: float) -> Mod
     """
     answer = await upstream.open(url, _call("/v1/models"), timeout_s)
     try:
+        if answer.status == 401 and upstream.has_key(url):
+            raise ReplicaFailure(
+                NO_ACCESS, "it refuses the key that the gateway has for it (GET /v1/models answers 401)", reached=0
+            )
         if answer.status in (401, 403):
             return None
         body = await answer.read(_MAX_MODELS_BYTES)
@@ -109,19 +113,30 @@ def _bounded(body: bytes) -> bytes:
 
 
 async def facts_of(
-    upstream: UpstreamClient, url: str, timeout_s: float, models: Models, known: Facts, *, inquire: bool
+    upstream: UpstreamClient,
+    url: str,
+    timeout_s: float,
+    models: Models,
+    known: Facts,
+    named: Engine | None = None,
+    *,
+    inquire: bool,
 ) -> tuple[Facts, bool]:
     """(its engine's facts, whether it has a page of metrics). Never raises for what the replica does.
 
-    known: its earlier facts; of these the KV size is kept, which cannot change while it is up.
+    known: its earlier facts; of these the KV size is kept, which cannot change while it is up. named: its engine, if that need
+    not be recognised.
     inquire: send further requests where its page does not have that size.
     """
     page: Page = {}
-    facts = Facts(known.engine, known.kv_tokens)
+    facts = Facts(named or known.engine, known.kv_tokens)
+    engine = named or engines.recognise((entry.owner for entry in models.values()), page)
+    if not engine.pages:
+        return Facts(engine), False
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             page = await _page_of(await _get(upstream, url, "/metrics"))
-            engine = engines.recognise((entry.owner for entry in models.values()), page)
+            engine = named or engines.recognise((entry.owner for entry in models.values()), page)
             facts = engines.read(engine, page)
             if facts.kv_tokens is None:
                 facts = replace(facts, kv_tokens=known.kv_tokens)

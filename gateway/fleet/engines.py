@@ -49,7 +49,11 @@ class Engine:
     that the table names. bounded: what leaves the KV cache is lost; else its size bounds nothing. salts: it keeps prefixes with
     different `cache_salt` apart. prewarms: it takes `max_tokens: 0`, and
     generates nothing. lacks: names of dialects that it does not speak; what is not here is found out. silent, zero:
-    what to do when it does not report cached tokens, or reports none though a prefix was sent before.
+    what to do when it does not report cached tokens, or reports none though a prefix was sent before. counts_cached: what it
+    reports of cached tokens is true; else it is not believed. pages: it has something to answer about itself beside its models.
+    fragile: its process ends at requests that it does not expect, and serves one at a time: the only endpoints that it is sent
+    requests to. plain_chat: it takes chat requests of texts only, and streams in a form of its own (`dialects/adaptation/`).
+    one_conversation: its cache has only what the last request left.
     """
 
     name: str
@@ -67,6 +71,11 @@ class Engine:
     salts: bool = False
     prewarms: bool = False
     lacks: frozenset[str] = frozenset()
+    counts_cached: bool = True
+    pages: bool = True
+    fragile: frozenset[tuple[str, str]] | None = None
+    plain_chat: bool = False
+    one_conversation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +108,11 @@ def recognise(owners: Iterable[object], page: Page) -> Engine:
             return by_owner[owner]
     named = (engine for engine in ENGINES if any(page.get(name) for name in (engine.running, engine.waiting)))
     return next(named, UNKNOWN)
+
+
+def named(name: str) -> Engine | None:
+    """The engine that the configuration names; None: it is to be recognised. O(1)."""
+    return _BY_NAME.get(name)
 
 
 def read(engine: Engine, page: Page) -> Facts:
@@ -185,7 +199,7 @@ def _start(text: str) -> float | None:
 
 
 def _sequences(page: Page, name: str, rank: str) -> int | None:
-    value = _over_ranks(page.get(name, ()), rank, lambda sample: _number(sample.value))
+    value = _over_ranks(page.get(name, ()) if name else (), rank, lambda sample: _number(sample.value))
     return int(value) if value is not None and value <= _MAX_SEQUENCES else None
 
 
@@ -308,6 +322,37 @@ TGI = Engine(
     lacks=frozenset(["messages", "responses"]),
 )
 
+# Its list has the namespace of each model as owned_by: "library", but for models that somebody has pushed.
+OLLAMA = Engine(
+    name="ollama",
+    owner="library",
+    running="",
+    waiting="",
+    rank="",
+    silent="Ollama does not report them.",
+    zero="Ollama reports 0, whatever it has cached.",
+    counts_cached=False,
+    pages=False,
+)
+
+# Its process ends at a connection that closes before a whole request was there, at JSON of other types than it expects, and at
+# bodies that are no JSON; to paths that it does not know it answers half a head, for ever. So it is never guessed.
+DISTRIBUTED_LLAMA = Engine(
+    name="distributed-llama",
+    owner="",
+    running="",
+    waiting="",
+    rank="",
+    silent="Distributed-Llama does not report them.",
+    zero="Distributed-Llama does not report them.",
+    bounded=False,
+    lacks=frozenset(["messages", "responses"]),
+    pages=False,
+    fragile=frozenset([("GET", "/v1/models"), ("POST", "/v1/chat/completions")]),
+    plain_chat=True,
+    one_conversation=True,
+)
+
 UNKNOWN: Engine = Engine(
     name="unknown",
     salts=True,  # rather in vain than not at all, where tenants are isolated
@@ -316,10 +361,11 @@ UNKNOWN: Engine = Engine(
     waiting="",
     rank="",
     silent="Look for the engine's flag that puts prompt_tokens_details.cached_tokens into usage.",
-    zero="Is its prefix cache on? (Ollama reports 0 whatever it has cached.)",
+    zero="Is its prefix cache on? (Ollama reports 0 whatever it has cached: name it, with engine: ollama.)",
 )
 
-ENGINES = (VLLM, OURS, SGLANG, LLAMACPP, TGI)
+ENGINES = (VLLM, OURS, SGLANG, LLAMACPP, TGI, OLLAMA, DISTRIBUTED_LLAMA)
+_BY_NAME: Mapping[str, Engine] = {engine.name: engine for engine in ENGINES}
 
 _NAMES = frozenset([_START, *(name for each in ENGINES for name in (each.running, each.waiting, *each.kv_metrics) if name)])
 # Some builds of SGLang write sglang_ for sglang:, as every exporter does that cannot have colons.

@@ -12,11 +12,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.config.addresses import AddressError, parse_base_url
-from gateway.config.schema import MAX_REPLICAS, Config, ReplicaConfig, is_name
+from gateway.config.schema import (
+    AUTO_ENGINE,
+    MAX_REPLICAS,
+    AddedReplica,
+    Config,
+    DiscoveryConfig,
+    KeyConfig,
+    PoolConfig,
+    ReplicaConfig,
+    TlsConfig,
+    is_name,
+)
+from gateway.fleet import engines
+from gateway.upstream.access.terms import Terms
 
 CONFIGURATION: Final = "configuration"
 OPERATORS: Final = "operators"
@@ -33,7 +46,9 @@ class Member:
 
     url: its base URL, without the /v1 at the end. pool: the name of its pool; empty: that of its source. capacity_tokens: size
     of its KV cache; None: what its engine says. draining: its source wants no new requests there. instance: differs from that
-    of another one which had the same name and URL before (a pod's uid); empty: its source has no such thing.
+    of another one which had the same name and URL before (a pod's uid); empty: its source has no such thing. key: where the key
+    is that the gateway sends to it; None: it sends the client's. tls: for an https URL; None: as the system trusts. engine: as
+    the table of engines names it, or AUTO_ENGINE.
     """
 
     name: str
@@ -42,6 +57,20 @@ class Member:
     capacity_tokens: int | None = None
     draining: bool = False
     instance: str = ""
+    key: KeyConfig | None = None
+    tls: TlsConfig | None = None
+    engine: str = AUTO_ENGINE
+
+    @property
+    def terms(self) -> Terms:
+        """How it is connected to."""
+        engine = engines.named(self.engine)
+        return Terms(self.key, self.tls, engine.fragile if engine else None)
+
+    @property
+    def access(self) -> tuple[object, ...]:
+        """What connections to its URL depend on."""
+        return self.key, self.tls, self.engine
 
     def is_same(self, other: Member) -> bool:
         """Whether it is the same replica: what was learned of it stays true."""
@@ -56,13 +85,27 @@ def fitting(name: str) -> str:
     return f"{name[: _MAX_NAME - len(digest) - 1]}~{digest}"
 
 
-def member_of(replica: ReplicaConfig, pool: str) -> Member:
-    return Member(replica.name, replica.url, pool, replica.capacity_tokens)
+def member_of(replica: AddedReplica, pool: str) -> Member:
+    """Of a replica that an operator adds."""
+    return Member(replica.name, replica.url, pool, replica.capacity_tokens, engine=replica.engine)
+
+
+def _listed(replica: ReplicaConfig, pool: PoolConfig) -> Member:
+    tls = (replica.tls or pool.tls) if replica.url.startswith("https:") else None
+    key, capacity = replica.key or pool.key, replica.capacity_tokens
+    return Member(replica.name, replica.url, pool.name, capacity, key=key, tls=tls, engine=replica.engine)
+
+
+def reached_as(member: Member, source: DiscoveryConfig) -> Member:
+    """A member that a source has found, with what the source says of all of its members."""
+    tls = source.tls if isinstance(source.tls, TlsConfig) and member.url.startswith("https:") else None
+    engine = source.engine if member.engine == AUTO_ENGINE else member.engine
+    return member if (source.key, tls, engine) == member.access else replace(member, key=source.key, tls=tls, engine=engine)
 
 
 def configured(config: Config) -> tuple[Member, ...]:
     """The members that the configuration lists, in its order."""
-    return tuple([member_of(replica, pool.name) for pool in config.pools for replica in pool.replicas])
+    return tuple([_listed(replica, pool) for pool in config.pools for replica in pool.replicas])
 
 
 Members = Mapping[str, Member]
@@ -103,6 +146,8 @@ def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Me
                 why = f"its name is that of a replica from {owners[member.name]} already"
             if not why and source not in COMMANDED and member.url in urls:
                 why = f"its URL is that of {urls[member.url]} already"
+            if not why and member.url in urls and members[urls[member.url]].access != member.access:
+                why = f"its URL is that of {urls[member.url]}, which has another key, other TLS options or another engine"
             if not why and len(members) >= MAX_REPLICAS:
                 why = f"at most {MAX_REPLICAS} replicas are possible"
             if why:

@@ -54,7 +54,7 @@ def succeed(
             config.name,
             config.models,
             replicas,
-            _admission(config, former.get(config.name)),
+            _admission(config, former.get(config.name), replicas),
             config.resume_streams,
             config.strip_billing_header,
             config.fallback,
@@ -91,9 +91,13 @@ def _fallbacks(pool: Pool, named: Mapping[str, Pool]) -> Iterator[Pool]:
         yield pool
 
 
-def _admission(config: PoolConfig, former: Pool | None) -> Admission:
-    """The queue of the pool that it goes on from, within its new bounds, or a new one."""
+def _admission(config: PoolConfig, former: Pool | None, replicas: Sequence[ReplicaState]) -> Admission:
+    """The queue of the pool that it goes on from, within its new bounds, or a new one. Where each replica serves one at a time,
+    no more requests than these are sent to them.
+    """
     max_inflight, max_queue, queue_s = config.max_inflight, config.max_queue, config.queue_s
+    if replicas and all(state.engine.fragile is not None for state in replicas):
+        max_inflight = min(max_inflight, len(replicas))
     if former is None:
         return Admission(max_inflight=max_inflight, max_queue=max_queue, queue_s=queue_s)
     former.admission.resize(max_inflight=max_inflight, max_queue=max_queue, queue_s=queue_s)

@@ -35,7 +35,7 @@ from gateway.config.schema import HealthConfig
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
 from gateway.fleet.cache_reports import Finding
 from gateway.fleet.engine_client import MAX_MODELS, Models, facts_of, models_of
-from gateway.fleet.engines import Facts
+from gateway.fleet.engines import Facts, named
 from gateway.fleet.state import NOT_PROBED, ReplicaState
 from gateway.telemetry.logs import first_of
 from gateway.telemetry.metrics import Metrics
@@ -114,7 +114,7 @@ class Prober:
     def set_bounds(self, state: ReplicaState) -> None:
         """Give the router its KV size and its longest prompt; called when they may have changed."""
         capacity = state.capacity_tokens
-        self._router.add(Replica(state.name, capacity, state.context_tokens))
+        self._router.add(Replica(state.name, capacity, state.context_tokens, state.engine.one_conversation))
         self._metrics.replica_capacity.set((state.name,), capacity)
 
     # -- what requests show
@@ -153,13 +153,13 @@ class Prober:
         finding = state.overlap.metered(predicted, reported)
         if finding is None:
             return
-        about = {"replica": state.name, "engine": state.facts.engine.name}
+        about = {"replica": state.name, "engine": state.engine.name}
         match finding:
             case Finding.ZERO:
                 self._metrics.replica_cache_hits_missing.set((state.name,), 1)
-                log.warning("cached tokens stay at zero", extra={**about, "hint": _zero_hint(state.facts)})
+                log.warning("cached tokens stay at zero", extra={**about, "hint": _zero_hint(state)})
             case Finding.SILENT:
-                log.info("cached tokens are not reported", extra={**about, "hint": state.facts.engine.silent})
+                log.info("cached tokens are not reported", extra={**about, "hint": state.engine.silent})
             case Finding.HIT:
                 self._metrics.replica_cache_hits_missing.set((state.name,), 0)
                 log.info("cached tokens are no longer zero", extra=about)
@@ -191,6 +191,8 @@ class Prober:
                 log.exception("probe failed", extra={"replica": state.name})
 
     async def probe(self, state: ReplicaState, upstream: UpstreamClient) -> None:
+        if state.engine.fragile is not None and (upstream.busy(state.url) or self._router.ledger.of(state.name).inflight):
+            return  # it serves one at a time: a probe would wait behind the request
         closed_after_s, state.closed_after_s = state.closed_after_s, None
         result = await self.request_models(state.url, upstream)
         if state not in self._tasks:  # it has left meanwhile
@@ -307,7 +309,9 @@ class Prober:
         if not state.has_metrics and not again:
             return
         timeout_s = self._health.timeout_s
-        facts, state.has_metrics = await facts_of(upstream, state.url, timeout_s, state.models, state.facts, inquire=again)
+        engine = named(state.member.engine)
+        found = await facts_of(upstream, state.url, timeout_s, state.models, state.facts, engine, inquire=again)
+        facts, state.has_metrics = found
         if state.up and state in self._tasks:  # a request may have found it down meanwhile, or it has left
             self._apply_facts(state, facts)
 
@@ -340,10 +344,10 @@ class Prober:
         self._metrics.replica_engine_waiting.set((name,), waiting)
 
 
-def _zero_hint(facts: Facts) -> str:
-    if facts.caching is False:
-        return f"Its metrics say that prefix caching is off. {facts.engine.zero}"
-    return f"{facts.engine.zero} Or does the chat template put something that changes, such as the time, before the messages?"
+def _zero_hint(state: ReplicaState) -> str:
+    if state.facts.caching is False:
+        return f"Its metrics say that prefix caching is off. {state.engine.zero}"
+    return f"{state.engine.zero} Or does the chat template put something that changes, such as the time, before the messages?"
 
 
 def _warn_of_bounds(replica: str, models: Models) -> None:

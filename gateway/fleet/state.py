@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from gateway.errors import REFUSED, UNREACHABLE
+from gateway.errors import NO_ACCESS, REFUSED, UNREACHABLE
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.cache_reports import Overlap
 from gateway.fleet.engine_client import Models
-from gateway.fleet.engines import Facts
+from gateway.fleet.engines import Engine, Facts, named
 from gateway.fleet.membership import Member
 from gateway.fleet.refusals import Refusals
 
@@ -99,6 +99,11 @@ class ReplicaState:
         return self.member.url
 
     @property
+    def engine(self) -> Engine:
+        """As its source names it, else as it was recognised."""
+        return named(self.member.engine) or self.facts.engine
+
+    @property
     def draining(self) -> bool:
         """Whether an operator or its source wants no new requests there."""
         return self.drained or self.member.draining
@@ -111,9 +116,10 @@ class ReplicaState:
     @property
     def doubtful(self) -> bool:
         """Whether nothing but failed probes keeps it from being live. It is used when no replica is live: a busy engine may
-        answer requests while its model list times out. A replica that refuses connections answers no request either.
+        answer requests while its model list times out. A replica that refuses connections, or the gateway's key, answers no
+        request either.
         """
-        down_by_probes = self.down_by not in ("", REFUSED, UNREACHABLE)
+        down_by_probes = self.down_by not in ("", REFUSED, UNREACHABLE, NO_ACCESS)
         return down_by_probes and not (self.up or self.draining or self.leaving)
 
     @property
@@ -124,12 +130,12 @@ class ReplicaState:
     def speaks(self, dialect: str, now: float) -> bool:
         """Whether requests of this dialect go to it as they are; else they are translated, or go to others."""
         at = self.lacks.get(dialect)
-        return (at is None or now - at > LACKS_S) and dialect not in self.facts.engine.lacks
+        return (at is None or now - at > LACKS_S) and dialect not in self.engine.lacks
 
     def lacked(self, dialect: str, now: float) -> bool:
         """Whether it has just said so: to ask again would be in vain, also if no other one is left to be asked."""
         at = self.lacks.get(dialect)
-        return dialect in self.facts.engine.lacks or (at is not None and now - at <= LACKED_S)
+        return dialect in self.engine.lacks or (at is not None and now - at <= LACKED_S)
 
     def share(self, now: float) -> float:
         """The part of its share of requests that it gets now: less in the first seconds after it came up."""

@@ -27,14 +27,16 @@ import random
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
+from gateway.dialects.adaptation.answers import AdaptedAnswers
 from gateway.dialects.dialect import StreamOpening
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.translation.answers import TranslatedAnswers
 from gateway.dialects.translation.unknown_path import MOST_READ, is_unknown_path, may_be
-from gateway.errors import REFUSED, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure
+from gateway.errors import NO_ACCESS, REFUSED, UNFIT, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure
 from gateway.fleet.directory import Fleet
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
+from gateway.request.adapting.collecting import collected
 from gateway.request.exchange import Exchange
 from gateway.request.fallback.chain import next_pool
 from gateway.request.lone_failures import LoneFailures
@@ -51,7 +53,8 @@ MAX_HELD_ANSWER: Final = 1 << 20  # bytes of a plain answer that is read whole b
 
 _MAX_ERROR: Final = 64 << 10  # bytes of an error that is translated
 EVENT_STREAM: Final = "text/event-stream"
-_FREE: Final = frozenset([REFUSED, UNREACHABLE, "reset", UNKNOWN_PATH])  # a retry after these needs no budget and no pause
+_CANNOT: Final = frozenset([UNKNOWN_PATH, UNFIT])  # no failures: the engine is not made for the request
+_FREE: Final = _CANNOT | {REFUSED, UNREACHABLE, "reset", NO_ACCESS}  # a retry after these needs no budget and no pause
 
 
 class Attempts:
@@ -94,7 +97,7 @@ class Attempts:
                 try:
                     answer = await self._try(exchange, candidate, call, verdicts, fresh=reached > 0)
                 except ReplicaFailure as failure:
-                    if failure.reason != UNKNOWN_PATH:  # else an earlier refusal is still the last word
+                    if failure.reason not in _CANNOT:  # else an earlier refusal is still the last word
                         _close(refusal)
                         refusal = None
                     reached += failure.reached
@@ -144,7 +147,10 @@ class Attempts:
 
     def _no_answer(self, exchange: Exchange) -> GatewayError:
         if _nobody_can(exchange):
-            return self._fleet.lacking(exchange.target, exchange.dialect.name, exchange.dialect.lacking, self._clock())
+            if exchange.attempts.unfit is not None:
+                return exchange.attempts.unfit.again()
+            lacking = exchange.dialect.lacking or f"No replica that is up has the endpoint {exchange.request.path[:100]!r}."
+            return self._fleet.lacking(exchange.target, exchange.dialect.name, lacking, self._clock())
         failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in exchange.attempts.failed)
         text = f"No replica could answer ({failures}). Retry; see /warmroute/replicas."
         return GatewayError(502, "replica_failed", text, public="No replica could answer. Retry.")
@@ -242,7 +248,7 @@ class Attempts:
     # -- one attempt
 
     def _failed(self, exchange: Exchange, candidate: Candidate, failure: ReplicaFailure) -> None:
-        if failure.reason != UNKNOWN_PATH:
+        if failure.reason not in _CANNOT:
             self._fleet.failed(exchange.target.replicas[candidate.replica], failure)
         exchange.attempts.add(candidate.replica, failure.reason, failure.message)
 
@@ -324,7 +330,7 @@ class Attempts:
             else:
                 if exchange.dialect.lacking and state.lacked(exchange.dialect.name, self._clock()):
                     raise _unknown_path()
-                answer = await self._upstream.open(state.url, exchange.call_to(state, call), fresh=fresh)
+                answer = await self._open(state, exchange.call_to(state, call), fresh=fresh)
                 if exchange.dialect.lacking and may_be(answer.status):
                     await self._require_path(exchange, state, answer)
             trial.answers()
@@ -354,8 +360,7 @@ class Attempts:
         dialect, now = exchange.dialect, self._clock()
         exchange.attempts.body = b""  # an earlier replica's error
         if state.speaks(dialect.name, now):
-            exchange.answers = dialect
-            answer = await self._upstream.open(state.url, exchange.call_to(state, call), fresh=fresh)
+            answer = await self._open(state, exchange.call_to(state, call), fresh=fresh)
             if not (may_be(answer.status) and is_unknown_path(answer.status, await _begin_of(answer, MOST_READ))):
                 return answer
             answer.close()
@@ -364,10 +369,19 @@ class Attempts:
         if translated is None:
             client = exchange.request.lease.account.client
             translated = await self._parsing.translated(dialect, exchange.api.body, client)
-        answer = await self._upstream.open(state.url, exchange.translated_call(state, call, translated), fresh=fresh)
+        answer = await self._open(state, exchange.translated_call(state, call, translated), fresh=fresh)
         if answer.status != 200:
             error = await _begin_of(answer, _MAX_ERROR)
             exchange.attempts.body = translated.error(answer.status, error)
+        return answer
+
+    async def _open(self, state: ReplicaState, call: Call, *, fresh: bool) -> ReplicaAnswer:
+        """Raises ReplicaFailure also if the replica refuses the gateway's own key: the client has none there."""
+        answer = await self._upstream.open(state.url, call, fresh=fresh)
+        if answer.status in (401, 403) and state.member.key is not None:
+            answer.close()
+            text = f"it refuses the key that the gateway has for it (it answers {answer.status})"
+            raise ReplicaFailure(NO_ACCESS, text, reached=0)
         return answer
 
     async def _require_path(self, exchange: Exchange, state: ReplicaState, answer: ReplicaAnswer) -> None:
@@ -380,6 +394,9 @@ class Attempts:
     async def _inspect(self, exchange: Exchange, answer: ReplicaAnswer) -> None:
         """Check that it is what an engine would answer. Raises ReplicaFailure if not."""
         dialect, attempts = exchange.answers, exchange.attempts
+        if isinstance(dialect, AdaptedAnswers) and not exchange.api.stream:
+            attempts.body = await collected(answer, dialect, exchange.charge)
+            return
         if answer.content_type == EVENT_STREAM and exchange.api.stream:
             data = answer.peek()
             if exchange.api.keeps:
@@ -412,7 +429,7 @@ class Attempts:
 
 def _nobody_can(exchange: Exchange) -> bool:
     """Whether no replica that was tried has the endpoint. That is no failure, and no reason for another pool."""
-    return all(attempt["reason"] == UNKNOWN_PATH for attempt in exchange.attempts.failed)
+    return all(attempt["reason"] in _CANNOT for attempt in exchange.attempts.failed)
 
 
 def _unknown_path() -> ReplicaFailure:

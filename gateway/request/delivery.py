@@ -17,8 +17,10 @@ from typing import Final
 
 from gateway.admission.cors import answer_lines
 from gateway.config.live import Live
+from gateway.dialects.adaptation.answers import AdaptedAnswers
 from gateway.dialects.dialect import StreamReader
 from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
+from gateway.request.adapting.collecting import PLAIN
 from gateway.request.attempts import EVENT_STREAM, Attempts
 from gateway.request.client import Audience, ClientReply
 from gateway.request.exchange import Exchange
@@ -58,6 +60,8 @@ class Delivery:
             replica = chosen.replica.encode("ascii")
             routed = b"X-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % (replica, chosen.matched_tokens)
         headers = downstream_headers(answer.head, answer.address)
+        if isinstance(exchange.answers, AdaptedAnswers) and attempts.body and answer.status == 200:
+            headers = PLAIN
         id_ = exchange.id.encode("ascii")
         headers = b"%bX-Request-Id: %b\r\n%b" % (headers, id_, routed)
         if exchange.dialect.id_header:

@@ -11,14 +11,17 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.admission.memory import LARGE_BODY
+from gateway.dialects.adaptation.answers import AdaptedAnswers
+from gateway.dialects.adaptation.request import adapted
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamReader
 from gateway.dialects.json_edits import apply
+from gateway.dialects.openai.request import CHAT
 from gateway.dialects.salts import is_object, salted
 from gateway.dialects.translation.answers import TranslatedAnswers
 from gateway.dialects.translation.translation import CHAT_PATH
 from gateway.dialects.usage import Usage
-from gateway.errors import over_budget
+from gateway.errors import UNFIT, GatewayError, ReplicaFailure, over_budget
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Target
 from gateway.fleet.state import ReplicaState
@@ -42,7 +45,7 @@ class AttemptLog:
     whose answer broke off, until it is known whose fault that was. body: of a plain answer, read whole, or the beginning of a
     large one; object: the id of the object that the answer is; usage: that in it; tail: of a large one only. elsewhere: another
     pool, which gets the request if this one has failed; refusal: the last replica's answer, open until that pool has it.
-    Attempts in pools before are among those that failed, and were sent.
+    Attempts in pools before are among those that failed, and were sent. unfit: what an engine cannot do that the request wants.
     """
 
     __slots__ = (
@@ -57,6 +60,7 @@ class AttemptLog:
         "sent",
         "tail",
         "trial",
+        "unfit",
         "usage",
     )
 
@@ -73,6 +77,7 @@ class AttemptLog:
         self.object = ""
         self.usage: Usage | None = None
         self.tail: AnswerTail | None = None
+        self.unfit: GatewayError | None = None
 
     def add(self, replica: str, reason: str, error: str) -> None:
         """An attempt failed."""
@@ -187,20 +192,39 @@ class Exchange:
         Raises GatewayError if there is no room for the copy of a large body.
         """
         api = self.api
+        self.answers = self.dialect
+        if replica.engine.plain_chat and self.dialect.name == CHAT:
+            return self._adapted(call, call.body, self.dialect)
         edits = api.billing if api.billing and self.target.strip_billing_header else []
-        if api.prewarm and not replica.facts.engine.prewarms:
+        if api.prewarm and not replica.engine.prewarms:
             edits = edits + api.prewarm
         if api.diagnosis and self.diagnoses:
             edits = edits + api.diagnosis.edits
         if edits:
             self._charge_copy(call.body)
             call = call.with_body(apply(call.body, edits))
-        if not self.salt or not replica.facts.engine.salts:
+        if not self.salt or not replica.engine.salts:
             return call
         if is_object(call.body):
             self._charge_copy(call.body)
         body = salted(call.body, self.salt)
         return call if body is None else call.with_body(body)
+
+    def _adapted(self, call: Call, body: bytes, inner: Dialect) -> Call:
+        """The call for an engine that takes texts only. inner: reads a chat answer for the client.
+
+        Raises ReplicaFailure if it cannot do what the request asks for.
+        """
+        try:
+            chat = adapted(body)
+        except GatewayError as error:
+            self.attempts.unfit = error.again()
+            raise ReplicaFailure(UNFIT, error.message, reached=0, blameless=True) from None
+        self.answers = AdaptedAnswers(chat, inner, self.id)
+        call = Call("POST", CHAT_PATH, call.headers, chat.body, repeatable=call.repeatable, via=call.via)
+        self._charge_copy(body)
+        chat.body, call.adapted = b"", True
+        return call
 
     def translated_call(self, replica: ReplicaState, call: Call, translated: TranslatedAnswers) -> Call:
         """The call as it goes to a replica that speaks chat only. Raises GatewayError if there is no room for a large body."""
@@ -211,7 +235,9 @@ class Exchange:
                 self.charge(len(translated.request.body))
         self.answers = translated
         body, headers, of_client = translated.request.body, call.headers, self.request.headers
-        if self.salt and replica.facts.engine.salts:
+        if replica.engine.plain_chat:
+            return self._adapted(call, body, translated)
+        if self.salt and replica.engine.salts:
             body = salted(body, self.salt) or body
         key = of_client.get("X-Api-Key")
         if key and of_client.get("Authorization") is None:

@@ -17,6 +17,7 @@ event loop of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -74,6 +75,10 @@ class Kept:
         return False
 
 
+class _Enough(Exception):
+    """The rest of a stream is not wanted."""
+
+
 async def pump(
     exchange: Exchange,
     answer: ReplicaAnswer,
@@ -97,20 +102,18 @@ async def pump(
         out = reader.feed(data)
         reply.write(out)
         delivered.last_byte = clock()
-        if kept is not None:
-            kept.add(out)
-            reader.raise_failure()
+        _gone(out, reader, kept)
+        if reader.enough:
+            raise _Enough
 
     try:
-        if headers is None:
-            sink(answer.take_turn())
+        if headers is not None:
+            _gone(_begin(answer, reader, reply, headers), reader, kept)
         else:
-            out = _begin(answer, reader, reply, headers)
-            if kept is not None:
-                kept.add(out)
-                reader.raise_failure()
+            with contextlib.suppress(_Enough):
+                sink(answer.take_turn())
         reply.feed_from(answer)
-        await answer.pump(sink)
+        await _pump_on(answer, reader, sink)
         last = reader.finish()  # first: some engines end with a [DONE] without a blank line after it
         _require_good_end(reader, needs_done=needs_done)
         reply.end(last if not reader.holds else last + await _kept(exchange, reader))
@@ -123,6 +126,20 @@ async def pump(
         if reader.usage:  # also when the client leaves before the very end
             delivered.usage = reader.usage
     return None
+
+
+def _gone(out: bytes, reader: StreamReader, kept: Kept | None) -> None:
+    """This went to the client. Raises ReplicaFailure if the engine has reported that it failed."""
+    if kept is not None:
+        kept.add(out)
+        reader.raise_failure()
+
+
+async def _pump_on(answer: ReplicaAnswer, reader: StreamReader, sink: Callable[[bytes], None]) -> None:
+    """Until the end of the answer, or as far as it is wanted."""
+    if not reader.enough:
+        with contextlib.suppress(_Enough):
+            await answer.pump(sink)
 
 
 def _begin(answer: ReplicaAnswer, reader: StreamReader, reply: ClientReply, headers: bytes) -> bytes:

@@ -25,7 +25,7 @@ from gateway.cluster.commands import ControlPlane, LocalControl
 from gateway.cluster.messages import Drain, Join, Leave
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError, convert
-from gateway.config.schema import ReplicaConfig
+from gateway.config.schema import AddedReplica
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import DRY_RUN, Dialects
@@ -106,7 +106,7 @@ class Operator:
             "decoding": load.decoding,
             "booked_tokens": load.booked_tokens,
             "prefill_tokens_per_second": round(load.rate.value, 1),
-            "engine": state.facts.engine.name,
+            "engine": state.engine.name,
             "engine_running": state.facts.running,
             "engine_waiting": state.facts.waiting,
             "engine_kv_tokens": state.facts.kv_tokens,
@@ -117,7 +117,9 @@ class Operator:
         }
 
     async def add(self, request: web.Request) -> web.Response:
-        """A replica joins: {"url", "name", "capacity_tokens", "pool"}, all but the URL optional (the pool if there is one)."""
+        """A replica joins: {"url", "name", "capacity_tokens", "engine", "pool"}. Only the URL is needed, and the pool
+        if there are several.
+        """
         body = await self._body(request)
         names = [pool.name for pool in self._fleet.pools]
         pool = body.pop("pool", names[0] if len(names) == 1 else None)
@@ -126,7 +128,7 @@ class Operator:
             problem = "is needed" if pool is None else "is no pool's name"
             raise bad_request(f"'pool' {problem}: it must be {known}.", "pool")
         try:
-            replica = convert(ReplicaConfig, body, ("pool",))
+            replica = convert(AddedReplica, body, ("pool",))
         except ConfigError as error:
             raise bad_request(str(error)) from error
         self._allow_url(replica)
@@ -272,7 +274,7 @@ class Operator:
         renamed = await rename(self._parsing, dialect, request, api, target.model, scope_of(self._live, caller))
         return (way, target) if renamed else ("", own)
 
-    def _allow_url(self, replica: ReplicaConfig) -> None:
+    def _allow_url(self, replica: AddedReplica) -> None:
         """Raises GatewayError 403. What a name resolves to is looked at when it is connected to (`dialer.py`)."""
         if replica.link_local and not self._live.config.allow_link_local:
             text = "The URL is link-local or a cloud's metadata service; allow_link_local in the configuration would allow it."

@@ -17,7 +17,11 @@ from io import BytesIO
 from typing import Final
 
 from gateway.config.live import Live
-from gateway.errors import ReplicaFailure
+from gateway.errors import UNKNOWN_PATH, ReplicaFailure
+from gateway.upstream.access.access import Access, NotReady
+from gateway.upstream.access.credentials import Credentials, TlsContexts
+from gateway.upstream.access.fragile import FragilePool
+from gateway.upstream.access.terms import USUAL, Terms
 from gateway.upstream.connection import Connection, Sink
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.headers import Address, parse_address
@@ -30,6 +34,7 @@ from gateway.upstream.timeouts import Limits, limits_of
 _REQUEST_TIMEOUT: Final = 408
 
 _UPGRADE: Final = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+_FEW_HEADERS: Final = b"Content-Type: application/json\r\n"
 _WITH_BODY: Final = frozenset(["POST", "PUT", "PATCH"])
 
 
@@ -38,9 +43,10 @@ class Call:
 
     repeatable: it may be sent twice (generations; not a file upload), so it is retried even if a replica may have received it.
     probe: sent by the gateway itself. via: the gateways that it has passed (`loop_guard.py`). upgrades: to a WebSocket.
+    adapted: the gateway itself has written its body, for an engine that ends at bodies of other forms.
     """
 
-    __slots__ = ("body", "headers", "method", "path", "probe", "repeatable", "upgrades", "via")
+    __slots__ = ("adapted", "body", "headers", "method", "path", "probe", "repeatable", "upgrades", "via")
 
     def __init__(
         self,
@@ -60,6 +66,7 @@ class Call:
         self.repeatable = repeatable
         self.probe = probe
         self.upgrades = False
+        self.adapted = False
         self.via = via
 
     def with_body(self, body: bytes) -> Call:
@@ -212,11 +219,16 @@ class ReplicaAnswer(Source):
 
 @dataclass(slots=True)
 class Upstream:
-    """One replica. host_lines: headers common to all calls to it, Host and X-Warmroute-Via."""
+    """One replica. host_lines: headers common to all calls to it, Host and X-Warmroute-Via. fragile: its pool, if its terms say
+    that it is. access: None if neither a key nor TLS options are to be read.
+    """
 
     address: Address
     pool: ConnectionPool
     host_lines: str
+    terms: Terms
+    fragile: FragilePool | None = None
+    access: Access | None = None
 
 
 class UpstreamClient:
@@ -242,7 +254,9 @@ class UpstreamClient:
         self._dials = dials
         self._upstreams: dict[str, Upstream] = {}
         self._guarded: set[str] = set()
+        self._terms: dict[str, Terms] = {}  # those that are not the usual ones
         self._resolver = resolver or Resolver()
+        self._contexts = TlsContexts()
         self._tls: ssl.SSLContext | None = None  # made once: reading the trusted certificates takes tens of milliseconds
 
     def close(self) -> None:
@@ -258,9 +272,31 @@ class UpstreamClient:
         """Undo `guard`: these may resolve to any address."""
         self._guarded.difference_update(base_urls)
 
+    def agree(self, base_url: str, terms: Terms) -> None:
+        """Calls to this base URL go by these terms from now on; connections that were made by others carry no further call."""
+        if terms == USUAL:
+            self._terms.pop(base_url, None)
+        else:
+            self._terms[base_url] = terms
+        upstream = self._upstreams.get(base_url)
+        if upstream is not None and upstream.terms != terms:
+            del self._upstreams[base_url]
+            upstream.pool.retire()
+
+    def has_key(self, base_url: str) -> bool:
+        """Whether the gateway sends a key of its own there."""
+        terms = self._terms.get(base_url)
+        return terms is not None and terms.key is not None
+
+    def busy(self, base_url: str) -> bool:
+        """Whether a fragile replica has a request of this process."""
+        upstream = self._upstreams.get(base_url)
+        return upstream is not None and upstream.fragile is not None and upstream.fragile.busy
+
     def forget(self, base_url: str) -> None:
         """Drop a removed replica. O(replicas)."""
         self._guarded.discard(base_url)
+        self._terms.pop(base_url, None)
         if upstream := self._upstreams.pop(base_url, None):
             upstream.pool.close()
             host = upstream.address.host
@@ -282,6 +318,11 @@ class UpstreamClient:
         """
         upstream = self._upstreams.get(base_url) or self._add(base_url)
         limits = Limits(timeout_s, timeout_s, timeout_s, timeout_s) if timeout_s else self._limits_now()
+        if upstream.access is not None:
+            await upstream.access.ready(limits.connect_s)
+        if upstream.fragile is not None:
+            _require_harmless(upstream.terms, call)
+            await upstream.fragile.turn(limits.first_byte_s)
         pool, head = upstream.pool, self._head(upstream, call)
         reused = None if fresh else pool.idle()
         if reused is None:
@@ -319,19 +360,44 @@ class UpstreamClient:
             if self._on_idle_closed:
                 self._on_idle_closed(base_url, idle_s)
 
-        dialer = self._dials(address) if self._dials else self._dialer(address, base_url)
+        terms = self._terms.get(base_url, USUAL)
+        secure = address.tls and terms.tls is not None  # with options, which are read before the first connection is made
+        dialer: Connector
+        if self._dials is not None:
+            dialer = self._dials(address)
+        else:
+            dialer = NotReady() if secure else self._dialer(address, base_url, terms, self._default_tls(address))
         host_lines = f"Host: {address.netloc}\r\n{self._loops.line()}"
-        upstream = self._upstreams[base_url] = Upstream(address, ConnectionPool(dialer, on_idle_closed), host_lines)
+        fragile = None
+        if terms.fragile is not None:
+            dismissal = f"GET {address.path}/v1/models HTTP/1.1\r\n{host_lines}\r\n".encode("ascii")
+            fragile = FragilePool(dialer, on_idle_closed, dismissal)
+        pool = fragile if fragile is not None else ConnectionPool(dialer, on_idle_closed)
+        upstream = self._upstreams[base_url] = Upstream(address, pool, host_lines, terms, fragile)
+        if secure or terms.key is not None:
+
+            def renewed(read: Credentials) -> None:
+                if self._dials is None:
+                    pool.renew(self._dialer(address, base_url, terms, read.tls or self._default_tls(address)))
+
+            upstream.access = Access(terms, base_url, self._contexts, secure=secure, renewed=renewed)
         return upstream
 
-    def _dialer(self, address: Address, base_url: str) -> Dialer:
-        if address.tls and self._tls is None:
+    def _default_tls(self, address: Address) -> ssl.SSLContext | None:
+        """As the system trusts. None: without TLS."""
+        if not address.tls:
+            return None
+        if self._tls is None:
             self._tls = ssl.create_default_context()
+        return self._tls
 
+    def _dialer(self, address: Address, base_url: str, terms: Terms, tls: ssl.SSLContext | None) -> Dialer:
         def guarded() -> bool:
             return base_url in self._guarded
 
-        return Dialer(address.host, address.port, self._tls if address.tls else None, self._resolver, guarded)
+        one_by_one = terms.fragile is not None
+        host, port, name = address.host, address.port, terms.server_name
+        return Dialer(host, port, tls, self._resolver, guarded, name, one_by_one=one_by_one)
 
     def _head(self, upstream: Upstream, call: Call) -> bytes:
         """The request's bytes before its body."""
@@ -339,10 +405,21 @@ class UpstreamClient:
         common = f"Host: {address.netloc}\r\n{self._loops.line(call.via)}" if call.via else upstream.host_lines
         length = b"Content-Length: %d\r\n" % len(call.body) if call.body or call.method in _WITH_BODY else b""
         begin = f"{call.method} {address.path}{call.path} HTTP/1.1\r\n{common}".encode("ascii")
-        return b"".join((begin, call.headers, _UPGRADE if call.upgrades else b"", length, b"\r\n"))
+        headers = call.headers if upstream.fragile is None else _FEW_HEADERS  # what it does not read can do it no harm
+        if upstream.access is not None and upstream.access.credentials is not None:
+            headers = upstream.access.credentials.headers(headers)
+        return b"".join((begin, headers, _UPGRADE if call.upgrades else b"", length, b"\r\n"))
 
     def __repr__(self) -> str:
         return f"<UpstreamClient {[upstream.pool for upstream in self._upstreams.values()]}>"
+
+
+def _require_harmless(terms: Terms, call: Call) -> None:
+    """Raises ReplicaFailure for a call that a fragile replica must not get."""
+    if terms.fragile is None or (call.method, call.path) not in terms.fragile or call.upgrades:
+        text = "its engine does not have this endpoint"
+        raise ReplicaFailure(UNKNOWN_PATH, text, reached=0, blameless=True)
+    assert call.adapted or not call.body, "a body that its engine may end at"
 
 
 async def _answer(upstream: Upstream, connection: Connection, head: bytes, call: Call, limits: Limits) -> ReplicaAnswer:

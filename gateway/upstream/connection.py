@@ -61,6 +61,7 @@ class Connection(asyncio.Protocol):
         "_waiter",
         "answer",
         "failure",
+        "generation",
         "idle_since",
         "lost",
         "on_hold",
@@ -92,6 +93,7 @@ class Connection(asyncio.Protocol):
         self.failure: Exception | None = None  # a ReplicaFailure, a ClientStalled, or what the sink raised
         self.started = False  # any byte of the answer was received
         self.used = 0  # earlier calls
+        self.generation = 0  # of its pool, when it was made
         self.on_hold: Callable[[bool], None] | None = (
             None  # called when the replica does not read what is forwarded; and when it does
         )

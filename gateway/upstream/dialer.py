@@ -46,9 +46,16 @@ class Dialer:
         tls: ssl.SSLContext | None,
         resolver: Resolver,
         guarded: Callable[[], bool] = lambda: False,
+        server_name: str = "",
+        *,
+        one_by_one: bool = False,
     ) -> None:
-        """guarded: whether the dialer is guarded at present."""
+        """guarded: whether the dialer is guarded at present. server_name: in the server's certificate, "" for the host.
+        one_by_one: an address is tried when all before it failed, and never beside another one.
+        """
         self._guarded = guarded
+        self._server_name = server_name or host
+        self._stagger_s = None if one_by_one else STAGGER_S
         self.host = host
         self.port = port
         self._tls = tls
@@ -78,7 +85,7 @@ class Dialer:
         try:
             _, connection = await loop.create_connection(lambda: Connection(loop), address, self.port)
             if self._tls:
-                await connection.secure(self._tls, self.host)
+                await connection.secure(self._tls, self._server_name)
         except (OSError, asyncio.CancelledError) as error:
             if isinstance(error, OSError) or loop.time() - begun >= STAGGER_S:  # cancelled because another one was faster
                 self._failed |= {address}
@@ -94,7 +101,7 @@ class Dialer:
         async def dial_new_address() -> Connection:
             return await self._dial_new_address(known)
 
-        return await race([*dials, dial_new_address])
+        return await race([*dials, dial_new_address], self._stagger_s)
 
     def _dialing(self, address: str) -> Dial:
         async def dial() -> Connection:
@@ -111,15 +118,15 @@ class Dialer:
             raise _NoNewAddress from late
         if not (new := [self._dialing(address) for address in now if address not in known]):
             raise _NoNewAddress
-        return await race(new)
+        return await race(new, self._stagger_s)
 
     def __repr__(self) -> str:
         return f"<Dialer of {self.host}:{self.port}>"
 
 
-async def race(dials: Sequence[Dial]) -> Connection:
-    """The connection of the first dial that succeeds. Each starts when all before it failed, or after STAGGER_S; the others
-    are cancelled. Raises OSError with all errors.
+async def race(dials: Sequence[Dial], stagger_s: float | None = STAGGER_S) -> Connection:
+    """The connection of the first dial that succeeds. Each starts when all before it failed, or after stagger_s (None: only
+    then); the others are cancelled. Raises OSError with all errors.
     """
     waiting, running = list(dials), set[asyncio.Future[Connection]]()
     errors: list[BaseException] = []
@@ -127,7 +134,7 @@ async def race(dials: Sequence[Dial]) -> Connection:
         while waiting or running:
             if waiting:
                 running.add(asyncio.ensure_future(waiting.pop(0)()))
-            timeout_s = STAGGER_S if waiting else None
+            timeout_s = stagger_s if waiting else None
             done, running = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             for dial in done:
                 if (error := dial.exception()) is None:

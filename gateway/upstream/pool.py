@@ -36,6 +36,7 @@ class ConnectionPool:
         self._idle: list[Connection] = []  # most recently used last
         self._busy: set[Connection] = set()  # carrying a request
         self._answered_at = -math.inf
+        self._generation = 0
         self._sweeper: asyncio.TimerHandle | None = None
 
     def idle(self) -> Connection | None:
@@ -63,19 +64,38 @@ class ConnectionPool:
 
     async def connect(self, timeout_s: float) -> Connection:
         """A new connection. Raises ReplicaFailure, or GatewayError where the gateway itself is out of resources."""
-        return await self._connector.connect(timeout_s)
+        generation = self._generation
+        connection = await self._connector.connect(timeout_s)
+        connection.generation = generation
+        return connection
+
+    def renew(self, connector: Connector) -> None:
+        """Connections are made by this one from now on. Those that were made before carry no further call."""
+        self._connector = connector
+        self.retire()
+
+    def retire(self) -> None:
+        """No connection that there is, or is being made, carries a further call."""
+        self._generation += 1
+        self.close()
 
     def give_back(self, connection: Connection) -> None:
         """End of its call: keep the connection if it can carry another."""
-        if connection in self._busy:
-            self._busy.remove(connection)
-            self._answered_at = max(self._answered_at, connection.answered_at)
+        self._answer_over(connection)
         if not connection.release():
+            return
+        if connection.generation != self._generation:
+            connection.abort()
             return
         connection.lost = self._lost
         self._idle.append(connection)
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep)
+
+    def _answer_over(self, connection: Connection) -> None:
+        if connection in self._busy:
+            self._busy.remove(connection)
+            self._answered_at = max(self._answered_at, connection.answered_at)
 
     def close(self) -> None:
         """Close all idle connections."""

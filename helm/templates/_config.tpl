@@ -31,17 +31,16 @@
 {{- $listen := printf "0.0.0.0:%s" (include "warmroute.port" .) -}}
 {{- $metrics := printf "0.0.0.0:%s" (include "warmroute.metricsPort" .) -}}
 {{- $config := merge (dict "listen" $listen "metrics_listen" $metrics "discovery" $sources) .Values.config -}}
-{{- /* CONNECT SHARING HERE, when the gateway has the section, by this one line (and config.sharing in warmroute.fixed, if it needs
-a restart); the password is in the environment already, see warmroute.sharingEnv:
-{{- with include "warmroute.sharingUrl" . -}}{{- $_ := set $config "sharing" (dict "url" . "cluster" (include "warmroute.fullname" $)) -}}{{- end -}}
-*/ -}}
+{{- with include "warmroute.sharingUrl" . -}}
+{{- $_ := set $config "sharing" (merge (dict "url" . "cluster" (include "warmroute.fullname" $)) (default (dict) $config.sharing)) -}}
+{{- end -}}
 {{- toYaml $config -}}
 {{- end -}}
 
 {{- /* What the gateway reads at its start only: a change rolls the pods. All else is reloaded by those that run. */ -}}
 {{- define "warmroute.fixed" -}}
 {{- $config := .Values.config -}}
-{{- $fixed := pick $config "admin_listen" "workers" "state" "log_level" "log_format" -}}
+{{- $fixed := pick $config "admin_listen" "workers" "state" "sharing" "snapshot" "log_level" "log_format" -}}
 {{- $routing := pick (default (dict) $config.routing) "block_bytes" "block_tokens" -}}
 {{- toYaml (merge (dict "routing" $routing) $fixed) -}}
 {{- end -}}

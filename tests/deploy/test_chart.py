@@ -328,6 +328,8 @@ OTHER_VALUES: Mapping[str, Any] = {
     "admin_listen": "off",
     "workers": 2,
     "state": {"url": "off"},
+    "sharing": {"url": "redis://valkey:6379"},
+    "snapshot": {"file": "off"},
     "log_level": "debug",
     "log_format": "console",
     "routing.block_bytes": 512,

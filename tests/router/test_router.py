@@ -431,3 +431,23 @@ def test_scales_are_learned_for_a_bounded_number_of_names() -> None:
             router.choose(Prompt(keys_of(b"x"), 3000, 1, "used"), ["r1"], 0.0).close(Outcome(True, 1000, 0), 0.0)
     router.check()
     assert router.units_per_token("m0") == 4.0 > router.units_per_token("used")
+
+
+def test_a_replica_that_keeps_one_conversation_holds_the_last_one_only() -> None:
+    router = router_with()
+    for name in ("r1", "r2"):
+        router.add(Replica(name, one_conversation=True))
+    first, second = prompt_of(bytes(50)), prompt_of(bytes([1]) * 50)
+    router.choose(first, ["r1"], 0.0).close(OK, 1.0)
+    waiting = router.choose(second, ["r1"], 2.0)
+    assert blocks_held(router, first, 2.0) == {"r1": 50}, "until the other one is computed"
+    waiting.first_token(3.0)
+    assert (blocks_held(router, first, 3.0), blocks_held(router, second, 3.0)) == ({}, {"r1": 50})
+    waiting.close(OK, 4.0)
+    refused = router.choose(first, ["r1"], 5.0)
+    refused.close(Outcome(ok=False), 6.0)
+    assert blocks_held(router, second, 6.0) == {"r1": 50}, "what was refused has displaced nothing"
+    again = router.choose(prompt_of(bytes([1]) * 60), ["r1", "r2"], 7.0)
+    assert (again.chosen.replica, again.chosen.matched_blocks) == ("r1", 50)
+    again.close(OK, 8.0)
+    router.check()

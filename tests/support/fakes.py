@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,12 +154,13 @@ class FakeReplica:
     port: int = 0
     gone: int = 0
     connections: int = 0
-    _server: Acceptor | None = None
+    tls: ssl.SSLContext | None = None
+    _server: Acceptor | asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     @property
     def name(self) -> str:
@@ -167,7 +169,10 @@ class FakeReplica:
     async def __aenter__(self) -> FakeReplica:
         # Not asyncio's server: that loses a connection which it has just accepted when it is closed.
         (listener,) = open_listeners("127.0.0.1", self.port)
-        self._server = Acceptor(listener, lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._serve))
+        if self.tls:
+            self._server = await asyncio.start_server(self._serve, sock=listener, ssl=self.tls)
+        else:
+            self._server = Acceptor(listener, lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._serve))
         self.port = listener.getsockname()[1]
         return self
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.cluster.messages import Batch, Command, decode
+from gateway.config.schema import AUTO_ENGINE, KeyConfig, TlsConfig
 
 # -- worker -> hub -> the other workers
 
@@ -60,6 +61,9 @@ class FoundMember(Struct, frozen=True, array_like=True):
     capacity_tokens: int | None
     draining: bool
     instance: str
+    key: KeyConfig | None = None
+    tls: TlsConfig | None = None
+    engine: str = AUTO_ENGINE
 
 
 # -- a snapshot: hub -> worker, to be restored; worker -> hub, if it was asked for with Collect

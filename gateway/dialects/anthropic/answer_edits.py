@@ -141,6 +141,7 @@ class EditedReader(StreamReader):
                 within = False
             data = b"".join(out)
         self.done, self.reported, self.within_event = inner.done, inner.reported, inner.within_event
+        self.enough = inner.enough
         self.usage = _counted(inner.usage, self._split)
         return data
 

@@ -168,7 +168,7 @@ class KeptReader(StreamReader):
 
     def _read(self, data: bytes) -> bytes:
         inner = self._inner
-        self.usage, self.done, self.reported = inner.usage, inner.done, inner.reported
+        self.usage, self.done, self.reported, self.enough = inner.usage, inner.done, inner.reported, inner.enough
         if self._last is not None:
             self._rest += data[: MAX_KEPT - len(self._rest)]
             return b""

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from gateway.config.addresses import AddressError, base_url, parse_base_url
 from gateway.config.schema import MAX_REPLICAS, DiscoveryConfig, DnsConfig
-from gateway.fleet.membership import Member, fitting
+from gateway.fleet.membership import Member, fitting, reached_as
 from gateway.fleet.sources.source import SourceError
 
 if TYPE_CHECKING:
@@ -104,11 +104,11 @@ class DnsSource:
         members = list[Member]()
         for host, port in targets[:MAX_REPLICAS]:
             try:
-                url, name = parse_base_url(base_url(host, port, tls=self.settings.tls))
+                url, name = parse_base_url(base_url(host, port, tls=bool(self.settings.tls)))
             except AddressError as error:
                 log.warning("target is not a replica", extra={"source": self.name, "error": str(error)})
             else:
-                members.append(Member(fitting(name), url, ""))
+                members.append(reached_as(Member(fitting(name), url, ""), self.settings))
         if len(targets) > MAX_REPLICAS:
             log.warning("too many targets", extra={"source": self.name, "targets": len(targets), "most": MAX_REPLICAS})
         return members

@@ -17,10 +17,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from gateway.config.parse import ConfigError, parse
-from gateway.config.schema import DiscoveryConfig, ReplicaList
+from gateway.config.schema import DiscoveryConfig, ListedReplica, ReplicaList
 from gateway.config.source import POLL_S, Source
 from gateway.config.yaml_file import YamlFile
-from gateway.fleet.membership import Member
+from gateway.fleet.membership import Member, reached_as
 
 log = logging.getLogger("warmroute.discovery")
 
@@ -59,7 +59,9 @@ class FileSource:
         parsed = parse(ReplicaList, file.values)
         if parsed.value is None or file.problems:
             raise ConfigError(*file.problems, *map(file.located, parsed.problems))
-        return [
-            Member(each.name, each.url, each.pool, each.capacity_tokens, draining=each.draining)
-            for each in parsed.value.replicas
-        ]
+        return [reached_as(_member(each), self.settings) for each in parsed.value.replicas]
+
+
+def _member(listed: ListedReplica) -> Member:
+    capacity, draining = listed.capacity_tokens, listed.draining
+    return Member(listed.name, listed.url, listed.pool, capacity, draining=draining, engine=listed.engine)

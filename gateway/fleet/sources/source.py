@@ -37,7 +37,7 @@ class MemberSource(Protocol):
         """All members, each time that they have changed; the first time as soon as they are known, also if there are none.
 
         expects: there are members at present, so that a first answer without any is not to be believed at once.
-        A member's URL has no /v1 at its end: `convert(ReplicaConfig, {"url": ...})` of `config/parse.py` checks and cleans one
+        A member's URL has no /v1 at its end: `convert(AddedReplica, {"url": ...})` of `config/parse.py` checks and cleans one
         (ConfigError: leave it out yourself), and `member_of` makes a member of that. What cannot be a member of this gateway
         (its name is taken, its pool unknown) is logged and left out. The source may end or raise: its members then stay as they
         are, and it is watched again after a pause. With `workers`, each of them watches.

@@ -9,7 +9,9 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.admission.pool_queue import Permit
+from gateway.dialects.adaptation.answers import AdaptedAnswers
 from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.usage import Usage
 from gateway.request.attempts import Attempts
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
@@ -105,9 +107,12 @@ def _complete(record: SettledRequest, exchange: Exchange) -> None:
     record.answered = delivered.status
     record.first_byte, record.last_byte = delivered.first_byte, delivered.last_byte
     record.usage, record.resumed = delivered.usage, delivered.resumed
+    if record.usage is not None and attempts.trial is not None and not attempts.trial[1].engine.counts_cached:
+        record.usage = Usage(record.usage.prompt, record.usage.completion)
     if record.answered == SWITCHING and delivered.reply:
         record.usage, record.unread = delivered.reply.usage, delivered.reply.unread
         record.countable = False  # the sum of several prompts
-    record.translated = exchange.answers is not exchange.dialect
+    answers = exchange.answers.inner if isinstance(exchange.answers, AdaptedAnswers) else exchange.answers
+    record.translated = answers is not exchange.dialect
     if not record.cancelled:
         record.error = record.error or delivered.error or attempts.error

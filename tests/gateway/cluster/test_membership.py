@@ -16,7 +16,7 @@ from gateway.cluster.commands import LocalControl, SingleProcess
 from gateway.cluster.membership import KEPT, MAX_DRAINS, Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave
 from gateway.config.parse import ConfigError
-from gateway.config.schema import Config, ReplicaConfig
+from gateway.config.schema import AddedReplica, Config
 from gateway.config.source import load
 from gateway.fleet.membership import Member
 from gateway.fleet.sources.source import MemberSource
@@ -467,7 +467,7 @@ async def test_a_reload_waits_for_replicas_that_do_not_answer_no_longer_than_it_
         reloading = asyncio.create_task(run.gateway.local.reload.take(config))
         await gate.asked.wait()
         async with asyncio.timeout(30):  # not the timeout of a probe
-            await run.gateway.control.execute(Join("default", ReplicaConfig(one.url, "x")))
+            await run.gateway.control.execute(Join("default", AddedReplica(one.url, "x")))
             await reloading
         assert {state.name: state.up for state in run.gateway.fleet.replicas} == {one.name: True, two.name: False, "x": True}
         gate.open.set()
@@ -609,7 +609,7 @@ async def test_a_drain_of_a_replica_that_has_been_removed_says_what_drains_now(*
             await control.execute(Leave("x"))
             run.gateway.fleet.forget_departed()
             if back:
-                await control.execute(Join("default", ReplicaConfig(three.url, "x")))
+                await control.execute(Join("default", AddedReplica(three.url, "x")))
 
         control.first = leave
         status, _, answer = await run.post({"name": "x"}, path="/warmroute/drain")
@@ -622,10 +622,10 @@ async def test_no_command_waits_for_the_first_probe_of_an_addition() -> None:
     gate.open.clear()
     async with FakeReplica() as one, FakeReplica(listing=gate) as two, running(one, first_probes_s=60) as run:
         fleet, control = run.gateway.fleet, run.gateway.control
-        adding = asyncio.create_task(control.execute(Join("default", ReplicaConfig(two.url, "x"))))
+        adding = asyncio.create_task(control.execute(Join("default", AddedReplica(two.url, "x"))))
         await gate.asked.wait()
         async with asyncio.timeout(30):
-            await control.execute(Join("default", ReplicaConfig(one.url, "y")))
+            await control.execute(Join("default", AddedReplica(one.url, "y")))
             await control.execute(Drain("x", on=True))
             await control.execute(Leave("y"))
         assert (x := fleet.named("x"))
@@ -641,7 +641,7 @@ async def test_an_addition_that_does_not_answer_is_down_at_first_and_is_waited_f
     health = {"interval_s": 60, "timeout_s": 60}
     async with FakeReplica() as one, FakeReplica(listing=gate) as two, running(one, first_probes_s=0.2, health=health) as run:
         async with asyncio.timeout(30):  # not the timeout of a probe
-            await run.gateway.control.execute(Join("default", ReplicaConfig(two.url, "x")))
+            await run.gateway.control.execute(Join("default", AddedReplica(two.url, "x")))
         state = run.gateway.fleet.named("x")
         assert state
         assert not state.up

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gateway.config.addresses import AddressError, address_of, base_url, parse_base_url
 from gateway.config.schema import DiscoveryConfig
-from gateway.fleet.membership import Member, fitting
+from gateway.fleet.membership import Member, fitting, reached_as
 from gateway.fleet.sources.kubernetes.api import Object
 
 ANNOTATION: Final = "warmroute.io/"
@@ -153,10 +153,10 @@ def _member(endpoint: Endpoint, config: DiscoveryConfig, prefix: str) -> Member 
     if address_of(endpoint.address) is None:
         return None
     try:
-        url, place = parse_base_url(base_url(endpoint.address, endpoint.port, tls=config.tls))
+        url, place = parse_base_url(base_url(endpoint.address, endpoint.port, tls=bool(config.tls)))
     except AddressError:
         return None
-    return Member(
+    member = Member(
         fitting(prefix + endpoint.pod if endpoint.pod else place),
         url,
         endpoint.pool,
@@ -164,6 +164,7 @@ def _member(endpoint: Endpoint, config: DiscoveryConfig, prefix: str) -> Member 
         draining=endpoint.terminating or not endpoint.ready or endpoint.drain,
         instance=endpoint.uid,
     )
+    return reached_as(member, config)
 
 
 def _port_of(ports: Iterable[Mapping[str, Any]], key: str, wanted: int | str | None) -> int:

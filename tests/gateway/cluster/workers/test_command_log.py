@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.cluster.messages import Drain, Join, Leave
 from gateway.cluster.workers.channel import HUB
 from gateway.cluster.workers.command_log import CommandLog, Replayed
-from gateway.config.schema import Config, ReplicaConfig
+from gateway.config.schema import AddedReplica, Config
 from gateway.config.source import load
 
 OWN = "http://127.0.0.1:8000"  # where the gateway listens: no replica can be there
@@ -21,7 +21,7 @@ URLS = st.sampled_from(["http://one", "http://two"])
 NAMES = st.sampled_from(["a", "b"])
 COMMANDS = st.one_of(
     st.builds(
-        lambda name, url, pool: Join(pool, ReplicaConfig(url, name)), NAMES, URLS | st.just(OWN), st.sampled_from(["p", "q"])
+        lambda name, url, pool: Join(pool, AddedReplica(url, name)), NAMES, URLS | st.just(OWN), st.sampled_from(["p", "q"])
     ),
     st.builds(Leave, NAMES),
     st.builds(Drain, NAMES, st.booleans()),
@@ -168,7 +168,7 @@ TestWorkers = Workers.TestCase
 def test_at_a_reload_an_addition_that_all_will_refuse_takes_the_place_of_no_other() -> None:
     log, config = CommandLog(), config_of(frozenset(), second_pool=True)
     for number, replica in enumerate(
-        (ReplicaConfig(OWN, "a"), ReplicaConfig("http://one", "n" * 101), ReplicaConfig("http://one", "a"))
+        (AddedReplica(OWN, "a"), AddedReplica("http://one", "n" * 101), AddedReplica("http://one", "a"))
     ):
         log.send(ASKER, number, Join("p", replica), b"%d" % number, [1])
     log.reconfigured(config, config_of(frozenset(), second_pool=False))

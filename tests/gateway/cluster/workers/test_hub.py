@@ -33,7 +33,7 @@ from gateway.cluster.workers.messages import (
     from_hub,
     from_worker,
 )
-from gateway.config.schema import MAX_REPLICAS, MAX_SOURCES, Config, ReplicaConfig
+from gateway.config.schema import MAX_REPLICAS, MAX_SOURCES, AddedReplica, Config, ReplicaConfig
 from gateway.config.source import load
 from gateway.telemetry.exposition import packed
 from gateway.telemetry.metrics import Metrics
@@ -81,10 +81,7 @@ def config_of(*urls: str, ttl_s: float = 60.0, pool: str = "") -> Config:
     return load(None, {"pools": pools, "routing": {"ttl_s": ttl_s}, "workers": 2}, env={})
 
 
-REPLICA_B, OTHER_B = (
-    load(None, {"pools": [{"replicas": [{"url": url, "name": "b:1"}]}]}, env={}).pools[0].replicas[0]
-    for url in ("http://b:1", "http://c:1")
-)
+REPLICA_B, OTHER_B = (AddedReplica(url, "b:1") for url in ("http://b:1", "http://c:1"))
 
 
 class Now:
@@ -434,19 +431,19 @@ def test_a_reload_brings_no_drain_back_of_a_replica_that_was_removed_or_added_si
     made = Hub(config_of(), Now(), lambda _: None)
     _, one = joined(made)
     done(made, one, Join("default", REPLICA_B), Drain("b:1", on=True), Drain("c:1", on=True))
-    asks(one, 50, Join("default", ReplicaConfig("http://slow:1", "slow")))
+    asks(one, 50, Join("default", AddedReplica("http://slow:1", "slow")))
     asks(one, 51, Leave("b:1"))
-    asks(one, 52, Join("default", ReplicaConfig("http://c:1", "c:1")))
+    asks(one, 52, Join("default", AddedReplica("http://c:1", "c:1")))
     for number in (51, 52):
         answers(one, 1, number)
     made.command(Reconfigure.to(config_of("http://b:1", "http://c:1")))
-    assert replayed(made) == [Join("default", ReplicaConfig("http://slow:1", "slow"))]
+    assert replayed(made) == [Join("default", AddedReplica("http://slow:1", "slow"))]
 
 
 def test_additions_for_which_a_configuration_leaves_no_room_are_forgotten() -> None:
     made = Hub(config_of(), Now(), lambda _: None)
     _, one = joined(made)
-    joins = [Join("default", ReplicaConfig(f"http://{name}:1", name)) for name in ("x", "y")]
+    joins = [Join("default", AddedReplica(f"http://{name}:1", name)) for name in ("x", "y")]
     for join in joins:
         done(made, one, join)
     made.command(Reconfigure.to(config_of(*[f"http://r{number}:1" for number in range(MAX_REPLICAS - 1)])))
@@ -555,5 +552,5 @@ def test_a_configuration_survives_the_way_to_a_worker_unchanged() -> None:
     made = Hub(config, Now(), lambda _: None)
     sent = decode_config(joined(made)[1].of(Welcome)[0][1].config)
     assert sent == config
-    assert (type(sent), type(sent.pools[0].replicas[0]), sent.pools) == (Config, type(REPLICA_B), config.pools)
+    assert (type(sent), type(sent.pools[0].replicas[0]), sent.pools) == (Config, ReplicaConfig, config.pools)
     assert Reconfigure.to(config).config == config

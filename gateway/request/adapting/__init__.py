@@ -1,0 +1,1 @@
+"""Requests for engines that take chat in a form of their own (`dialects/adaptation/`)."""

@@ -1,0 +1,160 @@
+"""A replica's key and TLS files, as they are now.
+
+    terms (names of variables and files) ── load ──► Credentials (header lines, SSL context) ── stale? ──► load again
+
+The configuration names the places only. What is there is read when the replica is first connected to, and again when a file has
+changed; looked at every RECHECK_S at most, while requests or probes go there. A secret that cannot be read is a failure of the
+replica, with the reason for operators: the client's own key never takes its place.
+
+A key is in no text that is logged, shown, or raised from here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from gateway.config.schema import KeyConfig, TlsConfig
+from gateway.errors import NO_ACCESS, ReplicaFailure
+
+RECHECK_S: Final = 1.0
+MAX_KEY_BYTES: Final = 16 << 10
+MAX_CONTEXTS: Final = 256
+MAX_PEM_BYTES: Final = 4 << 20  # a bundle of all authorities has 250 kB
+
+_KEY: Final = re.compile(r"[!-~]+(?: [!-~]+)*")  # of one line of a header
+_CREDENTIALS: Final = re.compile(rb"^(?:authorization|x-api-key|api-key):[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
+
+Version = tuple[int, ...] | None
+"""Of a file: it differs when the file has changed. None: it cannot be looked at."""
+
+
+class Credentials:
+    """What was read. authorization: a header line, b"" without a key of the gateway's own. tls: None for http URLs."""
+
+    __slots__ = ("authorization", "tls", "versions")
+
+    def __init__(self, authorization: bytes, tls: ssl.SSLContext | None, versions: Mapping[str, Version]) -> None:
+        self.authorization = authorization
+        self.tls = tls
+        self.versions = versions
+
+    def is_stale(self) -> bool:
+        """Whether one of the files has changed since. A call of `stat` for each."""
+        return any(version_of(path) != seen for path, seen in self.versions.items())
+
+    def headers(self, lines: bytes) -> bytes:
+        """A client's header lines for the replica: with the gateway's key in place of the client's keys, if there is one."""
+        if not self.authorization:
+            return lines
+        return _CREDENTIALS.sub(b"", lines) + self.authorization
+
+    def __repr__(self) -> str:
+        return f"<Credentials {'with' if self.authorization else 'without'} a key, of {len(self.versions)} files>"
+
+
+class TlsContexts:
+    """Contexts of TLS options, each made once: replicas with the same options and files share one. For threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[TlsConfig, tuple[Mapping[str, Version], ssl.SSLContext]] = {}
+
+    def of(self, tls: TlsConfig) -> ssl.SSLContext:
+        """Raises ReplicaFailure that names the file."""
+        with self._lock:
+            versions = {path: version_of(path) for path in _files(tls)}
+            known = self._made.get(tls)
+            if known is not None and known[0] == versions:
+                return known[1]
+            made = context_of(tls)
+            if len(self._made) >= MAX_CONTEXTS:
+                self._made.clear()  # those in use stay with their replicas
+            self._made[tls] = versions, made
+            return made
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def load(
+    key: KeyConfig | None, tls: TlsConfig | None, contexts: TlsContexts | None, env: Mapping[str, str] = os.environ
+) -> Credentials:
+    """Read all of it; blocks for some milliseconds. contexts: None for an http URL. Raises ReplicaFailure."""
+    files = [*([key.file] if key and key.file else ()), *(_files(tls) if tls else ())]
+    versions = {path: version_of(path) for path in files}  # first: what changes meanwhile is read again
+    context = contexts.of(tls) if contexts is not None and tls is not None else None
+    return Credentials(_authorization(key, env) if key else b"", context, versions)
+
+
+def _files(tls: TlsConfig) -> Sequence[str]:
+    return [path for path in (tls.ca_file, tls.cert_file, tls.key_file) if path]
+
+
+def version_of(path: str) -> Version:
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return None
+    return seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size, seen.st_ino, seen.st_dev
+
+
+def context_of(tls: TlsConfig) -> ssl.SSLContext:
+    """Raises ReplicaFailure that names the file."""
+    for path in _files(tls):
+        _read(path, MAX_PEM_BYTES)
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file or None)
+    except (OSError, ValueError) as error:
+        raise _no_access(f"the certificates in {tls.ca_file or 'the system'} cannot be used: {_reason(error)}") from error
+    if tls.cert_file:
+        _add_own(context, tls)
+    return context
+
+
+def _add_own(context: ssl.SSLContext, tls: TlsConfig) -> None:
+    """The gateway's certificate. Raises ReplicaFailure."""
+    try:
+        # Without a password function OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(tls.cert_file, tls.key_file or None, password=lambda: "")
+    except (OSError, ValueError) as error:
+        files = f"{tls.cert_file} and its key {tls.key_file}" if tls.key_file else tls.cert_file
+        raise _no_access(f"the client certificate {files} cannot be used: {_reason(error)}") from error
+
+
+def _authorization(key: KeyConfig, env: Mapping[str, str]) -> bytes:
+    """Raises ReplicaFailure, without any part of the key."""
+    text = env.get(key.env, "") if key.env else _read(key.file, MAX_KEY_BYTES).decode("utf-8", "replace")
+    text = text.strip()
+    if not text:
+        raise _no_access(f"its key cannot be had: {key.place} is {'not set' if key.env else 'empty'}")
+    if not _KEY.fullmatch(text):
+        raise _no_access(f"its key cannot be used: {key.place} has more than one line of printable ASCII characters")
+    return b"Authorization: Bearer %b\r\n" % text.encode("ascii")
+
+
+def _read(path: str, most: int) -> bytes:
+    """Raises ReplicaFailure."""
+    try:
+        if not Path(path).is_file():  # to open a pipe would block
+            raise _no_access(f"the file {path} {'is not a regular file' if os.path.exists(path) else 'does not exist'}")
+        with open(path, "rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise _no_access(f"the file {path} cannot be read: {_reason(error)}") from error
+    if len(data) > most:
+        raise _no_access(f"the file {path} is larger than {most} bytes")
+    return data
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]
+
+
+def _no_access(text: str) -> ReplicaFailure:
+    return ReplicaFailure(NO_ACCESS, text, reached=0)

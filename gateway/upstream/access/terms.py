@@ -1,0 +1,40 @@
+"""How connections to a replica are made, as the configuration and the table of engines have it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.config.schema import KeyConfig, TlsConfig
+
+Endpoints = frozenset[tuple[str, str]]
+"""(method, path) of each."""
+
+
+class Terms:
+    """key: where the gateway's key for it is; None: clients' keys go on. tls: for https URLs. server_name: in its certificate,
+    "" for the URL's host. fragile: the only endpoints of a server that ends when it is sent anything else than a whole, well
+    formed request to one of them, and that serves one at a time (`fragile.py`); None: it is a usual one.
+    """
+
+    __slots__ = ("fragile", "key", "tls")
+
+    def __init__(self, key: KeyConfig | None = None, tls: TlsConfig | None = None, fragile: Endpoints | None = None) -> None:
+        self.key = key
+        self.tls = tls
+        self.fragile = fragile
+
+    @property
+    def server_name(self) -> str:
+        return self.tls.server_name if self.tls else ""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Terms) and (self.key, self.tls, self.fragile) == (other.key, other.tls, other.fragile)
+
+    def __hash__(self) -> int:
+        return hash((self.key, self.tls, self.fragile))
+
+    def __repr__(self) -> str:
+        return f"Terms({self.key!r}, {self.tls!r}, {self.fragile!r})"
+
+
+USUAL: Final = Terms()

@@ -1,0 +1,1 @@
+"""Real engines behind a gateway: `make test-engines`."""

@@ -1,0 +1,216 @@
+"""A stand-in for Distributed-Llama's API server (`dllama-api`): a process of its own, which lives and dies as that does.
+
+    python -m tests.support.distributed_llama [--token-ms 0] [--port 0]
+
+By its source and by protocols.md, section 3.5: one accept loop and one request at a time; the process ends (status 1) when a
+connection closes before a whole request was there, when more than Content-Length says comes with the head, at a body that is no
+JSON, and at fields of other types than it expects: `content` that is no text, `stop` that is no list of texts. Paths are
+compared exactly; any other gets half a head and no end. Sockets are never closed. It keeps one conversation. `stop`,
+`temperature` and all else is read, if at all, and not applied.
+
+It "generates" what the last message says behind "say ", three characters a token; else "one two three ...", without end. Each
+request is a line of JSON on its standard output: what it was, how many messages were cached, and whether another connection
+waited meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import select
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+CONTEXT = 400  # tokens
+READ = 64 * 1024 - 1
+
+
+def die(why: str) -> NoReturn:
+    say(died=why)
+    sys.exit(1)
+
+
+def say(**event: Any) -> None:
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+def read_request(client: socket.socket) -> tuple[str, str, bytes]:
+    head = b""
+    while b"\r\n\r\n" not in head:
+        data = receive(client, READ)
+        if not data:
+            die("Error while reading headers from socket")
+        head += data.partition(b"\0")[0]  # it is a C string there
+    begin, _, extra = head.partition(b"\r\n\r\n")
+    line, *fields = begin.decode("latin-1").split("\r\n")
+    length = 0
+    for name, _, value in (each.partition(":") for each in fields):
+        if name == "Content-Length":
+            digits = value.strip()
+            if not digits.isdigit():
+                die("Bad Content-Length header - not a number")
+            length = int(digits)
+    if length and len(extra) > length:
+        die("Received more body data than Content-Length header said")
+    body = extra
+    while len(body) < length:
+        data = receive(client, length - len(body))
+        if not data:
+            die("Error while reading body from socket")
+        body += data
+    method, path, *_ = [*line.split(" "), "", ""]
+    return method, path, body.partition(b"\0")[0]
+
+
+def receive(client: socket.socket, size: int) -> bytes:
+    try:
+        return client.recv(size)
+    except OSError:
+        return b""
+
+
+def typed(body: Any, name: str, *kinds: type) -> Any:
+    """The value of a field, None without it. `get<T>()` of another type throws."""
+    if name not in body:
+        return None
+    value = body[name]
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        die(f"type_error: {name} is {type(value).__name__}")
+    return value
+
+
+class Server:
+    def __init__(self, token_s: float, port: int) -> None:
+        self._token_s = token_s
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
+        self._left: list[socket.socket] = []  # never closed
+        self._cached: list[tuple[str, str]] = []
+
+    def run(self) -> None:
+        say(port=self._listener.getsockname()[1])
+        while True:
+            client, _ = self._listener.accept()
+            self._left.append(client)
+            del self._left[:-900]  # but for the test's own limit of open files
+            method, path, body = read_request(client)
+            parsed: Any = {}
+            if body:
+                try:
+                    parsed = json.loads(body)
+                except ValueError as error:
+                    die(f"parse_error: {error}")
+            try:
+                self._answer(client, method, path, parsed)
+            except OSError:
+                say(write_error=True)
+
+    def _answer(self, client: socket.socket, method: str, path: str, body: Any) -> None:
+        if (method, path) == ("GET", "/v1/models"):
+            entry = {"id": "dl", "object": "model", "created": 0, "owned_by": "user"}
+            self._plain(client, {"object": "list", "data": [entry]})
+            say(models=True)
+        elif (method, path) == ("POST", "/v1/chat/completions"):
+            self._complete(client, body)
+        else:
+            client.sendall(b"HTTP/1.1 404 Not Found\r\n")
+            say(unknown=f"{method} {path}")
+
+    def _complete(self, client: socket.socket, body: Any) -> None:
+        if not isinstance(body, dict):
+            die("type_error: body")
+        messages = list[tuple[str, str]]()
+        for message in typed(body, "messages", list) or []:
+            if not isinstance(message, dict) or not all(isinstance(message.get(name), str) for name in ("role", "content")):
+                die("type_error: message")
+            messages.append((message["role"], message["content"]))
+        stream = typed(body, "stream", bool) or False
+        typed(body, "temperature", int, float)
+        typed(body, "seed", int, float)
+        limit = int(typed(body, "max_tokens", int, float) or -1)
+        if not all(isinstance(each, str) for each in typed(body, "stop", list) or []):
+            die("type_error: stop")
+        cached = self._resolve(messages)
+        prompt = sum(len(text) // 3 + 1 for _, text in messages[cached:])
+        texts, generated = list[str](), 0
+        room = min(limit, CONTEXT) if limit > 0 else CONTEXT
+        if stream:
+            client.sendall(
+                b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+                b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )
+        self._cached += messages[cached:]
+        waited = False
+        try:
+            for text in itertools.islice(tokens(messages), room):
+                if self._token_s:
+                    time.sleep(self._token_s)
+                waited |= bool(select.select([self._listener], [], [], 0)[0])
+                texts.append(text)
+                generated += 1
+                if stream:
+                    self._chunk(client, event({"role": "assistant", "content": text}, ""))
+            self._cached.append(("assistant", "".join(texts)))
+            if generated == CONTEXT:
+                self._cached = []
+            if stream:
+                self._chunk(client, event(None, "stop"))
+                self._chunk(client, b"data: [DONE]")
+                client.sendall(b"0000\r\n\r\n")
+            else:
+                self._plain(client, completion("".join(texts), prompt, generated))
+        finally:
+            say(messages=len(messages), cached=cached, generated=generated, stream=stream, waited=waited, fields=sorted(body))
+
+    def _resolve(self, messages: list[tuple[str, str]]) -> int:
+        if self._cached and len(messages) > len(self._cached) and messages[: len(self._cached)] == self._cached:
+            return len(self._cached)
+        self._cached = []
+        return 0
+
+    def _plain(self, client: socket.socket, value: Any) -> None:
+        text = json.dumps(value).encode()
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: {len(text)}\r\n\r\n"
+        client.sendall(head.encode() + text)
+
+    def _chunk(self, client: socket.socket, data: bytes) -> None:
+        client.sendall(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def tokens(messages: list[tuple[str, str]]) -> Iterator[str]:
+    last = messages[-1][1] if messages else ""
+    if last.startswith("say "):
+        text = last.removeprefix("say ")
+        yield from (text[at : at + 3] for at in range(0, len(text), 3))
+    else:
+        yield from (f"word{number} " for number in itertools.count())
+
+
+def event(delta: dict[str, str] | None, reason: str) -> bytes:
+    choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
+    if delta:
+        choice["delta"] = delta
+    chunk = {"id": "cmpl-c0", "object": "chat.completion", "created": 1_790_000_000, "model": "Distributed Model"}
+    return b"data: " + json.dumps({**chunk, "choices": [choice]}).encode() + b"\r\n\r\n"
+
+
+def completion(text: str, prompt: int, generated: int) -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": ""}
+    usage = {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+    head = {"id": "cmpl-j0", "object": "chat.completion", "created": 1_790_000_000, "model": "Distributed Model"}
+    return {**head, "usage": usage, "choices": [choice]}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--token-ms", type=float, default=0.0)
+    parser.add_argument("--port", type=int, default=0)
+    given = parser.parse_args()
+    try:
+        Server(given.token_ms / 1000, given.port).run()
+    except KeyboardInterrupt:
+        sys.exit(0)
