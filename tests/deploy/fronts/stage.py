@@ -56,7 +56,18 @@ class Certificate:
 
 def certificate(folder: Path) -> Certificate:
     made = Certificate(folder / "tls.crt", folder / "tls.key", folder / "tls.pem")
-    command = [tool("openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    command = [
+        tool("openssl"),
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     subprocess.run([*command, *names, "-keyout", made.key, "-out", made.chain], check=True, capture_output=True)
     made.both.write_bytes(made.chain.read_bytes() + made.key.read_bytes())

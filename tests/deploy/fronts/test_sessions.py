@@ -58,7 +58,9 @@ class Conversation:
         id_ = f"{self.name}.{len(self.ids)}"
         self._messages.append({"role": "user", "content": f"{self.name}, question {len(self.ids)}: " + f"{self.name} " * 150})
         body = {"model": "m", "messages": self._messages, "max_tokens": 8}
-        answer = await client.post("/v1/chat/completions", json=body, headers={**self.headers, "X-Request-Id": id_, NOT_HASHED: id_})
+        answer = await client.post(
+            "/v1/chat/completions", json=body, headers={**self.headers, "X-Request-Id": id_, NOT_HASHED: id_}
+        )
         assert answer.status_code == 200, answer.text
         assert answer.http_version == "HTTP/2"
         assert answer.headers["x-request-id"] == id_
@@ -121,7 +123,9 @@ async def test_without_the_line_that_hashes_turns_are_scattered(tmp_path: Path) 
                 places[one].add(place)
         assert sum(len(where) > 1 for where in places.values()) > SESSIONS / 4
         lines = at.gateways.lines()
-        assert {lines[id_][1]["reason"] for one in each for id_ in one.ids[1:]} - KNOWN, "what another gateway knows is not found"
+        assert {lines[id_][1]["reason"] for one in each for id_ in one.ids[1:]} - KNOWN, (
+            "what another gateway knows is not found"
+        )
 
 
 @pytest.mark.parametrize("name", FRONTS)
@@ -140,10 +144,15 @@ async def test_huge_and_empty_session_headers_harm_nobody_else(name: str, tmp_pa
         good = Conversation("good", {"X-Session-Id": "good"})
         home = await all_turn(at, client, [good])
         for size in (4_000, 20_000, 200_000):
-            with contextlib.suppress(httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):  # it is cut off, or refused
+            with contextlib.suppress(
+                httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError
+            ):  # it is cut off, or refused
                 async with client_of(at) as hostile:
                     answer = await hostile.get("/v1/models", headers={"X-Session-Id": "x" * size})
-                    assert answer.status_code == 200 or 400 <= answer.status_code < 500 or size > 60_000, (size, answer.status_code)
+                    assert answer.status_code == 200 or 400 <= answer.status_code < 500 or size > 60_000, (
+                        size,
+                        answer.status_code,
+                    )
         empty = [Conversation(f"e{number}", {"X-Session-Id": "", "Authorization": "Bearer k"}) for number in range(4)]
         assert len(set((await all_turn(at, client, empty)).values())) == 1, "an empty one is none"
         for _ in range(2):
