@@ -3,8 +3,8 @@
     python -m bench.fronts [--quick] [--report]
 
 Prints tables; --report writes bench/reports/fronts.md. Turns: the agents of `bench/agents/` through one, two and four gateways
-behind nginx, by the hash of the session's header and in turn. A gateway knows only what it has sent itself. Cost: plain requests
-and streams at mock replicas, through a gateway and through nginx and the same gateway, in alternating rounds.
+behind nginx, by the hash of the session's header and in turn. A gateway knows only what it has sent itself. Cost: plain
+requests and streams at mock replicas, through a gateway and through nginx and the same gateway, in alternating rounds.
 """
 
 from __future__ import annotations
@@ -135,8 +135,9 @@ def report(made_by: str, plan: Plan, scores: Sequence[Score], found: dict[str, l
     yield "# Several gateways behind nginx\n"
     yield f"{made_by}\n"
     yield "## Turns that stay\n"
-    yield f"{plan.conversations} conversations of {plan.turns} turns, {plan.concurrent} at a time, {plan.replicas} stand-in replicas."
-    yield "*stay*: later turns that went to the replica of the turn before. *cached*: prompt tokens, as the replicas count them.\n"
+    yield f"{plan.conversations} conversations of {plan.turns} turns, {plan.concurrent} at a time; {plan.replicas} stand-in"
+    yield "replicas. *stay*: later turns that went to the replica of the turn before. *cached*: prompt tokens, as the replicas"
+    yield "count them.\n"
     yield "| client | gateways, balance | stay | cached | errors |"
     yield "|---|---|---|---|---|"
     for score in scores:

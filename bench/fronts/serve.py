@@ -2,8 +2,8 @@
 
     python -m bench.fronts.serve PORT GATEWAYS BALANCE FOLDER REPLICA_URL...
 
-BALANCE: session (the hash of docs/sessions-in-front.md) or round_robin. In the clear: what is measured is the way, not TLS. Ends
-at SIGTERM, and ends what it has started.
+BALANCE: session (the hash of docs/sessions-in-front.md) or round_robin. In the clear: what is measured is the way, not TLS.
+Ends at SIGTERM, and ends what it has started.
 """
 
 from __future__ import annotations

@@ -136,10 +136,28 @@ def envoy(port: int, gateways: Sequence[int], tls: Certificate, folder: Path) ->
     return [str(tool("envoy")), *quiet, "-c", str(conf)]
 
 
+def envoy_gateway(port: int, gateways: Sequence[int], tls: Certificate, folder: Path) -> list[str]:
+    """Envoy as Envoy Gateway configures it for the page's BackendTrafficPolicy: the headers without an order, and Maglev."""
+    command = envoy(port, gateways, tls, folder)
+    (policy,) = [one for one in yaml.safe_load_all(blocks("yaml")[1]) if one["kind"] == "BackendTrafficPolicy"]
+    conf = Path(command[-1])
+    config = yaml.safe_load(conf.read_text("utf-8"))
+    (cluster,), (listener,) = config["static_resources"]["clusters"], config["static_resources"]["listeners"]
+    del cluster["ring_hash_lb_config"]
+    cluster["lb_policy"] = "MAGLEV"
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    route = manager["route_config"]["virtual_hosts"][0]["routes"][1]["route"]
+    names = [header["name"] for header in policy["spec"]["loadBalancer"]["consistentHash"]["headers"]]
+    route["hash_policy"] = [{"header": {"header_name": name}} for name in names]
+    conf.write_text(yaml.safe_dump(config), "utf-8")
+    return command
+
+
 COMMANDS: Final[dict[str, Callable[[int, Sequence[int], Certificate, Path], list[str]]]] = {
     "nginx": nginx,
     "haproxy": haproxy,
     "envoy": envoy,
+    "envoy gateway": envoy_gateway,
 }
 
 
@@ -195,7 +213,7 @@ class Gateways:
             found = self.lines()
             return {one: found[one] for one in ids} if all(one in found for one in ids) else None
 
-        return until(lambda: all_of(), "the gateways' log lines") or {}
+        return until(all_of, "the gateways' log lines") or {}
 
 
 @dataclass(frozen=True, slots=True)
