@@ -114,6 +114,17 @@ async def test_all_turns_of_a_session_reach_one_gateway_and_its_death_moves_only
         assert await all_turn(at, client, each) == home
 
 
+@pytest.mark.parametrize("name", FRONTS)
+async def test_two_fronts_agree(name: str, tmp_path: Path) -> None:
+    """They know nothing of each other, and have the same list of gateways."""
+    (second := tmp_path / "second").mkdir()
+    async with site(name, 4, tmp_path) as at, front(name, at.gateways.ports, second) as (url, tls):
+        other = Site(url, at.gateways, tls)
+        async with client_of(at) as client, client_of(other) as another:
+            each = conversations()
+            assert await all_turn(at, client, each) == await all_turn(other, another, each)
+
+
 async def test_without_the_line_that_hashes_turns_are_scattered(tmp_path: Path) -> None:
     """So it is the hash that the test above sees."""
     async with site("nginx", 2, tmp_path, balance="random;") as at, client_of(at) as client:
