@@ -145,7 +145,8 @@ def report(made_by: str, plan: Plan, scores: Sequence[Score], found: dict[str, l
         yield f"| {score.kind} | {score.system} | {stay} | {cached} | {score.errors.total()} |"
     yield "\n## What nginx costs\n"
     (first, base), *_ = found.items() if found else (("", []),)
-    yield "CPU of all processes, in the clear; medians of the rounds, and of their ratios (with the middle half of these).\n"
+    yield "CPU of all processes, in the clear, the gateway as plain Python; medians of the rounds, and of their ratios (with"
+    yield "the middle half of these). What nginx takes is the difference.\n"
     yield f"| | us a request, 2 kB | to {first} | us a chunk | to {first} | TTFT added, ms |"
     yield "|---|---|---|---|---|---|"
     for name, rounds in found.items():

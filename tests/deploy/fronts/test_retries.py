@@ -73,7 +73,7 @@ async def test_without_any_gateway_the_error_is_one_that_clients_read(name: str,
     async with playing(answers()) as gone:
         port = gone.port
     async with client_of(name, [port, port], tmp_path) as transport:
-        client = openai.AsyncOpenAI(base_url=f"{transport.base_url}v1", api_key="k", max_retries=0, http_client=transport)
+        client = openai.AsyncOpenAI(base_url=transport.base_url.join("/v1"), api_key="k", max_retries=0, http_client=transport)
         with pytest.raises(openai.InternalServerError) as raised:
             await client.chat.completions.create(**CHAT)
         assert raised.value.status_code in (502, 503)
