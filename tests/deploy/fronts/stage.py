@@ -13,7 +13,7 @@ import shutil
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -69,6 +69,7 @@ def certificate(folder: Path) -> Certificate:
         "2",
     ]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    names += ["-addext", "basicConstraints=critical,CA:FALSE"]  # some refuse an authority as a server
     subprocess.run([*command, *names, "-keyout", made.key, "-out", made.chain], check=True, capture_output=True)
     made.both.write_bytes(made.chain.read_bytes() + made.key.read_bytes())
     return made
@@ -164,7 +165,9 @@ COMMANDS: Final[dict[str, Callable[[int, Sequence[int], Certificate, Path], list
 class Gateways:
     """Processes on ports of their own, over the same replicas. They can be killed and started again."""
 
-    def __init__(self, folder: Path, replicas: Sequence[str], count: int) -> None:
+    def __init__(self, folder: Path, replicas: Sequence[str], count: int, more: Mapping[str, Any]) -> None:
+        """more: keys of their configuration."""
+        self._more = more
         self._folder = folder
         self._replicas = list(replicas)
         self._running: dict[int, contextlib.ExitStack] = {}
@@ -177,6 +180,7 @@ class Gateways:
             "admin_listen": f"127.0.0.1:{free_port()}",
             "pools": [{"replicas": self._replicas}],
             "state": {"url": "off"},
+            **self._more,
         }
         file = self._folder / f"gateway-{number}.yaml"
         file.write_text(yaml.safe_dump(settings), "utf-8")
@@ -226,8 +230,8 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def gateways_of(folder: Path, replicas: Sequence[str], count: int) -> AsyncIterator[Gateways]:
-    gateways = Gateways(folder, replicas, count)
+async def gateways_of(folder: Path, replicas: Sequence[str], count: int, **more: Any) -> AsyncIterator[Gateways]:
+    gateways = Gateways(folder, replicas, count, more)
     try:
         await asyncio.gather(*(asyncio.to_thread(gateways.start, number) for number in range(count)))
         yield gateways
