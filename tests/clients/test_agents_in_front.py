@@ -30,7 +30,8 @@ async def test_every_session_of_an_agent_reaches_one_gateway(
     async with contextlib.AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(AgentEngine()) for _ in range(2)]
         gateways = await stack.enter_async_context(gateways_of(tmp_path, [one.url for one in engines], 2, **CONFIG))
-        url, tls = await stack.enter_async_context(front("nginx", gateways.ports, tmp_path))
+        named, tls = await stack.enter_async_context(front("nginx", gateways.ports, tmp_path))
+        url = named.replace("localhost", "127.0.0.1")  # the address that Claude Code is to reach without its proxy
         for name in AUTHORITIES:
             monkeypatch.setenv(name, str(tls.chain))
         for first in range(0, SESSIONS, 2):  # two at a time
