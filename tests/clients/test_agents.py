@@ -22,6 +22,7 @@ from tests.gateway.conftest import Running, running
 from tests.support.paths import ROOT
 
 AGENTS = Path(os.environ.get("WARMROUTE_CLIENTS", ROOT / ".clients")) / "node_modules" / ".bin"
+AUTHORITIES = ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")  # variables with a file of certificates that the agents trust
 SESSIONS = 4
 LIMIT_S = 240
 CONFIG: Final[Mapping[str, Any]] = {"prices": {"m": {"input": 1.0, "output": 2.0}}, "model_aliases": {"claude-*": "m"}}
@@ -44,7 +45,8 @@ async def run(home: Path, *command: str, said: str = "", **env: str) -> str:
     folder = home / "work"
     folder.mkdir(parents=True)
     (folder / "a-file.txt").write_text("x", encoding="utf-8")
-    place = {"PATH": os.environ["PATH"], "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), **env}
+    kept = {name: os.environ[name] for name in ("PATH", *AUTHORITIES) if name in os.environ}
+    place = {**kept, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), **env}
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=folder,

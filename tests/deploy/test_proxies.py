@@ -141,6 +141,7 @@ http {{
 HAPROXY_SOCKET = "/run/haproxy/admin.sock"
 MODEL = "sim"
 TOKENS = 40
+INFLIGHT = re.compile(r"^warmroute_replica_inflight\{.*\} 1", re.MULTILINE)
 
 
 def block_of(program: str, port: int, upstream: int) -> str:
@@ -230,6 +231,20 @@ def test_what_goes_through_the_proxies_of_the_page(proxied: tuple[int, int]) -> 
         assert ask(port, path, "localhost")[0] == 404
     assert "pools_without_replica" not in ask(port, "/ready", "localhost")[1]
     until(lambda: 1 <= connected(behind) <= 4, "few connections to the gateway, and kept ones")
+
+
+def test_a_client_that_leaves_before_its_answer_ends_its_request(proxied: tuple[int, int], tmp_path: Path) -> None:
+    """Its answer would take half a minute."""
+    port, behind = proxied
+    log, body = tmp_path / "gateway.log", chat(model_at(port), "hi", max_tokens=600)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(head + body)
+        until(
+            lambda: re.search(r"^warmroute_replica_inflight\{.*\} 1", ask(behind, "/metrics", "localhost")[1], re.M), "it runs"
+        )
+    line = until(lambda: [line for line in log.read_text("utf-8").splitlines() if '"message":"request"' in line], "it is over")
+    assert json.loads(line[0])["status"] == 499
 
 
 @pytest.mark.parametrize("proxied", ["haproxy"], indirect=True)
