@@ -87,7 +87,7 @@ class Keeper:
     async def write(self) -> None:
         try:
             snapshot = await self._collect()
-            if snapshot is None:
+            if snapshot is None or snapshot.header.partial:  # the last one is worth more
                 return
             size = await asyncio.to_thread(write, self._path, snapshot)
         except (OSError, KnowledgeError) as error:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from gateway.cluster.snapshots.origins import has_restarted, origin_of
 from gateway.cluster.snapshots.snapshot import (
-    CHUNK_BYTES,
     Header,
     KnowledgeError,
     Snapshot,
@@ -47,25 +46,20 @@ class Knowledge:
         self._late: list[tuple[float, Restorer, Header]] = []  # until when, what is left, and of which replicas
 
     async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
-        """A snapshot of what was used in the last since_s seconds, of about most_bytes at most. None: it would be worth less
-        than the last one, for nothing is known, or that one's replicas have not all joined yet.
-        """
-        if not self._router.trie.blocks or self._late:
+        """A snapshot of what was used in the last since_s seconds, of about most_bytes at most. None: nothing is known."""
+        if not self._router.trie.blocks:
             return None
         origins = {state.name: origin_of(state) for state in self._fleet.replicas}
-        header = Header(format_of(self._live.config.routing), origins)
+        header = Header(format_of(self._live.config.routing), origins, bool(self._late))
         chunks: list[bytes] = []
-        size, waiting = 0, list[bytes]()
+        size = 0
         for records in collect(self._router, self._clock(), since_s):
-            waiting.append(encode(records))
-            if sum(map(len, waiting)) >= CHUNK_BYTES:
-                size += sum(map(len, waiting))
-                chunks += waiting
-                waiting = []
-                if size >= most_bytes:
-                    break
+            chunks.append(encode(records))
+            size += len(chunks[-1])
+            if size >= most_bytes:
+                break
             await asyncio.sleep(PAUSE_S)
-        return Snapshot(header, [*chunks, *waiting])
+        return Snapshot(header, chunks)
 
     async def restore(self, snapshot: Snapshot, at: float) -> None:
         """Take a snapshot in. at: its moment, by this process's clock. Raises KnowledgeError."""

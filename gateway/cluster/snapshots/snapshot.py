@@ -21,7 +21,6 @@ from gateway.config.schema import RoutingConfig
 # To be raised when block keys, routing events or records change their meaning: what another format wrote is not read.
 FORMAT: Final = 1
 MAX_CHUNK_BYTES: Final = 64 << 20  # its records may have one prompt's keys each
-CHUNK_BYTES: Final = 256 << 10  # from which on a chunk is full
 MAX_REPLICAS: Final = 1 << 16
 
 
@@ -34,10 +33,13 @@ class Origin(Struct, frozen=True, array_like=True):
 
 
 class Header(Struct, frozen=True, array_like=True):
-    """format: `format_of` the configuration. origins: by replica."""
+    """format: `format_of` the configuration. origins: by replica. partial: replicas of the snapshot that its gateway began with
+    may still join, and are missing here.
+    """
 
     format: Annotated[str, Meta(max_length=256)]
     origins: Annotated[Mapping[str, Origin], Meta(max_length=MAX_REPLICAS)]
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from gateway.cluster.messages import Batch, MessageError
 from gateway.cluster.snapshots.snapshot import Snapshot
 from gateway.cluster.store.clock import StoreClock, plausible
 from gateway.cluster.store.messages import (
+    ALL,
     ENVELOPE_FIELD,
     FORMAT_FIELD,
     GATEWAY_FIELD,
@@ -57,9 +58,6 @@ class Routers(Protocol):
 
     def join(self) -> None:
         """Another gateway does not know what is open here: publish it."""
-
-    def sources(self) -> Iterable[int]:
-        """Our own routers."""
 
     async def collect(self, since_s: float = math.inf) -> Snapshot | None:
         """See `Knowledge.collect`. Raises KnowledgeError."""
@@ -151,8 +149,7 @@ class Incoming:
 
     def _missed(self, other: Other, since_s: float) -> None:
         """Something of this gateway has been lost. Its bookings may be over by now."""
-        for source in other.sources.values():
-            self._routers.leave(source)
+        self._reset(other, ALL)
         self._outbox.add(Want(other.gateway, since_s))
         if since_s:
             self._metrics.sharing_resyncs.add()
@@ -167,8 +164,7 @@ class Incoming:
                 else:
                     self._published(other, number, batch, shift_s, now)
             case Reset(source):
-                if (number := other.sources.get(source)) is not None:
-                    self._routers.leave(number)
+                self._reset(other, source)
             case Want(of, since_s):
                 if of == self._me:
                     self._routers.join()
@@ -195,8 +191,12 @@ class Incoming:
         other = self.others.leave(gateway)
         if other is not None:
             log.info("another gateway is gone", extra={"gateway": gateway, "host": other.host, "reason": why})
-            for source in other.sources.values():
-                self._routers.leave(source)
+            self._reset(other, ALL)
+
+    def _reset(self, other: Other, source: int) -> None:
+        """Nothing is open there. A number that is used again gets another one here."""
+        for number in self.others.forget(other, source):
+            self._routers.leave(number)
 
     def _refuse(self, reason: str, gateway: bytes, why: str) -> None:
         self._metrics.sharing_refused.add((reason,))

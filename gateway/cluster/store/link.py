@@ -34,6 +34,7 @@ from gateway.cluster.store import offers
 from gateway.cluster.store.clock import StoreClock
 from gateway.cluster.store.incoming import MARGIN_S, Incoming, Routers
 from gateway.cluster.store.messages import (
+    ALL,
     ENVELOPE_FIELD,
     FORMAT_FIELD,
     GATEWAY_FIELD,
@@ -66,8 +67,8 @@ BLOCK_MS: Final = 500  # that a read waits for news
 RETRY_S: Final = 0.2, 2.0  # the pause before the store is tried again: at first, at most
 FEW: Final = 8  # gateways; with more, each writes and reads more rarely in proportion
 ATTACH_S: Final = 3.0  # that a start waits for the store
-SIBLINGS: Final = 3  # that a new gateway asks for a snapshot
-SIBLING_S: Final = 6.0  # that each of them has for it
+SIBLINGS: Final = 2  # that a new gateway asks for a snapshot
+SIBLING_S: Final = 5.0  # that each of them has for it
 EVERYTHING_S: Final = 1e9
 BYE_S: Final = 1.0
 CANCEL_S: Final = 0.1
@@ -314,8 +315,7 @@ class Link:
 
     def _tell_all(self, since: float) -> None:
         """Items were dropped since then, but now the store takes them again."""
-        for source in self._routers.sources():
-            self._add(Reset(source))
+        self._add(Reset(ALL))
         self._routers.join()
         self.incoming.wants.append(("", self._clock() - since + MARGIN_S))
         self._work.set()

@@ -20,6 +20,8 @@ VERSION: Final = b"1"  # to be raised when an envelope or an event changes its m
 MAX_ENVELOPE_BYTES: Final = 2 << 20
 MAX_ITEMS: Final = 4096
 
+ALL: Final = 0  # no router has this number
+
 VERSION_FIELD: Final = b"v"
 FORMAT_FIELD: Final = b"f"  # `snapshots.snapshot.format_of`
 GATEWAY_FIELD: Final = b"g"
@@ -37,7 +39,9 @@ class Published(Struct, frozen=True, array_like=True, tag=1):
 
 
 class Reset(Struct, frozen=True, array_like=True, tag=2):
-    """A router has ended, or its events were lost: nothing of it is open, as far as was published before."""
+    """A router has ended, or its events were lost: nothing of it is open, as far as was published before. ALL: of no router of
+    this gateway.
+    """
 
     source: Source
 

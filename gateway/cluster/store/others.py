@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.cluster.store.messages import ALL
+
 DEAD_S: Final = 5.0  # five heartbeats
 MAX_GATEWAYS: Final = 1024
 MAX_SOURCES: Final = 256
@@ -59,6 +61,15 @@ class Others:
             self._next += 1
             number = other.sources[source] = self._next
         return number
+
+    def forget(self, other: Other, source: int) -> list[int]:
+        """One of its routers (ALL: each) is over. Returns their numbers here."""
+        if source == ALL:
+            numbers = list(other.sources.values())
+            other.sources.clear()
+            return numbers
+        number = other.sources.pop(source, None)
+        return [] if number is None else [number]
 
     def leave(self, gateway: str) -> Other | None:
         """It has ended. Its sources are over."""

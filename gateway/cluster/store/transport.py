@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
 
 from gateway.cluster.messages import Batch
 from gateway.cluster.replication import Subscriber
@@ -57,9 +56,6 @@ class StoreTransport:
     def join(self) -> None:
         if self._subscriber:
             self._subscriber.join()
-
-    def sources(self) -> Iterable[int]:
-        return (SOURCE,)
 
     async def collect(self, since_s: float = math.inf) -> Snapshot | None:
         return await self._knowledge.collect(since_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gateway.cluster.messages import Batch
@@ -27,9 +26,6 @@ class HubRouters:
 
     def join(self) -> None:
         self._hub.announce_newcomer()
-
-    def sources(self) -> Iterable[int]:
-        return tuple(self._hub.workers)
 
     async def collect(self, since_s: float = math.inf) -> Snapshot | None:
         return await self._hub.collect(since_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from gateway.cluster.snapshots.snapshot import Snapshot
 from gateway.cluster.store.clock import StoreClock
 from gateway.cluster.store.incoming import MAX_NAMED, MAX_OFFERS, MAX_WANTS, Incoming
 from gateway.cluster.store.messages import (
+    ALL,
     MAX_ENVELOPE_BYTES,
     VERSION,
     Bye,
@@ -49,9 +49,6 @@ class Seen:
 
     def join(self) -> None:
         self.calls.append(("join",))
-
-    def sources(self) -> Iterable[int]:
-        return (1,)
 
     async def collect(self, since_s: float = 0.0) -> Snapshot | None:
         raise AssertionError
@@ -202,6 +199,18 @@ def test_a_router_that_ended_there_ends_here() -> None:
     view = View()
     view.entry(Published(4, batch(BOOKED)), Reset(4), Reset(99))
     assert [call[0] for call in view.calls] == ["receive", "leave"]
+    view.entry(Published(4, batch(BOOKED)), Published(5, batch(BOOKED)), Reset(ALL))
+    calls = view.calls
+    assert [call[0] for call in calls] == ["receive", "receive", "leave", "leave"]
+    assert {call[1] for call in calls[:2]} == {call[1] for call in calls[2:]}
+
+
+def test_workers_may_be_replaced_for_ever() -> None:
+    view = View()
+    for number in range(1, 3 * MAX_SOURCES):
+        view.entry(Published(number, batch(BOOKED)), Reset(number))
+    assert len([call for call in view.calls if call[0] == "receive"]) == 3 * MAX_SOURCES - 1
+    assert view.refused("garbage") == 0
 
 
 # -- refused

@@ -1,0 +1,186 @@
+"""The parts: simulated replicas, a store, gateways, and clients that send each request to any of the gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from bench.fleet.loads import TOKENS, Session
+from bench.gateway.systems import free_ports
+from bench.measure.cpu import cpu_seconds, tree
+
+REPLICAS = 8
+SIMULATED = ("--engine", "sim", "--kv-tokens", "60000", "--prefill-rate", "100000", "--decode-rate", "1000")
+
+
+@dataclass(slots=True)
+class Store:
+    """A real server; `process` is None while it is down."""
+
+    port: int
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        program = (
+            shutil.which("valkey-server") or shutil.which("redis-server") or str(Path(".tools/bin/redis-server").resolve())
+        )
+        self.process = subprocess.Popen(
+            [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)],
+            stdout=subprocess.DEVNULL,
+        )
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    @property
+    def cpu_s(self) -> float:
+        return cpu_seconds(self.process.pid) if self.process else 0.0
+
+
+@dataclass(slots=True)
+class Gateways:
+    urls: list[str]
+    processes: list[subprocess.Popen[bytes]]
+
+    @property
+    def cpu_s(self) -> float:
+        return sum(cpu_seconds(pid) for process in self.processes for pid in tree(process.pid))
+
+
+@dataclass(slots=True)
+class Sent:
+    """What became of the requests. hits: (when, prompt tokens, cached tokens)."""
+
+    failed: int = 0
+    hits: list[tuple[float, int, int]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def share(self, begin: float = 0.0, end: float = float("inf")) -> float:
+        """Cached tokens of all prompt tokens that were answered in that time."""
+        part = [(prompt, cached) for at, prompt, cached in self.hits if begin <= at < end]
+        return sum(cached for _, cached in part) / max(1, sum(prompt for prompt, _ in part))
+
+
+@contextlib.contextmanager
+def replicas(folder: Path) -> Iterator[list[str]]:
+    """Cold ones. Yields their URLs."""
+    ports = free_ports(REPLICAS)
+    program = shutil.which("warmroute") or str(Path(sys.executable).with_name("warmroute"))
+    log = (folder / "replicas.log").open("ab")
+    running = [
+        subprocess.Popen(
+            [program, "replica", *SIMULATED, "--port", str(port)], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
+        for port in ports
+    ]
+    try:
+        yield [f"http://127.0.0.1:{port}" for port in ports]
+    finally:
+        for process in running:
+            process.kill()
+        for process in running:
+            process.wait()
+
+
+@contextlib.contextmanager
+def gateways(count: int, urls: Sequence[str], folder: Path, store: Store | None) -> Iterator[Gateways]:
+    made = Gateways([], [])
+    log = (folder / "gateways.log").open("ab")
+    try:
+        for port in free_ports(count):
+            config = {
+                "listen": f"127.0.0.1:{port}",
+                "admin_listen": "off",
+                "state": {"url": "off"},
+                "snapshot": {"file": "off"},
+                "log_level": "warning",
+                "routing": {"block_tokens": TOKENS},
+                "pools": [{"replicas": list(urls)}],
+            }
+            if store:
+                config["sharing"] = {"url": f"redis://127.0.0.1:{store.port}"}
+            file = folder / f"gateway-{port}.json"
+            file.write_text(json.dumps(config))
+            command = [sys.executable, "-m", "gateway", "serve", "--config", str(file)]
+            made.processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
+            made.urls.append(f"http://127.0.0.1:{port}")
+        yield made
+    finally:
+        for process in made.processes:
+            process.terminate()
+        for process in made.processes:
+            process.wait()
+
+
+async def ready(urls: Sequence[str], path: str) -> None:
+    async with asyncio.timeout(120), aiohttp.ClientSession() as session:
+        for url in urls:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(url + path) as answer:
+                        if answer.status == 200:
+                            break
+                await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def staged(count: int, folder: Path, *, shared: bool) -> AsyncIterator[tuple[Gateways, Store | None]]:
+    """Replicas, a store if the gateways share, and the gateways, all of them ready."""
+    store = Store(free_ports(1)[0], folder) if shared else None
+    if store:
+        store.start()
+    try:
+        with replicas(folder) as urls:
+            await ready(urls, "/health")
+            with gateways(count, urls, folder, store) as made:
+                await ready(made.urls, "/ready")
+                yield made, store
+    finally:
+        if store:
+            store.kill()
+
+
+async def send(urls: Sequence[str], sessions: Sequence[Session], *, concurrent: int, think_s: float, seed: int) -> Sent:
+    """Each session's requests one after the other, each to any gateway; `concurrent` sessions at a time, in their order."""
+    sent, chance, begun = Sent(), random.Random(seed), time.monotonic()
+    waiting = iter(sessions)
+
+    async def client(session: aiohttp.ClientSession) -> None:
+        for bodies in waiting:
+            for body in bodies:
+                await _one(session, chance.choice(urls), body, sent, begun)
+                await asyncio.sleep(think_s)
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120)) as session:
+        await asyncio.gather(*(client(session) for _ in range(concurrent)))
+    sent.seconds = time.monotonic() - begun
+    return sent
+
+
+async def _one(session: aiohttp.ClientSession, url: str, body: bytes, sent: Sent, begun: float) -> None:
+    headers = {"Content-Type": "application/json"}
+    try:
+        async with session.post(f"{url}/v1/completions", data=body, headers=headers) as answer:
+            if answer.status == 200:
+                usage = (await answer.json())["usage"]
+                cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+                sent.hits.append((time.monotonic() - begun, usage["prompt_tokens"], cached))
+                return
+    except (aiohttp.ClientError, TimeoutError):
+        pass
+    sent.failed += 1
