@@ -20,6 +20,7 @@ from gateway.admission.memory import Budget
 from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
 from gateway.cluster.listeners import open_listeners, url_of
 from gateway.cluster.membership import Membership, SourcesOf
+from gateway.cluster.outside import unless
 from gateway.cluster.process import budget_bytes, connection_limit, warn_of_connections
 from gateway.cluster.reload import Parts, Reload
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
@@ -161,7 +162,7 @@ class Gateway:
         """Forget what is past its time also while no request comes, and replicas that have left."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            while self.router.sweep(self.clock()):  # noqa: ASYNC110  (there is no event: it is to go on slowly)
+            while not self.local.beginning and self.router.sweep(self.clock()):  # noqa: ASYNC110  (there is no event: it is to go on slowly)
                 await asyncio.sleep(_SLICE_S)
             for url in self.fleet.forget_departed():
                 self.upstream.forget(url)
@@ -285,7 +286,7 @@ async def serve(
     """
     warn_of_connections(gateway.config)
     async with gateway.background(), _set_up(clients_runner(gateway.served)) as runner:
-        await gateway.control.ready()
+        await unless(stop, gateway.control.ready())
         with ExitStack() as stack:
             async with serving(sides, partial(side_runner, gateway.served)):
                 shared = bool(listeners)
@@ -300,7 +301,7 @@ async def serve(
                 for acceptor in acceptors:
                     acceptor.close()
                 await gateway.served.running.wait(gateway.config.limits.drain_timeout_s, hurry)
-                await gateway.control.stop()
+                await unless(hurry, gateway.control.stop())
 
 
 @asynccontextmanager

@@ -58,16 +58,16 @@ async def hits(load: Load, gateways: int, *, shared: bool, folder: Path) -> Sent
         return await send(made.urls, load.sessions, concurrent=load.concurrent, think_s=load.think_s, seed=3)
 
 
-async def outage(load: Load, folder: Path) -> tuple[Sent, float, float]:
+async def outage(load: Load, folder: Path, *, after_s: float = 8.0, down_s: float = 8.0) -> tuple[Sent, float, float]:
     """(what was sent; when the store was killed, when it was started again)"""
     async with staged(4, folder, shared=True) as (made, store):
         assert store
         begun = asyncio.get_running_loop().time()
         task = asyncio.create_task(send(made.urls, load.sessions, concurrent=load.concurrent, think_s=load.think_s, seed=3))
-        await asyncio.sleep(8)
+        await asyncio.sleep(after_s)
         store.kill()
         killed = asyncio.get_running_loop().time() - begun
-        await asyncio.sleep(8)
+        await asyncio.sleep(down_s)
         store.start()
         back = asyncio.get_running_loop().time() - begun
         return await task, killed, back

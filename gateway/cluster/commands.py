@@ -41,6 +41,7 @@ class LocalControl:
         requests: RequestLog,
         clock: Callable[[], float],
     ) -> None:
+        self.beginning = False  # what it begins with is still to be taken in: the index's clock must not run before
         self.membership = membership
         self.knowledge = knowledge
         self.reload = reload
@@ -136,6 +137,7 @@ class SingleProcess:
         self._routers = StoreTransport(local.knowledge)
         self._outside = Outside(local.reload.config, self._routers, local.metrics, snapshot, local.clock, unsent_bytes)
         self._replicator: Replicator | None = None
+        local.beginning = snapshot is not None or self._outside.link is not None
         if self._outside.link:
             self._routers.link = self._outside.link
             self._replicator = Replicator(
@@ -158,11 +160,13 @@ class SingleProcess:
         await self._outside.run()
 
     async def ready(self) -> None:
-        if found := await self._outside.first():
-            try:
-                await self._local.knowledge.restore(*found)
-            except KnowledgeError as error:
-                self._outside.ignored(error)
+        try:
+            if found := await self._outside.first():
+                await self._local.knowledge.restore(found)
+        except KnowledgeError as error:
+            self._outside.ignored(error)
+        finally:
+            self._local.beginning = False
         if self._replicator:
             self._replicator.start()
 

@@ -18,12 +18,12 @@ gateways on other machines: events carry this machine's monotonic clock, and are
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gateway.cluster.messages import Batch
 from router import Router
-from router.events import EventError, decode, encode
+from router.events import Event, EventError, Opened, decode, encode
 from router.follower import Follower
 from router.replication_log import Journal
 
@@ -31,6 +31,8 @@ log = logging.getLogger("warmroute.workers")
 
 BATCH_S = 0.02
 UNSENT_BYTES = 8 << 20
+BATCH_BYTES = 64 << 10  # from which on a batch is full
+EVENT_BYTES = 64  # about what an event takes beside its keys
 RESYNC_S = 0.5  # between two checks whether the transport takes events again
 
 CallLater = Callable[[float, Callable[[], None]], object]
@@ -134,7 +136,8 @@ class Replicator:
             self._resyncing = True
             self._call_later(RESYNC_S, self._resync)
             return
-        self._transport.publish(Batch(self._since, encode(events)))
+        for batch in _batches(self._since, events):
+            self._transport.publish(batch)
 
     def _resync(self) -> None:
         if self._transport.unsent:
@@ -142,10 +145,10 @@ class Replicator:
             return
         self._resyncing = False
         self.journal.take()  # these events are part of the snapshot
-        self._transport.snapshot(self._open_bookings())
-
-    def _open_bookings(self) -> Batch:
-        return Batch(self._clock(), encode(self.journal.still_open()))
+        first, *more = _batches(self._clock(), self.journal.still_open()) or [Batch(self._clock(), encode([]))]
+        self._transport.snapshot(first)
+        for batch in more:
+            self._transport.publish(batch)
 
     # -- following
 
@@ -170,8 +173,9 @@ class Replicator:
 
     def join(self) -> None:
         """See Subscriber."""
-        if self.journal.open and not self._resyncing:
-            self._transport.publish(self._open_bookings())
+        if not self._resyncing:
+            for batch in _batches(self._clock(), self.journal.still_open()):
+                self._transport.publish(batch)
 
     def _when_started(self, step: Callable[[], None]) -> None:
         if self._early is None:
@@ -190,3 +194,17 @@ class Replicator:
 
     def __repr__(self) -> str:
         return f"<Replicator, {self.journal!r}, {self.follower!r}>"
+
+
+def _batches(since: float, events: Sequence[Event]) -> list[Batch]:
+    """The events in pieces that are applied in some milliseconds each: other processes have requests to answer meanwhile."""
+    batches, piece, size = [], list[Event](), 0
+    for event in events:
+        piece.append(event)
+        size += EVENT_BYTES + (len(event.keys) if isinstance(event, Opened) else 0)
+        if size >= BATCH_BYTES:
+            batches.append(Batch(since, encode(piece)))
+            piece, size = [], 0
+    if piece:
+        batches.append(Batch(since, encode(piece)))
+    return batches

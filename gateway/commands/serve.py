@@ -133,7 +133,10 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
             control_plane = partial(SingleProcess, snapshot=file_of(config))
             around = Surroundings(source=source, control_plane=control_plane)
             await serve(compose(config, requests, around), stop, hurry, started, sides=sides)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # a late one must not change the exit status
+    late = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # must not change the exit status
+    signal.pthread_sigmask(signal.SIG_BLOCK, late)
+    for number in late:
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, late)
     log.info("stopped")

@@ -3,11 +3,11 @@
 The records come in slices, so that requests have their turns between them, and the router goes on changing meanwhile. So a
 slice must not rely on what an earlier one has seen of the tree. It does not: a block key stands for all blocks before it, so
 that a prefix once written can be extended by later records, whatever became of its nodes. What was dropped meanwhile is left
-out; what was used again meanwhile is written with its new age.
+out; what was used again meanwhile is written with its new age; of a hold that a node above has taken over, that one is written.
 
-A prefix is written where a replica's use of it ended, most recently used first: a reader of half a snapshot has the better
-half. What lies above such an end in the tree was used then too, and needs no record. Only confirmed blocks are written: the
-bookings of requests in flight go another way (`replication_log.py`), or are over at a shutdown.
+A prefix is written where a replica's use of it ended, most recently used first, and behind all else: where a snapshot is cut,
+the better half is left. What lies above such an end in the tree was used then too, and needs no record. Only confirmed blocks
+are written: the bookings of requests in flight go another way (`replication_log.py`), or are over at a shutdown.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ MAX_PASSES: Final = 8  # over what was used during the pass before
 def collect(router: Router, now: float, since_s: float = math.inf, size: int = SLICE) -> Iterator[list[Record]]:
     """What the router knows, in slices of `size` records, to be encoded one by one.
 
-    since_s: only what was used in the last since_s seconds. The first call gathers the ends of all prefixes at once: O(holds),
-    about 10 ns each compiled.
+    since_s: only what was used in the last since_s seconds. Before the prefixes their ends are gathered at once: O(holds).
     """
     return _Collector(router, now, since_s).slices(size)
 
@@ -62,24 +61,24 @@ class _Collector:
 
     def slices(self, size: int) -> Iterator[list[Record]]:
         records: list[Record] = []
-        for record in self._records():
+        for record in self._records(size):
             records.append(record)
             if len(records) == size:
                 yield records
                 records = []
         yield records
 
-    def _records(self) -> Iterator[Record]:
+    def _records(self, size: int) -> Iterator[Record]:
         yield self._general()
         for name in self._numbers:
             yield self._learned(name)
         yield from self._scales()
-        yield from self._prefixes()
         yield from self._sessions()
         yield from self._promises()
         yield from self._objects()
         for prefix, seconds in self._router.rents.entries():
             yield RentEntry(prefix, seconds)
+        yield from self._prefixes(size)  # at last: they may be too many
 
     def _age(self, at: float) -> float:
         return min(max(0.0, self._now - at), MAX_AGE_S)
@@ -113,27 +112,38 @@ class _Collector:
 
     # -- the index
 
-    def _prefixes(self) -> Iterator[Record]:
-        """A use may replace holds, so what was used meanwhile is gathered again: at last a few at once, without a pause."""
+    def _prefixes(self, size: int) -> Iterator[Record]:
+        """A use may replace holds, so what was used meanwhile is gathered again: at last `size` at once, without a pause."""
         trie, since = self._router.trie, self._since
-        for _ in range(MAX_PASSES):
+        for number in range(MAX_PASSES):
             gathered = math.nextafter(trie.now, -math.inf)
             ends = [_by_use(name, trie.ends(name, since)) for name in self._numbers]
-            if sum(map(len, ends)) <= SLICE:
+            if sum(map(len, ends)) <= size or number == MAX_PASSES - 1:
                 yield from list(self._written_of(ends))
                 return
             yield from self._written_of(ends)
             since = gathered
 
     def _written_of(self, ends: list[list[tuple[float, str, Hold]]]) -> Iterator[Record]:
-        trie = self._router.trie
         for _, replica, hold in heapq.merge(*ends, key=_staleness):
             if self._held == MAX_HELD:
                 return
-            if trie.lives(replica, hold):
-                end = _confirmed(replica, hold)
-                if end is not None:
-                    yield self._prefix(self._numbers[replica], end, self._age(hold.used))
+            alive = self._live(replica, hold)
+            end = None if alive is None else _confirmed(replica, alive)
+            if alive is not None and end is not None:
+                yield self._prefix(self._numbers[replica], end, self._age(alive.used))
+
+    def _live(self, replica: str, hold: Hold) -> Hold | None:
+        """The hold, or what is left of it: the one above that has taken it over, or that was not dropped with it."""
+        if self._router.trie.lives(replica, hold):
+            return hold
+        node = hold.node
+        while node.parent is not None:
+            found = node.holders.get(replica)
+            if found is not None and self._router.trie.lives(replica, found):
+                return found
+            node = node.parent
+        return None
 
     def _prefix(self, replica: int, end: Hold, age: float) -> Held:
         written, node = self._written, end.node
@@ -174,7 +184,8 @@ class _Collector:
         for number, promise in self._router.promises.entries():
             replica = self._numbers.get(promise.replica)
             left_s = promise.until - self._now
-            if replica is not None and left_s > 0 and promise.made > self._since:
+            fits = 0 < promise.blocks <= MAX_PATH_BLOCKS
+            if replica is not None and fits and left_s > 0 and promise.made > self._since:
                 yield PromiseEntry(number, replica, promise.blocks, self._age(promise.made), left_s)
 
     def _objects(self) -> Iterator[Record]:

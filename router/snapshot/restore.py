@@ -1,8 +1,10 @@
 """Takes a snapshot (`collect.py`) into a router, in slices.
 
 What it says is applied as if it had been seen by this router itself: prefixes are inserted in the order of their last use, so
-that all bounds hold, and least recently used means the same as before. Values that this router has learned by itself meanwhile
-stay. What is past its TTL is left out, and so is all that a replica held which has restarted since.
+that all bounds hold, and least recently used means the same as before. That is so for a router that begins. One that has been
+used, or swept, since then takes what is older as used just now, for its index is in order of use: so it should be given little,
+or what is recent. Values that this router has learned by itself meanwhile stay. What is past its TTL is left out, and so is all
+that a replica held which has restarted since.
 
 A replica may join later than the snapshot is read (a source of replicas that is slow to answer): `steps` may be run again, and
 takes in what was left for replicas that have joined since.
@@ -93,11 +95,6 @@ class Restorer:
         self._depths.append(depth + 1)
 
     @property
-    def replicas(self) -> list[str]:
-        """Their names."""
-        return self._names
-
-    @property
     def waiting(self) -> list[str]:
         """The replicas whose prefixes are still to be taken in: unknown ones."""
         return [self._names[replica] for replica in sorted(self._left)]
@@ -114,6 +111,8 @@ class Restorer:
         lost = {number for number in ready if has_restarted(self._names[number])}
         for number in ready:
             self._restore_learned(self._learned[number], lost=number in lost)
+            if number in lost:  # also its sessions and promises, which may have been taken in before it joined
+                self._router.purge(self._names[number])
         yield None
         yield from self._restore_prefixes(ready - lost)
         others, self._others = self._others, []

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,17 +73,21 @@ _ABOUT: Final = msgspec.msgpack.Decoder(_About)
 def write(path: Path, snapshot: Snapshot, clocks: Clocks = CLOCKS) -> int:
     """Returns its size in bytes. Blocks. Raises OSError, and leaves what was there before."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Readable and writable for its owner only.
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=".new")
+    new = path.with_name(path.name + ".new")  # one gateway writes at a time; what is left of one that was killed is replaced
+    new.unlink(missing_ok=True)
+    age_s = clocks.monotonic() - snapshot.at
+    about = _About(clocks.boot(), snapshot.at, clocks.wall() - age_s)
     try:
+        # Readable and writable for its owner only.
+        number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(number, "wb") as file:
-            size = _write(file, snapshot, _About(clocks.boot(), clocks.monotonic(), clocks.wall()))
+            size = _write(file, snapshot, about)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(new, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            new.unlink(missing_ok=True)
         raise
     return size
 
@@ -105,8 +108,8 @@ def _write(file: BinaryIO, snapshot: Snapshot, about: _About) -> int:
     return size
 
 
-def read(path: Path, clocks: Clocks = CLOCKS) -> tuple[Snapshot, float]:
-    """(snapshot, its age in seconds). Blocks. Raises FileNotFoundError, OSError or KnowledgeError."""
+def read(path: Path, clocks: Clocks = CLOCKS) -> Snapshot:
+    """Blocks. Raises FileNotFoundError, OSError or KnowledgeError."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
             raise KnowledgeError(f"it has more than {MAX_FILE_BYTES} bytes")
@@ -126,7 +129,7 @@ def read(path: Path, clocks: Clocks = CLOCKS) -> tuple[Snapshot, float]:
         header = decode_header(frames[1])
     except MessageError as error:
         raise KnowledgeError(f"its header is not of this version ({error})") from error
-    return Snapshot(header, frames[2:]), _age_s(about, clocks)
+    return Snapshot(header, frames[2:], clocks.monotonic() - _age_s(about, clocks))
 
 
 def _age_s(about: _About, clocks: Clocks) -> float:

@@ -55,8 +55,8 @@ class Keeper:
         for result in ("good", "failed"):
             metrics.snapshots.add((result,), 0)
 
-    async def read(self) -> tuple[Snapshot, float] | None:
-        """(snapshot, its age in seconds), if there is one."""
+    async def read(self) -> Snapshot | None:
+        """The last one, if there is one."""
         try:
             return await asyncio.to_thread(read, self._path)
         except FileNotFoundError:
@@ -92,9 +92,10 @@ class Keeper:
             size = await asyncio.to_thread(write, self._path, snapshot)
         except (OSError, KnowledgeError) as error:
             self._metrics.snapshots.add(("failed",))
-            if str(error) != self._failed:  # once for each reason
+            reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
+            if reason != self._failed:  # once for each reason
                 log.warning("snapshot not written", extra={"path": str(self._path), "reason": str(error)})
-            self._failed = str(error)
+            self._failed = reason
             return
         self._failed = ""
         self._metrics.snapshots.add(("good",))

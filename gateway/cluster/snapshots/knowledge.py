@@ -1,7 +1,7 @@
 """This process's knowledge: its router's, together with which process each replica is. Collected and restored in slices.
 
-Between two slices requests have their turns. While a snapshot is collected, the pauses are longer than the slices: it takes a
-share of one core for some seconds at most, and no request waits longer than for one slice.
+Between two slices requests have their turns; while there are any, the pauses are longer than the slices. So a snapshot takes a
+share of one core for some seconds at most.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ log = logging.getLogger("warmroute.snapshots")
 
 MAX_BYTES = 256 << 20  # of one snapshot: what was used least recently is left out
 PAUSE_S = 0.002  # between two slices of a collection
+MAX_LATE = 8  # snapshots that are kept for them
 LATE_S = 60.0  # replicas that join within that time get what a snapshot has of them
 LOOK_S = 0.5
 
@@ -43,6 +44,7 @@ class Knowledge:
         self._fleet = fleet
         self._metrics = metrics
         self._clock = clock
+        self._restoring = 0  # restores that are under way
         self._late: list[tuple[float, Restorer, Header]] = []  # until when, what is left, and of which replicas
 
     async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
@@ -50,23 +52,31 @@ class Knowledge:
         if not self._router.trie.blocks:
             return None
         origins = {state.name: origin_of(state) for state in self._fleet.replicas}
-        header = Header(format_of(self._live.config.routing), origins, bool(self._late))
+        at, partial = self._clock(), bool(self._late or self._restoring)
+        header = Header(format_of(self._live.config.routing), origins, partial)
         chunks: list[bytes] = []
         size = 0
-        for records in collect(self._router, self._clock(), since_s):
+        for records in collect(self._router, at, since_s):
             chunks.append(encode(records))
             size += len(chunks[-1])
             if size >= most_bytes:
                 break
-            await asyncio.sleep(PAUSE_S)
-        return Snapshot(header, chunks)
+            await asyncio.sleep(PAUSE_S if self._router.ledger.open_leases else 0)
+        return Snapshot(header, chunks, at)
 
-    async def restore(self, snapshot: Snapshot, at: float) -> None:
-        """Take a snapshot in. at: its moment, by this process's clock. Raises KnowledgeError."""
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Take a snapshot in. Raises KnowledgeError."""
+        self._restoring += 1
+        try:
+            await self._restore(snapshot)
+        finally:
+            self._restoring -= 1
+
+    async def _restore(self, snapshot: Snapshot) -> None:
         ours = format_of(self._live.config.routing)
         if snapshot.header.format != ours:
             raise KnowledgeError(f"its format is {snapshot.header.format}, not {ours} (version, block_bytes, block_tokens)")
-        restorer = Restorer(self._router, at, self._clock())
+        restorer = Restorer(self._router, snapshot.at, self._clock())
         try:
             for chunk in snapshot.chunks:
                 restorer.add(decode(chunk))
@@ -74,9 +84,8 @@ class Knowledge:
         except RecordError as error:
             raise KnowledgeError(str(error)) from error
         await self._take(restorer, snapshot.header)
-        age_s = self._clock() - at
-        about = {"age_s": round(age_s, 1), "blocks": restorer.blocks, "records": restorer.records}
-        if restorer.waiting:
+        about = {"age_s": round(self._clock() - snapshot.at, 1), "blocks": restorer.blocks, "records": restorer.records}
+        if restorer.waiting and len(self._late) < MAX_LATE:
             self._late.append((self._clock() + LATE_S, restorer, snapshot.header))
             about["replicas_unknown"] = len(restorer.waiting)
         self._metrics.snapshot_restored_blocks.add((), restorer.blocks)
@@ -94,14 +103,21 @@ class Knowledge:
         """Take in what is left of snapshots for replicas that join late, until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            for late in tuple(self._late):
-                until, restorer, header = late
-                if self._clock() > until or not restorer.waiting:
-                    self._late.remove(late)
-                elif any(self._router.known(name) is not None for name in restorer.waiting):
-                    before = restorer.blocks
-                    await self._take(restorer, header)
-                    self._metrics.snapshot_restored_blocks.add((), restorer.blocks - before)
+            try:
+                await self._look()
+            except Exception:  # a bug must not end what goes on beside it
+                log.exception("a snapshot was not taken in for a replica that joined late")
+                self._late.clear()
+
+    async def _look(self) -> None:
+        for late in tuple(self._late):
+            until, restorer, header = late
+            if self._clock() > until or not restorer.waiting:
+                self._late.remove(late)
+            elif any(self._router.known(name) is not None for name in restorer.waiting):
+                before = restorer.blocks
+                await self._take(restorer, header)
+                self._metrics.snapshot_restored_blocks.add((), restorer.blocks - before)
 
     def __repr__(self) -> str:
         return f"<Knowledge of {self._router!r}>"

@@ -44,10 +44,11 @@ class Header(Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """chunks: encoded records."""
+    """chunks: encoded records. at: its moment, by this machine's monotonic clock."""
 
     header: Header
     chunks: Sequence[bytes]
+    at: float
 
     @property
     def size(self) -> int:

@@ -52,7 +52,6 @@ def _options(sharing: SharingConfig, address: StoreAddress, env: Mapping[str, st
         "socket_timeout": ANSWER_S,
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
-        "client_name": "warmroute",
     }
     if address.tls:
         options["ssl"] = True

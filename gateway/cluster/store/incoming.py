@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from gateway.cluster.messages import Batch, MessageError
+from gateway.cluster.snapshots.knowledge import MAX_BYTES
 from gateway.cluster.snapshots.snapshot import Snapshot
 from gateway.cluster.store.clock import StoreClock, plausible
 from gateway.cluster.store.messages import (
@@ -59,10 +60,10 @@ class Routers(Protocol):
     def join(self) -> None:
         """Another gateway does not know what is open here: publish it."""
 
-    async def collect(self, since_s: float = math.inf) -> Snapshot | None:
+    async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
         """See `Knowledge.collect`. Raises KnowledgeError."""
 
-    async def restore(self, snapshot: Snapshot, at: float) -> None:
+    async def restore(self, snapshot: Snapshot) -> None:
         """See `Knowledge.restore`; what cannot be taken in is logged."""
 
 
@@ -84,6 +85,7 @@ class Incoming:
         self.others = Others()
         self.wants: deque[tuple[str, float]] = deque(maxlen=MAX_WANTS)
         self.offers: deque[tuple[Offer, float]] = deque(maxlen=MAX_OFFERS)
+        self.newcomers = False  # somebody wants what is open here
         self._me = me
         self._format = format.encode()
         self._routers = routers
@@ -119,30 +121,35 @@ class Incoming:
             else:
                 self._envelope(name, envelope, written_at)
 
+    def welcome(self) -> None:
+        """Publish what is open here, if somebody wants it: once for all who do."""
+        if self.newcomers:
+            self.newcomers = False
+            self._routers.join()
+
     def expire(self, now: float) -> None:
         """Those of which nothing was read for long are dead."""
         for gateway in self.others.silent(now):
-            self._ended(gateway, "nothing comes from it")
+            self._ended(gateway, "nothing comes from it", silent=True)
 
     def expire_all(self) -> None:
         """The store is away: whatever the others have open now is not known here."""
         for gateway in tuple(self.others.alive):
-            self._ended(gateway, "the store is away")
+            self._ended(gateway, "the store is away", silent=True)
 
     # -- one envelope
 
     def _envelope(self, gateway: str, envelope: Envelope, written_at: float) -> None:
         now = self._clock()
-        before = self.others.alive.get(gateway)
-        since = before.seen if before else now
+        new = gateway not in self.others.alive
         found = self.others.receive(gateway, envelope.host, envelope.seq, now)
         if found is None:
             return
-        other, missed = found
-        if before is None:
+        other, missed_since = found
+        if new:
             log.info("another gateway is there", extra={"gateway": gateway, "host": envelope.host})
-        if missed:
-            self._missed(other, 0.0 if before is None else now - since + MARGIN_S)
+        if missed_since is not None:
+            self._missed(other, 0.0 if missed_since == now else now - missed_since + MARGIN_S)
         shift_s = self._store_clock.local(written_at, now) - envelope.sent
         for item in envelope.items:
             self._item(other, item, shift_s, now)
@@ -167,7 +174,7 @@ class Incoming:
                 self._reset(other, source)
             case Want(of, since_s):
                 if of == self._me:
-                    self._routers.join()
+                    self.newcomers = True
                     if since_s:
                         self.wants.append((other.gateway, since_s))
             case Offer(to):
@@ -187,8 +194,8 @@ class Incoming:
             self._refuse("garbage", other.gateway.encode(), f"{dropped} events are out of bounds")
         self._routers.receive(number, ours)
 
-    def _ended(self, gateway: str, why: str) -> None:
-        other = self.others.leave(gateway)
+    def _ended(self, gateway: str, why: str, *, silent: bool = False) -> None:
+        other = self.others.leave(gateway, silent=silent)
         if other is not None:
             log.info("another gateway is gone", extra={"gateway": gateway, "host": other.host, "reason": why})
             self._reset(other, ALL)

@@ -68,7 +68,7 @@ RETRY_S: Final = 0.2, 2.0  # the pause before the store is tried again: at first
 FEW: Final = 8  # gateways; with more, each writes and reads more rarely in proportion
 ATTACH_S: Final = 3.0  # that a start waits for the store
 SIBLINGS: Final = 2  # that a new gateway asks for a snapshot
-SIBLING_S: Final = 5.0  # that each of them has for it
+SIBLING_S: Final = 8.0  # that each of them has for it
 EVERYTHING_S: Final = 1e9
 BYE_S: Final = 1.0
 CANCEL_S: Final = 0.1
@@ -123,7 +123,7 @@ class Link:
         self._cursor: bytes | None = None  # the last id that was read
         self._read_at = -DEAD_S
         self._cared_at = -CARE_S
-        self._first: asyncio.Future[tuple[Snapshot, float] | None] | None = None
+        self._first: asyncio.Future[Snapshot | None] | None = None
         self._closed = False
         self._failing = ""  # why the store is away
         for reason in ("unreachable", "full", "denied", "garbage", "other"):
@@ -156,8 +156,8 @@ class Link:
 
     # -- at the start and at the end
 
-    async def first(self) -> tuple[Snapshot, float] | None:
-        """A snapshot of a sibling, and its moment; None: there is no other gateway, or none answers in time."""
+    async def first(self) -> Snapshot | None:
+        """A snapshot of a sibling; None: there is no other gateway, or none answers in time."""
         self._first = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(ATTACH_S):
@@ -244,7 +244,7 @@ class Link:
         self._metrics.sharing_errors.add((reason,))
         if self._failing != reason:
             self._failing = reason
-            about = {"reason": reason, "error": f"{type(error).__name__}: {error}"[:300]}
+            about = {"reason": reason, "key": self._stream, "error": f"{type(error).__name__}: {error}"[:300]}
             log.warning("the store is away: this gateway goes on alone", extra=about)
 
     def _up(self, client: Any) -> None:
@@ -330,8 +330,10 @@ class Link:
             entries = found[0][1] if found else []
             for entry, fields in entries if asked == self._cursor else ():
                 self._cursor = asked = entry
+                self._read_at = self._clock()
                 self.incoming.entry(_seconds(entry), fields or {})
                 await asyncio.sleep(0)
+            self.incoming.welcome()
             if self._outbox:
                 self._news.set()
             if self.incoming.wants or self.incoming.offers:
@@ -350,47 +352,57 @@ class Link:
             late, due = now - due > BEAT_S, now + BEAT_S
             if late:  # this process did not run: what came meanwhile is still to be read
                 continue
-            if now - self._read_at > DEAD_S:
-                self.incoming.expire_all()
-            else:
-                self.incoming.expire(self._read_at)
-            self._show()
+            try:
+                if now - self._read_at > DEAD_S:
+                    self.incoming.expire_all()
+                else:
+                    self.incoming.expire(self._read_at)
+                self._show()
+            except Exception:  # a bug must not end the watching
+                log.exception("a gateway that is gone was not forgotten")
 
     # -- snapshots
 
     async def _serve(self, client: Any) -> None:
         """Give snapshots to those who want one, and take those that are offered; one at a time."""
+        self._work.set()
         while True:
             await self._work.wait()
             self._work.clear()
             while self.incoming.wants or self.incoming.offers:
+                # Removed when it is done: if the store fails meanwhile, it is tried again.
                 if self.incoming.offers:
-                    await self._take(client)
+                    await self._take(client, *self.incoming.offers[0])
+                    self.incoming.offers.popleft()
                 else:
-                    await self._give(client, *self.incoming.wants.popleft())
+                    await self._give(client, *self.incoming.wants[0])
+                    self.incoming.wants.popleft()
 
     async def _give(self, client: Any, to: str, since_s: float) -> None:
         at, key = self._clock(), ""
+        began = since_s == EVERYTHING_S
         try:
-            snapshot = await self._routers.collect(since_s)
+            snapshot = await self._routers.collect(since_s + self._clock() - at, offers.MAX_BYTES)
         except KnowledgeError as error:
             log.info("no snapshot for another gateway", extra={"gateway": to, "error": str(error)})
             snapshot = None
         if snapshot is not None:
-            key = await offers.put(client, self._prefix, snapshot)
+            at, key = snapshot.at, await offers.put(client, self._prefix, snapshot)
             log.info("snapshot offered to another gateway", extra={"gateway": to or "all", "bytes": snapshot.size})
         if key or to:
-            self._add(Offer(to, key, at))
+            self._add(Offer(to, key, at, first=began))
 
-    async def _take(self, client: Any) -> None:
-        offer, at = self.incoming.offers.popleft()
+    async def _take(self, client: Any, offer: Offer, at: float) -> None:
         waits = self._first if self._first and not self._first.done() else None
         if not offer.key:
             if waits:
                 waits.set_result(None)
             return
+        if offer.first and not waits:  # it came too late: what this gateway knows by now is newer
+            await offers.remove(client, offer.key)
+            return
         try:
-            snapshot = await offers.get(client, self._prefix, offer.key)
+            snapshot = await offers.get(client, self._prefix, offer.key, at)
         except KnowledgeError as error:
             self._metrics.sharing_refused.add(("garbage",))
             log.warning("a snapshot of another gateway is not taken in", extra={"error": str(error)})
@@ -398,9 +410,9 @@ class Link:
         if offer.to:
             await offers.remove(client, offer.key)
         if waits and not waits.done():
-            waits.set_result((snapshot, at))
+            waits.set_result(snapshot)
         else:
-            await self._routers.restore(snapshot, at)
+            await self._routers.restore(snapshot)
 
     def __repr__(self) -> str:
         return f"<Link {self.me} to {self._stream}, {self._outbox!r}, {self.incoming.others!r}>"

@@ -57,12 +57,13 @@ class Want(Struct, frozen=True, array_like=True, tag=3):
 
 class Offer(Struct, frozen=True, array_like=True, tag=4):
     """A snapshot is in the store. key: its own; "": there is nothing to be known. to: the gateway that wanted it; "": it is for
-    all. at: its moment.
+    all. at: its moment. first: everything was wanted, to begin with.
     """
 
     to: Annotated[str, Meta(max_length=64)]
     key: Annotated[str, Meta(max_length=256)]
     at: float
+    first: bool = False
 
 
 class Bye(Struct, frozen=True, array_like=True, tag=5):

@@ -18,7 +18,7 @@ from gateway.cluster.snapshots.snapshot import (
 )
 
 KEEP_S: Final = 60
-MAX_BYTES: Final = 64 << 20  # what was used least recently is left out
+MAX_BYTES: Final = 64 << 20  # prefixes that were used least recently are left out
 AT_ONCE_BYTES: Final = 1 << 20  # in one command
 AT_ONCE: Final = 16  # chunks that are read by one command
 
@@ -26,11 +26,8 @@ AT_ONCE: Final = 16  # chunks that are read by one command
 async def put(client: Any, prefix: str, snapshot: Snapshot) -> str:
     """Returns its key. Raises what the client raises."""
     key = f"{prefix}snapshot:{secrets.token_hex(8)}"
-    pending, size, whole = [encode_header(snapshot.header)], 0, 0
+    pending, size = [encode_header(snapshot.header)], 0
     for chunk in snapshot.chunks:
-        whole += len(chunk)
-        if whole > MAX_BYTES:
-            break
         if size + len(chunk) > AT_ONCE_BYTES:
             await _push(client, key, pending)
             pending, size = [], 0
@@ -46,8 +43,8 @@ async def _push(client: Any, key: str, values: list[bytes]) -> None:
         await client.expire(key, KEEP_S)
 
 
-async def get(client: Any, prefix: str, key: str) -> Snapshot:
-    """Raises KnowledgeError if there is no snapshot, and what the client raises."""
+async def get(client: Any, prefix: str, key: str, at: float) -> Snapshot:
+    """at: its moment. Raises KnowledgeError if there is no snapshot, and what the client raises."""
     if not key.startswith(f"{prefix}snapshot:"):
         raise KnowledgeError("its key is not that of a snapshot")
     values: list[bytes] = []
@@ -63,7 +60,7 @@ async def get(client: Any, prefix: str, key: str) -> Snapshot:
     if not values:
         raise KnowledgeError("it is no longer there")
     try:
-        return Snapshot(decode_header(values[0]), values[1:])
+        return Snapshot(decode_header(values[0]), values[1:], at)
     except MessageError as error:
         raise KnowledgeError(str(error)) from error
 

@@ -4,7 +4,7 @@ A gateway is alive until it says goodbye, or nothing came from it for DEAD_S. It
 something was lost (by us, or by the store), one that comes twice is passed over. Its routers get numbers here that no other
 router has or had in this process.
 
-Bounds: MAX_GATEWAYS at once, MAX_SOURCES routers of each.
+Bounds: MAX_GATEWAYS alive, and as many that fell silent; MAX_SOURCES routers of each.
 """
 
 from __future__ import annotations
@@ -36,21 +36,25 @@ class Others:
 
     def __init__(self) -> None:
         self.alive: dict[str, Other] = {}
+        self._former: dict[str, Other] = {}  # that were silent
         self._next = FIRST_SOURCE
 
-    def receive(self, gateway: str, host: str, seq: int, now: float) -> tuple[Other, bool] | None:
-        """An envelope came. (its gateway, whether earlier ones were missed); None: it came before, or there are too many
-        gateways. For a gateway that was not alive before, `missed` means that it has published something already.
+    def receive(self, gateway: str, host: str, seq: int, now: float) -> tuple[Other, float | None] | None:
+        """An envelope came. (its gateway; since when something of it was missed, `now` if all that was missed is what it has
+        open, None if nothing was); None: the envelope came before, or there are too many gateways.
         """
         other = self.alive.get(gateway)
         if other is None:
             if len(self.alive) >= MAX_GATEWAYS:
                 return None
+            former = self._former.pop(gateway, None)
             other = self.alive[gateway] = Other(gateway, host, seq, now)
-            return other, seq > 1
+            if former is not None and seq > former.seq + 1:
+                return other, former.seen
+            return other, now if seq > 1 else None
         if seq <= other.seq:
             return None
-        missed = seq != other.seq + 1
+        missed = other.seen if seq != other.seq + 1 else None
         other.seq, other.seen, other.host = seq, now, host
         return other, missed
 
@@ -71,9 +75,14 @@ class Others:
         number = other.sources.pop(source, None)
         return [] if number is None else [number]
 
-    def leave(self, gateway: str) -> Other | None:
-        """It has ended. Its sources are over."""
-        return self.alive.pop(gateway, None)
+    def leave(self, gateway: str, *, silent: bool) -> Other | None:
+        """It has ended, or nothing comes from it: then it may come back."""
+        other = self.alive.pop(gateway, None)
+        if other is not None and silent:
+            self._former[gateway] = other
+            if len(self._former) > MAX_GATEWAYS:
+                del self._former[next(iter(self._former))]
+        return other
 
     def silent(self, now: float) -> list[str]:
         """Those that are dead by now."""

@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from gateway.cluster.store.messages import MAX_ENVELOPE_BYTES, MAX_ITEMS, Item
+from gateway.cluster.store.messages import MAX_ITEMS, Item
 
 MOST_BYTES: Final = 8 << 20
+ENVELOPE_BYTES: Final = 128 << 10  # from which on an envelope is full: a reader takes some milliseconds for it
 ITEM_BYTES: Final = 32  # about what an item takes beside its events
 
 
@@ -52,7 +53,7 @@ class Outbox:
         size = 0
         while self._items and len(taken) < MAX_ITEMS:
             size += self._items[0][1]
-            if taken and size > MAX_ENVELOPE_BYTES // 2:
+            if taken and size > ENVELOPE_BYTES:
                 break
             item, length = self._items.popleft()
             self._bytes -= length

@@ -15,6 +15,7 @@ from gateway.cluster.messages import Batch
 from gateway.cluster.store.clock import plausible
 from router.events import Closed, Event, FirstToken, Moved, Opened, Rent, Stored, decode, encode
 from router.replication_log import MAX_TOKENS
+from router.types import KEY_BYTES
 
 MAX_KEY_BYTES: Final = 8 << 20
 MAX_NAME_CHARS: Final = 1024
@@ -54,7 +55,7 @@ def is_possible(event: Event) -> bool:
         counts_ = (event.matched_blocks, event.prompt_tokens, event.uncached_tokens, event.unseen)
         return len(event.replica) <= MAX_NAME_CHARS and max(counts_) <= MAX_TOKENS
     if isinstance(event, Rent):
-        return event.seconds is None or 0 <= event.seconds <= MAX_RENT_S  # nor NaN
+        return len(event.prefix) <= KEY_BYTES and (event.seconds is None or 0 <= event.seconds <= MAX_RENT_S)  # nor NaN
     if isinstance(event, Stored):
         return len(event.replica) <= MAX_NAME_CHARS and len(event.model) <= MAX_NAME_CHARS
     if isinstance(event, Closed):

@@ -7,7 +7,7 @@ import math
 
 from gateway.cluster.messages import Batch
 from gateway.cluster.replication import Subscriber
-from gateway.cluster.snapshots.knowledge import Knowledge
+from gateway.cluster.snapshots.knowledge import MAX_BYTES, Knowledge
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.cluster.store.link import Link
 
@@ -57,11 +57,11 @@ class StoreTransport:
         if self._subscriber:
             self._subscriber.join()
 
-    async def collect(self, since_s: float = math.inf) -> Snapshot | None:
-        return await self._knowledge.collect(since_s)
+    async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
+        return await self._knowledge.collect(since_s, most_bytes)
 
-    async def restore(self, snapshot: Snapshot, at: float) -> None:
+    async def restore(self, snapshot: Snapshot) -> None:
         try:
-            await self._knowledge.restore(snapshot, at)
+            await self._knowledge.restore(snapshot)
         except KnowledgeError as error:
             log.warning("a snapshot of another gateway is not taken in", extra={"error": str(error)})

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gateway.cluster.messages import Batch, Command, Leave, Reconfigure, encode_config
+from gateway.cluster.snapshots.knowledge import MAX_BYTES
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.cluster.store.link import Link
 from gateway.cluster.workers.channel import HUB, Channel
@@ -98,7 +99,7 @@ class Hub:
         self._swept_at = clock()
         self._departure: float | None = None  # the last time that replicas may have left; None: all of those are forgotten
         self._commanded = 0  # commands of its own
-        self.first: tuple[Snapshot, float] | None = None  # a snapshot that new workers begin with, and its moment
+        self.first: Snapshot | None = None  # that new workers begin with
         self._feeding: set[asyncio.Future[None]] = set()
         self.link: Link | None = None  # to other gateways
         self._one_at_a_time = asyncio.Lock()
@@ -121,7 +122,7 @@ class Hub:
         for _, source, payload in self._history:
             channel.forward(payload, source)
         if self.first:
-            self._feeding.add(task := asyncio.ensure_future(self._feed(channel, *self.first)))
+            self._feeding.add(task := asyncio.ensure_future(self._feed(channel, self.first)))
             task.add_done_callback(self._feeding.discard)
         else:
             channel.send(Current())
@@ -133,13 +134,15 @@ class Hub:
         channel.receive(lambda *frame: self._receive(worker, *frame), lambda: None)
         return worker
 
-    async def _feed(self, channel: Channel, snapshot: Snapshot, at: float) -> None:
+    async def _feed(self, channel: Channel, snapshot: Snapshot) -> None:
         """Let a new worker begin with what is known."""
-        async with self._transfer:
-            await send(channel, snapshot, at)
-        channel.send(Current())
+        try:
+            async with self._transfer:
+                await send(channel, snapshot)
+        finally:
+            channel.send(Current())
 
-    async def collect(self, since_s: float = math.inf) -> Snapshot | None:
+    async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
         """What the workers know, as any of them does. Raises KnowledgeError if none can say it now."""
         async with self._one_at_a_time:
             worker = next(self.healthy(HEALTHY_S), None) or next(self.healthy(math.inf), None)
@@ -147,7 +150,7 @@ class Hub:
                 raise KnowledgeError("no worker is serving")
             self._collected = asyncio.get_running_loop().create_future()
             self._arrival, self._collector = Arrival(), worker
-            self.workers[worker].channel.send(Collect(since_s))
+            self.workers[worker].channel.send(Collect(since_s, most_bytes))
             try:
                 async with asyncio.timeout(COLLECT_S):
                     return await self._collected
@@ -163,7 +166,7 @@ class Hub:
         if isinstance(message, Whole) and not message.known:
             self._collected.set_result(None)
         elif arrived := self._arrival.receive(message):
-            self._collected.set_result(arrived[0])
+            self._collected.set_result(arrived)
 
     def leave(self, worker: int) -> None:
         """A worker has ended."""
@@ -195,11 +198,11 @@ class Hub:
         """Somebody does not know what the workers have open: they publish it."""
         self._broadcast(HUB, encode(Joined()))
 
-    async def restore(self, snapshot: Snapshot, at: float) -> None:
+    async def restore(self, snapshot: Snapshot) -> None:
         """Let all workers take in a snapshot."""
         for state in tuple(self.workers.values()):
             async with self._transfer:
-                await send(state.channel, snapshot, at)
+                await send(state.channel, snapshot)
 
     # -- one worker
 

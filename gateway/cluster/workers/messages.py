@@ -89,9 +89,10 @@ class Whole(Struct, frozen=True, array_like=True, tag=19):
 
 
 class Collect(Struct, frozen=True, array_like=True, tag=20):
-    """Hub -> worker: send a snapshot of what was used in the last since_s seconds."""
+    """Hub -> worker: send a snapshot of what was used in the last since_s seconds. An earlier one is not wanted any more."""
 
     since_s: float
+    most_bytes: int
 
 
 # -- worker -> hub -> workers that are started later

@@ -50,8 +50,6 @@ from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.workers")
 
-Arrived = tuple[Snapshot, float]  # a snapshot, and its moment
-
 REPORT_S = 0.1, 1.0  # the pause after counters were sent; then up to this long again while no request is routed
 REPORT_SHARE = 0.01  # of the time, as far as REPORT_MOST_S allows
 # Between snapshots while requests are routed: what is newer, and in no scrape, is lost with a worker that is killed.
@@ -138,7 +136,7 @@ class Peers:
         self._limits = limits
         self._busy = asyncio.Event()  # something was booked since the counters were sent
         self._current = asyncio.Event()
-        self._commands: asyncio.Queue[tuple[int, Execute | Current | Found | Arrived]] = asyncio.Queue()
+        self._commands: asyncio.Queue[tuple[int, Execute | Current | Found | Snapshot]] = asyncio.Queue()
         self._arrival = Arrival()
         self._collecting: asyncio.Future[None] | None = None  # a snapshot for the hub
         self._scrapes: set[tuple[int, int]] = set()  # (asker, its number) of those that want this worker's counters
@@ -171,8 +169,10 @@ class Peers:
             case Known() | Part() | Whole():
                 if arrived := self._arrival.receive(message):
                     self._commands.put_nowait((worker, arrived))
-            case Collect(since_s):
-                self._collecting = asyncio.ensure_future(self._collect(since_s))
+            case Collect(since_s, most_bytes):
+                if self._collecting is not None:
+                    self._collecting.cancel()  # else the parts of both would mix
+                self._collecting = asyncio.ensure_future(self._collect(since_s, most_bytes))
             case Gone():
                 for pending in self._questions.values():
                     pending.leave(worker)
@@ -299,7 +299,11 @@ class Peers:
 
     async def _execute_commands(self) -> None:
         """In the order that is the same for all workers."""
-        await self._replay()
+        self._local.beginning = True
+        try:
+            await self._replay()
+        finally:
+            self._local.beginning = False
         self.replicator.start()
         self._current.set()
         async with asyncio.TaskGroup() as answers:
@@ -311,23 +315,26 @@ class Peers:
                         answers.create_task(self._answer_when_probed(asker, message, answer))
                     else:
                         self._channel.send(answer, asker)
-                elif isinstance(message, tuple):
+                elif isinstance(message, Snapshot):
                     await self._restore(message)
 
-    async def _restore(self, arrived: Arrived) -> None:
+    async def _restore(self, arrived: Snapshot) -> None:
         try:
-            await self._local.knowledge.restore(*arrived)
+            await self._local.knowledge.restore(arrived)
         except KnowledgeError as error:
             log.warning("snapshot ignored", extra={"reason": str(error)})
 
-    async def _collect(self, since_s: float) -> None:
+    async def _collect(self, since_s: float, most_bytes: int) -> None:
         """For the hub, which asks for one at a time."""
-        at = self._local.clock()
-        snapshot = await self._local.knowledge.collect(since_s)
+        try:
+            snapshot = await self._local.knowledge.collect(since_s, most_bytes)
+        except Exception:  # else the hub would wait in vain
+            log.exception("a snapshot could not be collected")
+            snapshot = None
         if snapshot is None:
             self._channel.send(Whole(known=False))
         else:
-            await send(self._channel, snapshot, at)
+            await send(self._channel, snapshot)
 
     async def _answer_when_probed(self, asker: int, message: Execute, answer: Executed) -> None:
         await self._local.probed(message.command)
@@ -356,7 +363,7 @@ class Peers:
             asker, message = await self._commands.get()
             if isinstance(message, Current):
                 break
-            if isinstance(message, tuple):
+            if isinstance(message, Snapshot):
                 await self._restore(message)
                 continue
             if isinstance(message, Found):

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from gateway.cluster.messages import Batch
+from gateway.cluster.snapshots.knowledge import MAX_BYTES
 from gateway.cluster.snapshots.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ class HubRouters:
     def join(self) -> None:
         self._hub.announce_newcomer()
 
-    async def collect(self, since_s: float = math.inf) -> Snapshot | None:
-        return await self._hub.collect(since_s)
+    async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
+        return await self._hub.collect(since_s, most_bytes)
 
-    async def restore(self, snapshot: Snapshot, at: float) -> None:
-        await self._hub.restore(snapshot, at)
+    async def restore(self, snapshot: Snapshot) -> None:
+        await self._hub.restore(snapshot)

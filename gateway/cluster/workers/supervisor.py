@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from gateway.cluster.listeners import Address, addresses_of, listen, url_of
 from gateway.cluster.messages import Reconfigure, RejectConfig
-from gateway.cluster.outside import Outside
+from gateway.cluster.outside import Outside, unless
 from gateway.cluster.reload import possible
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
 from gateway.cluster.snapshots.keeper import SnapshotFile
@@ -146,7 +146,7 @@ class Supervisor:
         """
         self._addresses = addresses_of(*self._config.address)
         outside = asyncio.create_task(self._outside.run())
-        self.hub.first = await self._outside.first()
+        self.hub.first = await unless(stop, self._outside.first())
         self.slots = [Slot(listen(self._addresses)) for _ in range(self._config.workers)]
         keepers = [asyncio.create_task(self._keep(slot)) for slot in self.slots]
         beside = [asyncio.create_task(self._watch_workers()), asyncio.create_task(self._watch_source())]
@@ -155,8 +155,7 @@ class Supervisor:
                 self.hub.first = None
                 started(url_of(self._addresses[0][1]))
             await stop.wait()
-            if not hurry.is_set():
-                await self._outside.keep()
+            await unless(hurry, self._outside.keep())
         finally:
             self._stopping.set()
             for task in beside:

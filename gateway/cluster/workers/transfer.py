@@ -18,9 +18,9 @@ AHEAD_BYTES = 4 << 20  # that may be on their way
 PAUSE_S = 0.005
 
 
-async def send(channel: Channel, snapshot: Snapshot, at: float) -> None:
-    """at: its moment. Returns when all was sent, or the other end is gone."""
-    channel.send(Known(encode_header(snapshot.header), at))
+async def send(channel: Channel, snapshot: Snapshot) -> None:
+    """Returns when all was sent, or the other end is gone."""
+    channel.send(Known(encode_header(snapshot.header), snapshot.at))
     for chunk in snapshot.chunks:
         while channel.unsent > AHEAD_BYTES and not channel.closed.is_set():  # noqa: ASYNC110  (a channel has no event for it)
             await asyncio.sleep(PAUSE_S)
@@ -43,8 +43,8 @@ class Arrival:
         self._most_bytes = most_bytes
         self._begun: _Begun | None = None
 
-    def receive(self, message: Sent) -> tuple[Snapshot, float] | None:
-        """(snapshot, its moment) once it is whole. Raises MessageError for what is no snapshot."""
+    def receive(self, message: Sent) -> Snapshot | None:
+        """The snapshot, once it is whole. Raises MessageError for what is no snapshot."""
         match message:
             case Known(header, at):
                 self._begun = _Begun(decode_header(header), at, [])
@@ -55,5 +55,5 @@ class Arrival:
                 self._begun.chunks.append(chunk)
             case Whole() if self._begun:
                 begun, self._begun = self._begun, None
-                return Snapshot(begun.header, begun.chunks), begun.at
+                return Snapshot(begun.header, begun.chunks, begun.at)
         return None

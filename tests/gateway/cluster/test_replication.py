@@ -221,3 +221,19 @@ def test_events_that_do_not_decode_forget_what_their_router_has_open(caplog: pyt
     one.run_timers()
     assert other.inflight("r2") == 1, "the next ones do"
     assert isinstance(decode(one.transport.store.batches[-1][1].events)[0], Opened)
+
+
+def test_many_open_bookings_are_published_in_pieces() -> None:
+    """A piece is read at once, and a store has a bound for it."""
+    one, other = two()
+    long = "x" * 80_000  # 8 bytes of keys for each byte
+    for number in range(50):
+        one.router.choose(prompt(f"{number:03}{long}"), ["r1"], 1.0)
+    one.run_timers()
+    batches = one.transport.store.batches
+    assert len(batches) > 10
+    before = len(batches)
+    one.replicator.join()
+    assert len(batches) == 2 * before
+    assert max(len(batch.events) for _, batch in batches) < 1 << 20
+    assert other.inflight("r1") == 50

@@ -16,6 +16,7 @@ from gateway.cluster.snapshots.snapshot import Header, KnowledgeError, Origin, S
 SNAPSHOT = Snapshot(
     Header("1/256/64", {"r1": Origin("http://r1", "pod-1", 17.5), "r2": Origin("http://r2", "", None)}),
     [b"first chunk", b"second" * 100],
+    at=100.0,
 )
 
 
@@ -27,10 +28,10 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "index.snapshot"
     size = write(path, SNAPSHOT, clocks())
     assert size == path.stat().st_size
-    assert read(path, clocks()) == (SNAPSHOT, 0.0)
+    assert read(path, clocks()) == SNAPSHOT
     assert stat.S_IMODE(path.stat().st_mode) == 0o600, "it is nobody else's business"
-    write(path, Snapshot(SNAPSHOT.header, []), clocks())
-    assert read(path, clocks())[0].chunks == []
+    write(path, Snapshot(SNAPSHOT.header, [], 100.0), clocks())
+    assert read(path, clocks()).chunks == []
     assert os.listdir(path.parent) == ["index.snapshot"]
 
 
@@ -46,7 +47,8 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
 )
 def test_its_age(tmp_path: Path, later: Clocks, age_s: float) -> None:
     write(tmp_path / "s", SNAPSHOT, clocks())
-    assert read(tmp_path / "s", later)[1] == age_s
+    found = read(tmp_path / "s", later)
+    assert later.monotonic() - found.at == age_s
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
@@ -96,11 +98,23 @@ def test_a_file_that_is_too_large(tmp_path: Path) -> None:
 def test_what_cannot_be_written_leaves_the_last_one(tmp_path: Path) -> None:
     path = tmp_path / "s"
     write(path, SNAPSHOT, clocks())
-    broken = Snapshot(SNAPSHOT.header, [b"x", None])  # type: ignore[list-item]
+    broken = Snapshot(SNAPSHOT.header, [b"x", None], 0.0)  # type: ignore[list-item]
     with pytest.raises(TypeError):
         write(path, broken, clocks())
-    assert read(path, clocks())[0] == SNAPSHOT
+    assert read(path, clocks()) == SNAPSHOT
     assert os.listdir(tmp_path) == ["s"]
+
+
+def test_what_a_killed_gateway_has_left_half_written_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "s.new").write_bytes(b"half")
+    write(tmp_path / "s", SNAPSHOT, clocks())
+    assert os.listdir(tmp_path) == ["s"]
+
+
+def test_its_moment_is_when_it_was_collected(tmp_path: Path) -> None:
+    write(tmp_path / "s", SNAPSHOT, clocks(monotonic=130.0, wall=1e9 + 30))
+    for later, age_s in ((clocks(monotonic=150.0), 50.0), (clocks(boot="boot-2", wall=1e9 + 60), 60.0)):
+        assert later.monotonic() - read(tmp_path / "s", later).at == pytest.approx(age_s)
 
 
 def test_there_is_none(tmp_path: Path) -> None:

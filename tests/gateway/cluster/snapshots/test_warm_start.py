@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from gateway.cluster.messages import Join
 from gateway.cluster.snapshots.file import read
 from gateway.cluster.snapshots.keeper import file_of
-from gateway.cluster.snapshots.knowledge import LATE_S
 from gateway.cluster.snapshots.origins import has_restarted
 from gateway.cluster.snapshots.snapshot import Origin
 from gateway.config.schema import ReplicaConfig
@@ -100,7 +98,6 @@ async def test_a_replica_that_joins_late_gets_what_was_known_of_it(tmp_path: Pat
             assert held(two) == {a.name: known[a.name]}
             await two.gateway.control.execute(Join("default", ReplicaConfig(url=b.url)))
             await eventually(lambda: held(two) == known)
-        assert LATE_S > 10
 
 
 # -- restarts of replicas
@@ -161,14 +158,12 @@ async def test_workers_begin_with_a_snapshot_and_give_one() -> None:
             snapshot = await hub.hub.collect()
             assert snapshot
         async with star(a, b, workers=1) as (hub, (first,)):
-            at = asyncio.get_running_loop().time()
-            hub.hub.first = snapshot, first.gateway.clock()
+            hub.hub.first = snapshot
             late = await hub.join()
             assert held(late.run) == known, "before it serves"
             assert held(first.run) == {}
-            await hub.hub.restore(snapshot, first.gateway.clock())
+            await hub.hub.restore(snapshot)
             await eventually(lambda: held(first.run) == known)
-            assert at > 0
 
 
 # -- the file's place, and whole processes
@@ -200,7 +195,7 @@ async def test_a_whole_gateway_is_restarted(tmp_path: Path, workers: int) -> Non
             assert process.returncode == 0
         assert [home for home, _ in homes[0]] == [home for home, _ in homes[1]]
         assert all(tokens > 0 for _, tokens in homes[1])
-        assert read(file)[0].size > 0
+        assert read(file).size > 0
 
 
 async def _asked(url: str, number: int) -> tuple[str, int]:

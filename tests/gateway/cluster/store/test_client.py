@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +15,7 @@ from tests.gateway.cluster.store.conftest import sharing
 from tests.gateway.cluster.store.test_link import at, held, together
 from tests.gateway.conftest import eventually
 from tests.support.fakes import FakeReplica
+from tests.support.paths import ROOT
 from tests.support.redis import RedisServer, Sentinel, make_cluster, serving
 from tests.support.tools import tool
 
@@ -121,6 +122,21 @@ async def test_a_client_is_closed(tmp_path: Path) -> None:
         async with connected(SharingConfig(url=store.url), {}) as ours:
             await ours.ping()
             assert len(client.client_list()) == before + 1
-        names: list[Any] = client.client_list()
         await eventually(lambda: len(client.client_list()) == before)
-        assert names
+
+
+async def test_the_rights_that_the_documentation_names_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    rights = re.search(r"`(xadd [^`]*)` on `warmroute:\*`", page)
+    assert rights
+    with serving(RedisServer(tmp_path)) as store, store.client as client:
+        commands = [f"+{name}" for name in rights[1].split()]
+        client.execute_command("ACL", "SETUSER", "gateway", "on", ">secret", "~warmroute:*", *commands)
+        monkeypatch.setenv("WARMROUTE_SHARING_PASSWORD", "secret")
+        url = {"sharing": {"url": f"redis://gateway@127.0.0.1:{store.port}"}}
+        async with FakeReplica() as replica, sharing(replica, **url) as one:
+            await one.post()
+            async with sharing(replica, **url) as two:
+                assert held(two) == held(one) != {}
+                await together(one, two)
+                assert one.gateway.metrics.sharing_errors.values[("denied",)] == 0

@@ -142,7 +142,8 @@ def test_a_gap_closes_what_is_open_and_asks_for_what_was_missed() -> None:
     view.entry(Published(1, batch(FirstToken(1, 0.0))), seq=3)
     calls = view.calls
     assert calls[0] == ("leave", source)
-    assert calls[1][:2] == ("receive", source)
+    assert calls[1][0] == "receive"
+    assert calls[1][1] != source, "what is open there now is another matter"
     (want,) = view.published()
     assert isinstance(want, Want)
     assert want.of == "a"
@@ -157,10 +158,33 @@ def test_a_gateway_that_was_there_before_is_asked_for_what_it_has_open() -> None
     assert view.published() == [Want("old", 0.0)]
 
 
+def test_a_gateway_that_was_silent_for_us_alone_is_asked_for_what_was_missed() -> None:
+    view = View()
+    view.entry(Published(1, batch(BOOKED)), seq=1)
+    view.now += 600.0
+    view.incoming.expire(view.now)
+    view.entry(seq=2000)
+    (want,) = view.published()
+    assert isinstance(want, Want)
+    assert want.since_s > 600.0
+    assert view.metrics.sharing_resyncs.values[()] == 1
+
+
+def test_of_one_that_was_silent_and_wrote_nothing_only_what_is_open_is_asked_for() -> None:
+    view = View()
+    view.entry(Published(1, batch(BOOKED)), seq=1)
+    view.now += 600.0
+    view.incoming.expire(view.now)
+    view.entry(seq=2)
+    assert view.published() == [Want("a", 0.0)]
+
+
 def test_what_others_want_of_us() -> None:
     view = View()
     view.entry(Want("somebody", 5.0), Want("me", 0.0), Want("me", 7.0))
-    assert view.calls == [("join",), ("join",)]
+    view.incoming.welcome()
+    view.incoming.welcome()
+    assert view.calls == [("join",)], "once for all who came"
     assert list(view.incoming.wants) == [("a", 7.0)]
 
 
@@ -266,6 +290,7 @@ def test_a_batch_that_does_not_decode_closes_what_its_router_has_open() -> None:
         Closed(1, True, 1 << 60, 0, 0.0),
         Rent(b"prefix--", float("nan")),
         Rent(b"prefix--", -1.0),
+        Rent(b"a longer prefix", 1.0),
         Stored(1, "r", "m" * 2000, 0.0),
     ],
 )
