@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from bench.fleet.loads import TOKENS, Session
 from bench.gateway.systems import free_ports
 from bench.measure.cpu import cpu_seconds, tree
 
+COMPILED = Path("build/compiled").resolve()  # `make compiled`; without it the gateways are plain Python
 REPLICAS = 8
 SIMULATED = ("--engine", "sim", "--kv-tokens", "60000", "--prefill-rate", "100000", "--decode-rate", "1000")
 
@@ -100,6 +102,7 @@ def replicas(folder: Path) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def gateways(count: int, urls: Sequence[str], folder: Path, store: Store | None) -> Iterator[Gateways]:
     made = Gateways([], [])
+    environment = {**os.environ, "PYTHONPATH": str(COMPILED)} if (COMPILED / ".made").exists() else None
     log = (folder / "gateways.log").open("ab")
     try:
         for port in free_ports(count):
@@ -117,7 +120,7 @@ def gateways(count: int, urls: Sequence[str], folder: Path, store: Store | None)
             file = folder / f"gateway-{port}.json"
             file.write_text(json.dumps(config))
             command = [sys.executable, "-m", "gateway", "serve", "--config", str(file)]
-            made.processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
+            made.processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment))
             made.urls.append(f"http://127.0.0.1:{port}")
         yield made
     finally:
