@@ -23,6 +23,7 @@ from gateway.cluster.listeners import Address, addresses_of, listen, url_of
 from gateway.cluster.messages import Reconfigure, RejectConfig
 from gateway.cluster.outside import Outside, unless
 from gateway.cluster.reload import possible
+from gateway.cluster.replication import BATCH_S
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
 from gateway.cluster.snapshots.keeper import SnapshotFile
 from gateway.cluster.syn_filter import drop_new
@@ -44,6 +45,7 @@ CHANNEL_UNSENT_BYTES = 64 << 20
 TOGETHER_S = 0.1  # in which workers that crash together are all seen to have ended: what is passed to a dying one is lost
 HAND_OVER_S = 0.2  # that connections get to be passed on before their listener is closed
 TRIES = 3  # to start a worker, before anything has served
+BOOKED_S = 5 * BATCH_S  # until what one worker has booked is known to all
 SHUTDOWN_S = 7.0  # that a worker takes to end, beside the time that its requests have
 
 # The child finds its modules where we found ours, whatever its working directory is.
@@ -155,7 +157,7 @@ class Supervisor:
                 self.hub.first = None
                 started(url_of(self._addresses[0][1]))
             await stop.wait()
-            await unless(hurry, self._outside.keep())
+            await unless(hurry, self._keep_knowledge())
         finally:
             self._stopping.set()
             for task in beside:
@@ -168,6 +170,11 @@ class Supervisor:
             await self._outside.close()
             outside.cancel()
             await asyncio.gather(outside, *beside, return_exceptions=True)
+
+    async def _keep_knowledge(self) -> None:
+        """Before the workers end, for they are asked."""
+        await asyncio.sleep(BOOKED_S)
+        await self._outside.keep()
 
     async def _all_up(self, stop: asyncio.Event) -> bool:
         """Wait until all serve. False if they need not any more. Raises StartError."""
