@@ -14,7 +14,6 @@ from gateway.config.schema import SharingConfig
 from tests.gateway.cluster.store.conftest import sharing
 from tests.gateway.cluster.store.test_link import at, held, together
 from tests.gateway.conftest import eventually
-from tests.support.compiled import uncompiled
 from tests.support.fakes import FakeReplica
 from tests.support.paths import ROOT
 from tests.support.redis import RedisServer, Sentinel, make_cluster, serving
@@ -126,10 +125,11 @@ async def test_a_client_is_closed(tmp_path: Path) -> None:
         await eventually(lambda: len(client.client_list()) == before)
 
 
-@uncompiled
 async def test_the_rights_that_the_documentation_names_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "scaling.md").read_text()
-    rights = re.search(r"`(xadd [^`]*)` on `warmroute:\*`", page)
+    page = ROOT / "docs" / "scaling.md"
+    if not page.exists():
+        pytest.skip("the documentation is not beside these tests")
+    rights = re.search(r"`(xadd [^`]*)` on `warmroute:\*`", page.read_text())
     assert rights
     with serving(RedisServer(tmp_path)) as store, store.client as client:
         commands = [f"+{name}" for name in rights[1].split()]
