@@ -117,15 +117,15 @@ class _Collector:
         trie, since = self._router.trie, self._since
         for number in range(MAX_PASSES):
             gathered = math.nextafter(trie.now, -math.inf)
-            ends = [_by_use(name, trie.ends(name, since)) for name in self._numbers]
-            if sum(map(len, ends)) <= size or number == MAX_PASSES - 1:
+            ends = [(name, trie.ends(name, since)) for name in self._numbers]
+            if sum([len(each) for _, each in ends]) <= size or number == MAX_PASSES - 1:
                 yield from list(self._written_of(ends))
                 return
             yield from self._written_of(ends)
             since = gathered
 
-    def _written_of(self, ends: list[list[tuple[float, str, Hold]]]) -> Iterator[Record]:
-        for _, replica, hold in heapq.merge(*ends, key=_staleness):
+    def _written_of(self, ends: list[tuple[str, list[Hold]]]) -> Iterator[Record]:
+        for replica, hold in heapq.merge(*[_named(name, holds) for name, holds in ends], key=_staleness):
             if self._held == MAX_HELD:
                 return
             alive = self._live(replica, hold)
@@ -207,12 +207,13 @@ def _is_text(name: str) -> bool:
         return False
 
 
-def _by_use(replica: str, ends: Iterable[Hold]) -> list[tuple[float, str, Hold]]:
-    return [(-hold.used, replica, hold) for hold in ends]
+def _named(replica: str, ends: Iterable[Hold]) -> Iterator[tuple[str, Hold]]:
+    for hold in ends:
+        yield replica, hold
 
 
-def _staleness(end: tuple[float, str, Hold]) -> float:
-    return end[0]
+def _staleness(end: tuple[str, Hold]) -> float:
+    return -end[1].used
 
 
 def _confirmed(replica: str, hold: Hold) -> Hold | None:
