@@ -83,13 +83,9 @@ def replicas(folder: Path) -> Iterator[list[str]]:
     """Cold ones. Yields their URLs."""
     ports = free_ports(REPLICAS)
     program = shutil.which("warmroute") or str(Path(sys.executable).with_name("warmroute"))
-    log = (folder / "replicas.log").open("ab")
-    running = [
-        subprocess.Popen(
-            [program, "replica", *SIMULATED, "--port", str(port)], stdout=log, stderr=log, stdin=subprocess.DEVNULL
-        )
-        for port in ports
-    ]
+    commands = [[program, "replica", *SIMULATED, "--port", str(port)] for port in ports]
+    with (folder / "replicas.log").open("ab") as log:
+        running = [subprocess.Popen(each, stdout=log, stderr=log, stdin=subprocess.DEVNULL) for each in commands]
     try:
         yield [f"http://127.0.0.1:{port}" for port in ports]
     finally:
@@ -103,7 +99,6 @@ def replicas(folder: Path) -> Iterator[list[str]]:
 def gateways(count: int, urls: Sequence[str], folder: Path, store: Store | None) -> Iterator[Gateways]:
     made = Gateways([], [])
     environment = {**os.environ, "PYTHONPATH": str(COMPILED)} if (COMPILED / ".made").exists() else None
-    log = (folder / "gateways.log").open("ab")
     try:
         for port in free_ports(count):
             config = {
@@ -120,7 +115,10 @@ def gateways(count: int, urls: Sequence[str], folder: Path, store: Store | None)
             file = folder / f"gateway-{port}.json"
             file.write_text(json.dumps(config))
             command = [sys.executable, "-m", "gateway", "serve", "--config", str(file)]
-            made.processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment))
+            with (folder / "gateways.log").open("ab") as log:
+                made.processes.append(
+                    subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+                )
             made.urls.append(f"http://127.0.0.1:{port}")
         yield made
     finally:

@@ -177,7 +177,7 @@ class Gateways:
     def start(self, number: int) -> None:
         settings = {
             "listen": f"127.0.0.1:{self.ports[number]}",
-            "admin_listen": f"127.0.0.1:{free_port()}",
+            "admin_listen": "off",
             "pools": [{"replicas": self._replicas}],
             "state": {"url": "off"},
             **self._more,
