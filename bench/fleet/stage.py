@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -19,7 +18,8 @@ import aiohttp
 
 from bench.fleet.loads import TOKENS, Session
 from bench.gateway.systems import free_ports
-from bench.measure.cpu import cpu_seconds, tree
+from bench.measure.cpu import cpu_seconds
+from bench.measure.cpu import tree as processes_of
 
 COMPILED = Path("build/compiled").resolve()  # `make compiled`; without it the gateways are plain Python
 REPLICAS = 8
@@ -61,7 +61,7 @@ class Gateways:
 
     @property
     def cpu_s(self) -> float:
-        return sum(cpu_seconds(pid) for process in self.processes for pid in tree(process.pid))
+        return sum(cpu_seconds(pid) for process in self.processes for pid in processes_of(process.pid))
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ def replicas(folder: Path) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def gateways(count: int, urls: Sequence[str], folder: Path, store: Store | None) -> Iterator[Gateways]:
     made = Gateways([], [])
-    environment = {**os.environ, "PYTHONPATH": str(COMPILED)} if (COMPILED / ".made").exists() else None
+    tree = COMPILED if (COMPILED / ".made").exists() else Path.cwd()
     try:
         for port in free_ports(count):
             config = {
@@ -116,9 +116,7 @@ def gateways(count: int, urls: Sequence[str], folder: Path, store: Store | None)
             file.write_text(json.dumps(config))
             command = [sys.executable, "-m", "gateway", "serve", "--config", str(file)]
             with (folder / "gateways.log").open("ab") as log:
-                made.processes.append(
-                    subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
-                )
+                made.processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=tree))
             made.urls.append(f"http://127.0.0.1:{port}")
         yield made
     finally:
