@@ -28,6 +28,9 @@ remote-control:
 """
 
 
+TRIES, PAUSE_S = 50, 0.2
+
+
 class NameServer:
     """Begun anew with each set of records, at the same port."""
 
@@ -42,17 +45,28 @@ class NameServer:
         lines = "\n".join(f'  local-data: "{record}"' for record in records)
         config = self._folder / "unbound.conf"
         config.write_text(_CONFIG.format(port=self.port, folder=self._folder, records=lines))
+        for _ in range(TRIES):  # its port may be that of another test's connection for a while
+            if await self._begins(config):
+                return
+            await self.stop()
+            await asyncio.sleep(PAUSE_S)
+        raise AssertionError("unbound has ended")
+
+    async def _begins(self, config: Path) -> bool:
         self._process = await asyncio.create_subprocess_exec(
             tool("unbound"), "-d", "-c", str(config), stderr=asyncio.subprocess.PIPE
         )
         assert self._process.stderr
         while b"start of service" not in (line := await self._process.stderr.readline()):
-            assert line, "unbound has ended"
+            if not line:
+                return False
+        return True
 
     async def stop(self) -> None:
         process, self._process = self._process, None
         if process:
-            process.terminate()
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                process.terminate()
             await process.communicate()
 
 
