@@ -21,7 +21,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 from urllib.parse import quote
@@ -370,12 +370,12 @@ class Link:
             await self._work.wait()
             self._work.clear()
             while self.incoming.wants or self.incoming.offers:
-                # Removed when it is done: if the store fails meanwhile, it is tried again.
+                # Removed when it is done: if the store is lost meanwhile, it is tried again.
                 if self.incoming.offers:
-                    await self._take(client, *self.incoming.offers[0])
+                    await _once(self._take(client, *self.incoming.offers[0]))
                     self.incoming.offers.popleft()
                 else:
-                    await self._give(client, *self.incoming.wants[0])
+                    await _once(self._give(client, *self.incoming.wants[0]))
                     self.incoming.wants.popleft()
 
     async def _give(self, client: Any, to: str, since_s: float) -> None:
@@ -416,6 +416,16 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link {self.me} to {self._stream}, {self._outbox!r}, {self.incoming.others!r}>"
+
+
+async def _once(work: Coroutine[Any, Any, None]) -> None:
+    """Raises only if the store is lost: what fails by itself (a key of another type, no memory) would fail for ever."""
+    try:
+        await work
+    except Exception as error:
+        if store.reason_of(error) == "unreachable":
+            raise
+        log.warning("a snapshot was not exchanged", extra={"error": f"{type(error).__name__}: {error}"[:300]})
 
 
 async def _end(tasks: Collection[asyncio.Task[None]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cluster.store.messages import VERSION
+from gateway.cluster.store.messages import VERSION, Envelope, Offer, encode_envelope
 from tests.gateway.cluster.store.conftest import gateway_process, sharing
 from tests.gateway.conftest import BODY, Running, eventually
 from tests.support.fakes import FakeReplica, streams
@@ -162,7 +162,7 @@ async def test_one_that_comes_later_sees_what_runs(store: RedisServer) -> None:
             await eventually(lambda: two.gateway.router.ledger.of(replica.name).inflight == 0)
 
 
-async def test_what_a_gateway_has_open_is_over_when_it_ends(store: RedisServer) -> None:
+async def test_a_gateway_that_ends_is_gone_at_once(store: RedisServer) -> None:
     go_on = asyncio.Event()
     async with FakeReplica([streams("a", "b", hold=go_on)]) as replica, sharing(replica, **at(store)) as one:
         async with sharing(replica, **at(store)) as two:
@@ -338,6 +338,22 @@ async def test_garbage_in_the_stream(store: RedisServer) -> None:
         await eventually(lambda: held(two) == held(one) != {})
         assert refused(two, "garbage") >= 500
         assert refused(two, "version") >= 500
+
+
+async def test_an_offer_that_is_no_snapshot_does_not_end_the_sharing(store: RedisServer) -> None:
+    key = "warmroute:{default}:snapshot:evil"
+    envelope = encode_envelope(Envelope(1, 0.0, "evil", (Offer("", key, 0.0),)))
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as one, sharing(replica, **at(store)) as two:
+        await together(one, two)
+        with store.client as client:
+            client.set(key, "not a list")
+            client.xadd(LOG, {"v": VERSION, "f": "1/256/64", "g": "evil", "e": envelope})
+        await eventually(lambda: others(one) == others(two) == 2)
+        await one.post()
+        await eventually(lambda: held(two) == held(one) != {})
+        assert up(one)
+        assert up(two)
+        assert errors(one, "garbage") == errors(two, "garbage") == 0
 
 
 async def test_our_key_is_something_else(store: RedisServer) -> None:
