@@ -73,6 +73,7 @@ compiled: $(COMPILED)/.made
 test-compiled: $(COMPILED)/.made
 	rm -rf $(COMPILED)/tests $(COMPILED)/scripts
 	cp -r tests scripts pyproject.toml $(COMPILED)/
+	ln -sfn $(abspath .tools) $(COMPILED)/.tools
 	cd $(COMPILED) && HYPOTHESIS_PROFILE=compiled $(abspath $(BIN))/$(PYTEST) \
 		tests/gateway tests/router tests/chaos -m "not tools" -p no:cacheprovider $(ARGS)
 
