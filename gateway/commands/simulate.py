@@ -23,15 +23,19 @@ from typing import Any
 from gateway.commands import plot
 from gateway.config.schema import RoutingConfig
 from router import Router
-from router.simulation.fleet import FleetSpec, Result, RouterPlacement, Served, SharedQueue, Simulation, summary
+from router.simulation.fleet import FleetSpec, Result, Served, SharedQueue, Simulation, summary
+from router.simulation.gateways import Gateways
 from router.simulation.generators import GENERATORS
 from router.simulation.policies import SIMULATED
 from router.simulation.workloads import ClosedLoop, OpenLoop, Source, TraceError, agents, mooncake
+from router.types import Random
 
 BOUNDS = ("pooled", "infinite")
 NAMES = (*SIMULATED, *BOUNDS)
 GENERATED = "gen:"
 TRACE_HOURS, TRACE_USERS = 1.0, 6
+MAX_GATEWAYS = 1000
+SHARING_DELAY_S = 0.05  # about that of a few gateways with a store (docs/scaling.md)
 _ENDLESS = 1 << 50  # tokens
 _PROGRESS_EVERY = 500
 
@@ -39,6 +43,17 @@ DESCRIPTION = (
     "Replay a recorded or generated workload through the production router on a simulated fleet. Results of each policy: token"
     " hit ratio, time to first token (TTFT), end-to-end time (s), load skew (the busiest replica's prefill over the mean)."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Fronts:
+    """How many gateways there are, and after how many seconds they know of each other's decisions (inf: never)."""
+
+    gateways: int
+    delay_s: float
+
+
+ONE = Fronts(1, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     number("--decode-rate", spec.decode_rate, "generated tokens/s of a sequence")
     number("--batch-limit", spec.batch_limit, "sequences that a replica runs at once")
     number("--speed", 1.0, "open loops: factor on the arrival rate")
+    number("--gateways", 1, "gateways, each with a router of its own; a request comes to any of them")
+    delay = "several gateways: seconds until the others know of a decision; inf: they do not share (default: %(default)s)"
+    parser.add_argument("--sharing-delay", type=float, default=SHARING_DELAY_S, metavar="S", help=delay)
     own = "generators have their own"
     users = f"closed loops: users per replica (default: {TRACE_USERS}; {own})"
     parser.add_argument("--users", type=int, metavar="N", help=users)
@@ -91,7 +109,8 @@ def run(options: argparse.Namespace) -> int:
         _check(names, options)
         workload = load(options)
         for name in names:
-            result, served = replay(name, spec, workload, options.seed, watch=sys.stderr.isatty())
+            fronts = Fronts(options.gateways, options.sharing_delay)
+            result, served = replay(name, spec, workload, options.seed, fronts, watch=sys.stderr.isatty())
             results.append(result)
             if options.plot:
                 curves.append(plot.Curve.of(name, served, bound=name in BOUNDS))
@@ -118,12 +137,15 @@ def _fail(message: str) -> int:
 
 
 def _check(names: Sequence[str], options: argparse.Namespace) -> None:
-    """Raises ArgumentTypeError, or PlotError. All numbers but the seed must be positive."""
+    """Raises ArgumentTypeError, or PlotError. All numbers but the seed must be positive, and only the delay may be infinite."""
     if unknown := [name for name in names if name not in NAMES]:
         raise argparse.ArgumentTypeError(f"--policy: {unknown[0]!r} is not one of {', '.join(NAMES)}")
     for name, value in vars(options).items():
-        if type(value) in (int, float) and name != "seed" and not 0 < value < math.inf:
+        good = value > 0 and (value < math.inf or name == "sharing_delay") if type(value) in (int, float) else True
+        if not good and name != "seed":
             raise argparse.ArgumentTypeError(f"--{name.replace('_', '-')}: {value} is not a number above 0")
+    if options.gateways > MAX_GATEWAYS:
+        raise argparse.ArgumentTypeError(f"--gateways: {options.gateways} is more than {MAX_GATEWAYS}")
     if options.plot:
         plot.check(options.plot)
 
@@ -150,16 +172,18 @@ def print_results(results: Sequence[Result]) -> None:
 # -- one run
 
 
-def replay(name: str, spec: FleetSpec, workload: Workload, seed: int, *, watch: bool = False) -> tuple[Result, list[Served]]:
+def replay(
+    name: str, spec: FleetSpec, workload: Workload, seed: int, fronts: Fronts = ONE, *, watch: bool = False
+) -> tuple[Result, list[Served]]:
     """One policy, peer's rule or bound on one workload. Raises TraceError if no request begins in it."""
-    source, routing = workload.source(), RoutingConfig()
+    source = workload.source()
     if name in BOUNDS:
         fleet = dataclasses.replace(spec, kv_tokens=_ENDLESS) if name == "infinite" else spec
         simulation = Simulation(fleet, source, SharedQueue(), shared=True)
     else:
-        memory, chance = routing.memory_mb << 20, random.Random(seed)
-        router = Router(policy=name, policies=SIMULATED, ttl_s=routing.ttl_s, memory_bytes=memory, chance=chance)
-        simulation = Simulation(spec, source, RouterPlacement(router, spec))
+        routers = [_router(name, random.Random(seed + number)) for number in range(fronts.gateways)]
+        placement = Gateways(routers, spec, delay_s=fronts.delay_s, chance=random.Random(f"front {seed}"))
+        simulation = Simulation(spec, source, placement)
     running = simulation.run()
     if watch:
         running = _watched(name, running, lambda number, now: workload.share_done(source, number, now))
@@ -167,6 +191,12 @@ def replay(name: str, spec: FleetSpec, workload: Workload, seed: int, *, watch: 
     if not served:
         raise TraceError("no request begins in the simulated time (--hours)")
     return summary(name, spec, served, simulation.busy_s), served
+
+
+def _router(policy: str, chance: Random) -> Router:
+    routing = RoutingConfig()
+    memory = routing.memory_mb << 20
+    return Router(policy=policy, policies=SIMULATED, ttl_s=routing.ttl_s, memory_bytes=memory, chance=chance)
 
 
 def _watched(name: str, served: Iterator[Served], share: Callable[[int, float], float]) -> Iterator[Served]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.fleet.__main__ import Load, hits, outage
+from bench.fleet.exchange import Decision, following
 from bench.fleet.loads import TOKENS, agent_sessions, conversation
+from bench.fleet.plan import CHAT, Fleet, measured
 from bench.measure.machine import trace_folder
+from gateway.cluster.replication import BATCH_S
+from gateway.cluster.store.link import FEW, pause_s
+from router.types import KEY_BYTES
 from tests.support.tools import tool
 
 
@@ -52,3 +58,31 @@ async def test_no_request_fails_when_the_store_does(tmp_path: Path) -> None:
     sent, killed, back = await outage(long, tmp_path, after_s=1.0, down_s=2.0)
     assert sent.failed == 0
     assert 0 < killed < back
+
+
+@pytest.mark.tools
+def test_the_plan_of_a_small_fleet() -> None:
+    tool("redis-server")
+    lines: list[str] = []
+    measured(Fleet(20, 4), Fleet(5, 2), replace(CHAT, hours=0.01), 2, lines.append)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    hits = {tuple(row[:3]): float(row[5].rstrip("%")) for row in rows if len(row) == 11 and row[5].endswith("%")}
+    assert hits["20", "4", "no"] < hits["20", "4", "yes"] == pytest.approx(hits["20", "1", "–"], abs=5)
+    assert len(hits) == 6
+    sums = [row for row in rows if len(row) == 9 and row[3].endswith("%")]
+    assert [row[:3] for row in sums] == [["5", "2", "60"], ["5", "2", "470"], ["20", "4", "60"], ["20", "4", "470"]]
+    assert all(float(row[3].rstrip("%")) > 0 for row in sums)
+
+
+def test_with_many_gateways_each_reads_no_more_envelopes() -> None:
+    few, many = Fleet(10, 2), Fleet(1000, 100)
+    assert few.delay_s < many.delay_s < 0.5
+    assert 99 / (many.delay_s - BATCH_S) == pytest.approx(FEW / BATCH_S)
+    assert pause_s(1) == pause_s(FEW) == BATCH_S
+    assert replace(many, shared=False).delay_s == float("inf")
+
+
+def test_a_follower_knows_what_was_decided() -> None:
+    """What is measured is the way that decisions take in a gateway."""
+    assert following(3, Decision(20), 4, envelopes=5) > 0
+    assert Decision(470).bytes - Decision(60).bytes == pytest.approx(410 * KEY_BYTES, rel=0.01)

@@ -65,7 +65,7 @@ BACKLOG_S: Final = 2.5  # that a new gateway reads, to know the others
 READ_MOST: Final = 256  # entries at once
 BLOCK_MS: Final = 500  # that a read waits for news
 RETRY_S: Final = 0.2, 2.0  # the pause before the store is tried again: at first, at most
-FEW: Final = 2  # others; with more, each writes and reads more rarely in proportion
+FEW: Final = 8  # others; with more, each writes and reads more rarely in proportion
 ATTACH_S: Final = 3.0  # that a start waits for the store
 SIBLINGS: Final = 2  # that a new gateway asks for a snapshot
 SIBLING_S: Final = 8.0  # that each of them has for it
@@ -259,10 +259,6 @@ class Link:
         self._metrics.sharing_up.set((), self._client is not None)
         self._metrics.sharing_gateways.set((), len(self.incoming.others.alive))
 
-    @property
-    def _pause_s(self) -> float:
-        return BATCH_S * max(1.0, len(self.incoming.others.alive) / FEW)
-
     # -- writing
 
     async def _write(self, client: Any) -> None:
@@ -277,7 +273,7 @@ class Link:
                 await client.expire(self._stream, FORGET_S)
                 await client.xtrim(self._stream, maxlen=MAX_ENTRIES, approximate=True)
                 self._cared_at = self._clock()
-            await asyncio.sleep(self._pause_s)
+            await asyncio.sleep(pause_s(len(self.incoming.others.alive)))
             if not self._outbox:
                 self._news.clear()
                 with contextlib.suppress(TimeoutError):
@@ -341,7 +337,7 @@ class Link:
             self._show()
             if len(entries) < READ_MOST:
                 self._attached.set()
-                await asyncio.sleep(self._pause_s)
+                await asyncio.sleep(pause_s(len(self.incoming.others.alive)))
 
     async def _expire(self) -> None:
         """Others that are silent are dead; if nothing can be read, all of them are."""
@@ -416,6 +412,11 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link {self.me} to {self._stream}, {self._outbox!r}, {self.incoming.others!r}>"
+
+
+def pause_s(others: int) -> float:
+    """Between two writes, and between two reads: a reader then gets FEW / BATCH_S envelopes a second at most."""
+    return BATCH_S * max(1.0, others / FEW)
 
 
 async def _once(work: Coroutine[Any, Any, None]) -> None:

@@ -112,6 +112,17 @@ def test_every_policy_runs_on_the_agents(coding: str, capsys: pytest.CaptureFixt
     assert found[0]["hit_ratio"] > found[2]["hit_ratio"]
 
 
+def test_several_gateways_find_what_they_tell_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = "gen:chat", "--hours", "0.05", "--users", "50", "--replicas", "4"
+    [one] = results(capsys, *chat)
+    [shared] = results(capsys, *chat, "--gateways", "4")
+    [late] = results(capsys, *chat, "--gateways", "4", "--sharing-delay", "20")
+    [apart] = results(capsys, *chat, "--gateways", "4", "--sharing-delay", "inf")
+    assert shared["hit_ratio"] > one["hit_ratio"] - 0.02
+    assert apart["hit_ratio"] < late["hit_ratio"] < shared["hit_ratio"]
+    assert apart["ttft_mean_s"] > shared["ttft_mean_s"]
+
+
 def test_the_numbers_of_the_fleet_matter(chat: str, capsys: pytest.CaptureFixture[str]) -> None:
     [plain], [slower] = (results(capsys, chat, *more) for more in ((), ("--prefill-rate", "100", "--decode-rate", "5")))
     [compressed], [alone] = (
@@ -280,7 +291,19 @@ def test_ctrl_c_ends_it_cleanly(terminal: Callable[..., Terminal]) -> None:
 
 # -- errors
 
-FLAGS = ["replicas", "kv-tokens", "prefill-rate", "decode-rate", "batch-limit", "speed", "users", "max-input", "hours"]
+FLAGS = [
+    "gateways",
+    "sharing-delay",
+    "replicas",
+    "kv-tokens",
+    "prefill-rate",
+    "decode-rate",
+    "batch-limit",
+    "speed",
+    "users",
+    "max-input",
+    "hours",
+]
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -292,6 +315,10 @@ def test_numbers_must_be_positive(chat: str, flag: str, value: str, capsys: pyte
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_numbers_must_be_numbers(chat: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--speed: " in refused(capsys, chat, "--speed", value)
+
+
+def test_the_number_of_gateways_is_bounded(chat: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--gateways: 1001 is more than 1000" in refused(capsys, chat, "--gateways", "1001")
 
 
 def test_an_unknown_policy_is_named(chat: str, capsys: pytest.CaptureFixture[str]) -> None:
