@@ -21,6 +21,7 @@ from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.snapshots")
 
+MAX_REASONS = 16  # that are named in the log
 LAST_S = 5.0  # for the last one, at the end
 
 
@@ -51,7 +52,8 @@ class Keeper:
         self._every_s = file.every_s
         self._collect = collect
         self._metrics = metrics
-        self._failed = ""  # why the last one was not written
+        self._failed: set[str] = set()  # why some were not written; named once each
+        self._writing: asyncio.Future[int] | None = None  # in its thread
         for result in ("good", "failed"):
             metrics.snapshots.add((result,), 0)
 
@@ -89,15 +91,17 @@ class Keeper:
             snapshot = await self._collect()
             if snapshot is None or snapshot.header.partial:  # the last one is worth more
                 return
-            size = await asyncio.to_thread(write, self._path, snapshot)
+            if self._writing and not self._writing.done():  # whoever waited for it has given up
+                await asyncio.wait([self._writing])
+            self._writing = asyncio.ensure_future(asyncio.to_thread(write, self._path, snapshot))
+            size = await asyncio.shield(self._writing)
         except (OSError, KnowledgeError) as error:
             self._metrics.snapshots.add(("failed",))
             reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
-            if reason != self._failed:  # once for each reason
+            if reason not in self._failed and len(self._failed) < MAX_REASONS:
+                self._failed.add(reason)
                 log.warning("snapshot not written", extra={"path": str(self._path), "reason": str(error)})
-            self._failed = reason
             return
-        self._failed = ""
         self._metrics.snapshots.add(("good",))
         self._metrics.snapshot_bytes.set((), size)
         log.debug("snapshot written", extra={"path": str(self._path), "bytes": size})

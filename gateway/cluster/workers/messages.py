@@ -126,6 +126,10 @@ class Gone(Struct, frozen=True, array_like=True, tag=9):
     """A worker has ended. Its number is in the frame."""
 
 
+class Taken(Struct, frozen=True, array_like=True, tag=22):
+    """Worker to hub: a snapshot that was sent to it while it served is taken in."""
+
+
 class Forwarded(Struct, frozen=True, array_like=True, tag=10):
     """Question `number` has gone to these workers. snapshots: their last counters, empty where there are none yet."""
 
@@ -169,7 +173,9 @@ class Executed(Struct, frozen=True, array_like=True, tag=14):
 
 
 Sent = Known | Part | Whole  # a snapshot
-FromWorker = Publish | Replace | Counters | Serving | Stopping | Alive | Found | Scrape | Execute | Scraped | Executed | Sent
+FromWorker = (
+    Publish | Replace | Counters | Serving | Stopping | Alive | Found | Scrape | Execute | Scraped | Executed | Sent | Taken
+)
 FromHub = (
     Publish
     | Replace

@@ -36,6 +36,7 @@ from gateway.cluster.workers.messages import (
     Part,
     Scrape,
     Scraped,
+    Taken,
     Whole,
 )
 from gateway.cluster.workers.transfer import Arrival, send
@@ -139,6 +140,7 @@ class Peers:
         self._commands: asyncio.Queue[tuple[int, Execute | Current | Found | Snapshot]] = asyncio.Queue()
         self._arrival = Arrival()
         self._collecting: asyncio.Future[None] | None = None  # a snapshot for the hub
+        self._arrived: asyncio.Queue[Snapshot] = asyncio.Queue()
         self._scrapes: set[tuple[int, int]] = set()  # (asker, its number) of those that want this worker's counters
         self._scraped = asyncio.Event()  # there are some
         self._snapshots = asyncio.Lock()  # one at a time: the last that is sent is the newest
@@ -168,7 +170,10 @@ class Peers:
                 self._commands.put_nowait((worker, message))
             case Known() | Part() | Whole():
                 if arrived := self._arrival.receive(message):
-                    self._commands.put_nowait((worker, arrived))
+                    if self._current.is_set():
+                        self._arrived.put_nowait(arrived)
+                    else:
+                        self._commands.put_nowait((worker, arrived))
             case Collect(since_s, most_bytes):
                 if self._collecting is not None:
                     self._collecting.cancel()  # else the parts of both would mix
@@ -262,6 +267,7 @@ class Peers:
             group.create_task(self._send_counters())
             group.create_task(self._execute_commands())
             group.create_task(self._answer_scrapes())
+            group.create_task(self._take_arrived())
 
     # -- background work
 
@@ -318,11 +324,19 @@ class Peers:
                 elif isinstance(message, Snapshot):
                     await self._restore(message)
 
+    async def _take_arrived(self) -> None:
+        """Snapshots of other gateways, which the hub sends one by one. Commands do not wait for them."""
+        while True:
+            await self._restore(await self._arrived.get())
+
     async def _restore(self, arrived: Snapshot) -> None:
         try:
             await self._local.knowledge.restore(arrived)
         except KnowledgeError as error:
             log.warning("snapshot ignored", extra={"reason": str(error)})
+        except Exception:  # a bug in it must not end the worker
+            log.exception("a snapshot was not taken in")
+        self._channel.send(Taken())
 
     async def _collect(self, since_s: float, most_bytes: int) -> None:
         """For the hub, which asks for one at a time."""
