@@ -107,6 +107,7 @@ class Hub:
         self._feeding: set[asyncio.Future[None]] = set()
         self.link: Link | None = None  # to other gateways
         self._one_at_a_time = asyncio.Lock()
+        self._giving = asyncio.Lock()
         self._transfer = asyncio.Lock()  # the parts of two snapshots must not mix
         self._arrival = Arrival()
         self._collector = HUB  # the worker that was asked for a snapshot
@@ -205,16 +206,17 @@ class Hub:
 
     async def restore(self, snapshot: Snapshot) -> None:
         """Let all workers take in a snapshot. Returns when they have: more of them must not wait in a worker than one."""
-        states = tuple(self.workers.values())
-        for state in states:
-            async with self._transfer:
-                state.took.clear()
-                await send(state.channel, snapshot)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TAKE_S):
-                for state in states:
-                    if state in self.workers.values():
-                        await state.took.wait()
+        async with self._giving:
+            states = tuple(self.workers.values())
+            for state in states:
+                async with self._transfer:
+                    state.took.clear()
+                    await send(state.channel, snapshot)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TAKE_S):
+                    for state in states:
+                        if state in self.workers.values():
+                            await state.took.wait()
 
     # -- one worker
 
