@@ -20,16 +20,13 @@ CONVERSATIONS: Final = 12
 
 @dataclass
 class Fates:
-    """excused: failures while no pod that had to be known was well, or in streams whose process has crashed."""
+    """unserved: failed while no pod was well that had to be known. cut: streams whose process may have crashed."""
 
     answered: int = 0
     streams: int = 0
-    excused: int = 0
+    unserved: int = 0
+    cut: int = 0
     failed: list[str] = field(default_factory=list)
-
-    @property
-    def all(self) -> int:
-        return self.answered + self.streams + self.excused + len(self.failed)
 
 
 class Load:
@@ -69,8 +66,10 @@ class Load:
         if not why:
             self.fates.answered += not stream
             self.fates.streams += stream
-        elif not self._truth.could_answer(pool, begun) or (began and self._truth.crashed_since(pool, begun)):
-            self.fates.excused += 1
+        elif began and self._truth.crashed_since(pool, begun):
+            self.fates.cut += 1
+        elif not self._truth.could_answer(pool, begun):
+            self.fates.unserved += 1
         else:
             self.fates.failed.append(f"at {begun:.3f} for {self._truth.clock() - begun:.3f} s, {pool}: {why}")
 

@@ -166,10 +166,9 @@ class Scenario:
 
         task.add_done_callback(done)
 
-    async def _set(self, pod: Pod, **state: bool) -> None:
-        """marked_at: is when the change has been sent, at the latest. A pod is well only once it has been sent."""
-        for name, value in state.items():
-            setattr(pod, name, value)
+    async def _set(self, pod: Pod, *, ready: bool, deleting: bool = False) -> None:
+        """It counts as well, or as marked, once this has been sent."""
+        pod.ready, pod.deleting = ready, deleting
         if not pod.serving:
             pod.well_since = None  # it may be known from now on
         await self._directory.show(pod)
@@ -191,7 +190,7 @@ class Scenario:
         await self._set(pod, ready=True)
 
     async def _delete(self, pod: Pod) -> None:
-        await self._set(pod, deleting=True)
+        await self._set(pod, ready=pod.ready, deleting=True)
         await asyncio.sleep(self._chance.uniform(*self._pace.grace))
         await self._end(pod)
         await self._remove(pod)
@@ -207,7 +206,7 @@ class Scenario:
 
     async def _replace(self, pod: Pod) -> None:
         """By one of another name at its address, which may come before it is gone; or one of its name."""
-        await self._set(pod, deleting=True)
+        await self._set(pod, ready=pod.ready, deleting=True)
         await asyncio.sleep(self._chance.uniform(*self._pace.grace))
         await self._end(pod)
         if self._chance.random() < 0.5:

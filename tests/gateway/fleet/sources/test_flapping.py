@@ -21,7 +21,7 @@ PACE = QUICK if MINUTES < 1 else LASTING
 
 @pytest.mark.timeout(MINUTES * 180 + 300)
 async def test_a_gateway_follows_pods_by_an_api_server_that_fails_now_and_then() -> None:
-    chance = Random(1)
+    chance = Random(7)
     async with fake_api_server(chance) as server:
         await follow(server, chance, PACE, MINUTES * 60, Clock(), late_s=1.0)
 
