@@ -45,6 +45,7 @@ class Clock:
 
 async def follow(directory: Directory, chance: Random, pace: Pace, seconds: float, clock: Clock, *, late_s: float) -> None:
     """late_s: after a pod was marked, how long requests may reach it."""
+    late_s *= pace.patience
     truth, places = Truth(clock, late_s, known_s=late_s + 1.5 * PROBE_S + 0.5), directory.places(PLACES, clock)
     pools = [{"name": name, "models": [name]} for name in directory.pools]
     config = config_over(pools=pools, discovery=list(directory.discovery), health={"interval_s": PROBE_S})
