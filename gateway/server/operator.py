@@ -100,6 +100,7 @@ class Operator:
             "up": state.up,
             "draining": state.draining,
             "leaving": state.leaving,
+            "weight": state.member.weight,
             "error": state.error,
             "models": list(state.models),
             "inflight": load.inflight,

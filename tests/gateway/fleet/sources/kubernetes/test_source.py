@@ -192,6 +192,8 @@ async def test_a_pod_s_weight_is_its_share_of_requests() -> None:
             state, now = fleet.named("two"), run.gateway.clock()
             assert state
             assert state.share(now) == 0.01
+            shown = json.loads((await run.get("/warmroute/replicas"))[2])["replicas"]
+            assert {row["name"]: row["weight"] for row in shown} == {"one": 100, "two": 1}
 
             def chosen() -> int:
                 """Of 200 requests, how many could go there."""
