@@ -81,7 +81,7 @@ class Pace:
 
 
 QUICK: Final = Pace(0.03, (0.3, 0.8), (0.3, 1.0), 1.3, (0.1, 0.5), patience=3.0)
-LASTING: Final = Pace(0.1, (0.5, 4.0), (1.0, 15.0), 6.0, (0.2, 3.0), long=90.0)
+LASTING: Final = Pace(0.1, (0.5, 4.0), (1.0, 15.0), 6.0, (0.2, 3.0), long=150.0)
 
 
 class Scenario:
