@@ -20,12 +20,16 @@ CONVERSATIONS: Final = 12
 
 @dataclass
 class Fates:
-    """unserved: failed while no pod was well that had to be known. cut: streams whose process may have crashed."""
+    """unserved: failed while no pod was well that had to be known. cut: streams whose process may have crashed.
+
+    stalled_s: for how long this process did nothing, at most.
+    """
 
     answered: int = 0
     streams: int = 0
     unserved: int = 0
     cut: int = 0
+    stalled_s: float = 0.0
     failed: list[str] = field(default_factory=list)
 
 
@@ -41,12 +45,21 @@ class Load:
         """Until the end of the block, and then until the last answer."""
         ends = asyncio.Event()
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+            group.create_task(self._watch_stalls(ends))
             for pool in pools * CLIENTS:
                 group.create_task(self._client(session, pool, ends))
             try:
                 yield
             finally:
                 ends.set()
+
+    async def _watch_stalls(self, ends: asyncio.Event) -> None:
+        while not ends.is_set():
+            begun = self._truth.clock()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PAUSE_S):
+                    await ends.wait()
+            self.fates.stalled_s = max(self.fates.stalled_s, self._truth.clock() - begun - PAUSE_S)
 
     async def _client(self, session: aiohttp.ClientSession, pool: str, ends: asyncio.Event) -> None:
         while not ends.is_set():
