@@ -359,8 +359,10 @@ class Fleet:
         for state in left:
             state.leaving = True
         for member in changes.changed:
-            self._by_name[member.name].member = member
-            self._prober.set_bounds(self._by_name[member.name])
+            state = self._by_name[member.name]
+            state.member = member
+            self._prober.set_bounds(state)
+            self.suspect(state)  # its weight may be another
         for member in changes.joined:
             self._join(member, probed)
         self._members = wanted
@@ -434,6 +436,7 @@ class Fleet:
             known, state.member, state.leaving, state.drained = state.member, member, False, False
             if known != member:
                 self._prober.set_bounds(state)
+                self.suspect(state)
             return
         if former := self._by_name.get(member.name):
             self._forget(former)
