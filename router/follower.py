@@ -18,10 +18,18 @@ from router.types import KEY_BYTES, Outcome, Prompt
 class Follower:
     """Applies events of other routers to this one. source: the unique number of another router."""
 
-    def __init__(self, router: Router, failing: Callable[[str], None] = lambda _replica: None) -> None:
-        """failing: called with each replica that another router's owner has seen fail."""
+    def __init__(
+        self,
+        router: Router,
+        failing: Callable[[str], None] = lambda _replica: None,
+        unknown: Callable[[str], None] = lambda _replica: None,
+    ) -> None:
+        """failing: called with each replica that another router's owner has seen fail. unknown: called with the replica of each
+        booking that is ignored because there is no such replica here.
+        """
         self._router = router
         self._failing = failing
+        self._unknown = unknown
         self._bookings: dict[int, dict[int, Booking]] = {}
 
     def apply(self, source: int, events: Iterable[Event], *, past: bool = False) -> list[str]:
@@ -74,11 +82,15 @@ class Follower:
     def _open(self, bookings: dict[int, Booking], event: Opened) -> None:
         router = self._router
         known = router.known(event.replica)
-        if event.number in bookings or known is None or len(event.keys) % KEY_BYTES:
+        if known is None:
+            self._unknown(event.replica)
+            return
+        if event.number in bookings or len(event.keys) % KEY_BYTES:
             return
         # This router's own string object: dictionaries find an identical key without comparing.
-        lease = router.ledger.open(known.name, event.prompt_tokens, event.uncached_tokens, event.since, silent=event.silent)
-        lease.load.remote_inflight += 1
+        lease = router.ledger.open(
+            known.name, event.prompt_tokens, event.uncached_tokens, event.since, silent=event.silent, remote=True
+        )
         client, session = event.client, event.session_key
         prompt = Prompt(event.keys, event.units, event.block_units, event.scale, client=client, session_key=session)
         prompt.breakpoints = event.breakpoints
@@ -91,15 +103,12 @@ class Follower:
         if known is None:
             self._close(bookings, booking, Outcome(ok=False), event.since)
             return
-        booking.lease.load.remote_inflight -= 1
         booking.unseen = event.unseen
         self._router.rebook(booking, known.name, event.matched_blocks, event.prompt_tokens, event.uncached_tokens, event.since)
-        booking.lease.load.remote_inflight += 1
 
     def _close(self, bookings: dict[int, Booking], booking: Booking, outcome: Outcome, now: float) -> bool:
         """See `Router.observe`."""
         del bookings[booking.number]
-        booking.lease.load.remote_inflight -= 1
         return self._router.observe(booking, outcome, now)
 
     def check(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 from gateway.cluster.store.messages import VERSION, Envelope, Offer, encode_envelope
 from tests.gateway.cluster.store.conftest import gateway_process, sharing
 from tests.gateway.conftest import BODY, Running, eventually
-from tests.support.fakes import FakeReplica, streams
+from tests.support.fakes import FakeReplica, hangs, streams
 from tests.support.redis import RedisServer, serving
 
 STREAM = {**BODY, "stream": True}
@@ -83,6 +83,45 @@ async def test_what_runs_at_one_gateway_is_seen_by_the_other_until_it_is_over(st
                 await answer.read()
             await eventually(lambda: ledger.of(replica.name).inflight == 0)
             assert (await two.post())[0] != 429
+
+
+async def test_what_each_gateway_exports_adds_up_to_what_there_is(store: RedisServer) -> None:
+    """Each knows what all of them have booked; alerts and autoscaling add their values up."""
+    hold = asyncio.Event()
+    async with FakeReplica([hangs(hold)] * 3) as replica:
+        pool = {"pools": [{"replicas": [replica.url], "max_inflight": 4}]}
+        async with sharing(**at(store), **pool) as one, sharing(**at(store), **pool) as two:
+            await together(one, two)
+            asking = [asyncio.create_task(run.post()) for run in (one, two, two)]
+            loads = [run.gateway.router.ledger.of for run in (one, two)]
+            await eventually(lambda: [of(replica.name).inflight for of in loads] == [3, 3])
+            load = loads[0](replica.name)
+            booked = load.booked_tokens
+            pages = [await run.metrics() for run in (one, two)]
+
+            def exported(name: str, label: str) -> list[float]:
+                return [page[f"warmroute_{name}{{{label}}}"] for page in pages]
+
+            of_replica, of_pool = f'replica="{replica.name}"', 'pool="default"'
+            assert exported("replica_inflight", of_replica) == exported("pool_inflight", of_pool) == [1, 2]
+            assert sum(exported("replica_booked_tokens", of_replica)) == booked > 0
+            assert 0 < sum(exported("pool_prefill_backlog_seconds", of_pool)) <= booked / load.rate.value
+            assert exported("pool_slots_taken", of_pool) == [3, 3], "as each would refuse the next but one"
+            assert exported("pool_inflight_limit", of_pool) == [4, 4]
+            hold.set()
+            await asyncio.gather(*asking)
+
+
+async def test_replicas_that_two_gateways_name_differently_are_counted(store: RedisServer) -> None:
+    async with FakeReplica() as replica:
+        pools = [{"pools": [{"replicas": [{"url": replica.url, "name": name}]}]} for name in ("a", "b")]
+        async with sharing(**at(store), **pools[0]) as one, sharing(**at(store), **pools[1]) as two:
+            await together(one, two)
+            for number in range(3):
+                await one.post(body(number))
+            await eventually(lambda: two.gateway.metrics.sharing_unknown_replicas.values[()] == 3)
+            assert one.gateway.metrics.sharing_unknown_replicas.values[()] == 0
+            assert held(two) == {}
 
 
 async def test_learned_rates_and_scales_are_shared(store: RedisServer) -> None:
