@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol, assert_never
 
 from gateway.cluster.membership import Membership
-from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig
+from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig, SharingState
 from gateway.cluster.outside import Outside
 from gateway.cluster.reload import Parts, Reload
 from gateway.cluster.replication import Replicator, UnknownReplicas
@@ -122,6 +122,9 @@ class ControlPlane(Protocol):
     async def page(self) -> bytes:
         """The metrics of all processes together, in Prometheus' text format."""
 
+    async def sharing(self) -> SharingState | None:
+        """How the exchange with other gateways goes; None: there is to be none."""
+
     async def run(self) -> None:
         """Background work, until it is cancelled."""
 
@@ -160,6 +163,9 @@ class SingleProcess:
 
     async def page(self) -> bytes:
         return await self._pages.get()
+
+    async def sharing(self) -> SharingState | None:
+        return self._outside.link.state if self._outside.link else None
 
     async def run(self) -> None:
         await self._outside.run()

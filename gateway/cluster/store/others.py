@@ -22,11 +22,14 @@ FIRST_SOURCE: Final = 1 << 31  # our own routers have lower numbers
 
 @dataclass(slots=True)
 class Other:
-    """seq: of its last envelope. seen: when it was read. sources: its routers' numbers here, by its own."""
+    """seq: of its last envelope. since, seen: when its first and its last one was read. sources: its routers' numbers here, by
+    its own.
+    """
 
     gateway: str
     host: str
     seq: int
+    since: float
     seen: float
     sources: dict[int, int] = field(default_factory=dict)
 
@@ -48,7 +51,7 @@ class Others:
             if len(self.alive) >= MAX_GATEWAYS:
                 return None
             former = self._former.pop(gateway, None)
-            other = self.alive[gateway] = Other(gateway, host, seq, now)
+            other = self.alive[gateway] = Other(gateway, host, seq, now, now)
             if former is not None and seq > former.seq + 1:
                 return other, former.seen
             return other, now if seq > 1 else None

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gateway.cluster.messages import Batch, Command, decode
+from gateway.cluster.messages import Batch, Command, SharingState, decode
 from gateway.config.schema import AUTO_ENGINE, KeyConfig, TlsConfig
 
 # -- worker -> hub -> the other workers
@@ -133,6 +133,22 @@ class Forwarded(Struct, frozen=True, array_like=True, tag=10):
     snapshots: dict[int, bytes]
 
 
+# -- worker -> hub, and back
+
+
+class AskSharing(Struct, frozen=True, array_like=True, tag=21):
+    """Answer with a Sharing."""
+
+    number: int
+
+
+class Sharing(Struct, frozen=True, array_like=True, tag=22):
+    """How the exchange with other gateways goes; None: there is to be none."""
+
+    number: int
+    state: SharingState | None
+
+
 # -- worker -> hub -> all workers, the asker too
 
 
@@ -169,7 +185,21 @@ class Executed(Struct, frozen=True, array_like=True, tag=14):
 
 
 Sent = Known | Part | Whole  # a snapshot
-FromWorker = Publish | Replace | Counters | Serving | Stopping | Alive | Found | Scrape | Execute | Scraped | Executed | Sent
+FromWorker = (
+    Publish
+    | Replace
+    | Counters
+    | Serving
+    | Stopping
+    | Alive
+    | Found
+    | AskSharing
+    | Scrape
+    | Execute
+    | Scraped
+    | Executed
+    | Sent
+)
 FromHub = (
     Publish
     | Replace
@@ -178,6 +208,7 @@ FromHub = (
     | Joined
     | Gone
     | Forwarded
+    | Sharing
     | Found
     | Scrape
     | Execute

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import random
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,49 @@ async def test_workers_share_with_other_gateways(store: RedisServer, tmp_path: P
             await eventually(lambda: sum(held(one).values()) > sum(before.values()))
             async with one.session.get(f"{url}/metrics") as page:
                 assert "warmroute_sharing_up 1.0" in await page.text()
+
+
+async def shared(run: Running) -> dict[str, Any]:
+    """What operators see."""
+    found: dict[str, Any] = json.loads((await run.get("/warmroute/sharing"))[2])
+    return found
+
+
+async def test_operators_see_the_other_gateways_and_why_the_store_is_away(store: RedisServer) -> None:
+    async with FakeReplica() as replica, sharing(replica, **at(store, cluster="x")) as one:
+        await together(one)
+        async with sharing(replica, **at(store, cluster="x")) as two:
+            await together(one, two)
+            first, second = await shared(one), await shared(two)
+            about = {name: first[name] for name in ("configured", "up", "problem", "cluster")}
+            assert about == {"configured": True, "up": True, "problem": None, "cluster": "x"}
+            (seen,) = first["gateways"]
+            assert (seen["gateway"], seen["host"]) == (second["gateway"], socket.gethostname())
+            assert 0 <= seen["silent_for_s"] <= seen["seen_for_s"] < 60
+        await eventually(lambda: others(one) == 0)
+        store.kill()
+        await eventually(lambda: not up(one) and errors(one, "unreachable"))
+        gone = await shared(one)
+        assert (gone["up"], gone["gateways"]) == (False, [])
+        assert gone["problem"].startswith("unreachable (ConnectionError: ")
+    async with FakeReplica() as replica, sharing(replica) as alone:
+        about = await shared(alone)
+        assert (about["configured"], about["up"], about["gateways"]) == (False, False, [])
+
+
+async def test_operators_of_a_gateway_with_workers_see_the_same(
+    store: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WARMROUTE_ADMIN_KEY", "secret")
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as one:
+        whole = {**at(store), "workers": 2, "pools": [{"replicas": [replica.url]}]}
+        async with gateway_process(tmp_path, **whole) as (url, _):
+            await eventually(lambda: others(one) == 1)
+            (seen,) = (await shared(one))["gateways"]
+            async with one.session.get(f"{url}/warmroute/sharing", headers={"Authorization": "Bearer secret"}) as answer:
+                found = await answer.json()
+            assert (found["configured"], found["up"], found["gateway"]) == (True, True, seen["gateway"])
+            assert len(found["gateways"]) == 1
 
 
 async def test_the_file_is_read_where_there_is_no_sibling(store: RedisServer, tmp_path: Path) -> None:

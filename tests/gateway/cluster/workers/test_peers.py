@@ -398,10 +398,12 @@ async def test_without_a_supervisor_operators_get_an_error_and_nothing_is_change
     async with FakeReplica() as one, star(one, peer_limits=PeerLimits(forwarded_s=0.1)) as (made, (first, second)):
         go_on = pause_hub(made, first)
         draining = first.run.post({"name": one.name}, path="/warmroute/drain")
-        (drained, _, error), (status, _, body) = await asyncio.gather(draining, first.run.get("/metrics"))
+        asking = [first.run.get(path) for path in ("/metrics", "/warmroute/sharing")]
+        (drained, _, error), *answers = await asyncio.gather(draining, *asking)
         assert (drained, error["error"]["code"]) == (503, "supervisor_silent")
-        assert (status, json.loads(body)["error"]["code"]) == (503, "supervisor_silent")
+        assert [(status, json.loads(body)["error"]["code"]) for status, _, body in answers] == [(503, "supervisor_silent")] * 2
         go_on()
+        assert json.loads((await first.run.get("/warmroute/sharing"))[2])["configured"] is False
         assert (await first.run.metrics())["warmroute_workers"] == 2
         assert [drains(worker, one) for worker in (first, second)] == [False, False]
 
