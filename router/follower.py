@@ -30,12 +30,16 @@ class Follower:
         self,
         router: Router,
         failing: Callable[[str], None] = lambda _replica: None,
+        unknown: Callable[[str], None] = lambda _replica: None,
         most_open: int = MAX_OPEN,
         most_bytes: int = MAX_OPEN_BYTES,
     ) -> None:
-        """failing: called with each replica that another router's owner has seen fail. most_open, most_bytes: see MAX_OPEN."""
+        """failing: called with each replica that another router's owner has seen fail. unknown: called with the replica of each
+        booking that is ignored because there is no such replica here. most_open, most_bytes: see MAX_OPEN.
+        """
         self._router = router
         self._failing = failing
+        self._unknown = unknown
         self._most_open = most_open
         self._most_bytes = most_bytes
         self._bookings: dict[int, dict[int, Booking]] = {}
@@ -92,15 +96,19 @@ class Follower:
     def _open(self, bookings: dict[int, Booking], event: Opened) -> None:
         router = self._router
         known = router.known(event.replica)
-        if event.number in bookings or known is None or len(event.keys) % KEY_BYTES:
+        if known is None:
+            self._unknown(event.replica)
+            return
+        if event.number in bookings or len(event.keys) % KEY_BYTES:
             return
         if self._open_bookings >= self._most_open or self._open_bytes + len(event.keys) > self._most_bytes:
             return
         self._open_bookings += 1
         self._open_bytes += len(event.keys)
         # This router's own string object: dictionaries find an identical key without comparing.
-        lease = router.ledger.open(known.name, event.prompt_tokens, event.uncached_tokens, event.since, silent=event.silent)
-        lease.load.remote_inflight += 1
+        lease = router.ledger.open(
+            known.name, event.prompt_tokens, event.uncached_tokens, event.since, silent=event.silent, remote=True
+        )
         client, session = event.client, event.session_key
         prompt = Prompt(event.keys, event.units, event.block_units, event.scale, client=client, session_key=session)
         prompt.breakpoints = event.breakpoints
@@ -116,17 +124,14 @@ class Follower:
         if known is None:
             self._close(bookings, booking, Outcome(ok=False), event.since)
             return
-        booking.lease.load.remote_inflight -= 1
         booking.unseen = event.unseen
         self._router.rebook(booking, known.name, event.matched_blocks, event.prompt_tokens, event.uncached_tokens, event.since)
-        booking.lease.load.remote_inflight += 1
 
     def _close(self, bookings: dict[int, Booking], booking: Booking, outcome: Outcome, now: float) -> bool:
         """See `Router.observe`."""
         del bookings[booking.number]
         self._open_bookings -= 1
         self._open_bytes -= len(booking.prompt.keys)
-        booking.lease.load.remote_inflight -= 1
         return self._router.observe(booking, outcome, now)
 
     def check(self) -> None:

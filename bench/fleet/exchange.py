@@ -119,6 +119,9 @@ class Follower:
     def failing(self, replica: str) -> None:
         """Nothing is probed here."""
 
+    def unknown(self, replica: str) -> None:
+        """All have the same names."""
+
     async def collect(self, since_s: float = 0.0, most_bytes: int = 0) -> Snapshot | None:
         return None
 

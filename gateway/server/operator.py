@@ -20,6 +20,7 @@ from typing import Any
 
 import orjson
 from aiohttp import web
+from msgspec.structs import asdict
 
 from gateway.cluster.commands import ControlPlane, LocalControl
 from gateway.cluster.messages import Drain, Join, Leave
@@ -78,6 +79,7 @@ class Operator:
             web.post("/warmroute/drain", self.drain),
             web.post("/warmroute/undrain", self.undrain),
             web.post("/warmroute/route", self.route),
+            web.get("/warmroute/sharing", self.sharing),
         ]
 
     async def replicas(self, request: web.Request) -> web.Response:
@@ -89,6 +91,18 @@ class Operator:
         found = self._membership.state_of_sources()
         sources = [{"name": name, "replicas": count, "problem": problem or None} for name, count, problem in found]
         return _json({"replicas": rows, "sources": sources})
+
+    async def sharing(self, request: web.Request) -> web.Response:
+        """Is the store there, and which other gateways are."""
+        self._allow(request)
+        state = await self._control.sharing()
+        if state is None:
+            return _json({"configured": False, "up": False, "problem": None, "gateway": None, "cluster": None, "gateways": []})
+        gateways = [
+            {**asdict(each), "seen_for_s": round(each.seen_for_s, 1), "silent_for_s": round(each.silent_for_s, 1)}
+            for each in state.gateways
+        ]
+        return _json({"configured": True, **asdict(state), "problem": state.problem or None, "gateways": gateways})
 
     def _row(self, state: ReplicaState, pool: str | None, held: Mapping[str, int]) -> dict[str, Any]:
         load = self._router.ledger.of(state.name)

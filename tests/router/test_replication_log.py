@@ -248,6 +248,43 @@ def test_what_is_open_is_sent_again_to_late_followers_and_counted_once() -> None
     assert late.trie.held() == {"r1": 0, "r2": 3, "r3": 0}, "it never received what was over"
 
 
+def test_what_each_of_three_routers_has_booked_adds_up_to_what_is_booked() -> None:
+    """Each follows the others, so each knows all of it."""
+    pairs = [recording() for _ in range(3)]
+    routers = [router for router, _ in pairs]
+    followers = [Follower(router) for router in routers]
+
+    def exchange() -> None:
+        for source, (_, journal) in enumerate(pairs):
+            events = sent(journal)
+            for number, follower in enumerate(followers):
+                if number != source:
+                    follower.apply(source, events)
+
+    def add_up(now: float) -> tuple[int, int, int]:
+        loads = [router.ledger.of("r1") for router in routers]
+        assert len({(load.inflight, load.booked_tokens, load.remaining_tokens(now)) for load in loads}) == 1
+        own = [(load.own_inflight, load.own_booked_tokens, load.own_remaining_tokens(now)) for load in loads]
+        sums = tuple(map(sum, zip(*own, strict=True)))
+        assert sums == (loads[0].inflight, loads[0].booked_tokens, loads[0].remaining_tokens(now))
+        return own[0]
+
+    bookings = []
+    for number in range(4):
+        bookings.append(routers[number % 3].choose(prompt_of(bytes([number]) * 9000), ["r1"], 0.0))
+        exchange()
+    assert add_up(0.0) == (2, 2 * bookings[0].lease.uncached_tokens, 2 * bookings[0].lease.uncached_tokens)
+    assert add_up(0.1)[2] < add_up(0.1)[1], "the first router's prompt is being computed"
+    bookings[0].first_token(1.0)
+    bookings[1].move(["r2"], 1.0)
+    exchange()
+    assert add_up(1.1)[:2] == (2, bookings[3].lease.uncached_tokens)
+    for booking in bookings:
+        booking.close(Outcome(True), 2.0)
+    exchange()
+    assert add_up(2.0) == (0, 0, 0)
+
+
 def test_what_a_replica_lost_is_lost_for_a_router_that_begins_later_and_kept_by_one_that_sees_for_itself() -> None:
     (router, journal), running, late = recording(), router_of(), router_of()
     for name in NAMES:

@@ -26,7 +26,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 from urllib.parse import quote
 
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import Batch, OtherGateway, SharingState
 from gateway.cluster.replication import BATCH_S
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.cluster.store import client as store
@@ -131,7 +131,7 @@ class Link:
         self._cared_at = -CARE_S
         self._first: asyncio.Future[Snapshot | None] | None = None
         self._closed = False
-        self._failing = ""  # why the store is away
+        self._failing = "", ""  # why the store is away: the reason, the error
         for reason in ("unreachable", "full", "denied", "garbage", "other"):
             metrics.sharing_errors.add((reason,), 0)
         self._show()
@@ -247,11 +247,11 @@ class Link:
             self._cursor = last_id
 
     def _failed(self, error: Exception) -> None:
-        reason = store.reason_of(error)
+        reason, text = store.reason_of(error), f"{type(error).__name__}: {error}"[:300]
         self._metrics.sharing_errors.add((reason,))
-        if self._failing != reason:
-            self._failing = reason
-            about = {"reason": reason, "key": self._stream, "error": f"{type(error).__name__}: {error}"[:300]}
+        known, self._failing = self._failing[0], (reason, text)
+        if known != reason:
+            about = {"reason": reason, "key": self._stream, "error": text}
             log.warning("the store is away: this gateway goes on alone", extra=about)
 
     def _up(self, client: Any, did: str) -> None:
@@ -259,9 +259,18 @@ class Link:
         self._does.add(did)
         if self._client is None and len(self._does) == 2:
             self._client = client
-            self._failing = ""
+            self._failing = "", ""
             log.info("the store is there: this gateway shares what it knows", extra={"cluster": self._sharing.cluster})
             self._show()
+
+    @property
+    def state(self) -> SharingState:
+        """For operators."""
+        now, others = self._clock(), self.incoming.others.alive.values()
+        seen = [OtherGateway(each.gateway, each.host, now - each.since, now - each.seen) for each in others]
+        reason, error = self._failing
+        problem = f"{reason} ({error})" if reason else ""
+        return SharingState(self.me, self._sharing.cluster, self._client is not None, problem, tuple(seen))
 
     def _show(self) -> None:
         self._metrics.sharing_up.set((), self._client is not None)

@@ -24,7 +24,8 @@ FIRST_SOURCE: Final = 1 << 31  # our own routers have lower numbers
 
 @dataclass(slots=True)
 class Other:
-    """seq: of its last envelope. seen: when it was read. sources: its routers' numbers here, by its own.
+    """seq: of its last envelope. since, seen: when its first and its last one was read. sources: its routers' numbers here, by
+    its own.
 
     missed_s: what was missed of it was used within the last missed_s seconds, from `missed_at` on; None: nothing is to be asked
     for. asked_at: when it was asked last.
@@ -33,6 +34,7 @@ class Other:
     gateway: str
     host: str
     seq: int
+    since: float
     seen: float
     sources: dict[int, int] = field(default_factory=dict)
     missed_s: float | None = None
@@ -70,7 +72,7 @@ class Others:
             if len(self.alive) >= MAX_GATEWAYS:
                 return None
             former = self._former.pop(gateway, None)
-            other = self.alive[gateway] = Other(gateway, host, seq, now)
+            other = self.alive[gateway] = Other(gateway, host, seq, now, now)
             if former is not None and seq > former.seq + 1:
                 return other, former.seen
             return other, now if seq > 1 else None

@@ -24,6 +24,7 @@ from gateway.cluster.store.link import Link
 from gateway.cluster.workers.channel import HUB, Channel
 from gateway.cluster.workers.command_log import CommandLog, Replayed
 from gateway.cluster.workers.messages import (
+    AskSharing,
     Collect,
     Counters,
     Current,
@@ -42,6 +43,7 @@ from gateway.cluster.workers.messages import (
     Scraped,
     Sent,
     Serving,
+    Sharing,
     Stopping,
     Taken,
     Welcome,
@@ -308,6 +310,8 @@ class Hub:
                 self._broadcast(worker, payload)
             case Execute():
                 self._execute(worker, message, payload)
+            case AskSharing(number):
+                state.channel.send(Sharing(number, self.link.state if self.link else None), HUB)
 
     def _serves(self, worker: int, state: WorkerState, serving: bool) -> None:
         """It begins to serve, or drains."""

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gateway.cluster.messages import Batch, Command, decode
+from gateway.cluster.messages import Batch, Command, SharingState, decode
 from gateway.config.schema import AUTO_ENGINE, KeyConfig, TlsConfig
 from gateway.fleet.membership import MAX_WEIGHT
 
@@ -108,6 +108,10 @@ class Found(Struct, frozen=True, array_like=True, tag=16):
     members: tuple[FoundMember, ...]
 
 
+class Taken(Struct, frozen=True, array_like=True, tag=24):
+    """A snapshot that was sent to it while it served is taken in."""
+
+
 # -- hub -> worker
 
 
@@ -129,15 +133,27 @@ class Gone(Struct, frozen=True, array_like=True, tag=9):
     """A worker has ended. Its number is in the frame."""
 
 
-class Taken(Struct, frozen=True, array_like=True, tag=22):
-    """Worker to hub: a snapshot that was sent to it while it served is taken in."""
-
-
 class Forwarded(Struct, frozen=True, array_like=True, tag=10):
     """Question `number` has gone to these workers. snapshots: their last counters, empty where there are none yet."""
 
     number: int
     snapshots: dict[int, bytes]
+
+
+# -- worker -> hub, and back
+
+
+class AskSharing(Struct, frozen=True, array_like=True, tag=21):
+    """Answer with a Sharing."""
+
+    number: int
+
+
+class Sharing(Struct, frozen=True, array_like=True, tag=22):
+    """How the exchange with other gateways goes; None: there is to be none."""
+
+    number: int
+    state: SharingState | None
 
 
 # -- worker -> hub -> all workers, the asker too
@@ -177,7 +193,20 @@ class Executed(Struct, frozen=True, array_like=True, tag=14):
 
 Sent = Known | Part | Whole  # a snapshot
 FromWorker = (
-    Publish | Replace | Counters | Serving | Stopping | Alive | Found | Scrape | Execute | Scraped | Executed | Sent | Taken
+    Publish
+    | Replace
+    | Counters
+    | Serving
+    | Stopping
+    | Alive
+    | Found
+    | AskSharing
+    | Scrape
+    | Execute
+    | Scraped
+    | Executed
+    | Sent
+    | Taken
 )
 FromHub = (
     Publish
@@ -187,6 +216,7 @@ FromHub = (
     | Joined
     | Gone
     | Forwarded
+    | Sharing
     | Found
     | Scrape
     | Execute

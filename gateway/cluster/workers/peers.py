@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from gateway.cluster.commands import LocalControl
-from gateway.cluster.messages import Command, Join, Reconfigure
+from gateway.cluster.messages import Command, Join, Reconfigure, SharingState
 from gateway.cluster.replication import UNSENT_BYTES, ReplicationTransport, Replicator
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.cluster.workers.channel import HUB, Channel
 from gateway.cluster.workers.messages import (
     Alive,
+    AskSharing,
     Collect,
     Counters,
     Current,
@@ -36,6 +37,7 @@ from gateway.cluster.workers.messages import (
     Part,
     Scrape,
     Scraped,
+    Sharing,
     Taken,
     Whole,
 )
@@ -149,6 +151,7 @@ class Peers:
         self._found: dict[str, Sequence[Member]] = {}  # to be sent
         self._asked = 0
         self._questions: dict[int, _Question] = {}
+        self._sharing: dict[int, asyncio.Future[SharingState | None]] = {}  # likewise, for the hub itself
         local.membership.published = self._publish_found
         self.replicator = Replicator(
             local.router,
@@ -181,9 +184,16 @@ class Peers:
             case Gone():
                 for pending in self._questions.values():
                     pending.leave(worker)
-            case Forwarded(number) | Scraped(number) | Executed(number):
-                if question := self._questions.get(number):
-                    question.receive(worker, message)
+            case Forwarded() | Scraped() | Executed() | Sharing():
+                self._answered(worker, message)
+
+    def _answered(self, worker: int, message: Forwarded | Scraped | Executed | Sharing) -> None:
+        number = message.number
+        if isinstance(message, Sharing):
+            if (answer := self._sharing.get(number)) and not answer.done():
+                answer.set_result(message.state)
+        elif question := self._questions.get(number):
+            question.receive(worker, message)
 
     def _publish_found(self, source: str, members: Sequence[Member]) -> None:
         """For workers that are started later. In a storm of changes, only the last one of each FOUND_S."""
@@ -232,6 +242,24 @@ class Peers:
             await merge(whole, page, ended=ended)
         except SnapshotError as error:
             log.error("a worker's counters are left out", extra={"worker": worker, "error": str(error)})
+
+    async def sharing(self) -> SharingState | None:
+        """Also raises GatewayError 503: the hub does not answer."""
+        if self._channel.unsent > UNSENT_BYTES:
+            raise supervisor_silent()
+        self._asked += 1
+        number = self._asked
+        answer: asyncio.Future[SharingState | None] = asyncio.get_running_loop().create_future()
+        self._sharing[number] = answer
+        self._channel.send(AskSharing(number), HUB)
+        try:
+            async with asyncio.timeout(self._limits.forwarded_s):
+                return await answer
+        except TimeoutError:
+            log.warning("the supervisor does not answer")
+            raise supervisor_silent() from None
+        finally:
+            del self._sharing[number]
 
     async def _ask(self, make: Callable[[int], Scrape | Execute], timeout_s: float) -> _Question:
         """Ask all workers, this one too, and wait for their answers, `timeout_s` at most. Raises GatewayError 503."""
