@@ -133,6 +133,10 @@ class Forwarded(Struct, frozen=True, array_like=True, tag=10):
     snapshots: dict[int, bytes]
 
 
+class Leaving(Struct, frozen=True, array_like=True, tag=21):
+    """The whole gateway will go down: clients should use others."""
+
+
 # -- worker -> hub -> all workers, the asker too
 
 
@@ -177,6 +181,7 @@ FromHub = (
     | Current
     | Joined
     | Gone
+    | Leaving
     | Forwarded
     | Found
     | Scrape
