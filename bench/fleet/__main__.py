@@ -165,7 +165,7 @@ def show_rolling(plan: Plan, folder: Path, show: Show) -> None:
         chart,
     )
     show("## Rolling restart of 4 gateways behind a Service\n")
-    show("Clients know of a gateway's end a second later. Cached tokens, and p99 of the time to the first byte in ms: before, ")
+    show("Clients know of a gateway's end a second later. Cached tokens, and p99 of the time to the first byte in ms: before,")
     show("during and after the restarts. Longest end: s from the deletion until the process has ended.\n")
     show(
         "| gateways go by | requests | failed | cut | cached | p99 | longest end | killed |\n|---|--:|--:|--:|---|---|--:|--:|"

@@ -123,8 +123,7 @@ class Link:
         self._seq = 0
         self._unsure: tuple[int, tuple[Item, ...]] | None = None  # an envelope that may or may not be in the store
         self._cursor: bytes | None = None  # the last id that was read
-        self._read_at = -DEAD_S
-        self._cared_at = -CARE_S
+        self._read_at, self._cared_at = -DEAD_S, -CARE_S
         self._first: asyncio.Future[Snapshot | None] | None = None
         self._closed = False
         self._failing = ""  # why the store is away
