@@ -16,7 +16,7 @@ FILE = Path(__file__).parent.parent / "helm" / "values.schema.json"
 WIDTH = 128
 OF_THE_CHART = ("listen", "metrics_listen")  # the templates set them
 # Keys that templates read are required: `null` in a user's values would remove them.
-READ_BY_TEMPLATES = ("limits", "drain_timeout_s")
+READ_BY_TEMPLATES = ("limits", "drain_accept_s", "drain_timeout_s")
 # Templates refuse an empty list with a better message, and the default is one.
 MAY_BE_EMPTY = ("pools",)
 

@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 
 from gateway.cluster import process
 from gateway.commands.advice import warnings_of
+from gateway.commands.ending import Ending, Serving
 from gateway.config.listen import OFF
 from gateway.config.schema import DEFAULT_LISTEN, DEFAULT_WORKERS, Config, LimitConfig, RoutingConfig
 from gateway.config.source import Loaded, Source, read
@@ -28,8 +29,9 @@ log = logging.getLogger("warmroute.gateway")
 DESCRIPTION = (
     "Run the gateway. Flags override environment variables (WARMROUTE_CONFIG, WARMROUTE_LISTEN, WARMROUTE_ADMIN_KEY), which "
     "override the file. A changed file is reloaded within seconds, or on SIGHUP; an invalid one changes nothing and is logged. "
-    f"On SIGTERM, running requests have {LimitConfig().drain_timeout_s:g} s to finish (limits.drain_timeout_s); a second "
-    "SIGTERM ends them at once."
+    f"On SIGTERM, new connections are accepted for {LimitConfig().drain_accept_s:g} s more (limits.drain_accept_s; not on "
+    f"SIGINT), then running requests have {LimitConfig().drain_timeout_s:g} s to finish (limits.drain_timeout_s); a second "
+    "signal ends them at once."
 )
 
 
@@ -109,30 +111,27 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
     from gateway.cluster.workers.supervisor import Supervisor
     from gateway.fleet.directory import LOGGED
 
-    stop, hurry = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
-
+    loop, ending = asyncio.get_running_loop(), Ending()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, ending.on_signal, number)
     loop.add_signal_handler(signal.SIGHUP, source.asked.set)
     replicas = [replica.url for pool in config.pools for replica in pool.replicas]
 
     with side_sockets(config) as sides:
 
-        def started(url: str) -> None:
+        def started(serving: Serving, url: str) -> None:
+            ending.serving = serving
             budget = process.budget_bytes(config) * config.workers
             about = {**logs.first_of("replicas", replicas, LOGGED), "workers": config.workers, "inflight_limit_bytes": budget}
             log.info("listening", extra={"url": url, **sides.urls, **about})
 
         if config.workers > 1:
-            await Supervisor(config, source, sides=sides, snapshot=file_of(config)).run(stop, hurry, started)
+            supervisor = Supervisor(config, source, sides=sides, snapshot=file_of(config))
+            await supervisor.run(ending.stop, ending.hurry, partial(started, supervisor))
         else:
             control_plane = partial(SingleProcess, snapshot=file_of(config))
-            around = Surroundings(source=source, control_plane=control_plane)
-            await serve(compose(config, requests, around), stop, hurry, started, sides=sides)
+            gateway = compose(config, requests, Surroundings(source=source, control_plane=control_plane))
+            await serve(gateway, ending.stop, ending.hurry, partial(started, gateway), sides=sides)
     late = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # must not change the exit status
     signal.pthread_sigmask(signal.SIG_BLOCK, late)
     for number in late:

@@ -79,9 +79,10 @@ app.kubernetes.io/part-of: {{ include "warmroute.name" (first .) }}
 {{- define "warmroute.metricsPort" -}}8002{{- end -}}
 
 {{- define "warmroute.gracePeriod" -}}
-{{- $needed := addf .Values.preStopSleepSeconds .Values.config.limits.drain_timeout_s -}}
-{{- if le (float64 .Values.terminationGracePeriodSeconds) $needed -}}
-{{- fail (printf "terminationGracePeriodSeconds (%v) has to be longer than preStopSleepSeconds + config.limits.drain_timeout_s (%v): the kubelet would kill running requests" .Values.terminationGracePeriodSeconds $needed) -}}
+{{- /* 10 s: to answer what the kernel has accepted, to end what has not finished, and to write the last snapshot */ -}}
+{{- $needed := addf .Values.preStopSleepSeconds .Values.config.limits.drain_accept_s .Values.config.limits.drain_timeout_s 10 -}}
+{{- if lt (float64 .Values.terminationGracePeriodSeconds) $needed -}}
+{{- fail (printf "terminationGracePeriodSeconds (%v) has to be at least preStopSleepSeconds + config.limits.drain_accept_s + config.limits.drain_timeout_s + 10 (%v): the kubelet would kill running requests" .Values.terminationGracePeriodSeconds $needed) -}}
 {{- end -}}
 {{- .Values.terminationGracePeriodSeconds -}}
 {{- end -}}

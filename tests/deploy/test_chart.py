@@ -95,7 +95,7 @@ MATRIX = {
     "everything": EVERYTHING,
     "tag": {**ONE_REPLICA, "image": {"tag": "0.2.0"}},
     "no service account": {**ONE_REPLICA, "serviceAccount": {"create": False}},
-    "no preStop": {**ONE_REPLICA, "preStopSleepSeconds": 0, "terminationGracePeriodSeconds": 31},
+    "no preStop": {**ONE_REPLICA, "preStopSleepSeconds": 0, "terminationGracePeriodSeconds": 42},
     "scaled to zero": {**ONE_REPLICA, "replicaCount": 0},
     "as a sub-chart": {**ONE_REPLICA, "global": {"imageRegistry": "registry.example"}},
     "no resources": {**ONE_REPLICA, "resources": None},
@@ -402,9 +402,16 @@ def test_replicas_can_be_named_on_the_command_line(helm: Helm) -> None:
     assert yaml.safe_load(text)["pools"] == [{"replicas": urls}]
 
 
-@pytest.mark.parametrize(("grace", "shutdown", "fits"), [(45, 40, False), (45, 39.5, True), (30, 300, False)])
-def test_the_grace_period_covers_the_shutdown(helm: Helm, grace: int, shutdown: float, fits: bool) -> None:
-    values = changed(changed(ONE_REPLICA, "config.limits.drain_timeout_s", shutdown), "terminationGracePeriodSeconds", grace)
+@pytest.mark.parametrize(
+    ("grace", "pre_stop", "accept", "drain", "fits"),
+    [(45, 5, 2, 28, True), (44, 5, 2, 28, False), (44, 4, 2, 28, True), (44, 5, 1.5, 27.5, True), (30, 5, 2, 300, False)],
+)
+def test_the_grace_period_covers_the_shutdown(
+    helm: Helm, grace: int, pre_stop: int, accept: float, drain: float, fits: bool
+) -> None:
+    values = changed(ONE_REPLICA, "terminationGracePeriodSeconds", grace)
+    values = changed(values, "preStopSleepSeconds", pre_stop)
+    values = changed(changed(values, "config.limits.drain_accept_s", accept), "config.limits.drain_timeout_s", drain)
     if fits:
         assert pod(helm.objects(values))["terminationGracePeriodSeconds"] == grace
     else:
