@@ -457,14 +457,6 @@ def test_no_replicas_is_refused(helm: Helm, pools: list[Any], message: str) -> N
     assert message in helm.refusal({"config": {"pools": pools}})
 
 
-def test_replicas_can_be_named_on_the_command_line(helm: Helm) -> None:
-    """The way that NOTES, the README and the refusal of an empty list suggest."""
-    urls = ["http://vllm-0:8000", "http://vllm-1:8000"]
-    done = helm.template({}, "--set", "config.pools[0].replicas={" + ",".join(urls) + "}")
-    text = next(item for item in yaml.safe_load_all(done.stdout) if item["kind"] == "ConfigMap")["data"]["config.yaml"]
-    assert yaml.safe_load(text)["pools"] == [{"replicas": urls}]
-
-
 REFUSED: Mapping[str, tuple[Any, str]] = {
     **{
         f"/v1/{path}": (
@@ -508,6 +500,14 @@ def test_what_the_gateway_refuses_at_its_start_is_refused_before(
     with pytest.raises(ConfigError):
         loaded(yaml.safe_dump(dict(config)), tmp_path)
     assert message in helm.refusal({"config": config})
+
+
+def test_replicas_can_be_named_on_the_command_line(helm: Helm) -> None:
+    """The way that NOTES, the README and the refusal of an empty list suggest."""
+    urls = ["http://vllm-0:8000", "http://vllm-1:8000"]
+    done = helm.template({}, "--set", "config.pools[0].replicas={" + ",".join(urls) + "}")
+    text = next(item for item in yaml.safe_load_all(done.stdout) if item["kind"] == "ConfigMap")["data"]["config.yaml"]
+    assert yaml.safe_load(text)["pools"] == [{"replicas": urls}]
 
 
 @pytest.mark.parametrize(("grace", "shutdown", "fits"), [(45, 40, False), (45, 39.5, True), (30, 300, False)])
