@@ -368,7 +368,7 @@ class Membership:
     def _agree(self, members: Iterable[Member]) -> None:
         """They are connected to as their sources want it."""
         for member in members:
-            self._upstream.agree(member.url, member.terms)
+            self._upstream.set_options(member.url, member.connection_options)
 
     def _log_rejected(self, merged: Merged) -> None:
         """The first LOGGED members that were not rejected before."""
@@ -405,7 +405,7 @@ def addition_problem(config: Config, member: Member, source: str | None, members
     if members >= MAX_REPLICAS:
         return f"at most {MAX_REPLICAS} replicas are possible"
     for each in configured(config):
-        if each.url == member.url and each.access != member.access:
+        if each.url == member.url and each.connection != member.connection:
             return f"its URL is that of {each.name}, which has another key, other TLS options or another engine"
     return problem_of(member, _pools(config)) or address_problem(config, member.url)
 

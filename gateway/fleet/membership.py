@@ -29,7 +29,7 @@ from gateway.config.schema import (
     is_name,
 )
 from gateway.fleet import engines
-from gateway.upstream.access.terms import Terms
+from gateway.upstream.access.options import ConnectionOptions
 
 CONFIGURATION: Final = "configuration"
 OPERATORS: Final = "operators"
@@ -62,14 +62,14 @@ class Member:
     engine: str = AUTO_ENGINE
 
     @property
-    def terms(self) -> Terms:
+    def connection_options(self) -> ConnectionOptions:
         """How it is connected to."""
         engine = engines.named(self.engine)
-        return Terms(self.key, self.tls, engine.fragile if engine else None)
+        return ConnectionOptions(self.key, self.tls, engine.fragile if engine else None)
 
     @property
-    def access(self) -> tuple[object, ...]:
-        """What connections to its URL depend on."""
+    def connection(self) -> tuple[object, ...]:
+        """What connections to its URL depend on: all members of one URL have the same."""
         return self.key, self.tls, self.engine
 
     def is_same(self, other: Member) -> bool:
@@ -96,11 +96,11 @@ def _listed(replica: ReplicaConfig, pool: PoolConfig) -> Member:
     return Member(replica.name, replica.url, pool.name, capacity, key=key, tls=tls, engine=replica.engine)
 
 
-def reached_as(member: Member, source: DiscoveryConfig) -> Member:
+def connected_as(member: Member, source: DiscoveryConfig) -> Member:
     """A member that a source has found, with what the source says of all of its members."""
     tls = source.tls if isinstance(source.tls, TlsConfig) and member.url.startswith("https:") else None
     engine = source.engine if member.engine == AUTO_ENGINE else member.engine
-    return member if (source.key, tls, engine) == member.access else replace(member, key=source.key, tls=tls, engine=engine)
+    return member if (source.key, tls, engine) == member.connection else replace(member, key=source.key, tls=tls, engine=engine)
 
 
 def configured(config: Config) -> tuple[Member, ...]:
@@ -146,7 +146,7 @@ def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Me
                 why = f"its name is that of a replica from {owners[member.name]} already"
             if not why and source not in COMMANDED and member.url in urls:
                 why = f"its URL is that of {urls[member.url]} already"
-            if not why and member.url in urls and members[urls[member.url]].access != member.access:
+            if not why and member.url in urls and members[urls[member.url]].connection != member.connection:
                 why = f"its URL is that of {urls[member.url]}, which has another key, other TLS options or another engine"
             if not why and len(members) >= MAX_REPLICAS:
                 why = f"at most {MAX_REPLICAS} replicas are possible"

@@ -197,6 +197,8 @@ class Prober:
         result = await self.request_models(state.url, upstream)
         if state not in self._tasks:  # it has left meanwhile
             return
+        if isinstance(result, ReplicaFailure) and result.reason == "timeout" and upstream.busy(state.url):
+            return  # a request was faster
         if not self.apply_probe(state, result, upstream.silence_s(state.url)):
             return
         if closed_after_s is not None:

@@ -1,4 +1,4 @@
-"""A chat request as an engine can take it that reads texts only, and ends at values of other types.
+"""A chat request as an engine can take it that reads texts only, and crashes at values of other types.
 
     body ── adapted ──► {"messages": [{"role", "content"}], "stream": true, "max_tokens", "seed", "temperature"}, and what is
                         left to the gateway: stop strings, and the form of the answer

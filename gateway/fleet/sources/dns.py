@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from gateway.config.addresses import AddressError, base_url, parse_base_url
 from gateway.config.schema import MAX_REPLICAS, DiscoveryConfig, DnsConfig
-from gateway.fleet.membership import Member, fitting, reached_as
+from gateway.fleet.membership import Member, fitting, connected_as
 from gateway.fleet.sources.source import SourceError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class DnsSource:
             except AddressError as error:
                 log.warning("target is not a replica", extra={"source": self.name, "error": str(error)})
             else:
-                members.append(reached_as(Member(fitting(name), url, ""), self.settings))
+                members.append(connected_as(Member(fitting(name), url, ""), self.settings))
         if len(targets) > MAX_REPLICAS:
             log.warning("too many targets", extra={"source": self.name, "targets": len(targets), "most": MAX_REPLICAS})
         return members

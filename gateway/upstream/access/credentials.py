@@ -1,6 +1,6 @@
 """A replica's key and TLS files, as they are now.
 
-    terms (names of variables and files) ── load ──► Credentials (header lines, SSL context) ── stale? ──► load again
+    options (names of variables and files) ── load ──► Credentials (header lines, SSL context) ── stale? ──► load again
 
 The configuration names the places only. What is there is read when the replica is first connected to, and again when a file has
 changed; looked at every RECHECK_S at most, while requests or probes go there. A secret that cannot be read is a failure of the

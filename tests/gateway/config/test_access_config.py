@@ -14,7 +14,7 @@ from gateway.config.parse import ConfigError
 from gateway.config.schema import AUTO_ENGINE, Config, EngineName, KeyConfig, PoolConfig, TlsConfig
 from gateway.config.source import load
 from gateway.fleet.engines import ENGINES
-from gateway.fleet.membership import CONFIGURATION, Member, configured, merge, reached_as
+from gateway.fleet.membership import CONFIGURATION, Member, configured, merge, connected_as
 from gateway.fleet.sources.dns import DnsSource
 from gateway.fleet.sources.kubernetes.objects import Endpoint, Read, members_of
 
@@ -123,10 +123,10 @@ def test_discovery_has_the_short_form_of_tls_and_a_mapping() -> None:
     assert [discovery(tls=short).tls for short in (False, True)] == [False, True]
     options = discovery(tls={"ca_file": "/ca"}, key={"env": "A"}, engine="vllm")
     assert (options.tls, options.key, options.engine) == (TlsConfig("/ca"), KeyConfig(env="A"), "vllm")
-    found = reached_as(Member("r", HTTPS, ""), options)
+    found = connected_as(Member("r", HTTPS, ""), options)
     assert (found.tls, found.key, found.engine) == (TlsConfig("/ca"), KeyConfig(env="A"), "vllm")
-    assert reached_as(Member("r", URL, "", engine="ollama"), options).tls is None
-    assert reached_as(Member("r", URL, "", engine="ollama"), options).engine == "ollama", "its own word goes first"
+    assert connected_as(Member("r", URL, "", engine="ollama"), options).tls is None
+    assert connected_as(Member("r", URL, "", engine="ollama"), options).engine == "ollama", "its own word goes first"
     assert decode_config(encode_config(Config((PoolConfig(),), (options,)))).discovery == (options,)
     for wrong in ("yes", 7, []):
         with pytest.raises(ConfigError, match="true, false or a mapping"):

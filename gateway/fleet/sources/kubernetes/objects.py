@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gateway.config.addresses import AddressError, address_of, base_url, parse_base_url
 from gateway.config.schema import DiscoveryConfig
-from gateway.fleet.membership import Member, fitting, reached_as
+from gateway.fleet.membership import Member, fitting, connected_as
 from gateway.fleet.sources.kubernetes.api import Object
 
 ANNOTATION: Final = "warmroute.io/"
@@ -164,7 +164,7 @@ def _member(endpoint: Endpoint, config: DiscoveryConfig, prefix: str) -> Member 
         draining=endpoint.terminating or not endpoint.ready or endpoint.drain,
         instance=endpoint.uid,
     )
-    return reached_as(member, config)
+    return connected_as(member, config)
 
 
 def _port_of(ports: Iterable[Mapping[str, Any]], key: str, wanted: int | str | None) -> int:

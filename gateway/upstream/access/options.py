@@ -10,9 +10,9 @@ Endpoints = frozenset[tuple[str, str]]
 """(method, path) of each."""
 
 
-class Terms:
+class ConnectionOptions:
     """key: where the gateway's key for it is; None: clients' keys go on. tls: for https URLs. server_name: in its certificate,
-    "" for the URL's host. fragile: the only endpoints of a server that ends when it is sent anything else than a whole, well
+    "" for the URL's host. fragile: the only endpoints of a server that crashes when it is sent anything else than a whole, well
     formed request to one of them, and that serves one at a time (`fragile.py`); None: it is a usual one.
     """
 
@@ -28,13 +28,17 @@ class Terms:
         return self.tls.server_name if self.tls else ""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Terms) and (self.key, self.tls, self.fragile) == (other.key, other.tls, other.fragile)
+        return isinstance(other, ConnectionOptions) and (self.key, self.tls, self.fragile) == (
+            other.key,
+            other.tls,
+            other.fragile,
+        )
 
     def __hash__(self) -> int:
         return hash((self.key, self.tls, self.fragile))
 
     def __repr__(self) -> str:
-        return f"Terms({self.key!r}, {self.tls!r}, {self.fragile!r})"
+        return f"ConnectionOptions({self.key!r}, {self.tls!r}, {self.fragile!r})"
 
 
-USUAL: Final = Terms()
+DEFAULT_OPTIONS: Final = ConnectionOptions()
