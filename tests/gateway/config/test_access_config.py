@@ -10,9 +10,10 @@ import pytest
 
 from gateway.cluster.messages import decode_config, encode_config
 from gateway.cluster.workers.messages import Found, FoundMember, encode, from_hub
+from gateway.commands.advice import warnings_of
 from gateway.config.parse import ConfigError
 from gateway.config.schema import AUTO_ENGINE, Config, EngineName, KeyConfig, PoolConfig, TlsConfig
-from gateway.config.source import load
+from gateway.config.source import load, read
 from gateway.fleet.engines import ENGINES
 from gateway.fleet.membership import CONFIGURATION, Member, configured, merge, connected_as
 from gateway.fleet.sources.dns import DnsSource
@@ -90,6 +91,9 @@ def test_a_secret_in_the_wrong_place_is_not_quoted(wrong: Any, tmp_path: Path) -
         ({"url": URL, "key": {"env": "A", "file": "/k"}}, "either env or file is expected, got both"),
         ({"url": URL, "key": {"env": "A-B"}}, "the name of an environment variable is expected"),
         ({"url": URL, "key": {"file": "relative"}}, "the absolute path of a file is expected"),
+        ({"url": URL, "key": {"file": "/run/k\0"}}, "the absolute path of a file is expected"),
+        ({"url": HTTPS, "tls": {"ca_file": "ca.pem"}}, "the absolute path of a file is expected, got 'ca.pem'"),
+        ({"url": HTTPS, "tls": {"ca_file": "/ca\0"}}, "the absolute path of a file is expected"),
         ({"url": URL, "key": {"value": "x"}}, "unknown key"),
         ({"url": URL, "tls": {"ca_file": "/ca"}}, "pools[0].replicas[0].tls: TLS needs an https URL"),
         ({"url": HTTPS, "tls": {"key_file": "/k"}}, "tls.key_file: it is the key of a cert_file, which is missing"),
@@ -148,6 +152,30 @@ async def test_what_dns_finds_is_connected_to_as_its_source_says() -> None:
 
 def test_the_engines_are_those_of_the_table() -> None:
     assert set(get_args(EngineName)) == {AUTO_ENGINE, *(engine.name for engine in ENGINES)}
+
+
+def test_keys_that_go_over_the_network_in_clear_are_warned_of() -> None:
+    key, dns = {"env": "A"}, {"name": "a.test", "port": 1}
+    raw = {
+        "pools": [
+            {
+                "name": "p",
+                "replicas": [URL, HTTPS, {"url": "http://localhost:1"}, {"url": "http://[::1]:1"}, {"url": "HTTPS://b:1"}],
+                "key": key,
+            },
+            {"name": "q", "models": ["q"], "replicas": [{"url": "http://c:1", "key": key}, "http://d:1"]},
+        ],
+        "discovery": [
+            {"dns": dns, "pool": "p", "key": key},
+            {"dns": {**dns, "port": 2}, "pool": "p", "key": key, "tls": True},
+            {"dns": {**dns, "port": 3}, "pool": "p"},
+        ],
+    }
+    assert [problem.key for problem in warnings_of(read(None, raw, env={})) if "unencrypted" in problem.text] == [
+        ("pools", 0, "replicas", 0, "url"),
+        ("pools", 1, "replicas", 0, "url"),
+        ("discovery", 0, "key"),
+    ]
 
 
 def test_a_missing_key_is_no_error_of_the_file() -> None:
