@@ -22,6 +22,9 @@ from gateway.fleet.sources.kubernetes.api import Object
 ANNOTATION: Final = "warmroute.io/"
 POOL, PORT, CAPACITY, DRAIN = (ANNOTATION + name for name in ("pool", "port", "capacity-tokens", "drain"))
 DEFAULT_PORT: Final = "http"
+MAX_ENDPOINTS: Final = 1000  # of one slice, as Kubernetes has it
+MAX_NOTES: Final = 100
+_MAX_NAME: Final = 253  # as Kubernetes has it
 _ENDED: Final = ("Succeeded", "Failed")
 _MAX_NUMBER: Final = 1 << 40
 _MAX_PORT: Final = 65535
@@ -68,7 +71,7 @@ def read_slice(slice_: Object, port: int | str | None) -> Sequence[Endpoint]:
     """The endpoints of a discovery.k8s.io EndpointSlice: all its addresses are of IPv4, or all of IPv6."""
     number = _port_of(_mappings(slice_.get("ports")), "port", port)
     found = list[Endpoint]()
-    for each in _mappings(slice_.get("endpoints")):
+    for each in _mappings(slice_.get("endpoints"))[:MAX_ENDPOINTS]:
         addresses = each.get("addresses")
         conditions, target = _mapping(each.get("conditions")), _mapping(each.get("targetRef"))
         pod = target if target.get("kind") == "Pod" else {}
@@ -115,12 +118,12 @@ def read_pod(pod: Object, port: int | str | None) -> Sequence[Endpoint]:
 
 
 def members_of(objects: Iterable[Read], config: DiscoveryConfig, prefix: str = "") -> tuple[list[Member], list[str]]:
-    """The members, in order of their names, and notes on what is wrong. config: with `kubernetes`. prefix: of pods' names."""
+    """The members, in order of their names, and the first notes on what is wrong. config: with `kubernetes`. prefix: of pods' names."""
     pods, notes = _pods(objects), list[str]()
     members, urls = dict[str, Member](), set[str]()
     for each in sorted(pods, key=lambda pod: (pod.terminating, not pod.ready, pod.uid, pod.address)):
-        if each.problem:
-            notes.append(f"{each.name}: {each.problem}")
+        if each.problem and len(notes) < MAX_NOTES:
+            notes.append(f"{each.name[:_MAX_NAME]}: {each.problem}")
         member = _member(each, config, prefix) if each.port else None
         if member and member.name not in members and member.url not in urls:
             members[member.name] = member
