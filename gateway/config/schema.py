@@ -205,9 +205,7 @@ Variable = Annotated[
 ]
 
 
-KeyFile = Annotated[
-    str, Meta(max_length=1024, extra={READ: _key_file, UNSHOWN: True}, extra_json_schema=_ABSOLUTE)
-]
+KeyFile = Annotated[str, Meta(max_length=1024, extra={READ: _key_file, UNSHOWN: True}, extra_json_schema=_ABSOLUTE)]
 ServerName = Annotated[
     str,
     Meta(
@@ -233,7 +231,7 @@ class KeyConfig(_Section, frozen=True):
 
 
 class TlsConfig(_Section, frozen=True):
-    """How a replica at an https URL is connected to. Files are PEM, named by absolute paths, and read again when they change."""
+    """How a replica at an https URL is connected to. Files are PEM, at absolute paths, and read again on a change."""
 
     ca_file: Annotated[FilePath, _about("Certificates of the authorities to trust; empty: the system's.")] = ""
     cert_file: Annotated[FilePath, _about("The gateway's own certificate, for replicas that ask for one.")] = ""

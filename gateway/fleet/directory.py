@@ -359,8 +359,11 @@ class Fleet:
         for state in left:
             state.leaving = True
         for member in changes.changed:
-            self._by_name[member.name].member = member
-            self._prober.set_bounds(self._by_name[member.name])
+            state = self._by_name[member.name]
+            moved, state.member = member.addresses != state.member.addresses, member
+            self._prober.set_bounds(state)
+            if moved:
+                self._prober.moved(state)
         for member in changes.joined:
             self._join(member, probed)
         self._members = wanted

@@ -48,7 +48,7 @@ class Member:
     of its KV cache; None: what its engine says. draining: its source wants no new requests there. instance: differs from that
     of another one which had the same name and URL before (a pod's uid); empty: its source has no such thing. key: where the key
     is that the gateway sends to it; None: it sends the client's. tls: for an https URL; None: as the system trusts. engine: as
-    the table of engines names it, or AUTO_ENGINE.
+    the table of engines names it, or AUTO_ENGINE. addresses: of its URL's host, if its source knows them; (): it is looked up.
     """
 
     name: str
@@ -60,12 +60,13 @@ class Member:
     key: KeyConfig | None = None
     tls: TlsConfig | None = None
     engine: str = AUTO_ENGINE
+    addresses: tuple[str, ...] = ()
 
     @property
     def connection_options(self) -> ConnectionOptions:
         """How it is connected to."""
         engine = engines.named(self.engine)
-        return ConnectionOptions(self.key, self.tls, engine.fragile if engine else None)
+        return ConnectionOptions(self.key, self.tls, engine.fragile if engine else None, self.addresses)
 
     @property
     def connection(self) -> tuple[object, ...]:

@@ -131,6 +131,10 @@ class Prober:
         if state.up:
             self._probe_soon(state)
 
+    def moved(self, state: ReplicaState) -> None:
+        """It has another address."""
+        self._probe_soon(state)
+
     def connection_closed(self, state: ReplicaState, idle_s: float) -> None:
         """The replica has closed a connection that had been idle for idle_s; its process may have ended."""
         if state.up and idle_s < state.idle_limit_s * _IDLE_LIMIT_SHARE and self._probe_soon(state):

@@ -29,7 +29,7 @@ from gateway.upstream.headers import Address, parse_address
 from gateway.upstream.http1 import AnswerHead
 from gateway.upstream.loop_guard import LoopGuard
 from gateway.upstream.pool import ConnectionPool, Connector
-from gateway.upstream.resolver import Resolver
+from gateway.upstream.resolver import AddressSource, KnownAddresses, Resolver
 from gateway.upstream.timeouts import Limits, limits_of
 
 _REQUEST_TIMEOUT: Final = 408
@@ -400,7 +400,8 @@ class UpstreamClient:
 
         one_by_one = options.fragile is not None
         host, port, name = address.host, address.port, options.server_name
-        return Dialer(host, port, tls, self._resolver, guarded, name, one_by_one=one_by_one)
+        resolver: AddressSource = KnownAddresses(options.addresses) if options.addresses else self._resolver
+        return Dialer(host, port, tls, resolver, guarded, name, one_by_one=one_by_one)
 
     def _head(self, upstream: Upstream, call: Call) -> bytes:
         """The request's bytes before its body."""

@@ -84,6 +84,15 @@ def typed(body: Any, name: str, *kinds: type) -> Any:
     return value
 
 
+def messages_of(body: Any) -> list[tuple[str, str]]:
+    messages = list[tuple[str, str]]()
+    for message in typed(body, "messages", list) or []:
+        if not isinstance(message, dict) or not all(isinstance(message.get(name), str) for name in ("role", "content")):
+            die("type_error: message")
+        messages.append((message["role"], message["content"]))
+    return messages
+
+
 class Server:
     def __init__(self, prefill_s: float, token_s: float, port: int) -> None:
         self._prefill_s = prefill_s
@@ -124,11 +133,7 @@ class Server:
     def _complete(self, client: socket.socket, body: Any) -> None:
         if not isinstance(body, dict):
             die("type_error: body")
-        messages = list[tuple[str, str]]()
-        for message in typed(body, "messages", list) or []:
-            if not isinstance(message, dict) or not all(isinstance(message.get(name), str) for name in ("role", "content")):
-                die("type_error: message")
-            messages.append((message["role"], message["content"]))
+        messages = messages_of(body)
         stream = typed(body, "stream", bool) or False
         typed(body, "temperature", int, float)
         typed(body, "seed", int, float)

@@ -64,6 +64,7 @@ class FoundMember(Struct, frozen=True, array_like=True):
     key: KeyConfig | None = None
     tls: TlsConfig | None = None
     engine: str = AUTO_ENGINE
+    addresses: tuple[str, ...] = ()
 
 
 # -- a snapshot: hub -> worker, to be restored; worker -> hub, if it was asked for with Collect

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 class StopFilter:
     """`feed` pieces of a text; what may be the beginning of a stop string is held back. stopped: one was there.
 
-    Any cutting into pieces gives the same text: what is before the stop string that ends first. Of each piece, O(stops * piece),
+    Any cutting into pieces gives the same text: what is before the stop string that ends first. O(stops * piece) for each one,
     beside str.find, which looks at what was held back again.
     """
 

@@ -7,9 +7,9 @@ Distributed-Llama's API is one: it crashes when a connection closes before the w
 - Once connecting has begun it is awaited, also if the request is cancelled meanwhile: a connection that nobody wants any more
   gets a harmless request, and is closed after its answer has begun.
 - A connection is closed when its whole request has left this process, whatever has become of the request's client.
-- That of a request whose client leaves before the answer begins stays open until it does: the server works on meanwhile, for it
-  notices only when it writes that nobody reads. The turn lasts until then, or until the request's first-byte timeout. A probe's
-  connection is closed at once: one that is not answered is to be counted, and makes the server work for nothing no longer.
+- That of a request whose client leaves before the answer begins stays open until it does: the server works on meanwhile, for
+  it notices only when it writes that nobody reads. The turn lasts until then, or until the request's first-byte timeout. A
+  probe's connection is closed at once, for a server that does not answer probes is to be noticed.
 
 What remains: the gateway's own process may be killed between connecting and sending, which takes microseconds. And a server that
 does not read: after SEND_S a connection is closed within its request.
@@ -27,7 +27,8 @@ from gateway.upstream.connection import Connection
 from gateway.upstream.pool import ConnectionPool, Connector
 from gateway.upstream.timeouts import Limits
 
-# Linux tries to connect for 127 s. After 30 s five SYNs were not answered: that the server accepts just when we give up is unlikely.
+# Linux tries to connect for 127 s. We give up after 30 s: five SYNs were not answered by then, and it is unlikely that the
+# server accepts at that very moment.
 DIAL_S: Final = 30.0
 SEND_S: Final = 120.0  # for a whole request to be sent, from when its client has left
 

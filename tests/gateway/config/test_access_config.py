@@ -15,8 +15,8 @@ from gateway.config.parse import ConfigError
 from gateway.config.schema import AUTO_ENGINE, Config, EngineName, KeyConfig, PoolConfig, TlsConfig
 from gateway.config.source import load, read
 from gateway.fleet.engines import ENGINES
-from gateway.fleet.membership import CONFIGURATION, Member, configured, merge, connected_as
-from gateway.fleet.sources.dns import DnsSource
+from gateway.fleet.membership import CONFIGURATION, Member, configured, connected_as, merge
+from gateway.fleet.sources.dns import DnsSource, Target
 from gateway.fleet.sources.kubernetes.objects import Endpoint, Read, members_of
 
 SECRET = "sk-the-secret-itself"
@@ -52,7 +52,7 @@ def test_they_go_to_other_processes_as_they_are() -> None:
 
 def test_what_sources_have_found_goes_to_other_workers_with_it() -> None:
     key, tls = KeyConfig(env="A"), TlsConfig("/ca", server_name="a.test")
-    member = Member("r", HTTPS, "p", 7, draining=True, instance="u", key=key, tls=tls, engine="ollama")
+    member = Member("r", HTTPS, "p", 7, draining=True, instance="u", key=key, tls=tls, engine="ollama", addresses=("10.0.0.7",))
     found = FoundMember(*(getattr(member, name) for name in FoundMember.__struct_fields__))
     (received,) = from_hub(encode(Found("s", (found,)))).members  # type: ignore[union-attr]
     assert FoundMember.__struct_fields__ == tuple(field.name for field in dataclasses.fields(Member))
@@ -138,8 +138,8 @@ def test_discovery_has_the_short_form_of_tls_and_a_mapping() -> None:
 
 
 async def test_what_dns_finds_is_connected_to_as_its_source_says() -> None:
-    async def look_up() -> list[tuple[str, int]]:
-        return [("10.0.0.9", 8000)]
+    async def look_up() -> list[Target]:
+        return [Target("10.0.0.9", 8000)]
 
     source = DnsSource(discovery(tls={"ca_file": "/ca", "server_name": "a.test"}, key={"env": "A"}), look_up)
     (member,) = await anext(aiter(source.watch(expects=False)))

@@ -46,8 +46,8 @@ def pool_of(connector: Connector, turns: asyncio.Lock | None = None, **more: flo
 
 
 class Server:
-    """received: by connection, all that came until its end. Reads, and answers the dismissal, when it is let; begins an answer to
-    a request, and goes on with it, when it is let.
+    """received: by connection, all that came until its end. Reads, and answers a request, when it is let; answers the dismissal
+    at once.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,8 @@ class Server:
         await asyncio.gather(*self._serving)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert (task := asyncio.current_task())
+        task = asyncio.current_task()
+        assert task
         self._serving.append(task)
         await self.reads.wait()
         data = b""
@@ -210,7 +211,7 @@ async def test_a_probe_that_is_not_answered_in_time_is_closed_at_once() -> None:
 async def test_pools_of_one_server_have_their_turns_in_common() -> None:
     async with Server() as server:
         turns = asyncio.Lock()
-        before, after = (pool_of(held := Held(server.port), turns) for _ in range(2))
+        before, after = (pool_of(Held(server.port), turns) for _ in range(2))
         await before.turn(1)
         assert after.busy
         with pytest.raises(ReplicaFailure, match="busy with other requests"):

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gateway.config.addresses import AddressError, address_of, base_url, parse_base_url
 from gateway.config.schema import DiscoveryConfig
-from gateway.fleet.membership import Member, fitting, connected_as
+from gateway.fleet.membership import Member, connected_as, fitting
 from gateway.fleet.sources.kubernetes.api import Object
 
 ANNOTATION: Final = "warmroute.io/"
@@ -118,7 +118,9 @@ def read_pod(pod: Object, port: int | str | None) -> Sequence[Endpoint]:
 
 
 def members_of(objects: Iterable[Read], config: DiscoveryConfig, prefix: str = "") -> tuple[list[Member], list[str]]:
-    """The members, in order of their names, and the first notes on what is wrong. config: with `kubernetes`. prefix: of pods' names."""
+    """The members, in order of their names, and the first MAX_NOTES notes on what is wrong. config: with `kubernetes`. prefix: of
+    pods' names.
+    """
     pods, notes = _pods(objects), list[str]()
     members, urls = dict[str, Member](), set[str]()
     for each in sorted(pods, key=lambda pod: (pod.terminating, not pod.ready, pod.uid, pod.address)):
