@@ -362,6 +362,7 @@ class Fleet:
             state = self._by_name[member.name]
             moved, state.member = member.addresses != state.member.addresses, member
             self._prober.set_bounds(state)
+            self.suspect(state)  # its weight may be another
             if moved:
                 self._prober.moved(state)
         for member in changes.joined:
@@ -437,6 +438,7 @@ class Fleet:
             known, state.member, state.leaving, state.drained = state.member, member, False, False
             if known != member:
                 self._prober.set_bounds(state)
+                self.suspect(state)
             return
         if former := self._by_name.get(member.name):
             self._forget(former)

@@ -31,7 +31,7 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import DRY_RUN, Dialects
 from gateway.errors import GatewayError, bad_request, first_names
 from gateway.fleet.directory import Target
-from gateway.fleet.membership import CONFIGURATION, OPERATORS
+from gateway.fleet.membership import CONFIGURATION, KEPT, OPERATORS
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
 from gateway.request.client import Caller, ClientRequest
@@ -100,6 +100,7 @@ class Operator:
             "up": state.up,
             "draining": state.draining,
             "leaving": state.leaving,
+            "weight": state.member.weight,
             "error": state.error,
             "models": list(state.models),
             "inflight": load.inflight,
@@ -173,8 +174,11 @@ class Operator:
         """Raises GatewayError 409 if the configuration, or another source, names the replica: it is removed there."""
         source = self._membership.source_of(name)
         if source not in (OPERATORS, None):
-            where = "is in the configuration" if source == CONFIGURATION else f"comes from {source}"
-            text = f"The replica {name!r} {where}: remove it there, or drain it here (POST /warmroute/drain)."
+            where = {
+                CONFIGURATION: "is in the configuration: remove it there",
+                KEPT: "is kept from before the last reload, until a source of the new configuration answers: wait for it",
+            }.get(source, f"has been found by the source {source!r}: remove it there")
+            text = f"The replica {name!r} {where}, or drain it here (POST /warmroute/drain)."
             raise GatewayError(409, "replica_not_added", text, param="name")
 
     async def drain(self, request: web.Request) -> web.Response:

@@ -11,7 +11,6 @@ import json
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from tests.gateway.conftest import LOGGED, config_over, eventually, serving_runn
 from tests.support.cluster import ADMIN, PODS, SLICES, Cluster, cluster
 from tests.support.fakes import FakeReplica
 from tests.support.flapping.api_servers import real_api_server
-from tests.support.flapping.run import Clock, follow, minutes
+from tests.support.flapping.run import Clock, chance, follow, minutes
 from tests.support.flapping.scenario import LASTING
 from tests.support.tools import ROOT, tool
 
@@ -178,6 +177,6 @@ async def test_a_gateway_drains_a_pod_that_is_deleted(real: Cluster) -> None:
 @pytest.mark.timeout(MINUTES * 180 + 300)
 async def test_a_gateway_follows_pods_by_an_api_server_that_fails_now_and_then(tmp_path: Path) -> None:
     """As with the stand-in: tests/gateway/fleet/sources/test_flapping.py."""
-    chance = Random(3)
-    async with real_api_server(chance, tmp_path) as server:
-        await follow(server, chance, LASTING, MINUTES * 60, Clock(), late_s=1.0)
+    random = chance(3)
+    async with real_api_server(random, tmp_path) as server:
+        await follow(server, random, LASTING, MINUTES * 60, Clock(), late_s=1.0)

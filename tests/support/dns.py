@@ -90,12 +90,19 @@ class NameServer:
             await process.communicate()
 
 
+def _free_port() -> int:
+    """For both protocols."""
+    while True:
+        with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, contextlib.suppress(OSError):
+            tcp.bind(("127.0.0.1", 0))
+            port = int(tcp.getsockname()[1])
+            udp.bind(("127.0.0.1", port))
+            return port
+
+
 @contextlib.asynccontextmanager
 async def name_server(folder: Path) -> AsyncIterator[NameServer]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = NameServer(folder, port)
+    server = NameServer(folder, _free_port())
     try:
         yield server
     finally:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from gateway.cluster.messages import Batch, Command, decode
 from gateway.config.schema import AUTO_ENGINE, KeyConfig, TlsConfig
+from gateway.fleet.membership import MAX_WEIGHT
 
 # -- worker -> hub -> the other workers
 
@@ -64,6 +65,8 @@ class FoundMember(Struct, frozen=True, array_like=True):
     key: KeyConfig | None = None
     tls: TlsConfig | None = None
     engine: str = AUTO_ENGINE
+    model: str = ""
+    weight: int = MAX_WEIGHT
     addresses: tuple[str, ...] = ()
 
 

@@ -11,8 +11,8 @@ Distributed-Llama's API is one: it crashes when a connection closes before the w
   it notices only when it writes that nobody reads. The turn lasts until then, or until the request's first-byte timeout. A
   probe's connection is closed at once, for a server that does not answer probes is to be noticed.
 
-What remains: the gateway's own process may be killed between connecting and sending, which takes microseconds. And a server that
-does not read: after SEND_S a connection is closed within its request.
+What remains: the gateway's own process may be killed between connecting and sending, which takes microseconds. And a server
+that does not read: after SEND_S a connection is closed within its request.
 """
 
 from __future__ import annotations

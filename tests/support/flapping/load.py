@@ -20,16 +20,17 @@ CONVERSATIONS: Final = 12
 
 @dataclass
 class Fates:
-    """excused: failures while no pod that had to be known was well, or in streams whose process has crashed."""
+    """unserved: failed while no pod was well that had to be known. cut: streams whose process may have crashed.
+
+    stalled_s: for how long this process did nothing, at most.
+    """
 
     answered: int = 0
     streams: int = 0
-    excused: int = 0
+    unserved: int = 0
+    cut: int = 0
+    stalled_s: float = 0.0
     failed: list[str] = field(default_factory=list)
-
-    @property
-    def all(self) -> int:
-        return self.answered + self.streams + self.excused + len(self.failed)
 
 
 class Load:
@@ -44,12 +45,21 @@ class Load:
         """Until the end of the block, and then until the last answer."""
         ends = asyncio.Event()
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+            group.create_task(self._watch_stalls(ends))
             for pool in pools * CLIENTS:
                 group.create_task(self._client(session, pool, ends))
             try:
                 yield
             finally:
                 ends.set()
+
+    async def _watch_stalls(self, ends: asyncio.Event) -> None:
+        while not ends.is_set():
+            begun = self._truth.clock()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PAUSE_S):
+                    await ends.wait()
+            self.fates.stalled_s = max(self.fates.stalled_s, self._truth.clock() - begun - PAUSE_S)
 
     async def _client(self, session: aiohttp.ClientSession, pool: str, ends: asyncio.Event) -> None:
         while not ends.is_set():
@@ -69,8 +79,10 @@ class Load:
         if not why:
             self.fates.answered += not stream
             self.fates.streams += stream
-        elif not self._truth.could_answer(pool, begun) or (began and self._truth.crashed_since(pool, begun)):
-            self.fates.excused += 1
+        elif began and self._truth.crashed_since(pool, begun):
+            self.fates.cut += 1
+        elif not self._truth.could_answer(pool, begun):
+            self.fates.unserved += 1
         else:
             self.fates.failed.append(f"at {begun:.3f} for {self._truth.clock() - begun:.3f} s, {pool}: {why}")
 

@@ -19,7 +19,6 @@ from random import Random
 from tests.support.cluster import free_port
 from tests.support.fakes import DONE, STREAM_HEAD, FakeReplica, FakeRequest, answers, chunk, event, models
 
-HEALS_S = 5.0  # after an outage is repaired
 TOKENS, TOKEN_S = 5, 0.03  # of a stream
 
 
@@ -120,8 +119,8 @@ def at_ports(number: int, model: str, clock: Callable[[], float]) -> Sequence[Pl
 
 @dataclass
 class Outages:
-    """When the gateway could not know what is true. spans: begin of each, and when it was over: HEALS_S after its repair at the
-    latest. Infinity: it goes on.
+    """When the gateway could not know what is true. spans: begin of each, and when the gateway knew all again. Infinity: it
+    does not yet.
     """
 
     spans: list[tuple[float, float]] = field(default_factory=list)

@@ -16,11 +16,12 @@ from typing import Any, Final
 
 from gateway.config.addresses import AddressError, address_of, base_url, parse_base_url
 from gateway.config.schema import DiscoveryConfig
-from gateway.fleet.membership import Member, connected_as, fitting
+from gateway.fleet.membership import MAX_WEIGHT, Member, connected_as, fitting
 from gateway.fleet.sources.kubernetes.api import Object
 
 ANNOTATION: Final = "warmroute.io/"
-POOL, PORT, CAPACITY, DRAIN = (ANNOTATION + name for name in ("pool", "port", "capacity-tokens", "drain"))
+_ANNOTATIONS: Final = ("pool", "model", "port", "weight", "capacity-tokens", "drain")
+POOL, MODEL, PORT, WEIGHT, CAPACITY, DRAIN = (ANNOTATION + name for name in _ANNOTATIONS)
 DEFAULT_PORT: Final = "http"
 MAX_ENDPOINTS: Final = 1000  # of one slice, as Kubernetes has it
 MAX_NOTES: Final = 100
@@ -32,7 +33,8 @@ _MAX_PORT: Final = 65535
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What an object has of one replica. pod: its name, "" where there is none; uid: likewise. pool: "": that of the source.
+    """What an object has of one replica. pod: its name, "" where there is none; uid: likewise. pool, model, weight: see
+    Member.
 
     problem: why it cannot be one, or what is wrong with its annotations.
     """
@@ -46,6 +48,8 @@ class Endpoint:
     pool: str = ""
     capacity_tokens: int | None = None
     drain: bool = False
+    model: str = ""
+    weight: int = MAX_WEIGHT
     problem: str = ""
 
     @property
@@ -110,6 +114,8 @@ def read_pod(pod: Object, port: int | str | None) -> Sequence[Endpoint]:
             ready=any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions),
             terminating=bool(about.get("deletionTimestamp")),
             pool=_text(notes.get(POOL)),
+            model=_text(notes.get(MODEL)),
+            weight=_noted(notes, WEIGHT, MAX_WEIGHT) or MAX_WEIGHT,
             capacity_tokens=capacity or None,
             drain=notes.get(DRAIN) == "true",
             problem=wrong if number else _no_port(port),
@@ -118,8 +124,8 @@ def read_pod(pod: Object, port: int | str | None) -> Sequence[Endpoint]:
 
 
 def members_of(objects: Iterable[Read], config: DiscoveryConfig, prefix: str = "") -> tuple[list[Member], list[str]]:
-    """The members, in order of their names, and the first MAX_NOTES notes on what is wrong. config: with `kubernetes`. prefix: of
-    pods' names.
+    """The members, in order of their names, and the first MAX_NOTES notes on what is wrong. config: with `kubernetes`. prefix:
+    of pods' names.
     """
     pods, notes = _pods(objects), list[str]()
     members, urls = dict[str, Member](), set[str]()
@@ -168,6 +174,8 @@ def _member(endpoint: Endpoint, config: DiscoveryConfig, prefix: str) -> Member 
         endpoint.capacity_tokens,
         draining=endpoint.terminating or not endpoint.ready or endpoint.drain,
         instance=endpoint.uid,
+        model=endpoint.model,
+        weight=endpoint.weight,
     )
     return connected_as(member, config)
 
@@ -200,7 +208,7 @@ def _noted(notes: Mapping[str, Any], name: str, most: int) -> int:
 
 def _wrong(notes: Mapping[str, Any]) -> str:
     """What is wrong with a pod's annotations, which is ignored."""
-    for name, most in ((PORT, _MAX_PORT), (CAPACITY, _MAX_NUMBER)):
+    for name, most in ((PORT, _MAX_PORT), (WEIGHT, MAX_WEIGHT), (CAPACITY, _MAX_NUMBER)):
         if name in notes and not _noted(notes, name, most):
             return f"the annotation {name} is not a number from 1 to {most}"
     if notes.get(DRAIN) not in (None, "true", "false"):

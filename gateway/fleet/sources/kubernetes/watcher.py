@@ -38,7 +38,7 @@ from gateway.fleet.sources.kubernetes.objects import Endpoint, Read
 
 log = logging.getLogger("warmroute.discovery")
 
-BACKOFF_S: Final = 0.2
+BACKOFF_S: Final = 0.1  # a watch that is cut goes on at once
 BACKOFF_MOST_S: Final = 2.5  # what has come back is known within 5 s, also if it has nothing: EMPTY_S
 RETRY_AFTER_MOST_S: Final = 30.0
 SHORT_S: Final = 1.0  # a watch that ends sooner counts as a failure

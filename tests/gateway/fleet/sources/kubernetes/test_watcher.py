@@ -186,7 +186,7 @@ async def test_a_server_that_ends_each_watch_at_once_is_asked_rarely(tmp_path: P
     async with server.serving(), watching(server, tmp_path, watch_s=0, time=time) as seen:
         await eventually(lambda: len(time.pauses) == 8)
         assert "the server ends each watch at once" in seen.problems
-    assert time.pauses == [pytest.approx(min(2.5, 0.2 * 2**n) * 0.75) for n in range(8)]
+    assert time.pauses == [pytest.approx(min(2.5, 0.1 * 2**n) * 0.75) for n in range(8)]
 
 
 async def test_bookmarks_carry_the_version_on(tmp_path: Path) -> None:
