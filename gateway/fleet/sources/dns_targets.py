@@ -83,8 +83,7 @@ async def _addresses_of(resolver: aiodns.DNSResolver, host: str) -> tuple[tuple[
             if error.args[0] == aiodns.error.ARES_ENODATA:
                 continue
             break
-        found = [record for record in answer if isinstance(record.data, data)]
-        if found:
-            addresses = dict.fromkeys(record.data.addr for record in found)
+        addresses = {record.data.addr for record in answer if isinstance(record.data, data)}
+        if addresses:
             return tuple(sorted(addresses))[:MAX_ADDRESSES], min(record.ttl for record in answer)
     return (), 0.0
