@@ -47,13 +47,14 @@ def test_nothing_is_held_that_cannot_be_the_beginning_of_a_stop(text: str, stops
 
 
 class Counted(str):
-    """Counts how often a character is looked at by its place."""
+    """Counts the characters that are looked at, or copied, by their places."""
 
     looked = 0
 
     def __getitem__(self, at: SupportsIndex | slice) -> str:
-        Counted.looked += not isinstance(at, slice)
-        return super().__getitem__(at)
+        found = super().__getitem__(at)
+        Counted.looked += len(found)
+        return found
 
 
 def test_the_work_grows_with_the_text_whatever_the_stops_look_like() -> None:
