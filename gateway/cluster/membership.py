@@ -9,7 +9,8 @@ gateway does this for itself: reloads and commands reach all of them, and each w
 
 A reload waits before it changes anything: for the first answers of sources that are new or have other settings, and then for
 the probes of the replicas that join, for `first_wait_s` at most each. Commands wait for it, for all processes execute them in
-one order. Where a source does not answer by then, the pool that it is for keeps the replicas that would leave until it answers.
+one order. Where a source does not answer by then, the pool that it is for keeps the replicas that would leave until it answers
+(`kept.py`).
 
 What a source finds does not wait for a reload: a replica that shuts down gets no further request. A replica that a source or an
 operator brings is down at first and probed at once (one that is still leaving goes on as it was); `probed` and `first_found`
@@ -37,6 +38,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gateway.cluster.kept import KeptReplicas, MembersBySource
 from gateway.config.checks import address_problem
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError
@@ -65,9 +67,6 @@ log = logging.getLogger("warmroute.membership")
 MAX_DRAINS: Final = MAX_REPLICAS
 REST: Final = 9  # times as long as a change took, until the next one
 NO_PROBES: Final[Mapping[str, ProbeResult]] = {}
-
-Named = Mapping[str, tuple[Member, ...]]
-"""Members by source."""
 
 SourcesOf = Callable[[Config], Sequence[MemberSource]]
 
@@ -98,18 +97,17 @@ class Membership:
         self._clock = clock
         self._added: tuple[Member, ...] = ()
         self._drains: dict[str, None] = {}  # names that sources may find
-        self._kept: tuple[Member, ...] = ()
-        self._kept_for = frozenset[str]()  # the sources that are waited for meanwhile
+        self._kept = KeptReplicas()
         self._pools: Mapping[str, str] = {}  # of the sources in force, by their names
         self._merged = merge({CONFIGURATION: configured(live.config)}, _pools(live.config))
         self._one_at_a_time = asyncio.Lock()
         self._rests_until = 0.0
-        self._later: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.published: Callable[[str, tuple[Member, ...]], None] | None = None  # called with what a source has found
-        self.watches = Watches(self._find, self._expects, retry_s)
-        self._agree(self._merged.members.values())
+        self.watches = Watches(self._source_found, self._expects, retry_s)
+        self._set_connection_options(self._merged.members.values())
         sources = sources_of(live.config)
-        self._take(sources, self.watches.prepared(sources))
+        self._use_sources(sources, self.watches.prepared(sources))
 
     @property
     def rejected(self) -> Sequence[Rejected]:
@@ -139,17 +137,18 @@ class Membership:
                         await answered(new)
                 members = configured(config)
                 added = remaining(self._added, {member.name for member in members}, _pools(config))
-                probed = await self._probed(config, self._named(config, added, prepared, _pool_of(sources)))
+                probed = await self._probed(config, self._members_by_source(config, added, prepared, _pool_of(sources)))
             except BaseException:  # the gateway ends, or a probe has a bug
                 self.watches.end(new)
                 raise
-            self._keep(config, prepared, {watch.name: _pool_of(sources)[watch.name] for watch in new if watch.members is None})
+            silent = {watch.name: _pool_of(sources)[watch.name] for watch in new if watch.members is None}
+            self._kept.keep(self._merged, prepared, silent, _only_pool(self._live.config, config))
             commanded = {member.name for member in (*configured(self._live.config), *self._added)}
             for name in commanded.union(member.name for member in members):
                 self._drains.pop(name, None)  # a drain of what the configuration or an operator names ends with that
             self._added = added
-            self._take(sources, prepared)
-            self._change(config, before_apply, probed)
+            self._use_sources(sources, prepared)
+            self._bring_into_force(config, before_apply, probed)
             for watch in new:
                 if self.published and watch.members is not None:
                     self.published(watch.name, watch.members)
@@ -157,37 +156,16 @@ class Membership:
                 if self.source_of(name) not in (CONFIGURATION, OPERATORS, None) and (state := self._fleet.named(name)):
                     self._fleet.drain(state, on=False)
 
-    def _take(self, sources: Iterable[MemberSource], prepared: Mapping[str, Watch]) -> None:
-        """These are in force."""
+    def _use_sources(self, sources: Iterable[MemberSource], prepared: Mapping[str, Watch]) -> None:
+        """These are the sources from now on."""
         self._pools = _pool_of(sources)
         self.watches.change(prepared)
 
-    def _keep(self, config: Config, prepared: Mapping[str, Watch], silent: Mapping[str, str]) -> None:
-        """Until these new sources (name -> pool) answer, the replicas that they may be meant to replace are kept: those of
-        their pools, and of the pools that former sources have brought replicas to.
-        """
-        before = {name for name in self._kept_for if name in prepared and prepared[name].members is None}
-        self._kept_for = frozenset(before.union(silent))
-        if not silent:
-            return  # what was kept before stays, as long as it is waited for
-        only = {config.pools[0].name} if len(config.pools) == len(self._live.config.pools) == 1 else set()
-        pools = set(silent.values())
-        for member in self._merged.members.values():
-            if (source := self._merged.sources[member.name]) not in COMMANDED and source not in prepared:
-                pools.add(member.pool)
-        self._kept = tuple(
-            [
-                replace(member, pool=next(iter(only))) if only else member
-                for member in self._merged.members.values()
-                if only or member.pool in pools
-            ]
-        )
-
-    async def _probed(self, config: Config, named: Named) -> Mapping[str, ProbeResult]:
+    async def _probed(self, config: Config, named: MembersBySource) -> Mapping[str, ProbeResult]:
         """The answers of the replicas that would join. See `Fleet.probe_joining`."""
         merged = merge(named, _pools(config))
         others = self._guard(config, named, merged)
-        self._agree([member for member in merged.members.values() if not self._fleet.uses(member.url)])
+        self._set_connection_options([member for member in merged.members.values() if not self._fleet.uses(member.url)])
         try:
             return await self._fleet.probe_joining(merged.members, self._upstream, self._first_wait_s)
         except BaseException:  # the gateway ends, or a probe has a bug
@@ -207,7 +185,7 @@ class Membership:
                 raise ConfigError(f"the replica {member.name!r} cannot be added: {problem}")
             self._drains.pop(member.name, None)
             self._added = (*self._added, member)
-            self._change(config)
+            self._bring_into_force(config)
 
     async def probed(self, name: str) -> None:
         """Wait for the first probe of a member that was added, for `first_wait_s` at most."""
@@ -223,7 +201,7 @@ class Membership:
             if len(added) == len(self._added):
                 raise ConfigError(f"no operator has added a replica {name!r}")
             self._added = added
-            self._change(self._live.config)
+            self._bring_into_force(self._live.config)
 
     def drain(self, name: str, *, on: bool) -> None:
         """An operator wants no new requests there, or some again. A name that sources may find is remembered."""
@@ -239,37 +217,39 @@ class Membership:
 
     async def run(self) -> None:
         """Watch the sources, until it is cancelled."""
-        await self.watches.run()
+        try:
+            await self.watches.run()
+        finally:
+            self._cancel_timer()
 
     async def first_found(self, within_s: float) -> None:
         """Wait until each source has answered, and for the first probes of what they have found; within_s at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await answered(self.watches.all)
-                self.settle()
+                self.apply_found()
                 found = {name for name, source in self._merged.sources.items() if source not in COMMANDED}
                 await asyncio.gather(*(state.probed.wait() for state in self._fleet.replicas if state.name in found))
 
     def seed(self, source: str, members: Iterable[Member]) -> None:
         """What another process has found there, or keeps: it counts until this process's own watches have answers."""
         if source == KEPT:
-            self._kept = tuple(members)
-            self._kept_for = frozenset([watch.name for watch in self.watches.all if watch.members is None])
+            self._kept.seed(members, self.watches.all)
         for watch in self.watches.all:
             if watch.name == source and watch.members is None:
                 watch.members = tuple(members)
-        self.settle()
+        self.apply_found()
 
     def _expects(self, watch: Watch) -> bool:
         """Whether it would surprise that the source finds nothing."""
-        return bool(watch.members or (self._kept and watch.name in self._kept_for))
+        return bool(watch.members or (self._kept and self._kept.awaits(watch)))
 
-    async def _find(self, watch: Watch, members: Collection[Member]) -> None:
+    async def _source_found(self, watch: Watch, members: Collection[Member]) -> None:
         """A watched source has named these members: all that it has."""
         found = tuple(sorted(members, key=lambda member: member.name))
         if found == watch.members:
             return
-        if watch.members is None and watch.name in self._kept_for and watch in self.watches.all:
+        if watch.members is None and self._kept.awaits(watch) and watch in self.watches.all:
             await self._replace_kept(watch, found)
             return
         watch.members = found
@@ -279,35 +259,38 @@ class Membership:
             self.published(watch.name, found)
         wait_s = self._rests_until - self._clock()
         if wait_s <= 0:
-            self.settle()
-        elif self._later is None:
-            self._later = asyncio.get_running_loop().call_later(wait_s, self.settle)
+            self.apply_found()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self.apply_found)
 
     async def _replace_kept(self, watch: Watch, found: tuple[Member, ...]) -> None:
         """What it has found comes into force when it has been probed: what was kept for it leaves in the same step."""
         async with self._one_at_a_time:
             config, watch.members = self._live.config, found
-            named = self._named(config, self._added, {each.name: each for each in self.watches.all}, self._pools)
+            named = self._members_by_source(config, self._added, {each.name: each for each in self.watches.all}, self._pools)
             watch.members = None
             probed = await self._probed(config, named)
             watch.members = found
             if watch in self.watches.all:
-                self._change(config, probed=probed)
+                self._bring_into_force(config, probed=probed)
             if self.published:
                 self.published(watch.name, found)
 
-    def settle(self) -> None:
+    def apply_found(self) -> None:
         """What sources have found comes into force now."""
-        if self._later:
-            self._later.cancel()
-            self._later = None
-        self._change(self._live.config)
+        self._cancel_timer()
+        self._bring_into_force(self._live.config)
+
+    def _cancel_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
 
     # -- the change
 
-    def _named(
+    def _members_by_source(
         self, config: Config, added: tuple[Member, ...], watches: Mapping[str, Watch], pools: Mapping[str, str]
-    ) -> Named:
+    ) -> MembersBySource:
         """What the members come from. Sources by their names, so that all processes decide alike which of two goes first.
 
         pools: of the sources, for members that name none.
@@ -318,14 +301,10 @@ class Membership:
             if watch.members is not None
         }
         named = {CONFIGURATION: configured(config), OPERATORS: added, **found}
-        if not any(name in watches and watches[name].members is None for name in self._kept_for):
-            return named
-        names = {member.name for members in named.values() for member in members}
-        urls = {member.url for members in named.values() for member in members}
-        kept = [member for member in self._kept if member.name not in names and member.url not in urls]
-        return {**named, KEPT: tuple(kept)} if kept else named
+        kept = self._kept.beside(named, watches)
+        return {**named, KEPT: kept} if kept else named
 
-    def _change(
+    def _bring_into_force(
         self,
         config: Config,
         before_apply: Callable[[], None] | None = None,
@@ -333,11 +312,13 @@ class Membership:
     ) -> None:
         """No await in here: no request sees half of it. probed: see `Fleet.probe_joining`."""
         begun = self._clock()
-        named = self._named(config, self._added, {watch.name: watch for watch in self.watches.all}, self._pools)
-        self._keep_only(named.get(KEPT, ()))
+        named = self._members_by_source(config, self._added, {watch.name: watch for watch in self.watches.all}, self._pools)
+        kept = named.get(KEPT, ())
+        if self._kept.reduce(kept, self._merged) and self.published:
+            self.published(KEPT, kept)
         merged = merge(named, _pools(config))
         self._guard(config, named, merged)
-        self._agree(merged.members.values())
+        self._set_connection_options(merged.members.values())
         self._log_rejected(merged)
         self._merged = merged
         if before_apply:
@@ -349,14 +330,7 @@ class Membership:
         now = self._clock()
         self._rests_until = now + REST * (now - begun)
 
-    def _keep_only(self, kept: tuple[Member, ...]) -> None:
-        """What something else has taken the name or the URL of does not come back."""
-        if kept != self._kept or (kept and self._merged.sources.get(kept[0].name) != KEPT):
-            self._kept = kept
-            if self.published:
-                self.published(KEPT, kept)
-
-    def _guard(self, config: Config, named: Named, merged: Merged) -> Collection[str]:
+    def _guard(self, config: Config, named: MembersBySource, merged: Merged) -> Collection[str]:
         """Guard the URLs that the configuration does not have itself, unless it allows all. Returns these URLs."""
         trusted = {member.url for member in named[CONFIGURATION]}
         others = {member.url for member in merged.members.values()} - trusted
@@ -365,10 +339,10 @@ class Membership:
             self._upstream.guard(url)
         return others
 
-    def _agree(self, members: Iterable[Member]) -> None:
+    def _set_connection_options(self, members: Iterable[Member]) -> None:
         """They are connected to as their sources want it."""
         for member in members:
-            self._upstream.agree(member.url, member.terms)
+            self._upstream.set_options(member.url, member.connection_options)
 
     def _log_rejected(self, merged: Merged) -> None:
         """The first LOGGED members that were not rejected before."""
@@ -405,7 +379,7 @@ def addition_problem(config: Config, member: Member, source: str | None, members
     if members >= MAX_REPLICAS:
         return f"at most {MAX_REPLICAS} replicas are possible"
     for each in configured(config):
-        if each.url == member.url and each.access != member.access:
+        if each.url == member.url and each.connection != member.connection:
             return f"its URL is that of {each.name}, which has another key, other TLS options or another engine"
     return problem_of(member, _pools(config)) or address_problem(config, member.url)
 
@@ -419,6 +393,11 @@ def remaining(added: Iterable[Member], names: Collection[str], pools: Collection
 def _pool_of(sources: Iterable[MemberSource]) -> Mapping[str, str]:
     """Of each source, by its name."""
     return {source.name: source.pool for source in sources}
+
+
+def _only_pool(before: Config, config: Config) -> str:
+    """The name of the pool, if each of them has only one; else ""."""
+    return config.pools[0].name if len(config.pools) == len(before.pools) == 1 else ""
 
 
 def _placed(member: Member, config: Config, pool: str) -> Member:

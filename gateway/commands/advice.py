@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from gateway.admission.memory import PARSE_COPIES, largest_of, limit_for, peak_of
+from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.parse import Problem
 from gateway.config.schema import MATCH_ALL, Config
 from gateway.config.source import Loaded
@@ -17,6 +18,7 @@ def warnings_of(loaded: Loaded) -> list[Problem]:
     found = (
         *_patterns(config),
         *_repeated_urls(config),
+        *_keys_in_clear(config),
         *_prices(config),
         *_aliases(config),
         *_fallbacks(config),
@@ -51,6 +53,20 @@ def _repeated_urls(config: Config) -> Iterator[Problem]:
                 text = f"{replica.url} is the URL of the replica {first[replica.url]!r}, too: its load is counted per entry"
                 yield Problem(("pools", number, "replicas", index, "url"), text)
             first.setdefault(replica.url, replica.name)
+
+
+def _keys_in_clear(config: Config) -> Iterator[Problem]:
+    """Keys of replicas that go over the network without TLS."""
+    for number, pool in enumerate(config.pools):
+        for index, replica in enumerate(pool.replicas):
+            host, encrypted = host_and_port(replica.url)[0], replica.url.lower().startswith("https:")
+            if (replica.key or pool.key) and not encrypted and not is_loopback(host):
+                text = f"the replica's key goes to {replica.url} unencrypted, as all requests there do: use https"
+                yield Problem(("pools", number, "replicas", index, "url"), text)
+    for place, source in enumerate(config.discovery):
+        if source.key and not source.tls and not source.file:  # a file has whole URLs, which are not known here
+            text = "the replicas' key goes to what is found unencrypted, as all requests there do: set tls"
+            yield Problem(("discovery", place, "key"), text)
 
 
 def _prices(config: Config) -> Iterator[Problem]:

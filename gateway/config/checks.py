@@ -1,6 +1,6 @@
 """What is wrong between values of the configuration that are right by themselves: listeners and replicas at one address, two
-replicas with one name, keys and certificates that are half named, model prefixes that two pools claim, aliases of aliases,
-fallbacks that lead nowhere or in a circle, pools without any replica, sources without a pool.
+replicas with one name, keys and certificates that are half named, tokens in clear text, model prefixes that two pools claim,
+aliases of aliases, fallbacks that lead nowhere or in a circle, pools without any replica, sources without a pool.
 
 The values come by key, those with a problem of their own left out (`Parsed.good`), so that one of them does not hide what is
 wrong between others.
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.aliases import Aliases, chains
 from gateway.config.listen import KEYWORDS, listener_problems
 from gateway.config.parse import ConfigError, Key, Problem, key_name, values_of
@@ -21,6 +22,7 @@ from gateway.config.schema import (
     Config,
     DiscoveryConfig,
     KeyConfig,
+    KubernetesConfig,
     PoolConfig,
     ReplicaConfig,
     TlsConfig,
@@ -104,6 +106,8 @@ def _wrong_sources(pools: Sequence[PoolConfig], sources: Sequence[DiscoveryConfi
             yield Problem(("discovery", place), f"one of {', '.join(SOURCE_KINDS)} is expected, got {got}")
         if (kubernetes := source.kubernetes) and bool(kubernetes.service) == bool(kubernetes.pods):
             yield Problem(("discovery", place, "kubernetes"), "either service or pods is expected")
+        if source.kubernetes:
+            yield from _in_clear(("discovery", place, "kubernetes"), source.kubernetes)
         if (dns := source.dns) and dns.port is None and not dns.name.startswith("_"):
             text = f"it is needed, or a name of SRV records such as _http._tcp.{dns.name}"
             yield Problem(("discovery", place, "dns", "port"), text)
@@ -119,6 +123,17 @@ def _wrong_sources(pools: Sequence[PoolConfig], sources: Sequence[DiscoveryConfi
     named = ((("discovery", place), source.source) for place, source in enumerate(sources) if source.kinds)
     for key, first in _repeated(named):
         yield Problem(key, f"the same source as {key_name(first)}")
+
+
+def _in_clear(key: Key, kubernetes: KubernetesConfig) -> Iterator[Problem]:
+    """An API server without TLS that would get a token over the network, or has certificates for nothing."""
+    if not kubernetes.server or kubernetes.server.lower().startswith("https:"):
+        return
+    if kubernetes.ca_file:
+        yield Problem((*key, "ca_file"), f"TLS needs an https URL, got {kubernetes.server}")
+    if kubernetes.token_file and not is_loopback(host_and_port(kubernetes.server)[0]):
+        text = f"the token would go over the network unencrypted: an https URL is needed, got {kubernetes.server}"
+        yield Problem((*key, "server"), text)
 
 
 def _wrong_fallbacks(pools: Sequence[PoolConfig], aliases: Aliases) -> Iterator[Problem]:

@@ -89,9 +89,21 @@ def _variable(name: str) -> str:
 
 def _key_file(path: str) -> str:
     """Raises ValueError, without the text: likewise."""
-    if path and not path.startswith("/"):
+    if not _is_absolute(path):
         raise ValueError("the absolute path of a file is expected, not the key itself")
     return path
+
+
+def _file(path: str) -> str:
+    """Raises ValueError."""
+    if not _is_absolute(path):
+        raise ValueError(f"the absolute path of a file is expected, got {shown(path)}")
+    return path
+
+
+def _is_absolute(path: str) -> bool:
+    """Or none. A relative path would depend on where the gateway was started."""
+    return not path or (path.startswith("/") and "\0" not in path)
 
 
 def _server_name(name: str) -> str:
@@ -181,17 +193,19 @@ LabelSelector = Annotated[
     ),
 ]
 PortName = Annotated[str, Meta(pattern="^[a-z0-9-]*[a-z][a-z0-9-]*$", max_length=15)]  # of Kubernetes
-FilePath = Annotated[str, Meta(max_length=1024, extra={EXPECTED: "the path of a file"})]
+_ABSOLUTE = {"pattern": "^(/.*)?$"}
+FilePath = Annotated[
+    str, Meta(max_length=1024, extra={READ: _file, EXPECTED: "the absolute path of a file"}, extra_json_schema=_ABSOLUTE)
+]
 
 
+ListPath = Annotated[str, Meta(max_length=1024, extra={EXPECTED: "the path of a file"})]
 Variable = Annotated[
     str, Meta(extra={READ: _variable, UNSHOWN: True}, extra_json_schema={"pattern": f"^({_VARIABLE.pattern})?$"})
 ]
 
 
-KeyFile = Annotated[
-    str, Meta(max_length=1024, extra={READ: _key_file, UNSHOWN: True}, extra_json_schema={"pattern": "^(/.*)?$"})
-]
+KeyFile = Annotated[str, Meta(max_length=1024, extra={READ: _key_file, UNSHOWN: True}, extra_json_schema=_ABSOLUTE)]
 ServerName = Annotated[
     str,
     Meta(
@@ -217,7 +231,7 @@ class KeyConfig(_Section, frozen=True):
 
 
 class TlsConfig(_Section, frozen=True):
-    """How a replica at an https URL is connected to. Files are PEM, and read again when they change."""
+    """How a replica at an https URL is connected to. Files are PEM, at absolute paths, and read again on a change."""
 
     ca_file: Annotated[FilePath, _about("Certificates of the authorities to trust; empty: the system's.")] = ""
     cert_file: Annotated[FilePath, _about("The gateway's own certificate, for replicas that ask for one.")] = ""
@@ -342,7 +356,7 @@ class DiscoveryConfig(_Section, frozen=True):
     dns: DnsConfig | None = None
     kubernetes: KubernetesConfig | None = None
     file: Annotated[
-        FilePath,
+        ListPath,
         _about("A YAML file with a list of replicas, as a pool has one; each may have pool and draining, too. It is watched."),
     ] = ""
     pool: Annotated[Name, _about("The replicas' pool; empty: the only one.")] = ""

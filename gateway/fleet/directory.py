@@ -360,9 +360,11 @@ class Fleet:
             state.leaving = True
         for member in changes.changed:
             state = self._by_name[member.name]
-            state.member = member
+            moved, state.member = member.addresses != state.member.addresses, member
             self._prober.set_bounds(state)
             self.suspect(state)  # its weight may be another
+            if moved:
+                self._prober.moved(state)
         for member in changes.joined:
             self._join(member, probed)
         self._members = wanted

@@ -51,7 +51,7 @@ class Engine:
     generates nothing. lacks: names of dialects that it does not speak; what is not here is found out. silent, zero:
     what to do when it does not report cached tokens, or reports none though a prefix was sent before. counts_cached: what it
     reports of cached tokens is true; else it is not believed. pages: it has something to answer about itself beside its models.
-    fragile: its process ends at requests that it does not expect, and serves one at a time: the only endpoints that it is sent
+    fragile: it crashes at requests that it does not expect, and serves one at a time: the only endpoints that it is sent
     requests to. plain_chat: it takes chat requests of texts only, and streams in a form of its own (`dialects/adaptation/`).
     one_conversation: its cache has only what the last request left.
     """
@@ -335,7 +335,7 @@ OLLAMA = Engine(
     pages=False,
 )
 
-# Its process ends at a connection that closes before a whole request was there, at JSON of other types than it expects, and at
+# It crashes at a connection that closes before a whole request was there, at JSON of other types than it expects, and at
 # bodies that are no JSON; to paths that it does not know it answers half a head, for ever. So it is never guessed.
 DISTRIBUTED_LLAMA = Engine(
     name="distributed-llama",

@@ -29,7 +29,7 @@ from gateway.config.schema import (
     is_name,
 )
 from gateway.fleet import engines
-from gateway.upstream.access.terms import Terms
+from gateway.upstream.access.options import ConnectionOptions
 
 CONFIGURATION: Final = "configuration"
 OPERATORS: Final = "operators"
@@ -50,7 +50,8 @@ class Member:
     size of its KV cache; None: what its engine says. draining: its source wants no new requests there. instance: differs from
     that of another one which had the same name and URL before (a pod's uid); empty: its source has no such thing. key: where
     the key is that the gateway sends to it; None: it sends the client's. tls: for an https URL; None: as the system trusts.
-    engine: as the table of engines names it, or AUTO_ENGINE.
+    engine: as the table of engines names it, or AUTO_ENGINE. addresses: of its URL's host, if its source knows them; (): it is
+    looked up.
     """
 
     name: str
@@ -64,16 +65,17 @@ class Member:
     engine: str = AUTO_ENGINE
     model: str = ""
     weight: int = MAX_WEIGHT
+    addresses: tuple[str, ...] = ()
 
     @property
-    def terms(self) -> Terms:
+    def connection_options(self) -> ConnectionOptions:
         """How it is connected to."""
         engine = engines.named(self.engine)
-        return Terms(self.key, self.tls, engine.fragile if engine else None)
+        return ConnectionOptions(self.key, self.tls, engine.fragile if engine else None, self.addresses)
 
     @property
-    def access(self) -> tuple[object, ...]:
-        """What connections to its URL depend on."""
+    def connection(self) -> tuple[object, ...]:
+        """What connections to its URL depend on: all members of one URL have the same."""
         return self.key, self.tls, self.engine
 
     def is_same(self, other: Member) -> bool:
@@ -100,11 +102,11 @@ def _listed(replica: ReplicaConfig, pool: PoolConfig) -> Member:
     return Member(replica.name, replica.url, pool.name, capacity, key=key, tls=tls, engine=replica.engine)
 
 
-def reached_as(member: Member, source: DiscoveryConfig) -> Member:
+def connected_as(member: Member, source: DiscoveryConfig) -> Member:
     """A member that a source has found, with what the source says of all of its members."""
     tls = source.tls if isinstance(source.tls, TlsConfig) and member.url.startswith("https:") else None
     engine = source.engine if member.engine == AUTO_ENGINE else member.engine
-    return member if (source.key, tls, engine) == member.access else replace(member, key=source.key, tls=tls, engine=engine)
+    return member if (source.key, tls, engine) == member.connection else replace(member, key=source.key, tls=tls, engine=engine)
 
 
 def configured(config: Config) -> tuple[Member, ...]:
@@ -154,7 +156,7 @@ def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Me
                 why = f"its name is that of a replica from {owners[member.name]} already"
             if not why and known and source not in COMMANDED:
                 why = f"its URL is that of {known.name} already"
-            if not why and known and known.access != member.access:
+            if not why and known and known.connection != member.connection:
                 why = f"its URL is that of {known.name}, which has another key, other TLS options or another engine"
             if why:
                 rejected.append(Rejected(member, source, why))

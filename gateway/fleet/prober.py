@@ -131,6 +131,10 @@ class Prober:
         if state.up:
             self._probe_soon(state)
 
+    def moved(self, state: ReplicaState) -> None:
+        """It has another address."""
+        self._probe_soon(state)
+
     def connection_closed(self, state: ReplicaState, idle_s: float) -> None:
         """The replica has closed a connection that had been idle for idle_s; its process may have ended."""
         if state.up and idle_s < state.idle_limit_s * _IDLE_LIMIT_SHARE and self._probe_soon(state):
@@ -197,6 +201,8 @@ class Prober:
         result = await self.request_models(state.url, upstream)
         if state not in self._tasks:  # it has left meanwhile
             return
+        if isinstance(result, ReplicaFailure) and result.reason == "timeout" and upstream.busy(state.url):
+            return  # a request was faster
         if not self.apply_probe(state, result, upstream.silence_s(state.url)):
             return
         if closed_after_s is not None:

@@ -15,20 +15,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Final
+from weakref import WeakValueDictionary
 
 from gateway.config.live import Live
 from gateway.errors import UNKNOWN_PATH, ReplicaFailure
 from gateway.upstream.access.access import Access, NotReady
 from gateway.upstream.access.credentials import Credentials, TlsContexts
 from gateway.upstream.access.fragile import FragilePool
-from gateway.upstream.access.terms import USUAL, Terms
+from gateway.upstream.access.options import DEFAULT_OPTIONS, ConnectionOptions
 from gateway.upstream.connection import Connection, Sink
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.headers import Address, parse_address
 from gateway.upstream.http1 import AnswerHead
 from gateway.upstream.loop_guard import LoopGuard
 from gateway.upstream.pool import ConnectionPool, Connector
-from gateway.upstream.resolver import Resolver
+from gateway.upstream.resolver import AddressSource, KnownAddresses, Resolver
 from gateway.upstream.timeouts import Limits, limits_of
 
 _REQUEST_TIMEOUT: Final = 408
@@ -43,7 +44,7 @@ class Call:
 
     repeatable: it may be sent twice (generations; not a file upload), so it is retried even if a replica may have received it.
     probe: sent by the gateway itself. via: the gateways that it has passed (`loop_guard.py`). upgrades: to a WebSocket.
-    adapted: the gateway itself has written its body, for an engine that ends at bodies of other forms.
+    adapted: the gateway itself has written its body, for an engine that crashes at bodies of other forms.
     """
 
     __slots__ = ("adapted", "body", "headers", "method", "path", "probe", "repeatable", "upgrades", "via")
@@ -219,14 +220,14 @@ class ReplicaAnswer(Source):
 
 @dataclass(slots=True)
 class Upstream:
-    """One replica. host_lines: headers common to all calls to it, Host and X-Warmroute-Via. fragile: its pool, if its terms say
-    that it is. access: None if neither a key nor TLS options are to be read.
+    """One replica. host_lines: headers common to all calls to it, Host and X-Warmroute-Via. fragile: its pool, if its options
+    say that it is. access: None if neither a key nor TLS options are to be read.
     """
 
     address: Address
     pool: ConnectionPool
     host_lines: str
-    terms: Terms
+    options: ConnectionOptions
     fragile: FragilePool | None = None
     access: Access | None = None
 
@@ -254,7 +255,8 @@ class UpstreamClient:
         self._dials = dials
         self._upstreams: dict[str, Upstream] = {}
         self._guarded: set[str] = set()
-        self._terms: dict[str, Terms] = {}  # those that are not the usual ones
+        self._options: dict[str, ConnectionOptions] = {}  # those that are not the default ones
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of fragile replicas, while any pool of theirs is in use
         self._resolver = resolver or Resolver()
         self._contexts = TlsContexts()
         self._tls: ssl.SSLContext | None = None  # made once: reading the trusted certificates takes tens of milliseconds
@@ -272,31 +274,31 @@ class UpstreamClient:
         """Undo `guard`: these may resolve to any address."""
         self._guarded.difference_update(base_urls)
 
-    def agree(self, base_url: str, terms: Terms) -> None:
-        """Calls to this base URL go by these terms from now on; connections that were made by others carry no further call."""
-        if terms == USUAL:
-            self._terms.pop(base_url, None)
+    def set_options(self, base_url: str, options: ConnectionOptions) -> None:
+        """Connections to this base URL are made so from now on; those that were made otherwise carry no further call."""
+        if options == DEFAULT_OPTIONS:
+            self._options.pop(base_url, None)
         else:
-            self._terms[base_url] = terms
+            self._options[base_url] = options
         upstream = self._upstreams.get(base_url)
-        if upstream is not None and upstream.terms != terms:
+        if upstream is not None and upstream.options != options:
             del self._upstreams[base_url]
             upstream.pool.retire()
 
     def has_key(self, base_url: str) -> bool:
         """Whether the gateway sends a key of its own there."""
-        terms = self._terms.get(base_url)
-        return terms is not None and terms.key is not None
+        options = self._options.get(base_url)
+        return options is not None and options.key is not None
 
     def busy(self, base_url: str) -> bool:
-        """Whether a fragile replica has a request of this process."""
+        """Whether a fragile replica has a request of this process, or still works for one whose client has left."""
         upstream = self._upstreams.get(base_url)
         return upstream is not None and upstream.fragile is not None and upstream.fragile.busy
 
     def forget(self, base_url: str) -> None:
         """Drop a removed replica. O(replicas)."""
         self._guarded.discard(base_url)
-        self._terms.pop(base_url, None)
+        self._options.pop(base_url, None)
         if upstream := self._upstreams.pop(base_url, None):
             upstream.pool.close()
             host = upstream.address.host
@@ -321,7 +323,7 @@ class UpstreamClient:
         if upstream.access is not None:
             await upstream.access.ready(limits.connect_s)
         if upstream.fragile is not None:
-            _require_harmless(upstream.terms, call)
+            _require_harmless(upstream.options, call)
             await upstream.fragile.turn(limits.first_byte_s)
         pool, head = upstream.pool, self._head(upstream, call)
         reused = None if fresh else pool.idle()
@@ -360,27 +362,28 @@ class UpstreamClient:
             if self._on_idle_closed:
                 self._on_idle_closed(base_url, idle_s)
 
-        terms = self._terms.get(base_url, USUAL)
-        secure = address.tls and terms.tls is not None  # with options, which are read before the first connection is made
+        options = self._options.get(base_url, DEFAULT_OPTIONS)
+        secure = address.tls and options.tls is not None  # with options, which are read before the first connection is made
         dialer: Connector
         if self._dials is not None:
             dialer = self._dials(address)
         else:
-            dialer = NotReady() if secure else self._dialer(address, base_url, terms, self._default_tls(address))
+            dialer = NotReady() if secure else self._dialer(address, base_url, options, self._default_tls(address))
         host_lines = f"Host: {address.netloc}\r\n{self._loops.line()}"
         fragile = None
-        if terms.fragile is not None:
+        if options.fragile is not None:
             dismissal = f"GET {address.path}/v1/models HTTP/1.1\r\n{host_lines}\r\n".encode("ascii")
-            fragile = FragilePool(dialer, on_idle_closed, dismissal)
+            turns = self._turns.setdefault(base_url, asyncio.Lock())
+            fragile = FragilePool(dialer, on_idle_closed, dismissal, turns)
         pool = fragile if fragile is not None else ConnectionPool(dialer, on_idle_closed)
-        upstream = self._upstreams[base_url] = Upstream(address, pool, host_lines, terms, fragile)
-        if secure or terms.key is not None:
+        upstream = self._upstreams[base_url] = Upstream(address, pool, host_lines, options, fragile)
+        if secure or options.key is not None:
 
             def renewed(read: Credentials) -> None:
                 if self._dials is None:
-                    pool.renew(self._dialer(address, base_url, terms, read.tls or self._default_tls(address)))
+                    pool.renew(self._dialer(address, base_url, options, read.tls or self._default_tls(address)))
 
-            upstream.access = Access(terms, base_url, self._contexts, secure=secure, renewed=renewed)
+            upstream.access = Access(options, base_url, self._contexts, secure=secure, renewed=renewed)
         return upstream
 
     def _default_tls(self, address: Address) -> ssl.SSLContext | None:
@@ -391,13 +394,14 @@ class UpstreamClient:
             self._tls = ssl.create_default_context()
         return self._tls
 
-    def _dialer(self, address: Address, base_url: str, terms: Terms, tls: ssl.SSLContext | None) -> Dialer:
+    def _dialer(self, address: Address, base_url: str, options: ConnectionOptions, tls: ssl.SSLContext | None) -> Dialer:
         def guarded() -> bool:
             return base_url in self._guarded
 
-        one_by_one = terms.fragile is not None
-        host, port, name = address.host, address.port, terms.server_name
-        return Dialer(host, port, tls, self._resolver, guarded, name, one_by_one=one_by_one)
+        one_by_one = options.fragile is not None
+        host, port, name = address.host, address.port, options.server_name
+        resolver: AddressSource = KnownAddresses(options.addresses) if options.addresses else self._resolver
+        return Dialer(host, port, tls, resolver, guarded, name, one_by_one=one_by_one)
 
     def _head(self, upstream: Upstream, call: Call) -> bytes:
         """The request's bytes before its body."""
@@ -414,12 +418,12 @@ class UpstreamClient:
         return f"<UpstreamClient {[upstream.pool for upstream in self._upstreams.values()]}>"
 
 
-def _require_harmless(terms: Terms, call: Call) -> None:
+def _require_harmless(options: ConnectionOptions, call: Call) -> None:
     """Raises ReplicaFailure for a call that a fragile replica must not get."""
-    if terms.fragile is None or (call.method, call.path) not in terms.fragile or call.upgrades:
+    if options.fragile is None or (call.method, call.path) not in options.fragile or call.upgrades:
         text = "its engine does not have this endpoint"
         raise ReplicaFailure(UNKNOWN_PATH, text, reached=0, blameless=True)
-    assert call.adapted or not call.body, "a body that its engine may end at"
+    assert call.adapted or not call.body, "a body that its engine may crash at"
 
 
 async def _answer(upstream: Upstream, connection: Connection, head: bytes, call: Call, limits: Limits) -> ReplicaAnswer:

@@ -139,6 +139,11 @@ class Connection(asyncio.Protocol):
         return self.answer is not None and self.answer.complete
 
     @property
+    def awaits_answer(self) -> bool:
+        """Whether a call was sent, and neither a byte of its answer's body nor its end has come."""
+        return self.answer is not None and self.alive and not (self._flowing or self.complete or self.failure)
+
+    @property
     def switched(self) -> bool:
         """Whether the replica has agreed to another protocol."""
         return self.answer is not None and self.answer.head is not None and self.answer.head.status == SWITCHING

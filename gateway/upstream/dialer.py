@@ -21,7 +21,7 @@ from typing import Final
 from gateway.config.addresses import is_link_local
 from gateway.errors import OUT_OF_RESOURCES, REFUSED, UNREACHABLE, GatewayError, ReplicaFailure, out_of_resources
 from gateway.upstream.connection import Connection
-from gateway.upstream.resolver import Resolver
+from gateway.upstream.resolver import AddressSource
 
 STAGGER_S: Final = 0.25
 RENEWAL_S: Final = 0.5  # for a new look-up after connecting has failed: the request may be retried on another replica
@@ -44,7 +44,7 @@ class Dialer:
         host: str,
         port: int,
         tls: ssl.SSLContext | None,
-        resolver: Resolver,
+        resolver: AddressSource,
         guarded: Callable[[], bool] = lambda: False,
         server_name: str = "",
         *,

@@ -56,6 +56,10 @@ class ConnectionPool:
         """Count the answer's bytes as signs of life until the connection is given back. O(1)."""
         self._busy.add(connection)
 
+    def carries(self, connection: Connection) -> bool:
+        """Whether it carries a request (not a probe)."""
+        return connection in self._busy
+
     @property
     def answered_at(self) -> float:
         """Loop time of the last byte of an answer to a request; -inf: never. O(requests in flight)."""

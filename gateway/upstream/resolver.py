@@ -29,7 +29,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.errors import OUT_OF_RESOURCES
 
@@ -54,6 +54,35 @@ def system_look_up(host: str) -> list[str]:
         zone = address[3] if family == socket.AF_INET6 and len(address) == 4 else 0
         addresses.append(f"{address[0]}%{zone}" if zone else str(address[0]))
     return addresses
+
+
+class AddressSource(Protocol):
+    """Where a `Dialer` has addresses from."""
+
+    async def addresses(self, host: str) -> Sequence[str]:
+        """The best first. Raises OSError if there are none."""
+
+    async def renewed(self, host: str) -> Sequence[str]:
+        """The same, after connecting to the known ones has failed."""
+
+    def knows(self, host: str) -> bool:
+        """Whether an address of this name is known."""
+
+
+class KnownAddresses:
+    """An AddressSource for one name, which is not looked up here."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+
+    async def addresses(self, host: str) -> Sequence[str]:
+        return self._addresses
+
+    async def renewed(self, host: str) -> Sequence[str]:
+        return self._addresses
+
+    def knows(self, host: str) -> bool:
+        return True
 
 
 class Name:

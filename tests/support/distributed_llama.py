@@ -1,8 +1,8 @@
 """A stand-in for Distributed-Llama's API server (`dllama-api`): a process of its own, which lives and dies as that does.
 
-    python -m tests.support.distributed_llama [--token-ms 0] [--port 0]
+    python -m tests.support.distributed_llama [--prefill-ms 0] [--token-ms 0] [--port 0]
 
-By its source and by protocols.md, section 3.5: one accept loop and one request at a time; the process ends (status 1) when a
+By its source and by protocols.md, section 3.5: one accept loop and one request at a time; the process exits (status 1) when a
 connection closes before a whole request was there, when more than Content-Length says comes with the head, at a body that is no
 JSON, and at fields of other types than it expects: `content` that is no text, `stop` that is no list of texts. Paths are
 compared exactly; any other gets half a head and no end. Sockets are never closed. It keeps one conversation. `stop`,
@@ -10,7 +10,7 @@ compared exactly; any other gets half a head and no end. Sockets are never close
 
 It "generates" what the last message says behind "say ", three characters a token; else "one two three ...", without end. Each
 request is a line of JSON on its standard output: what it was, how many messages were cached, and whether another connection
-waited meanwhile.
+waited meanwhile. So is the beginning of each prefill, in which it neither reads nor writes.
 """
 
 from __future__ import annotations
@@ -84,8 +84,18 @@ def typed(body: Any, name: str, *kinds: type) -> Any:
     return value
 
 
+def messages_of(body: Any) -> list[tuple[str, str]]:
+    messages = list[tuple[str, str]]()
+    for message in typed(body, "messages", list) or []:
+        if not isinstance(message, dict) or not all(isinstance(message.get(name), str) for name in ("role", "content")):
+            die("type_error: message")
+        messages.append((message["role"], message["content"]))
+    return messages
+
+
 class Server:
-    def __init__(self, token_s: float, port: int) -> None:
+    def __init__(self, prefill_s: float, token_s: float, port: int) -> None:
+        self._prefill_s = prefill_s
         self._token_s = token_s
         self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
         self._left: list[socket.socket] = []  # never closed
@@ -123,11 +133,7 @@ class Server:
     def _complete(self, client: socket.socket, body: Any) -> None:
         if not isinstance(body, dict):
             die("type_error: body")
-        messages = list[tuple[str, str]]()
-        for message in typed(body, "messages", list) or []:
-            if not isinstance(message, dict) or not all(isinstance(message.get(name), str) for name in ("role", "content")):
-                die("type_error: message")
-            messages.append((message["role"], message["content"]))
+        messages = messages_of(body)
         stream = typed(body, "stream", bool) or False
         typed(body, "temperature", int, float)
         typed(body, "seed", int, float)
@@ -144,6 +150,9 @@ class Server:
                 b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
             )
         self._cached += messages[cached:]
+        if self._prefill_s:
+            say(prefill=len(messages))
+            time.sleep(self._prefill_s)
         waited = False
         try:
             for text in itertools.islice(tokens(messages), room):
@@ -207,10 +216,11 @@ def completion(text: str, prompt: int, generated: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
+    parser.add_argument("--prefill-ms", type=float, default=0.0)
     parser.add_argument("--token-ms", type=float, default=0.0)
     parser.add_argument("--port", type=int, default=0)
     given = parser.parse_args()
     try:
-        Server(given.token_ms / 1000, given.port).run()
+        Server(given.prefill_ms / 1000, given.token_ms / 1000, given.port).run()
     except KeyboardInterrupt:
         sys.exit(0)

@@ -16,6 +16,7 @@ class DistributedLlama:
     """`distributed_llama.py` in a process. Use as an async context manager. events: what it has said so far."""
 
     token_ms: float = 0.0
+    prefill_ms: float = 0.0
     port: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
     _process: asyncio.subprocess.Process | None = None
@@ -42,7 +43,8 @@ class DistributedLlama:
         return [event for event in self.events if "messages" in event]
 
     async def __aenter__(self) -> DistributedLlama:
-        command = [sys.executable, "-m", "tests.support.distributed_llama", "--token-ms", str(self.token_ms)]
+        command = [sys.executable, "-m", "tests.support.distributed_llama"]
+        command += ["--prefill-ms", str(self.prefill_ms), "--token-ms", str(self.token_ms)]
         self._process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
         assert self._process.stdout
         self.port = json.loads(await self._process.stdout.readline())["port"]
@@ -68,6 +70,11 @@ class DistributedLlama:
                 self._changed.notify_all()
         async with self._changed:
             self._changed.notify_all()
+
+    async def prefills(self) -> None:
+        """Wait until it has begun one."""
+        async with asyncio.timeout(40), self._changed:
+            await self._changed.wait_for(lambda: any("prefill" in event for event in self.events) or not self.alive)
 
     async def says(self, count: int) -> list[dict[str, Any]]:
         """Its chat requests, once there are so many."""

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import copy
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -139,17 +140,17 @@ class FakeKubernetes:
     # -- the server
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[FakeKubernetes]:
+    async def serving(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[FakeKubernetes]:
         """At the same port each time."""
         app = web.Application()
         app.router.add_get("/apis/discovery.k8s.io/v1/namespaces/{namespace}/{path:endpointslices}", self._get)
         app.router.add_get("/api/v1/namespaces/{namespace}/{path:pods}", self._get)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", self._port)
+        site = web.TCPSite(runner, "127.0.0.1", self._port, ssl_context=tls)
         await site.start()
         self._port = runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{self._port}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._port}"
         try:
             yield self
         finally:

@@ -67,6 +67,7 @@ class FoundMember(Struct, frozen=True, array_like=True):
     engine: str = AUTO_ENGINE
     model: str = ""
     weight: int = MAX_WEIGHT
+    addresses: tuple[str, ...] = ()
 
 
 # -- a snapshot: hub -> worker, to be restored; worker -> hub, if it was asked for with Collect

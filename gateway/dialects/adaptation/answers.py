@@ -4,7 +4,9 @@
                        (stop strings end it)       └── Collected ──────► one chat.completion ───────────► the client's dialect
 
 Distributed-Llama's events: `object` is chat.completion, all ids are alike, `\\r\\n\\r\\n` ends them, the last one has
-`finish_reason` "stop" in all cases and no delta, and `data: [DONE]` has no line end. It reports no usage.
+`finish_reason` "stop" in all cases and no delta, and `data: [DONE]` has no line end. It reports no usage. Whether its answer
+was cut is guessed: it has as many pieces as tokens were allowed. A piece is mostly a token; where it has several (those that
+make up one character, or that might have been the end), a cut answer has fewer pieces, and is taken for a whole one.
 
 Pure: bytes in, bytes out. Any cutting of the stream into chunks gives the same texts.
 """
@@ -42,7 +44,7 @@ class ChatPieces:
     def __init__(self, chat: PlainChat) -> None:
         self._splitter = Splitter()
         self._stops = StopFilter(chat.stops)
-        self._limit = chat.limit
+        self._limit = chat.max_tokens
         self._pieces = 0
         self.created = 0
         self.reason = ""

@@ -1,4 +1,4 @@
-"""A chat request as an engine can take it that reads texts only, and ends at values of other types.
+"""A chat request as an engine can take it that reads texts only, and crashes at values of other types.
 
     body ── adapted ──► {"messages": [{"role", "content"}], "stream": true, "max_tokens", "seed", "temperature"}, and what is
                         left to the gateway: stop strings, and the form of the answer
@@ -52,15 +52,15 @@ _FORMS: Final = (
 
 
 class PlainChat:
-    """body: for the engine. stops: for the gateway. model, stream, limit (of tokens, 0: none): as the client wants them."""
+    """body: for the engine. stops: for the gateway. model, stream, max_tokens (0: no limit): as the client wants them."""
 
-    __slots__ = ("body", "limit", "model", "stops", "stream")
+    __slots__ = ("body", "max_tokens", "model", "stops", "stream")
 
-    def __init__(self, body: bytes, stops: tuple[str, ...], model: str, limit: int, *, stream: bool) -> None:
+    def __init__(self, body: bytes, stops: tuple[str, ...], model: str, max_tokens: int, *, stream: bool) -> None:
         self.body = body
         self.stops = stops
         self.model = model
-        self.limit = limit
+        self.max_tokens = max_tokens
         self.stream = stream
 
 

@@ -2,7 +2,8 @@
 
 A headless Service of Kubernetes has an address for each of its pods that are ready, which needs no rights. Consul and others
 answer alike. With a port, A records count; AAAA records if there are none, for a pod with both is one replica. Without one, SRV
-records count, those with the best priority.
+records count, those with the best priority; where the configuration names name servers, these are asked for the targets'
+addresses, too (`dns_targets.py`). A replica is named by its target; its address may change.
 
 A failed look-up (no answer, SERVFAIL) changes nothing, and the next one comes sooner. An empty answer is believed after EMPTY_S
 of empty answers: a name server that has just restarted may send one, and probes detect dead replicas meanwhile.
@@ -20,13 +21,14 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
 from gateway.config.addresses import AddressError, base_url, parse_base_url
 from gateway.config.schema import MAX_REPLICAS, DiscoveryConfig, DnsConfig
-from gateway.fleet.membership import Member, fitting, reached_as
+from gateway.fleet.membership import Member, connected_as, fitting
+from gateway.fleet.sources.dns_targets import TargetAddresses
 from gateway.fleet.sources.source import SourceError
 
 if TYPE_CHECKING:
@@ -36,11 +38,18 @@ log = logging.getLogger("warmroute.discovery")
 
 EMPTY_S: Final = 30.0
 LOOK_UP_S: Final = 4.0
+TARGETS_S: Final = 2.0  # for the addresses of targets: those that are missing come with the next look-up
 RETRY_S: Final = 2.0  # after a failed look-up: what has come back is known within 5 s
 _TRY_S: Final = 1.0  # of one name server, at first
 
-Target = tuple[str, int]
-"""Host or IP address, port."""
+
+class Target(NamedTuple):
+    """host: or an IP address. addresses: of the host, as far as they are known."""
+
+    host: str
+    port: int
+    addresses: tuple[str, ...] = ()
+
 
 LookUp = Callable[[], Awaitable[Iterable[Target]]]
 """All targets, none if the name has none. Raises LookUpFailed."""
@@ -103,13 +112,14 @@ class DnsSource:
 
     def _members(self, targets: Sequence[Target]) -> list[Member]:
         members = list[Member]()
-        for host, port in targets[:MAX_REPLICAS]:
+        for target in targets[:MAX_REPLICAS]:
             try:
-                url, name = parse_base_url(base_url(host, port, tls=bool(self.settings.tls)))
+                url, name = parse_base_url(base_url(target.host, target.port, tls=bool(self.settings.tls)))
             except AddressError as error:
                 log.warning("target is not a replica", extra={"source": self.name, "error": str(error)})
             else:
-                members.append(reached_as(Member(fitting(name), url, ""), self.settings))
+                member = Member(fitting(name), url, "", addresses=target.addresses)
+                members.append(connected_as(member, self.settings))
         if len(targets) > MAX_REPLICAS:
             log.warning("too many targets", extra={"source": self.name, "targets": len(targets), "most": MAX_REPLICAS})
         return members
@@ -117,13 +127,19 @@ class DnsSource:
 
 def asking(dns: DnsConfig) -> LookUp:
     """Looks up what this configuration says, by c-ares."""
+    addresses = TargetAddresses() if dns.servers and dns.port is None else None
 
     async def look_up() -> Iterable[Target]:
         import aiodns  # only where it is needed: it loads a library
 
         try:
-            async with asyncio.timeout(LOOK_UP_S), contextlib.aclosing(_Resolver(dns)) as resolver:
-                return await _asked(resolver.channel, dns)
+            async with contextlib.aclosing(_Resolver(dns)) as resolver:
+                async with asyncio.timeout(LOOK_UP_S):
+                    targets = await _asked(resolver.channel, dns)
+                if addresses is None:
+                    return targets
+                await addresses.look_up(resolver.channel, {target.host for target in targets}, TARGETS_S)
+                return [target._replace(addresses=addresses.of(target.host)) for target in targets]
         except aiodns.error.DNSError as error:
             if error.args[0] in (aiodns.error.ARES_ENOTFOUND, aiodns.error.ARES_ENODATA):
                 return ()
@@ -150,17 +166,17 @@ class _Resolver:
         await self.channel.close()
 
 
-async def _asked(resolver: aiodns.DNSResolver, dns: DnsConfig) -> Iterable[Target]:
+async def _asked(resolver: aiodns.DNSResolver, dns: DnsConfig) -> Sequence[Target]:
     """Raises DNSError."""
     import pycares
 
     if dns.port is not None:
-        return [(address, dns.port) for address in await _addresses_of(resolver, dns.name)]
+        return [Target(address, dns.port) for address in await _addresses_of(resolver, dns.name)]
     answer = (await resolver.query_dns(dns.name, "SRV")).answer
     records = [record.data for record in answer if isinstance(record.data, pycares.SRVRecordData)]
     named = [record for record in records if record.port and record.target.strip(".")]
     best = min((record.priority for record in named), default=0)
-    return [(record.target.rstrip(".").lower(), record.port) for record in named if record.priority == best]
+    return sorted({Target(record.target.rstrip(".").lower(), record.port) for record in named if record.priority == best})
 
 
 async def _addresses_of(resolver: aiodns.DNSResolver, name: str) -> Sequence[str]:

@@ -20,7 +20,7 @@ from gateway.config.parse import ConfigError, parse
 from gateway.config.schema import DiscoveryConfig, ListedReplica, ReplicaList
 from gateway.config.source import POLL_S, Source
 from gateway.config.yaml_file import YamlFile
-from gateway.fleet.membership import Member, reached_as
+from gateway.fleet.membership import Member, connected_as
 
 log = logging.getLogger("warmroute.discovery")
 
@@ -59,7 +59,7 @@ class FileSource:
         parsed = parse(ReplicaList, file.values)
         if parsed.value is None or file.problems:
             raise ConfigError(*file.problems, *map(file.located, parsed.problems))
-        return [reached_as(_member(each), self.settings) for each in parsed.value.replicas]
+        return [connected_as(_member(each), self.settings) for each in parsed.value.replicas]
 
 
 def _member(listed: ListedReplica) -> Member:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from gateway.errors import NO_ACCESS, ReplicaFailure
 from gateway.upstream.access.credentials import RECHECK_S, Credentials, TlsContexts, load
-from gateway.upstream.access.terms import Terms
+from gateway.upstream.access.options import ConnectionOptions
 from gateway.upstream.connection import Connection
 
 log = logging.getLogger("warmroute.replicas")
@@ -32,10 +32,16 @@ class Access:
     """
 
     def __init__(
-        self, terms: Terms, url: str, contexts: TlsContexts, *, secure: bool, renewed: Callable[[Credentials], None]
+        self,
+        options: ConnectionOptions,
+        url: str,
+        contexts: TlsContexts,
+        *,
+        secure: bool,
+        renewed: Callable[[Credentials], None],
     ) -> None:
         self.credentials: Credentials | None = None
-        self._terms = terms
+        self._options = options
         self._url = url
         self._contexts = contexts if secure else None
         self._renewed = renewed
@@ -67,7 +73,7 @@ class Access:
 
     async def _load(self) -> None:
         try:
-            read = await asyncio.to_thread(load, self._terms.key, self._terms.tls, self._contexts)
+            read = await asyncio.to_thread(load, self._options.key, self._options.tls, self._contexts)
         except ReplicaFailure as failure:
             if self.credentials is not None and failure.message != self._problem:
                 about = {"url": self._url, "error": failure.message}

@@ -1,6 +1,6 @@
 """A replica's key and TLS files, as they are now.
 
-    terms (names of variables and files) ── load ──► Credentials (header lines, SSL context) ── stale? ──► load again
+    options (names of variables and files) ── load ──► Credentials (header lines, SSL context) ── stale? ──► load again
 
 The configuration names the places only. What is there is read when the replica is first connected to, and again when a file has
 changed; looked at every RECHECK_S at most, while requests or probes go there. A secret that cannot be read is a failure of the
@@ -99,7 +99,7 @@ def _files(tls: TlsConfig) -> Sequence[str]:
 def version_of(path: str) -> Version:
     try:
         seen = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # no path can have a NUL
         return None
     return seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size, seen.st_ino, seen.st_dev
 
@@ -145,7 +145,7 @@ def _read(path: str, most: int) -> bytes:
             raise _no_access(f"the file {path} {'is not a regular file' if os.path.exists(path) else 'does not exist'}")
         with open(path, "rb") as file:
             data = file.read(most + 1)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _no_access(f"the file {path} cannot be read: {_reason(error)}") from error
     if len(data) > most:
         raise _no_access(f"the file {path} is larger than {most} bytes")

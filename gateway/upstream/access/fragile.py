@@ -1,14 +1,18 @@
-"""Connections to a server that serves one at a time, and whose process ends at a connection that it cannot read a request from.
+"""Connections to a server that serves one at a time, and that crashes at a connection that it cannot read a request from.
 
-Distributed-Llama's API is one: it ends when a connection closes before the whole request was there. So:
+Distributed-Llama's API is one: it crashes when a connection closes before the whole request was there. So:
 
 - One connection at a time; further requests wait here for their turn, first come, first served.
 - No connection is opened ahead of need, kept for another request, or opened to two addresses in parallel.
 - Once connecting has begun it is awaited, also if the request is cancelled meanwhile: a connection that nobody wants any more
   gets a harmless request, and is closed after its answer has begun.
 - A connection is closed when its whole request has left this process, whatever has become of the request's client.
+- That of a request whose client leaves before the answer begins stays open until it does: the server works on meanwhile, for
+  it notices only when it writes that nobody reads. The turn lasts until then, or until the request's first-byte timeout. A
+  probe's connection is closed at once, for a server that does not answer probes is to be noticed.
 
-What remains: the gateway's own process may be killed between connecting and sending, which takes microseconds.
+What remains: the gateway's own process may be killed between connecting and sending, which takes microseconds. And a server
+that does not read: after SEND_S a connection is closed within its request.
 """
 
 from __future__ import annotations
@@ -23,32 +27,42 @@ from gateway.upstream.connection import Connection
 from gateway.upstream.pool import ConnectionPool, Connector
 from gateway.upstream.timeouts import Limits
 
-DIAL_S: Final = 30.0  # in which the kernel connects, or never will
-SEND_S: Final = 120.0  # in which a whole request is sent, or never will be
+# Linux tries to connect for 127 s. We give up after 30 s: five SYNs were not answered by then, and it is unlikely that the
+# server accepts at that very moment.
+DIAL_S: Final = 30.0
+SEND_S: Final = 120.0  # for a whole request to be sent, from when its client has left
 
 
 class FragilePool(ConnectionPool):
     """See the top of this file. `turn` before `connect`; `give_back` ends the turn, as does a `connect` that fails.
 
-    dismissal: the harmless request.
+    turns: the lock of the server, which all pools of it have in common. dismissal: the harmless request.
     """
 
-    def __init__(self, connector: Connector, on_idle_closed: Callable[[float], None] | None, dismissal: bytes) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        on_idle_closed: Callable[[float], None] | None,
+        dismissal: bytes,
+        turns: asyncio.Lock,
+        send_s: float = SEND_S,
+    ) -> None:
         super().__init__(connector, on_idle_closed)
         self._dismissal = dismissal
-        self._turn = asyncio.Lock()
+        self._turns = turns
+        self._send_s = send_s
         self._ending = set[asyncio.Task[None]]()
 
     @property
     def busy(self) -> bool:
-        """Whether a request is there."""
-        return self._turn.locked()
+        """Whether a request is there, or the server still works for one."""
+        return self._turns.locked()
 
     async def turn(self, within_s: float) -> None:
         """Wait until no other request is there. Raises ReplicaFailure."""
         try:
             async with asyncio.timeout(within_s):
-                await self._turn.acquire()
+                await self._turns.acquire()
         except TimeoutError as late:
             text = f"it was busy with other requests for {within_s:g} s"
             raise ReplicaFailure("timeout", text, reached=0, blameless=True) from late
@@ -68,12 +82,17 @@ class FragilePool(ConnectionPool):
             self._dismiss_later(dial)
             raise
         except BaseException:
-            self._turn.release()
+            self._turns.release()
             raise
 
     def give_back(self, connection: Connection) -> None:
-        self._answer_over(connection)
-        self._end_later(connection)
+        """Close it once its request was sent, and its answer has begun: at once, mostly. Ends the turn then."""
+        sent = asyncio.Event()
+        connection.when_sent(sent.set)
+        if sent.is_set() and not self._works_on(connection):
+            self._end(connection)
+        else:
+            self._keep(asyncio.ensure_future(self._end_later(connection, sent)))
 
     def _dismiss_later(self, dial: asyncio.Future[Connection]) -> None:
         self._keep(asyncio.ensure_future(self._dismiss(dial)))
@@ -89,29 +108,28 @@ class FragilePool(ConnectionPool):
         finally:
             if connection is not None:
                 connection.abort()
-            self._turn.release()
+            self._turns.release()
 
-    def _end_later(self, connection: Connection) -> None:
-        """Close it once its request was sent: at once, mostly. Ends the turn."""
-        sent = asyncio.Event()
-        connection.when_sent(sent.set)
-        if sent.is_set():
-            self._end(connection)
-        else:
-            self._keep(asyncio.ensure_future(self._end_when(connection, sent)))
+    def _works_on(self, connection: Connection) -> bool:
+        """Whether it is a request's, not a probe's, and the server has not begun its answer."""
+        return self.carries(connection) and connection.awaits_answer
 
-    async def _end_when(self, connection: Connection, sent: asyncio.Event) -> None:
+    async def _end_later(self, connection: Connection, sent: asyncio.Event) -> None:
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SEND_S):
+                async with asyncio.timeout(self._send_s):
                     await sent.wait()
+            if sent.is_set() and self._works_on(connection):
+                with contextlib.suppress(ReplicaFailure):
+                    await connection.wait()  # no longer than its timeouts allow
         finally:
             self._end(connection)
 
     def _end(self, connection: Connection) -> None:
+        self._answer_over(connection)
         connection.release()
         connection.abort()
-        self._turn.release()
+        self._turns.release()
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._ending.add(task)

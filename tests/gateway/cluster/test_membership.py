@@ -421,8 +421,33 @@ async def test_a_storm_of_changes_takes_a_part_of_the_time_and_ends_with_the_las
                 await source.queue.put([Member(f"pod-{at}", f"http://127.0.0.1:{at + 1}", "") for at in range(number)])
             await eventually(lambda: len(changes) == 59)
             assert len(seen) < 20, "several come into force together"
-            membership.settle()
+            membership.apply_found()
             assert len(there(run)) == 60
+
+
+async def test_what_is_still_to_come_into_force_does_not_when_nothing_is_watched_any_more() -> None:
+    """A change seems to take 5 ms here: the next one comes 45 ms later."""
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.005
+        return now[0]
+
+    source = QueueSource()
+    published = asyncio.Queue[int]()
+    async with FakeReplica() as one, running(one, **LATER) as run:
+        gateway = run.gateway
+        membership = Membership(
+            live=gateway.live, fleet=gateway.fleet, upstream=gateway.upstream, sources_of=lambda _config: [source], clock=clock
+        )
+        membership.published = lambda _name, members: published.put_nowait(len(members))
+        async with watched(membership):
+            for number in range(2):
+                await source.queue.put([Member("pod", "http://127.0.0.1:1", "")] * number)
+                await published.get()
+        before = there(run)
+        await asyncio.sleep(0.1)  # longer than any timer
+        assert there(run) == before
 
 
 async def test_another_instance_at_the_same_address_is_another_replica() -> None:

@@ -10,12 +10,13 @@ import pytest
 
 from gateway.cluster.messages import decode_config, encode_config
 from gateway.cluster.workers.messages import Found, FoundMember, encode, from_hub
+from gateway.commands.advice import warnings_of
 from gateway.config.parse import ConfigError
 from gateway.config.schema import AUTO_ENGINE, Config, EngineName, KeyConfig, PoolConfig, TlsConfig
-from gateway.config.source import load
+from gateway.config.source import load, read
 from gateway.fleet.engines import ENGINES
-from gateway.fleet.membership import CONFIGURATION, Member, configured, merge, reached_as
-from gateway.fleet.sources.dns import DnsSource
+from gateway.fleet.membership import CONFIGURATION, Member, configured, connected_as, merge
+from gateway.fleet.sources.dns import DnsSource, Target
 from gateway.fleet.sources.kubernetes.objects import Endpoint, Read, members_of
 
 SECRET = "sk-the-secret-itself"
@@ -51,7 +52,7 @@ def test_they_go_to_other_processes_as_they_are() -> None:
 
 def test_what_sources_have_found_goes_to_other_workers_with_it() -> None:
     key, tls = KeyConfig(env="A"), TlsConfig("/ca", server_name="a.test")
-    member = Member("r", HTTPS, "p", 7, draining=True, instance="u", key=key, tls=tls, engine="ollama")
+    member = Member("r", HTTPS, "p", 7, draining=True, instance="u", key=key, tls=tls, engine="ollama", addresses=("10.0.0.7",))
     found = FoundMember(*(getattr(member, name) for name in FoundMember.__struct_fields__))
     (received,) = from_hub(encode(Found("s", (found,)))).members  # type: ignore[union-attr]
     assert FoundMember.__struct_fields__ == tuple(field.name for field in dataclasses.fields(Member))
@@ -90,6 +91,9 @@ def test_a_secret_in_the_wrong_place_is_not_quoted(wrong: Any, tmp_path: Path) -
         ({"url": URL, "key": {"env": "A", "file": "/k"}}, "either env or file is expected, got both"),
         ({"url": URL, "key": {"env": "A-B"}}, "the name of an environment variable is expected"),
         ({"url": URL, "key": {"file": "relative"}}, "the absolute path of a file is expected"),
+        ({"url": URL, "key": {"file": "/run/k\0"}}, "the absolute path of a file is expected"),
+        ({"url": HTTPS, "tls": {"ca_file": "ca.pem"}}, "the absolute path of a file is expected, got 'ca.pem'"),
+        ({"url": HTTPS, "tls": {"ca_file": "/ca\0"}}, "the absolute path of a file is expected"),
         ({"url": URL, "key": {"value": "x"}}, "unknown key"),
         ({"url": URL, "tls": {"ca_file": "/ca"}}, "pools[0].replicas[0].tls: TLS needs an https URL"),
         ({"url": HTTPS, "tls": {"key_file": "/k"}}, "tls.key_file: it is the key of a cert_file, which is missing"),
@@ -123,10 +127,10 @@ def test_discovery_has_the_short_form_of_tls_and_a_mapping() -> None:
     assert [discovery(tls=short).tls for short in (False, True)] == [False, True]
     options = discovery(tls={"ca_file": "/ca"}, key={"env": "A"}, engine="vllm")
     assert (options.tls, options.key, options.engine) == (TlsConfig("/ca"), KeyConfig(env="A"), "vllm")
-    found = reached_as(Member("r", HTTPS, ""), options)
+    found = connected_as(Member("r", HTTPS, ""), options)
     assert (found.tls, found.key, found.engine) == (TlsConfig("/ca"), KeyConfig(env="A"), "vllm")
-    assert reached_as(Member("r", URL, "", engine="ollama"), options).tls is None
-    assert reached_as(Member("r", URL, "", engine="ollama"), options).engine == "ollama", "its own word goes first"
+    assert connected_as(Member("r", URL, "", engine="ollama"), options).tls is None
+    assert connected_as(Member("r", URL, "", engine="ollama"), options).engine == "ollama", "its own word goes first"
     assert decode_config(encode_config(Config((PoolConfig(),), (options,)))).discovery == (options,)
     for wrong in ("yes", 7, []):
         with pytest.raises(ConfigError, match="true, false or a mapping"):
@@ -134,8 +138,8 @@ def test_discovery_has_the_short_form_of_tls_and_a_mapping() -> None:
 
 
 async def test_what_dns_finds_is_connected_to_as_its_source_says() -> None:
-    async def look_up() -> list[tuple[str, int]]:
-        return [("10.0.0.9", 8000)]
+    async def look_up() -> list[Target]:
+        return [Target("10.0.0.9", 8000)]
 
     source = DnsSource(discovery(tls={"ca_file": "/ca", "server_name": "a.test"}, key={"env": "A"}), look_up)
     (member,) = await anext(aiter(source.watch(expects=False)))
@@ -148,6 +152,30 @@ async def test_what_dns_finds_is_connected_to_as_its_source_says() -> None:
 
 def test_the_engines_are_those_of_the_table() -> None:
     assert set(get_args(EngineName)) == {AUTO_ENGINE, *(engine.name for engine in ENGINES)}
+
+
+def test_keys_that_go_over_the_network_in_clear_are_warned_of() -> None:
+    key, dns = {"env": "A"}, {"name": "a.test", "port": 1}
+    raw = {
+        "pools": [
+            {
+                "name": "p",
+                "replicas": [URL, HTTPS, {"url": "http://localhost:1"}, {"url": "http://[::1]:1"}, {"url": "HTTPS://b:1"}],
+                "key": key,
+            },
+            {"name": "q", "models": ["q"], "replicas": [{"url": "http://c:1", "key": key}, "http://d:1"]},
+        ],
+        "discovery": [
+            {"dns": dns, "pool": "p", "key": key},
+            {"dns": {**dns, "port": 2}, "pool": "p", "key": key, "tls": True},
+            {"dns": {**dns, "port": 3}, "pool": "p"},
+        ],
+    }
+    assert [problem.key for problem in warnings_of(read(None, raw, env={})) if "unencrypted" in problem.text] == [
+        ("pools", 0, "replicas", 0, "url"),
+        ("pools", 1, "replicas", 0, "url"),
+        ("discovery", 0, "key"),
+    ]
 
 
 def test_a_missing_key_is_no_error_of_the_file() -> None:

@@ -73,6 +73,28 @@ def test_what_is_written_in_other_ways_is_one_thing() -> None:
     assert config.discovery[1].kubernetes.server == "https://10.0.0.1:6443"
 
 
+@pytest.mark.parametrize(
+    ("server", "files", "error"),
+    [
+        ("http://10.0.0.1:6443", {"token_file": "/t"}, "the token would go over the network unencrypted"),
+        ("HTTP://api.test", {"token_file": "/t"}, "the token would go over the network unencrypted"),
+        ("http://10.0.0.1:6443", {"ca_file": "/c"}, "TLS needs an https URL"),
+        ("http://127.0.0.1:8001", {"ca_file": "/c"}, "TLS needs an https URL"),
+        ("http://127.0.0.1:8001", {"token_file": "/t"}, ""),
+        ("http://localhost:8001", {"token_file": "/t"}, ""),
+        ("http://10.0.0.1:6443", {}, ""),
+        ("", {"token_file": "/t", "ca_file": "/c"}, ""),
+        ("https://10.0.0.1:6443", {"token_file": "t"}, "the absolute path of a file is expected"),
+    ],
+)
+def test_an_api_server_gets_a_token_over_tls_only(server: str, files: dict[str, str], error: str) -> None:
+    source = {"kubernetes": {"service": "vllm", **({"server": server} if server else {}), **files}}
+    if error:
+        assert error in refusal([source])
+    else:
+        config_of([source], pools=[{}])
+
+
 def test_pools_may_be_left_out(tmp_path: Path) -> None:
     for text in ("discovery: [{kubernetes: vllm}]", "discovery: [{kubernetes: vllm}]\npools: []"):
         config = read(tmp_path, text)

@@ -1,4 +1,4 @@
-"""A stand-in of Distributed-Llama's API, a process that ends as easily as that does, behind a gateway: nothing kills it."""
+"""A stand-in of Distributed-Llama's API, a process that crashes as easily as that does, behind a gateway: nothing kills it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.config.schema import KeyConfig
+from gateway.upstream.access.options import ConnectionOptions
+from gateway.upstream.client import Call
 from tests.gateway.cluster.test_reload import reload
 from tests.gateway.conftest import eventually, running
 from tests.gateway.dialects.adaptation.test_request import BODIES
@@ -253,6 +256,57 @@ async def test_a_replica_of_another_kind_beside_it_does_not_make_it_serve_two() 
         await asyncio.gather(*(run.post({"model": "dl", "messages": said(f"{number}" * 60)}) for number in range(12)))
         await eventually(lambda: len(engine.served) + len(other.requests) == 12)
         assert not any(event["waited"] for event in engine.served)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_while_it_reads_the_prompt_takes_it_down_with_nobody(stream: bool) -> None:
+    """It works on until its first token, and would answer no probe meanwhile."""
+    health = {"interval_s": 0.05, "timeout_s": 0.1, "failures": 1}
+    async with DistributedLlama(prefill_ms=1000, token_ms=1) as engine, running(engine.config) as run:
+        await reload(run, engine.config, health=health)
+        (state,) = run.gateway.fleet.replicas
+        errors = list[str]()
+        body = {"model": "dl", "messages": said("x" * 900), "stream": stream}
+        asking = asyncio.create_task(run.post(body))
+        await engine.prefills()
+        asking.cancel()
+        while not engine.served:
+            errors.append(state.error)
+            await asyncio.sleep(0.01)
+        (served,) = engine.served
+        assert (set(errors), served["generated"] < 100) == ({""}, True), "nor does it generate for nobody"
+        await eventually(lambda: not run.gateway.upstream.busy(engine.url))
+        assert (await run.post({"model": "dl", "messages": said("y")}))[0] == 200
+        assert state.up
+
+
+async def test_a_replica_that_gets_other_options_still_serves_one_at_a_time_and_stays_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OUR_KEY", "secret")
+    health = {"interval_s": 60, "timeout_s": 0.1, "failures": 1}
+    async with DistributedLlama(prefill_ms=1500, token_ms=1) as engine, running(engine.config, health=health) as run:
+        upstream, (state,) = run.gateway.upstream, run.gateway.fleet.replicas
+
+        async def ask() -> None:
+            call = Call("POST", CHAT, b"", json.dumps({"messages": said("x" * 30), "stream": True}).encode())
+            call.adapted = True
+            answer = await upstream.open(engine.url, call)
+            try:
+                await answer.read(1 << 20)
+            finally:
+                answer.close()
+
+        first = asyncio.create_task(ask())
+        await engine.prefills()
+        options = state.member.connection_options
+        upstream.set_options(engine.url, ConnectionOptions(KeyConfig(env="OUR_KEY"), None, options.fragile))
+        await run.gateway.fleet.probe_all(upstream)
+        assert not first.done()
+        assert state.up, "the probe has waited for the request"
+        second = asyncio.create_task(ask())
+        await asyncio.gather(first, second)
+        assert not (await engine.says(2))[0]["waited"]
 
 
 # -- one conversation

@@ -16,13 +16,16 @@ from typing import Any, Final
 
 from gateway.config.addresses import AddressError, address_of, base_url, parse_base_url
 from gateway.config.schema import DiscoveryConfig
-from gateway.fleet.membership import MAX_WEIGHT, Member, fitting, reached_as
+from gateway.fleet.membership import MAX_WEIGHT, Member, connected_as, fitting
 from gateway.fleet.sources.kubernetes.api import Object
 
 ANNOTATION: Final = "warmroute.io/"
 _ANNOTATIONS: Final = ("pool", "model", "port", "weight", "capacity-tokens", "drain")
 POOL, MODEL, PORT, WEIGHT, CAPACITY, DRAIN = (ANNOTATION + name for name in _ANNOTATIONS)
 DEFAULT_PORT: Final = "http"
+MAX_ENDPOINTS: Final = 1000  # of one slice, as Kubernetes has it
+MAX_NOTES: Final = 100
+_MAX_NAME: Final = 253  # as Kubernetes has it
 _ENDED: Final = ("Succeeded", "Failed")
 _MAX_NUMBER: Final = 1 << 40
 _MAX_PORT: Final = 65535
@@ -72,7 +75,7 @@ def read_slice(slice_: Object, port: int | str | None) -> Sequence[Endpoint]:
     """The endpoints of a discovery.k8s.io EndpointSlice: all its addresses are of IPv4, or all of IPv6."""
     number = _port_of(_mappings(slice_.get("ports")), "port", port)
     found = list[Endpoint]()
-    for each in _mappings(slice_.get("endpoints")):
+    for each in _mappings(slice_.get("endpoints"))[:MAX_ENDPOINTS]:
         addresses = each.get("addresses")
         conditions, target = _mapping(each.get("conditions")), _mapping(each.get("targetRef"))
         pod = target if target.get("kind") == "Pod" else {}
@@ -121,12 +124,14 @@ def read_pod(pod: Object, port: int | str | None) -> Sequence[Endpoint]:
 
 
 def members_of(objects: Iterable[Read], config: DiscoveryConfig, prefix: str = "") -> tuple[list[Member], list[str]]:
-    """The members, in order of their names, and notes on what is wrong. config: with `kubernetes`. prefix: of pods' names."""
+    """The members, in order of their names, and the first MAX_NOTES notes on what is wrong. config: with `kubernetes`. prefix:
+    of pods' names.
+    """
     pods, notes = _pods(objects), list[str]()
     members, urls = dict[str, Member](), set[str]()
     for each in sorted(pods, key=lambda pod: (pod.terminating, not pod.ready, pod.uid, pod.address)):
-        if each.problem:
-            notes.append(f"{each.name}: {each.problem}")
+        if each.problem and len(notes) < MAX_NOTES:
+            notes.append(f"{each.name[:_MAX_NAME]}: {each.problem}")
         member = _member(each, config, prefix) if each.port else None
         if member and member.name not in members and member.url not in urls:
             members[member.name] = member
@@ -172,7 +177,7 @@ def _member(endpoint: Endpoint, config: DiscoveryConfig, prefix: str) -> Member 
         model=endpoint.model,
         weight=endpoint.weight,
     )
-    return reached_as(member, config)
+    return connected_as(member, config)
 
 
 def _port_of(ports: Iterable[Mapping[str, Any]], key: str, wanted: int | str | None) -> int:

@@ -119,12 +119,12 @@ class Watcher:
     async def _list(self, *, doubts: bool) -> bool:
         """Whether anything has changed, or this is the first list. doubts: one without objects is not believed at once."""
         first = self._listed_at == -math.inf
-        listed = await self._api.listed()
+        listed = await self._api.listed(self._read_of)
         if doubts and (first or self._objects) and not listed.objects:
             await self._sleep(EMPTY_S)
-            listed = await self._api.listed()
+            listed = await self._api.listed(self._read_of)
         before = [(name, each.endpoints) for name, each in sorted(self._objects.items())]
-        self._objects = {name: self._read_of(each) for name, each in listed.objects.items()}
+        self._objects = dict(listed.objects)
         self._version, self._listed_at, self._unlisted, self._doubt = listed.version, self._clock(), 0, None
         self._report_problem("")
         return first or before != [(name, each.endpoints) for name, each in sorted(self._objects.items())]

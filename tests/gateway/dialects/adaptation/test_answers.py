@@ -78,9 +78,10 @@ def test_after_a_stop_string_the_rest_is_not_wanted() -> None:
     assert reader.feed(event({"role": "assistant", "content": "d"}, "")) == reader.finish() == b""
 
 
-def test_an_answer_of_as_many_tokens_as_were_allowed_was_cut() -> None:
+def test_an_answer_of_as_many_pieces_as_tokens_were_allowed_was_cut() -> None:
     assert read(stream("a", "b"), [], max_tokens=2) == ("ab", "length", True)
     assert read(stream("a", "b"), [], max_tokens=3) == ("ab", "stop", True)
+    assert read(stream("a", "bc"), [], max_tokens=3) == ("abc", "stop", True), "two tokens in a piece: nobody can know"
 
 
 @pytest.mark.parametrize("data", [stream("a", done=b""), stream("a", reason="", done=b""), b""])

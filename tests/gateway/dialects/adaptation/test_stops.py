@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import SupportsIndex
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -42,6 +44,27 @@ def test_nothing_is_held_that_cannot_be_the_beginning_of_a_stop(text: str, stops
             return
         held = text[len(out) : end]
         assert not held or any(stop.startswith(held) for stop in stops)
+
+
+class Counted(str):
+    """Counts the characters that are looked at, or copied, by their places."""
+
+    looked = 0
+
+    def __getitem__(self, at: SupportsIndex | slice) -> str:
+        found = super().__getitem__(at)
+        Counted.looked += len(found)
+        return found
+
+
+def test_the_work_grows_with_the_text_whatever_the_stops_look_like() -> None:
+    stops = [Counted("ab" * number + "c") for number in range(100, 116)]
+    filtered, out = StopFilter(stops), ""
+    Counted.looked = 0
+    for _ in range(1000):
+        out += filtered.feed("a") + filtered.feed("b")
+    assert Counted.looked <= 3 * 2000 * len(stops)
+    assert out + filtered.finish() == "ab" * 1000
 
 
 def test_without_stops_nothing_is_held() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
+import aiodns
 import pytest
 from msgspec.structs import replace
 
@@ -14,8 +16,10 @@ from gateway.app import compose
 from gateway.config.schema import MAX_REPLICAS, DiscoveryConfig, DnsConfig
 from gateway.fleet.membership import Member
 from gateway.fleet.sources.dns import EMPTY_S, RETRY_S, DnsSource, LookUpFailed, Target, asking
+from gateway.fleet.sources.dns_targets import MAX_ADDRESSES, MAX_TTL_S, TargetAddresses
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, config_over, eventually, serving_runner
+from tests.gateway.upstream.certificates import Authority
 from tests.support.dns import NameServer, name_server
 from tests.support.fakes import FakeReplica
 
@@ -74,7 +78,7 @@ def names(found: list[list[Member]]) -> list[list[str]]:
 
 
 async def test_each_target_is_a_member_whatever_their_order() -> None:
-    one, two = ("10.0.0.1", 8000), ("fd00::2", 8000)
+    one, two = Target("10.0.0.1", 8000), Target("fd00::2", 8000)
     found, _ = await after([two, one], [one, two, two], [two])
     assert found == [
         [Member("10.0.0.1:8000", "http://10.0.0.1:8000", ""), Member("[fd00::2]:8000", "http://[fd00::2]:8000", "")],
@@ -83,13 +87,13 @@ async def test_each_target_is_a_member_whatever_their_order() -> None:
 
 
 async def test_over_tls() -> None:
-    found, _ = await after([("a.test", 443)], config=replace(CONFIG, tls=True))
+    found, _ = await after([Target("a.test", 443)], config=replace(CONFIG, tls=True))
     assert found == [[Member("a.test:443", "https://a.test:443", "")]]
 
 
 async def test_an_answer_that_fails_changes_nothing_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    one = ("10.0.0.1", 8000)
+    one = Target("10.0.0.1", 8000)
     found, source = await after([one], LookUpFailed("SERVFAIL"), LookUpFailed("SERVFAIL"))
     assert names(found) == [["10.0.0.1:8000"]]
     assert source.problem == "SERVFAIL"
@@ -101,7 +105,7 @@ async def test_an_answer_that_fails_changes_nothing_and_is_named(caplog: pytest.
 
 async def test_after_a_failure_it_looks_again_soon() -> None:
     pauses, failure = list[float](), LookUpFailed("late")
-    await after([("10.0.0.1", 8000)], failure, failure, [], pauses=pauses)
+    await after([Target("10.0.0.1", 8000)], failure, failure, [], pauses=pauses)
     assert pauses == [5, RETRY_S, RETRY_S, 5]
     pauses.clear()
     often = DiscoveryConfig(dns=DnsConfig("vllm.test", 8000, 1.0))
@@ -110,7 +114,7 @@ async def test_after_a_failure_it_looks_again_soon() -> None:
 
 
 async def test_that_there_is_nothing_is_believed_after_a_while() -> None:
-    one = ("10.0.0.1", 8000)
+    one = Target("10.0.0.1", 8000)
     often = int(EMPTY_S / 5) + 1
     assert names((await after([]))[0]) == [[]], "at first, at once"
     assert names((await after([one], *[[]] * (often - 1), [one]))[0]) == [["10.0.0.1:8000"]]
@@ -124,11 +128,11 @@ async def test_a_source_that_begins_while_there_are_replicas_does_not_believe_an
     often = int(EMPTY_S / 5) + 1
     assert names((await after(*[[]] * (often - 1), expects=True))[0]) == []
     assert names((await after(*[[]] * often, expects=True))[0]) == [[]]
-    assert names((await after([("10.0.0.1", 8000)], expects=True))[0]) == [["10.0.0.1:8000"]]
+    assert names((await after([Target("10.0.0.1", 8000)], expects=True))[0]) == [["10.0.0.1:8000"]]
 
 
 async def test_what_a_name_server_says_has_bounds(caplog: pytest.LogCaptureFixture) -> None:
-    flood = [(f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}", 8000) for number in range(100_000)]
+    flood = [Target(f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}", 8000) for number in range(100_000)]
     found, _ = await after(flood)
     assert len(found[0]) == MAX_REPLICAS
     assert "too many targets" in caplog.text
@@ -136,7 +140,8 @@ async def test_what_a_name_server_says_has_bounds(caplog: pytest.LogCaptureFixtu
 
 async def test_targets_that_are_no_hosts_are_left_out_and_long_names_cut() -> None:
     long = ".".join(["x" * 60] * 4)
-    found, _ = await after([("a b", 1), ("", 2), ("a\nb", 3), ("ok", 4), (long, 8000), (long[:-1] + "y", 8000)])
+    wrong = [Target("a b", 1), Target("", 2), Target("a\nb", 3)]
+    found, _ = await after([*wrong, Target("ok", 4), Target(long, 8000), Target(long[:-1] + "y", 8000)])
     (members,) = found
     assert members[0].name == "ok:4"
     assert [len(member.name) for member in members[1:]] == [100, 100]
@@ -178,16 +183,95 @@ async def test_records_of_a_real_name_server(server: NameServer) -> None:
         *[f"many.test. 1 IN A 10.1.{number // 250}.{number % 250}" for number in range(1500)],
     )
     expected: dict[tuple[str, int | None], list[Target]] = {
-        ("a.test", 9): [("10.0.0.1", 9), ("10.0.0.2", 9)],
-        ("both.test", 9): [("10.0.0.3", 9)],
-        ("six.test", 9): [("fd00::4", 9)],
+        ("a.test", 9): [Target("10.0.0.1", 9), Target("10.0.0.2", 9)],
+        ("both.test", 9): [Target("10.0.0.3", 9)],
+        ("six.test", 9): [Target("fd00::4", 9)],
         ("none.test", 9): [],
-        ("_http._tcp.s.test", None): [("one.test", 8001), ("two.test", 8002)],
+        ("_http._tcp.s.test", None): [Target("one.test", 8001), Target("two.test", 8002)],
         ("a.test", None): [],
     }
     for (name, port), targets in expected.items():
         assert sorted(set(await targets_of(server, name, port))) == targets, name
     assert len(await targets_of(server, "many.test", 9)) == 1500
+
+
+@pytest.mark.tools
+async def test_targets_come_with_their_addresses(server: NameServer) -> None:
+    await server.serve(
+        *[f"_http._tcp.s.test. 1 IN SRV 0 1 80 {name}.test." for name in ("a", "both", "six", "many", "none")],
+        "a.test. 1 IN A 10.0.0.1",
+        "both.test. 1 IN A 10.0.0.3",
+        "both.test. 1 IN AAAA fd00::3",
+        "six.test. 1 IN AAAA fd00::4",
+        *[f"many.test. 1 IN A 10.1.0.{number}" for number in range(100)],
+    )
+    found = {host: addresses for host, _, addresses in await targets_of(server, "_http._tcp.s.test")}
+    assert len(found.pop("many.test")) == MAX_ADDRESSES
+    assert found == {
+        "a.test": ("10.0.0.1",),
+        "both.test": ("10.0.0.3",),
+        "none.test": (),
+        "six.test": ("fd00::4",),
+    }
+
+
+@pytest.mark.tools
+async def test_addresses_of_targets_are_kept_for_their_ttl_and_while_there_is_no_answer(server: NameServer) -> None:
+    now = [0.0]
+    known = TargetAddresses(lambda: now[0])
+
+    async def of(*hosts: str) -> list[tuple[str, ...]]:
+        resolver = aiodns.DNSResolver(servers=[f"127.0.0.1:{server.port}"], timeout=0.2, tries=1)
+        try:
+            await known.look_up(resolver, hosts, 2)
+        finally:
+            await resolver.close()
+        return [known.of(host) for host in hosts]
+
+    await server.serve("short.test. 5 IN A 10.0.0.1", "long.test. 3600 IN A 10.0.0.2")
+    assert await of("short.test", "long.test", "10.0.0.9") == [("10.0.0.1",), ("10.0.0.2",), ()]
+    await server.serve("short.test. 5 IN A 10.0.0.3", "long.test. 3600 IN A 10.0.0.4")
+    now[0] = 4.9
+    assert await of("short.test", "long.test") == [("10.0.0.1",), ("10.0.0.2",)]
+    now[0] = 5.0
+    assert await of("short.test", "long.test") == [("10.0.0.3",), ("10.0.0.2",)]
+    await server.serve()
+    now[0] = MAX_TTL_S
+    assert await of("short.test", "long.test") == [("10.0.0.3",), ("10.0.0.2",)], "the last good answer"
+    await server.stop()
+    assert await of("short.test", "long.test") == [("10.0.0.3",), ("10.0.0.2",)]
+    await server.serve("long.test. 3600 IN A 10.0.0.4")
+    assert await of("long.test", "short.test") == [("10.0.0.4",), ("10.0.0.3",)]
+    assert await of("long.test") == [("10.0.0.4",)]
+    assert known.of("short.test") == (), "it is no target any more"
+
+
+@pytest.mark.tools
+@pytest.mark.parametrize("secure", [False, True])
+async def test_replicas_that_only_the_named_server_knows_are_reached_by_their_names(
+    secure: bool, server: NameServer, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path, "ca")
+    certificate = authority.certificate("replica", san="DNS:r1.test")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.cert, certificate.key)
+    async with FakeReplica(tls=context if secure else None) as replica:
+
+        async def serve(address: str) -> None:
+            await server.serve(f"_http._tcp.s.test. 0 IN SRV 0 1 {replica.port} r1.test.", f"r1.test. 0 IN A {address}")
+
+        await serve("127.0.0.2")  # where nothing listens
+        dns = {"name": "_http._tcp.s.test", "refresh_s": 1, "servers": [f"127.0.0.1:{server.port}"]}
+        source = {"dns": dns, "tls": {"ca_file": str(authority.ca)} if secure else False}
+        gateway = compose(config_over(pools=[{"name": "default"}], discovery=[source]), LOGGED)
+        async with serving_runner(gateway, clients_runner(gateway.served)) as run:
+            (state,) = gateway.fleet.replicas
+            assert not state.up
+            await serve("127.0.0.1")
+            await eventually(lambda: state.up)
+            assert (await run.post())[0] == 200
+            assert list(gateway.fleet.replicas) == [state], "it has moved, and is the same one"
+            assert state.name == replica.requests[0].headers["host"] == f"r1.test:{replica.port}"
 
 
 @pytest.mark.tools
@@ -198,9 +282,9 @@ async def test_each_look_up_asks_the_name_server(server: NameServer) -> None:
     await server.serve(hour, "b.test. 3600 IN A 10.0.0.2")
     assert list(await look_up()) == []
     await server.serve(hour, "a.test. 3600 IN A 10.0.0.1")
-    assert list(await look_up()) == [("10.0.0.1", 9)]
+    assert list(await look_up()) == [Target("10.0.0.1", 9)]
     await server.serve(hour, "a.test. 3600 IN A 10.0.0.3")
-    assert list(await look_up()) == [("10.0.0.3", 9)]
+    assert list(await look_up()) == [Target("10.0.0.3", 9)]
     await server.stop()
     with pytest.raises(LookUpFailed):
         await look_up()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.config.schema import DiscoveryConfig, KubernetesConfig
 from gateway.fleet.membership import Member, problem_of
-from gateway.fleet.sources.kubernetes.objects import Read, members_of, read_pod, read_slice
+from gateway.fleet.sources.kubernetes.objects import MAX_ENDPOINTS, MAX_NOTES, Read, members_of, read_pod, read_slice
 from tests.support.kubernetes import endpoint, pod_of, slice_of
 
 NO_NAME = "its name is not 1 to 100 printable ASCII characters without spaces and quotes"
@@ -108,11 +108,13 @@ def test_a_pod_with_addresses_of_both_kinds_is_one_member_in_the_worse_state_of_
     """Their slices change one after the other: it must not become another replica in between."""
     well, leaving = endpoint("10.0.0.1", "a"), endpoint("10.0.0.1", "a", ready=False, terminating=True)
     six, six_leaving = endpoint("fd00::1", "a"), endpoint("fd00::1", "a", ready=False)
+    six_ending = endpoint("fd00::1", "a", terminating=True)  # publishNotReadyAddresses: it stays ready
     for first, second, draining in (
         (well, six, False),
         (leaving, six, True),
         (well, six_leaving, True),
         (leaving, six_leaving, True),
+        (well, six_ending, True),
     ):
         slices = [slice_of("six", second, family="IPv6"), slice_of("four", first)]
         for order in (slices, slices[::-1]):
@@ -199,6 +201,18 @@ def test_an_address_that_is_none_is_no_member() -> None:
     for address in ("10.0.0.1/evil", "host.test", "", "10.0.0.1:80", "fd00::1%eth0"):
         found = members(SERVICE, slice_of("s", endpoint(address)))
         assert not found or found[0].url == "http://[fd00::1%eth0]:8000"
+
+
+def test_what_is_wrong_is_noted_for_some_only() -> None:
+    pods = [pod_of(f"{'p' * 1000}{number}", f"10.0.0.{number}", capacity_tokens="x") for number in range(250)]
+    found = notes(PODS, *pods)
+    assert len(found) == MAX_NOTES
+    assert max(map(len, found)) < 400
+
+
+def test_a_slice_has_no_more_endpoints_than_kubernetes_allows() -> None:
+    addresses = [endpoint(f"10.0.{number >> 8}.{number & 255}") for number in range(MAX_ENDPOINTS + 50)]
+    assert len(read_slice(slice_of("s", *addresses), None)) == MAX_ENDPOINTS
 
 
 def test_a_pod_that_is_deleted_drains_at_once_and_one_that_is_not_ready_too() -> None:

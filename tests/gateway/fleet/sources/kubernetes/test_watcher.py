@@ -19,6 +19,7 @@ from gateway.fleet.sources.kubernetes.api import Access, Api, KubernetesError, a
 from gateway.fleet.sources.kubernetes.objects import read_slice
 from gateway.fleet.sources.kubernetes.watcher import EMPTY_S, RELIST_RETRY_S, RELIST_S, Watcher
 from tests.gateway.conftest import eventually
+from tests.gateway.upstream.certificates import Authority
 from tests.support.kubernetes import SLICES, FakeKubernetes, endpoint, slice_of
 
 PATH = "apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
@@ -145,6 +146,24 @@ async def test_a_list_comes_in_pages(tmp_path: Path) -> None:
     async with server.serving(), watching(server, tmp_path) as seen:
         await eventually(lambda: seen.last == addresses(*names))
         assert server.lists == 3
+
+
+async def test_each_page_is_read_before_the_next_one_comes(tmp_path: Path) -> None:
+    server = FakeKubernetes()
+    await put(server, *[f"a{number}" for number in range(250)])
+    async with server.serving():
+        api = Api(Access(server.url, "default"), PATH, LABELS, 100, lambda: 0.0)
+        listed = await api.listed(lambda _object: server.lists)
+        assert sorted(listed.objects.values()) == [1] * 100 + [2] * 100 + [3] * 50
+        await api.close()
+
+
+async def test_a_token_that_is_no_token_is_not_read_whole(tmp_path: Path) -> None:
+    server, token = FakeKubernetes(), tmp_path / "large"
+    token.write_text("x" * (kubernetes_api.MAX_TOKEN_BYTES + 1))
+    async with server.serving(), watching(server, tmp_path, access=Access(server.url, "default", token_file=token)) as seen:
+        await eventually(lambda: "is larger than 64 KiB" in seen.problem)
+        assert not server.asked
 
 
 async def test_a_watch_that_is_cut_or_ends_goes_on_without_a_list(tmp_path: Path) -> None:
@@ -589,6 +608,23 @@ async def test_certificates_that_are_replaced_are_read_again(tmp_path: Path) -> 
         async with watching(server, tmp_path, time=time, access=access) as seen:
             await eventually(lambda: "ca.crt: No such file" in seen.problem)
             ca_file.write_text(ssl.DER_cert_to_PEM_cert(ssl.create_default_context().get_ca_certs(binary_form=True)[0]))
+            await eventually(lambda: seen.last == addresses("a"))
+
+
+async def test_a_cluster_that_gets_another_authority_is_trusted_once_that_is_in_the_file(tmp_path: Path) -> None:
+    before, after = Authority(tmp_path, "before"), Authority(tmp_path, "after")
+    certificate = after.certificate("server", san="IP:127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.cert, certificate.key)
+    ca_file = tmp_path / "ca.crt"
+    ca_file.write_text(before.ca.read_text())
+    server, time = FakeKubernetes(), Time()
+    await put(server, "a")
+    async with server.serving(context):
+        access = Access(server.url, "default", ca_file=ca_file)
+        async with watching(server, tmp_path, time=time, access=access) as seen:
+            await eventually(lambda: "certificate verify failed" in seen.problem)
+            ca_file.write_text(after.ca.read_text())
             await eventually(lambda: seen.last == addresses("a"))
 
 
