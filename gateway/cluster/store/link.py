@@ -21,18 +21,17 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 from urllib.parse import quote
 
 from gateway.cluster.messages import Batch, OtherGateway, SharingState
 from gateway.cluster.replication import BATCH_S
-from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
+from gateway.cluster.snapshots.snapshot import Snapshot
 from gateway.cluster.store import client as store
-from gateway.cluster.store import offers
 from gateway.cluster.store.clock import StoreClock
-from gateway.cluster.store.incoming import MARGIN_S, Incoming, Routers
+from gateway.cluster.store.incoming import Incoming, Routers
 from gateway.cluster.store.messages import (
     ALL,
     ENVELOPE_FIELD,
@@ -43,15 +42,14 @@ from gateway.cluster.store.messages import (
     Bye,
     Envelope,
     Item,
-    Offer,
     Published,
     Reset,
     Want,
     encode_envelope,
 )
-from gateway.cluster.store.notices import Notices
 from gateway.cluster.store.others import DEAD_S
 from gateway.cluster.store.outbox import MOST_BYTES, Outbox
+from gateway.cluster.store.snapshots import SnapshotExchange
 from gateway.config.schema import SharingConfig
 from gateway.telemetry.metrics import Metrics
 
@@ -68,11 +66,6 @@ READ_LESS: Final = 16  # by which they are divided then
 BLOCK_MS: Final = 500  # that a read waits for news
 RETRY_S: Final = 0.2, 2.0  # the pause before the store is tried again: at first, at most
 FEW: Final = 8  # others; with more, each writes and reads more rarely in proportion
-ATTACH_S: Final = 3.0  # that a start waits for the store
-SIBLINGS: Final = 2  # that a new gateway asks for a snapshot
-HEARD_S: Final = 2 * BEAT_S  # that it waits for one which is certainly alive
-SIBLING_S: Final = 8.0  # that each of them has for it
-EVERYTHING_S: Final = 1e9
 BYE_S: Final = 1.0
 CANCEL_S: Final = 0.1
 
@@ -102,8 +95,8 @@ class Link:
         self._connect = connect
         self._format = format.encode()
         # In braces: in a cluster of stores, all keys are at one node.
-        self._prefix = f"warmroute:{{{quote(sharing.cluster, safe='')}}}:"
-        self._stream = f"{self._prefix}log"
+        prefix = f"warmroute:{{{quote(sharing.cluster, safe='')}}}:"
+        self._stream = f"{prefix}log"
         self._host = socket.gethostname()[:256]
         self._store_clock = StoreClock()
         self._outbox = Outbox(clock, unsent_bytes)
@@ -116,25 +109,26 @@ class Link:
             clock=clock,
             metrics=metrics,
         )
+        self._snapshots = SnapshotExchange(
+            incoming=self.incoming, routers=routers, metrics=metrics, clock=clock, prefix=prefix, add=self._add
+        )
         self._client: Any = None  # while it is connected, and does what it should
         self._does: set[str] = set()  # what it does
         self._news = asyncio.Event()  # there is something to write
-        self._work = asyncio.Event()  # a snapshot is wanted, or offered
-        self._attached = asyncio.Event()  # the others are known
-        self._heard = asyncio.Event()  # it was read, whether something had come or not
         self._writing = asyncio.Lock()
         self._seq = 0
         self._unsure: tuple[int, tuple[Item, ...]] | None = None  # an envelope that may or may not be in the store
         self._cursor: bytes | None = None  # the last id that was read
         self._read_most = READ_MOST
         self._last_own: bytes | None = None  # the last id that was written
-        self._notices = Notices(clock)
         self._read_at, self._cared_at = -DEAD_S, -CARE_S
-        self._first: asyncio.Future[Snapshot | None] | None = None
         self._closed = False
         self._failing = "", ""  # why the store is away: the reason, the error
+        self._begin_metrics()
+
+    def _begin_metrics(self) -> None:
         for reason in ("unreachable", "full", "denied", "garbage", "other"):
-            metrics.sharing_errors.add((reason,), 0)
+            self._metrics.sharing_errors.add((reason,), 0)
         self._show()
 
     # -- from our own routers
@@ -165,39 +159,7 @@ class Link:
 
     async def first(self) -> Snapshot | None:
         """A snapshot of a sibling; None: there is no other gateway, or none answers in time."""
-        self._first = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(ATTACH_S):
-                await self._attached.wait()
-            since, asked = self._clock(), set[str]()
-            while len(asked) < SIBLINGS and (sibling := await self._sibling(since, asked)):
-                asked.add(sibling)
-                self._add(Want(sibling, EVERYTHING_S))
-                done, _ = await asyncio.wait([self._first], timeout=SIBLING_S)
-                if done and (found := self._first.result()):
-                    return found
-                if done:  # it knows nothing
-                    self._first = asyncio.get_running_loop().create_future()
-                    continue
-                log.warning("another gateway gives no snapshot", extra={"gateway": sibling})
-        except TimeoutError:
-            log.warning("the store does not answer: this gateway begins alone")
-        finally:
-            self._first = None
-        return None
-
-    async def _sibling(self, since: float, asked: Collection[str]) -> str | None:
-        """A gateway to be asked, at best one that has written since then: one that has not may have been killed a moment ago,
-        as this gateway's predecessor, perhaps. None: there is no other.
-        """
-        others, heard = self.incoming.others, set[str]()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HEARD_S):
-                while not (heard := others.heard_since(since).difference(asked)) and not others.alive.keys() <= set(asked):
-                    self._heard.clear()
-                    await self._heard.wait()
-        candidates = sorted(heard or others.alive.keys() - set(asked))
-        return random.choice(candidates) if candidates else None
+        return await self._snapshots.first()
 
     async def close(self) -> None:
         """Write what is left, and say goodbye, if the store takes it at once."""
@@ -240,7 +202,7 @@ class Link:
 
     async def _exchange(self, client: Any) -> None:
         await self._attach(client)
-        tasks = [asyncio.create_task(each(client)) for each in (self._read, self._write, self._serve)]
+        tasks = [asyncio.create_task(each(client)) for each in (self._read, self._write, self._snapshots.serve)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -346,8 +308,7 @@ class Link:
         """Items were dropped since then, but now the store takes them again."""
         self._add(Reset(ALL))
         self._routers.join()
-        self.incoming.wants.append(("", self._clock() - since + MARGIN_S))
-        self._work.set()
+        self._snapshots.tell_all(since)
 
     # -- reading
 
@@ -363,15 +324,12 @@ class Link:
                 for _ in self.incoming.entry(_seconds(entry), fields or {}):
                     await asyncio.sleep(0)
                 await asyncio.sleep(0)
-            self._heard.set()
             self.incoming.answer()
             if self._outbox:
                 self._news.set()
-            if self.incoming.wants or self.incoming.offers:
-                self._work.set()
+            self._snapshots.read(all_of_it=len(entries) < most)
             self._show()
             if len(entries) < most:
-                self._attached.set()
                 await asyncio.sleep(pause_s(len(self.incoming.others.alive)))
 
     async def _read_some(self, client: Any) -> list[tuple[bytes, dict[bytes, bytes] | None]]:
@@ -407,60 +365,6 @@ class Link:
             except Exception:  # a bug must not end the watching
                 log.exception("a gateway that is gone was not forgotten")
 
-    # -- snapshots
-
-    async def _serve(self, client: Any) -> None:
-        """Give snapshots to those who want one, and take those that are offered; one at a time."""
-        self._work.set()
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            while self.incoming.wants or self.incoming.offers:
-                # Removed when it is done: if the store is lost meanwhile, it is tried again.
-                if self.incoming.offers:
-                    await _once(self._take(client, *self.incoming.offers[0]))
-                    self.incoming.offers.popleft()
-                else:
-                    await _once(self._give(client, *self.incoming.wants[0]))
-                    self.incoming.wants.popleft()
-
-    async def _give(self, client: Any, to: str, since_s: float) -> None:
-        at, key = self._clock(), ""
-        began = since_s == EVERYTHING_S
-        try:
-            snapshot = await self._routers.collect(since_s + self._clock() - at, offers.MAX_BYTES)
-        except KnowledgeError as error:
-            log.info("no snapshot for another gateway", extra={"gateway": to, "error": str(error)})
-            snapshot = None
-        if snapshot is not None:
-            at, key = snapshot.at, await offers.put(client, self._prefix, snapshot)
-            log.info("snapshot offered to another gateway", extra={"gateway": to or "all", "bytes": snapshot.size})
-        if key or to:
-            self._add(Offer(to, key, at, first=began))
-
-    async def _take(self, client: Any, offer: Offer, at: float) -> None:
-        waits = self._first if self._first and not self._first.done() else None
-        if not offer.key:
-            if waits:
-                waits.set_result(None)
-            return
-        if offer.first and not waits:  # it came too late: what this gateway knows by now is newer
-            await offers.remove(client, offer.key)
-            return
-        try:
-            snapshot = await offers.get(client, self._prefix, offer.key, at)
-        except KnowledgeError as error:
-            self._metrics.sharing_refused.add(("garbage",))
-            text = "a snapshot of another gateway is not taken in"
-            self._notices.say("offer", log.warning, text, {"error": str(error)})
-            return
-        if offer.to:
-            await offers.remove(client, offer.key)
-        if waits and not waits.done():
-            waits.set_result(snapshot)
-        else:
-            await self._routers.restore(snapshot)
-
     def __repr__(self) -> str:
         return f"<Link {self.me} to {self._stream}, {self._outbox!r}, {self.incoming.others!r}>"
 
@@ -468,16 +372,6 @@ class Link:
 def pause_s(others: int) -> float:
     """Between two writes, and between two reads: a reader then gets FEW / BATCH_S envelopes a second at most."""
     return BATCH_S * max(1.0, others / FEW)
-
-
-async def _once(work: Coroutine[Any, Any, None]) -> None:
-    """Raises only if the store is lost: what fails by itself (a key of another type, no memory) would fail for ever."""
-    try:
-        await work
-    except Exception as error:
-        if store.reason_of(error) == "unreachable":
-            raise
-        log.warning("a snapshot was not exchanged", extra={"error": f"{type(error).__name__}: {error}"[:300]})
 
 
 async def _end(tasks: Collection[asyncio.Task[None]]) -> None:

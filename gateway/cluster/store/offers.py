@@ -66,6 +66,7 @@ async def get(client: Any, prefix: str, key: str, at: float) -> Snapshot:
         raise KnowledgeError(str(error)) from error
 
 
-async def remove(client: Any, key: str) -> None:
-    """Nobody else wants it."""
-    await client.delete(key)
+async def remove(client: Any, prefix: str, key: str) -> None:
+    """Nobody else wants it. Another key than that of a snapshot stays."""
+    if key.startswith(f"{prefix}snapshot:"):
+        await client.delete(key)
