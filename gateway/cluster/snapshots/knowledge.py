@@ -16,6 +16,7 @@ from gateway.cluster.snapshots.snapshot import (
     Header,
     KnowledgeError,
     Snapshot,
+    difference_of,
     format_of,
 )
 from gateway.config.live import Live
@@ -75,7 +76,7 @@ class Knowledge:
     async def _restore(self, snapshot: Snapshot) -> None:
         ours = format_of(self._live.config.routing)
         if snapshot.header.format != ours:
-            raise KnowledgeError(f"its format is {snapshot.header.format}, not {ours} (version, block_bytes, block_tokens)")
+            raise KnowledgeError(difference_of(snapshot.header.format, ours))
         restorer = Restorer(self._router, snapshot.at, self._clock())
         try:
             for chunk in snapshot.chunks:

@@ -67,6 +67,17 @@ def format_of(routing: RoutingConfig) -> str:
     return f"{FORMAT}/{routing.block_bytes}/{routing.block_tokens}"
 
 
+def difference_of(theirs: str, ours: str) -> str:
+    """Why block keys of one format mean nothing in another."""
+    (their_format, *their_lengths), (our_format, *our_lengths) = theirs.split("/"), ours.split("/")
+    if their_format != our_format or len(their_lengths) != len(our_lengths):
+        return f"its release makes blocks in another way ({theirs}, not {ours})"
+    names = ("routing.block_bytes", "routing.block_tokens")
+    lengths = zip(names, their_lengths, our_lengths, strict=True)
+    differ = [f"{name} is {their} there and {our} here" for name, their, our in lengths if their != our]
+    return f"{', '.join(differ)}: both have to be configured alike"
+
+
 _HEADER: Final = msgspec.msgpack.Decoder(Header)
 
 

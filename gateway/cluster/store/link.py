@@ -32,6 +32,7 @@ from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.cluster.store import client as store
 from gateway.cluster.store import offers
 from gateway.cluster.store.clock import StoreClock
+from gateway.cluster.store.failures import explained
 from gateway.cluster.store.incoming import MARGIN_S, Incoming, Routers
 from gateway.cluster.store.messages import (
     ALL,
@@ -244,7 +245,8 @@ class Link:
         self._metrics.sharing_errors.add((reason,))
         if self._failing != reason:
             self._failing = reason
-            about = {"reason": reason, "key": self._stream, "error": f"{type(error).__name__}: {error}"[:300]}
+            text = explained(error, self._sharing)
+            about = {"reason": reason, "url": self._sharing.url, "key": self._stream, "error": text}
             log.warning("the store is away: this gateway goes on alone", extra=about)
 
     def _up(self, client: Any) -> None:

@@ -75,7 +75,10 @@ def test_what_is_written_in_other_ways_is_one_thing() -> None:
 
 def test_a_source_that_is_wrong_in_itself_hides_no_other(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        read(tmp_path, "discovery:\n  - dns: vllm\n  - consul: x\n  - {kubernetes: {port: 1}, pool: 7}\n  - file: /a\n    pool: q\n")
+        read(
+            tmp_path,
+            "discovery:\n  - dns: vllm\n  - consul: x\n  - {kubernetes: {port: 1}, pool: 7}\n  - file: /a\n    pool: q\n",
+        )
     assert [str(problem).partition("/c.yaml:")[2].partition(";")[0] for problem in refused.value.problems] == [
         "2: discovery[0].dns.port: it is needed, or a name of SRV records such as _http._tcp.vllm",
         "3: discovery[1].consul: unknown key",

@@ -68,7 +68,9 @@ async def test_a_file_that_is_of_no_use_is_a_cold_start(tmp_path: Path, caplog: 
             await one.post()
         async with sharing(replica, file=file, routing={"block_bytes": 128}) as two:
             assert held(two) == {}
-        assert "its format is 1/256/64, not 1/128/64" in str([record.__dict__.get("reason") for record in caplog.records])
+        assert "routing.block_bytes is 256 there and 128 here" in str(
+            [record.__dict__.get("reason") for record in caplog.records]
+        )
         file.write_bytes(b"garbage")
         async with sharing(replica, file=file) as three:
             assert held(three) == {}
