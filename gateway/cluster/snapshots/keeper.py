@@ -80,11 +80,12 @@ class Keeper:
         """At the end: within LAST_S, or not at all."""
         try:
             async with asyncio.timeout(LAST_S):
-                await self.write()
+                await self.write(logging.INFO)
         except TimeoutError:
             log.warning("no last snapshot: it took too long", extra={"path": str(self._path)})
 
-    async def write(self) -> None:
+    async def write(self, level: int = logging.DEBUG) -> None:
+        """level: of the log line."""
         try:
             snapshot = await self._collect()
             if snapshot is None or snapshot.header.partial:  # the last one is worth more
@@ -100,7 +101,7 @@ class Keeper:
         self._failed = ""
         self._metrics.snapshots.add(("good",))
         self._metrics.snapshot_bytes.set((), size)
-        log.debug("snapshot written", extra={"path": str(self._path), "bytes": size})
+        log.log(level, "snapshot written", extra={"path": str(self._path), "bytes": size})
 
     def __repr__(self) -> str:
         return f"<Keeper of {self._path}>"

@@ -85,7 +85,8 @@ class Knowledge:
         except RecordError as error:
             raise KnowledgeError(str(error)) from error
         await self._take(restorer, snapshot.header)
-        about = {"age_s": round(self._clock() - snapshot.at, 1), "blocks": restorer.blocks, "records": restorer.records}
+        age_s, blocks = round(self._clock() - snapshot.at, 1), restorer.blocks
+        about = {"source": snapshot.source, "age_s": age_s, "blocks": blocks, "records": restorer.records}
         if restorer.waiting and len(self._late) < MAX_LATE:
             self._late.append((self._clock() + LATE_S, restorer, snapshot.header))
             about["replicas_unknown"] = len(restorer.waiting)

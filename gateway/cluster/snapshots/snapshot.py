@@ -44,11 +44,12 @@ class Header(Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """chunks: encoded records. at: its moment, by this machine's monotonic clock."""
+    """chunks: encoded records. at: its moment, by this machine's monotonic clock. source: where it comes from, for the log."""
 
     header: Header
     chunks: Sequence[bytes]
     at: float
+    source: str = ""
 
     @property
     def size(self) -> int:
