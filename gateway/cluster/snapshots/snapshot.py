@@ -9,7 +9,7 @@ Structs lose their types in modules that mypyc compiles: this one is not compile
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 import msgspec
@@ -49,7 +49,7 @@ class Snapshot:
     header: Header
     chunks: Sequence[bytes]
     at: float
-    source: str = ""
+    source: str = field(default="", compare=False)
 
     @property
     def size(self) -> int:

@@ -131,7 +131,10 @@ async def test_two_clusters_in_one_server_are_apart(store: RedisServer) -> None:
 # -- who comes and who goes
 
 
-async def test_one_that_comes_later_begins_with_what_the_others_know(store: RedisServer) -> None:
+async def test_one_that_comes_later_begins_with_what_the_others_know(
+    store: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     async with FakeReplica() as replica, sharing(replica, **at(store)) as one:
         for number in range(20):
             await one.post(body(number))
@@ -141,6 +144,8 @@ async def test_one_that_comes_later_begins_with_what_the_others_know(store: Redi
             await eventually(lambda: client.exists(LOG))
         async with sharing(replica, **at(store)) as two:
             assert held(two) == known, "before its first request"
+            restored = [each.__dict__ for each in caplog.records if each.message == "prefix index restored"]
+            assert [each["source"] for each in restored] == ["another gateway"]
             _, headers, _ = await two.post(body(3))
             assert int(headers["X-Warmroute-Cached-Tokens"]) > 0
         with store.client as client:
