@@ -64,7 +64,7 @@ def status(options: argparse.Namespace) -> int:
 def drain(options: argparse.Namespace) -> int:
     """Returns the exit status."""
     result = 0
-    for admin in filter(None, options.admin.split(",")):
+    for admin in map(str.strip, options.admin.split(",")):
         try:
             answer = ask(admin, "POST", "/warmroute/undrain" if options.off else "/warmroute/drain", {"name": options.name})
         except OperatorError as error:
@@ -90,10 +90,10 @@ def ask(admin: str, method: str, path: str, body: Any = None, env: Mapping[str, 
         finally:
             connection.close()
     except OSError as error:
-        where = f"its log line `listening` has the URL of its admin listener as admin_url, and {DEFAULT_ADMIN} is the default"
+        where = f"Its log line `listening` has the URL of its admin listener as admin_url, and {DEFAULT_ADMIN} is the default."
         raise OperatorError(f"{admin} cannot be reached: {error.strerror or error}. Is the gateway running? {where}") from error
     except (http.client.HTTPException, ValueError) as error:
-        raise OperatorError(f"{admin} is no URL of an admin listener: {type(error).__name__}: {error}") from error
+        raise OperatorError(f"{admin!r} is no URL of an admin listener: {type(error).__name__}: {error}") from error
     return _parsed(admin, code, raw, has_key=bool(key))
 
 

@@ -15,23 +15,24 @@ from gateway.config.source import Loaded
 from gateway.errors import ReplicaFailure
 from gateway.state.drivers.urls import parsed
 from gateway.state.records import StoreFailed
-from gateway.upstream.access.credentials import context_of, load
+from gateway.upstream.access.credentials import TlsContexts, load
 
 
 def notes_of(loaded: Loaded, env: Mapping[str, str] = os.environ) -> list[Problem]:
     """All of them, with file and line."""
+    contexts = TlsContexts()
     found = (
         problem
         for key, value in values_of(loaded.config)
-        for problem in (_missing(key, value, env) if isinstance(value, KeyConfig | TlsConfig) else ())
+        for problem in (_missing(key, value, contexts, env) if isinstance(value, KeyConfig | TlsConfig) else ())
     )
     return sorted(map(loaded.at, (*found, *_of_the_store(loaded), *_of_the_database(loaded))), key=lambda each: each.line)
 
 
-def _missing(key: Key, value: KeyConfig | TlsConfig, env: Mapping[str, str]) -> Iterator[Problem]:
+def _missing(key: Key, value: KeyConfig | TlsConfig, contexts: TlsContexts, env: Mapping[str, str]) -> Iterator[Problem]:
     try:
         if isinstance(value, TlsConfig):
-            context_of(value)
+            contexts.of(value)
         else:
             load(value, None, None, env)
     except ReplicaFailure as failure:

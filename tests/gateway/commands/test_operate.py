@@ -118,9 +118,10 @@ async def test_what_is_no_admin_listener(capsys: Capture) -> None:
         assert (code, "on the admin listener" in err) == (1, True)
         code, _, err = await said(capsys, "status", "--admin", one.url)
         assert (code, err) == (1, f"warmroute: {one.url} is no admin listener of a gateway: it answers 200\n")
+    assert (await said(capsys, "drain", "r", "--admin", ""))[0] == 1
     for wrong in ("ftp://h", "http://", "http://h:port"):
         code, _, err = await said(capsys, "status", "--admin", wrong)
-        assert (code, err.startswith(f"warmroute: {wrong} is no URL of an admin listener: ValueError: ")) == (1, True)
+        assert (code, err.startswith(f"warmroute: {wrong!r} is no URL of an admin listener: ValueError: ")) == (1, True)
 
 
 async def test_a_path_that_is_not_there_names_those_that_are() -> None:
