@@ -32,7 +32,7 @@ class Booking:
     when it was made; in the index a block that was credited before keeps the weight that it has.
     number: in the journal. idle_s: time since the match was last used there. pending: the credit is neither confirmed nor
     removed; tail: its end in the index; reserved: bytes of the index reserved for it. unseen: units of the prompt that the
-    lease's replica may hold of the session beyond the match (`learning/sessions.py`).
+    lease's replica may hold of the session beyond the match (`learning/sessions.py`). moves: how often another router moved it.
     """
 
     __slots__ = (
@@ -41,6 +41,7 @@ class Booking:
         "idle_s",
         "lease",
         "matched_blocks",
+        "moves",
         "number",
         "pending",
         "prompt",
@@ -59,6 +60,7 @@ class Booking:
         self.matched_blocks = matched_blocks
         self.weight = weight
         self.unseen = 0
+        self.moves = 0
         self.idle_s: float | None = None
         self.pending = False
         self.tail: Hold | None = None

@@ -8,21 +8,43 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from router.booking import Booking
 from router.events import CacheLost, Closed, Event, Failing, FirstToken, Moved, Opened, Rent, Stored
 from router.router import Router
 from router.types import KEY_BYTES, Outcome, Prompt
 
+MAX_OPEN: Final = 1 << 18  # bookings of all others
+MAX_OPEN_BYTES: Final = 1 << 29  # of their keys
+MAX_MOVES: Final = 64  # of a booking: each costs as much as a booking
+
 
 class Follower:
-    """Applies events of other routers to this one. source: the unique number of another router."""
+    """Applies events of other routers to this one. source: the unique number of another router.
 
-    def __init__(self, router: Router, failing: Callable[[str], None] = lambda _replica: None) -> None:
-        """failing: called with each replica that another router's owner has seen fail."""
+    What would be more than MAX_OPEN and MAX_OPEN_BYTES is not booked: others may be mistaken, or hostile.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        failing: Callable[[str], None] = lambda _replica: None,
+        unknown: Callable[[str], None] = lambda _replica: None,
+        most_open: int = MAX_OPEN,
+        most_bytes: int = MAX_OPEN_BYTES,
+    ) -> None:
+        """failing: called with each replica that another router's owner has seen fail. unknown: called with the replica of each
+        booking that is ignored because there is no such replica here. most_open, most_bytes: see MAX_OPEN.
+        """
         self._router = router
         self._failing = failing
+        self._unknown = unknown
+        self._most_open = most_open
+        self._most_bytes = most_bytes
         self._bookings: dict[int, dict[int, Booking]] = {}
+        self._open_bookings = 0
+        self._open_bytes = 0
 
     def apply(self, source: int, events: Iterable[Event], *, past: bool = False) -> list[str]:
         """Apply one router's events, in order. Returns the replicas that they showed to have lost their cache.
@@ -74,11 +96,19 @@ class Follower:
     def _open(self, bookings: dict[int, Booking], event: Opened) -> None:
         router = self._router
         known = router.known(event.replica)
-        if event.number in bookings or known is None or len(event.keys) % KEY_BYTES:
+        if known is None:
+            self._unknown(event.replica)
             return
+        if event.number in bookings or len(event.keys) % KEY_BYTES:
+            return
+        if self._open_bookings >= self._most_open or self._open_bytes + len(event.keys) > self._most_bytes:
+            return
+        self._open_bookings += 1
+        self._open_bytes += len(event.keys)
         # This router's own string object: dictionaries find an identical key without comparing.
-        lease = router.ledger.open(known.name, event.prompt_tokens, event.uncached_tokens, event.since, silent=event.silent)
-        lease.load.remote_inflight += 1
+        lease = router.ledger.open(
+            known.name, event.prompt_tokens, event.uncached_tokens, event.since, silent=event.silent, remote=True
+        )
         client, session = event.client, event.session_key
         prompt = Prompt(event.keys, event.units, event.block_units, event.scale, client=client, session_key=session)
         prompt.breakpoints = event.breakpoints
@@ -87,25 +117,29 @@ class Follower:
         bookings[event.number] = booking
 
     def _move(self, bookings: dict[int, Booking], booking: Booking, event: Moved) -> None:
+        if booking.moves >= MAX_MOVES:
+            return
+        booking.moves += 1
         known = self._router.known(event.replica)
         if known is None:
             self._close(bookings, booking, Outcome(ok=False), event.since)
             return
-        booking.lease.load.remote_inflight -= 1
         booking.unseen = event.unseen
         self._router.rebook(booking, known.name, event.matched_blocks, event.prompt_tokens, event.uncached_tokens, event.since)
-        booking.lease.load.remote_inflight += 1
 
     def _close(self, bookings: dict[int, Booking], booking: Booking, outcome: Outcome, now: float) -> bool:
         """See `Router.observe`."""
         del bookings[booking.number]
-        booking.lease.load.remote_inflight -= 1
+        self._open_bookings -= 1
+        self._open_bytes -= len(booking.prompt.keys)
         return self._router.observe(booking, outcome, now)
 
     def check(self) -> None:
         """Raises AssertionError if the counts differ from the open bookings."""
         booked = [booking for bookings in self._bookings.values() for booking in bookings.values()]
         assert not any(booking.lease.closed for booking in booked)
+        assert self._open_bookings == len(booked)
+        assert self._open_bytes == sum(len(booking.prompt.keys) for booking in booked)
         loads = self._router.ledger.loads
         counted = Counter(booking.lease.replica for booking in booked)
         assert {name: load.remote_inflight for name, load in loads.items() if load.remote_inflight} == counted

@@ -44,6 +44,7 @@ class ReplicaLoad:
     remote_inflight: int = 0  # of these, booked by other routers
     decoding: int = 0  # of these, past their first token
     booked_tokens: int = 0  # uncached prompt tokens of those before their first token
+    remote_booked_tokens: int = 0  # of these, booked by other routers
     active_tokens: int = 0  # prompt tokens of all open leases
     first: Lease | None = None
     last: Lease | None = None
@@ -105,6 +106,25 @@ class ReplicaLoad:
             return booked
         return booked - (done if done < first.uncached_tokens else first.uncached_tokens)
 
+    @property
+    def own_inflight(self) -> int:
+        """Open leases that no other router has booked."""
+        return self.inflight - self.remote_inflight
+
+    @property
+    def own_booked_tokens(self) -> int:
+        return self.booked_tokens - self.remote_booked_tokens
+
+    def own_remaining_tokens(self, now: float) -> int:
+        """The part of `remaining_tokens` that no other router has booked. O(1).
+
+        Added up over routers that follow each other it is the replica's, as far as they know of each other's bookings in time.
+        """
+        first = self.first
+        if first is None or first.remote:
+            return self.own_booked_tokens
+        return self.remaining_tokens(now) - self.remote_booked_tokens
+
     def return_rate(self, now: float, gap_s: float) -> float:
         """Expected returns of conversations per second, with a mean gap of gap_s between an answer and the next turn."""
         ago = now - self.answered_at
@@ -135,8 +155,8 @@ class Lease:
     """One request booked on a replica. Made by `Ledger.open`; `close` it exactly once, in a `finally`.
 
     since: time of its booking on this replica. silent: its answer shows no first token, or one that does not tell how long the
-    prompt took, as it may be several. prefill_s: duration of the prefill, once known. load: the replica's. ahead, behind: its
-    neighbours in the queue.
+    prompt took, as it may be several. remote: another router has booked it. prefill_s: duration of the prefill, once known.
+    load: the replica's. ahead, behind: its neighbours in the queue.
     """
 
     __slots__ = (
@@ -148,6 +168,7 @@ class Lease:
         "load",
         "prefill_s",
         "prompt_tokens",
+        "remote",
         "replica",
         "silent",
         "since",
@@ -155,7 +176,15 @@ class Lease:
     )
 
     def __init__(
-        self, ledger: Ledger, replica: str, prompt_tokens: int, uncached_tokens: int, since: float, *, silent: bool
+        self,
+        ledger: Ledger,
+        replica: str,
+        prompt_tokens: int,
+        uncached_tokens: int,
+        since: float,
+        *,
+        silent: bool,
+        remote: bool,
     ) -> None:
         self.ledger = ledger
         self.replica = replica
@@ -163,6 +192,7 @@ class Lease:
         self.uncached_tokens = uncached_tokens
         self.since = since
         self.silent = silent
+        self.remote = remote
         self.decoding = False
         self.prefill_s: float | None = None
         self.closed = False
@@ -184,6 +214,8 @@ class Lease:
         self.decoding = True
         load.decoding += 1
         load.booked_tokens -= self.uncached_tokens
+        if self.remote:
+            load.remote_booked_tokens -= self.uncached_tokens
         load.leave_queue(self)
         load.turn_ended = max(load.turn_ended, now)
 
@@ -209,10 +241,14 @@ class Lease:
         load = self.load
         load.inflight -= 1
         load.active_tokens -= self.prompt_tokens
+        if self.remote:
+            load.remote_inflight -= 1
         if self.decoding:
             load.decoding -= 1
             return
         load.booked_tokens -= self.uncached_tokens
+        if self.remote:
+            load.remote_booked_tokens -= self.uncached_tokens
         if load.first is self:
             load.turn_ended = max(load.turn_ended, now)  # its turn is over, without a result
         load.leave_queue(self)
@@ -233,8 +269,10 @@ class Ledger:
         """A replica's load; an unknown replica's is empty, with the mean speed of the others."""
         return self.loads.get(replica) or ReplicaLoad(rate=self._default_rate())
 
-    def open(self, replica: str, prompt_tokens: int, uncached_tokens: int, now: float, *, silent: bool = False) -> Lease:
-        return Lease(self, replica, prompt_tokens, uncached_tokens, now, silent=silent)
+    def open(
+        self, replica: str, prompt_tokens: int, uncached_tokens: int, now: float, *, silent: bool = False, remote: bool = False
+    ) -> Lease:
+        return Lease(self, replica, prompt_tokens, uncached_tokens, now, silent=silent, remote=remote)
 
     def enter(self, lease: Lease) -> ReplicaLoad:
         """Count a lease at its replica: for leases only."""
@@ -244,6 +282,9 @@ class Ledger:
         load.inflight += 1
         load.active_tokens += lease.prompt_tokens
         load.booked_tokens += lease.uncached_tokens
+        if lease.remote:
+            load.remote_inflight += 1
+            load.remote_booked_tokens += lease.uncached_tokens
         load.enqueue(lease)
         return load
 
@@ -286,6 +327,7 @@ class Ledger:
             assert [lease.ahead for lease in waiting] == [None, *waiting][:-1]
             assert load.last is (waiting[-1] if waiting else None)
             assert 0 <= load.remote_inflight <= load.inflight
+            assert load.remote_booked_tokens == sum(lease.uncached_tokens for lease in waiting if lease.remote)
             assert load.active_tokens >= 0
             assert load.rate.value > 0
 

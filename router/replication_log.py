@@ -15,9 +15,10 @@ from typing import Final
 
 from router.booking import Booking
 from router.events import CacheLost, Closed, Event, Failing, FirstToken, Moved, Opened, Rent, Stored
-from router.types import Outcome
+from router.types import KEY_BYTES, Outcome
 
 MAX_TOKENS: Final = 1 << 50
+MAX_BLOCKS: Final = 1 << 17  # of a prompt that others are told of; what is beyond them only the deciding router knows
 
 
 class Journal:
@@ -59,7 +60,7 @@ class Journal:
             Moved(
                 booking.number,
                 lease.replica,
-                booking.matched_blocks,
+                min(booking.matched_blocks, MAX_BLOCKS),
                 lease.prompt_tokens,
                 lease.uncached_tokens,
                 lease.since,
@@ -103,7 +104,7 @@ def _opened(booking: Booking, *, silent: bool) -> Opened:
     prompt, lease = booking.prompt, booking.lease
     return Opened(
         booking.number,
-        prompt.keys,
+        prompt.keys[: MAX_BLOCKS * KEY_BYTES],
         prompt.units,
         prompt.block_units,
         prompt.scale,
@@ -111,7 +112,7 @@ def _opened(booking: Booking, *, silent: bool) -> Opened:
         prompt.session_key,
         prompt.breakpoints,
         lease.replica,
-        booking.matched_blocks,
+        min(booking.matched_blocks, MAX_BLOCKS),
         lease.prompt_tokens,
         lease.uncached_tokens,
         lease.since,

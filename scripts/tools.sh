@@ -108,170 +108,73 @@ fetch_gateway_api() {
     say "gateway-api: fetched"
 }
 
-# Debian's packages are signed; unpacked here without being installed.
-fetch_prometheus() {
-    if "$DEST/prometheus" --version > /dev/null 2>&1 && "$DEST/promtool" --version > /dev/null 2>&1; then
-        say "prometheus, promtool: present"; return
-    fi
-    if command -v prometheus > /dev/null && command -v promtool > /dev/null; then
-        say "prometheus, promtool: on PATH, nothing to fetch"; return
-    fi
+# fetch_debian NAME FLAG PROGRAM... -- PACKAGE...: Debian's packages (they are signed) with the libraries that this machine lacks,
+# unpacked into DEST/NAME.d without being installed, and for each program a script beside it that runs it with those libraries.
+# FLAG: with which a program prints its version. LEFT_OUT: a pattern of libraries that are not needed.
+fetch_debian() {
+    local name=$1 flag=$2 programs=() program found
+    shift 2
+    while [ "$1" != -- ]; do programs+=("$1"); shift; done
+    shift
+    if present "$flag" "${programs[@]}"; then say "$name: present"; return; fi
     command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null ||
-        die "prometheus: no apt-get here; install prometheus and promtool so that they are on PATH"
-    download_prometheus || { may_update && apt-get update -qq && download_prometheus; } ||
-        die "prometheus: apt-get could not download it; run 'apt-get update' as root and try again"
-    dpkg-deb -x "$SCRATCH"/prometheus_*.deb "$SCRATCH/root"
-    "$SCRATCH/root/usr/bin/prometheus" --version > /dev/null 2>&1 || die "prometheus: Debian's binary does not run here"
-    mv -f "$SCRATCH/root/usr/bin/prometheus" "$SCRATCH/root/usr/bin/promtool" "$DEST/"
-    say "prometheus, promtool: fetched, $("$DEST/prometheus" --version 2>&1 | head -n 1)"
-}
-
-fetch_nginx() {
-    if command -v nginx > /dev/null || "$DEST/nginx" -v > /dev/null 2>&1; then
-        say "nginx: present"; return
-    fi
-    command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null ||
-        die "nginx: no apt-get here; install nginx so that it is on PATH"
-    download_nginx || { may_update && apt-get update -qq && download_nginx; } ||
-        die "nginx: apt-get could not download it; run 'apt-get update' as root and try again"
-    dpkg-deb -x "$SCRATCH"/nginx_*.deb "$SCRATCH/nginx-root"
-    "$SCRATCH/nginx-root/usr/sbin/nginx" -v > /dev/null 2>&1 || die "nginx: Debian's binary does not run here; install nginx"
-    mv -f "$SCRATCH/nginx-root/usr/sbin/nginx" "$DEST/"
-    say "nginx: fetched, $("$DEST/nginx" -v 2>&1)"
-}
-
-fetch_registry() {
-    if command -v docker-registry > /dev/null || "$DEST/docker-registry" --version > /dev/null 2>&1; then
-        say "docker-registry: present"; return
-    fi
-    command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null ||
-        die "docker-registry: no apt-get here; install docker-registry so that it is on PATH"
-    download_registry || { may_update && apt-get update -qq && download_registry; } ||
-        die "docker-registry: apt-get could not download it; run 'apt-get update' as root and try again"
-    dpkg-deb -x "$SCRATCH"/docker-registry_*.deb "$SCRATCH/registry-root"
-    "$SCRATCH/registry-root/usr/bin/docker-registry" --version > /dev/null 2>&1 ||
-        die "docker-registry: Debian's binary does not run here; install docker-registry"
-    mv -f "$SCRATCH/registry-root/usr/bin/docker-registry" "$DEST/"
-    say "docker-registry: fetched, $("$DEST/docker-registry" --version)"
-}
-
-# With the libraries that this machine lacks, and a program beside it that looks for them there.
-fetch_postgres() {
-    if "$DEST/postgres" --version > /dev/null 2>&1 || command -v postgres > /dev/null ||
-        ls /usr/lib/postgresql/*/bin/postgres > /dev/null 2>&1; then
-        say "postgres: present"; return
-    fi
-    command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null ||
-        die "postgres: no apt-get here; install PostgreSQL so that initdb, postgres and pg_isready are on PATH"
-    download_postgres || { may_update && apt-get update -qq && download_postgres; } ||
-        die "postgres: apt-get could not download it; run 'apt-get update' as root and try again"
-    local package name programs root="$DEST/postgresql"
-    for package in "$SCRATCH"/postgres.d/*.deb; do dpkg-deb -x "$package" "$SCRATCH/postgresql"; done
-    programs=$(cd "$SCRATCH/postgresql" && echo usr/lib/postgresql/*/bin)
-    rm -rf "$root"
-    mv "$SCRATCH/postgresql" "$root"
-    for name in initdb pg_isready postgres; do
-        cat > "$SCRATCH/$name" <<SH
+        die "$name: no apt-get here; install $name so that ${programs[*]} are on PATH"
+    mkdir -p "$SCRATCH/$name.deb"
+    download "$name" "$@" || { [ "$(id -u)" = 0 ] && apt-get update -qq && download "$name" "$@"; } ||
+        die "$name: apt-get could not download it; run 'apt-get update' as root and try again"
+    for package in "$SCRATCH/$name.deb"/*.deb; do dpkg-deb -x "$package" "$SCRATCH/$name.d"; done
+    rm -rf "$DEST/$name.d"
+    mv "$SCRATCH/$name.d" "$DEST/$name.d"
+    for program in "${programs[@]}"; do
+        found=$(cd "$DEST/$name.d" && find usr -name "$program" -path '*bin/*' | head -n 1)
+        cat > "$SCRATCH/$program" <<SH
 #!/bin/sh
-root=\$(dirname "\$(readlink -f "\$0")")/postgresql
-LD_LIBRARY_PATH="\$root/usr/lib/x86_64-linux-gnu" exec "\$root/$programs/$name" "\$@"
+root=\$(dirname "\$(readlink -f "\$0")")/$name.d
+LD_LIBRARY_PATH="\$root/usr/lib/x86_64-linux-gnu" exec "\$root/$found" "\$@"
 SH
-        chmod 755 "$SCRATCH/$name"
-        mv -f "$SCRATCH/$name" "$DEST/$name"
-        "$DEST/$name" --version > /dev/null 2>&1 || die "postgres: Debian's $name does not run here; install PostgreSQL"
+        chmod 755 "$SCRATCH/$program"
+        mv -f "$SCRATCH/$program" "$DEST/$program"
+        "$DEST/$program" "$flag" > /dev/null 2>&1 || die "$name: Debian's $program does not run here; install $name"
     done
-    say "postgres: fetched, $("$DEST/postgres" --version)"
+    say "$name: fetched, $("$DEST/$program" "$flag" 2>&1 | head -n 1 | cut -c 1-60)"
 }
 
-# With the libraries that this machine lacks, as Postgres.
-fetch_unbound() {
-    if command -v unbound > /dev/null || "$DEST/unbound" -V > /dev/null 2>&1; then
-        say "unbound: present"; return
-    fi
-    command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null ||
-        die "unbound: no apt-get here; install unbound so that it is on PATH"
-    download_unbound || { may_update && apt-get update -qq && download_unbound; } ||
-        die "unbound: apt-get could not download it; run 'apt-get update' as root and try again"
-    local package
-    rm -rf "$DEST/unbound.d"
-    for package in "$SCRATCH"/unbound.d/*.deb; do dpkg-deb -x "$package" "$SCRATCH/unbound-root"; done
-    mv "$SCRATCH/unbound-root" "$DEST/unbound.d"
-    cat > "$SCRATCH/unbound" <<'SH'
-#!/bin/sh
-root=$(dirname "$(readlink -f "$0")")/unbound.d
-LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu" exec "$root/usr/sbin/unbound" "$@"
-SH
-    chmod 755 "$SCRATCH/unbound"
-    mv -f "$SCRATCH/unbound" "$DEST/unbound"
-    "$DEST/unbound" -V > /dev/null 2>&1 || die "unbound: Debian's does not run here; install unbound"
-    say "unbound: fetched, $("$DEST/unbound" -V | head -n 1)"
+# present FLAG PROGRAM...: all of them are in DEST and run, or on PATH
+present() {
+    local flag=$1 program
+    shift
+    for program in "$@"; do
+        command -v "$program" > /dev/null || "$DEST/$program" "$flag" > /dev/null 2>&1 || return 1
+    done
 }
 
-# A server, which also is its own sentinel and its own cluster.
-fetch_redis() {
-    if command -v redis-server > /dev/null || "$DEST/redis-server" --version > /dev/null 2>&1; then
-        say "redis: present"; return
-    fi
-    command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null ||
-        die "redis: no apt-get here; install redis-server or valkey so that redis-server is on PATH"
-    download_redis || { may_update && apt-get update -qq && download_redis; } ||
-        die "redis: apt-get could not download it; run 'apt-get update' as root and try again"
-    local package
-    rm -rf "$DEST/redis.d"
-    for package in "$SCRATCH"/redis.d/*.deb; do dpkg-deb -x "$package" "$SCRATCH/redis-root"; done
-    mv "$SCRATCH/redis-root" "$DEST/redis.d"
-    cat > "$SCRATCH/redis-server" <<'SH'
-#!/bin/sh
-root=$(dirname "$(readlink -f "$0")")/redis.d
-LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu" exec "$root/usr/bin/redis-server" "$@"
-SH
-    chmod 755 "$SCRATCH/redis-server"
-    mv -f "$SCRATCH/redis-server" "$DEST/redis-server"
-    "$DEST/redis-server" --version > /dev/null 2>&1 || die "redis: Debian's does not run here; install redis-server"
-    say "redis: fetched, $("$DEST/redis-server" --version | cut -c 1-40)"
-}
-
-download_redis() {
-    local missing
-    missing=$(apt-get -s install --no-install-recommends redis-server 2> /dev/null | sed -n 's/^Inst \(lib[^ ]*\) .*/\1/p')
-    mkdir -p "$SCRATCH/redis.d"
+# download NAME PACKAGE...: with the libraries that are not installed here
+download() {
+    local name=$1 libraries
+    shift
+    libraries=$(apt-get -s install --no-install-recommends "$@" 2> /dev/null | sed -n 's/^Inst \(lib[^ ]*\) .*/\1/p' |
+        grep -v -e "${LEFT_OUT:-^$}") || true
     # shellcheck disable=SC2086 # names of packages
-    (cd "$SCRATCH/redis.d" && apt-get -qq download redis-tools redis-server $missing > /dev/null 2>&1)
+    (cd "$SCRATCH/$name.deb" && apt-get -qq download "$@" $libraries > /dev/null 2>&1)
 }
 
-download_unbound() {
-    local missing
-    missing=$(apt-get -s install --no-install-recommends unbound 2> /dev/null | sed -n 's/^Inst \(lib[^ ]*\) .*/\1/p')
-    mkdir -p "$SCRATCH/unbound.d"
-    # shellcheck disable=SC2086 # names of packages
-    (cd "$SCRATCH/unbound.d" && apt-get -qq download unbound $missing > /dev/null 2>&1)
-}
-
-# The server's package, and those of its libraries that are not installed (it runs without the compiler of queries).
-download_postgres() {
-    local server missing
+# PostgreSQL's programs lie beside PATH where it is installed, and its packages have its version in their names.
+fetch_postgres() {
+    if ls /usr/lib/postgresql/*/bin/postgres > /dev/null 2>&1; then say "postgres: present"; return; fi
+    local server
     server=$(apt-cache depends postgresql 2> /dev/null | sed -n 's/.*Depends: \(postgresql-[0-9]*\)$/\1/p' | head -n 1)
-    [ -n "$server" ] || return 1
-    missing=$(apt-get -s install --no-install-recommends "$server" 2> /dev/null |
-        sed -n 's/^Inst \(lib[^ ]*\|postgresql-client-[0-9]*\) .*/\1/p' | grep -v -e '^libllvm' -e '^libz3' -e 'perl$')
-    mkdir -p "$SCRATCH/postgres.d"
-    # shellcheck disable=SC2086 # names of packages
-    (cd "$SCRATCH/postgres.d" &&
-        apt-get -qq download "$server" "postgresql-client-${server#postgresql-}" $missing > /dev/null 2>&1)
+    # Without the compiler of queries, which is most of it.
+    LEFT_OUT='^libllvm\|^libz3\|perl$' fetch_debian postgres --version initdb pg_isready postgres -- \
+        "${server:-postgresql}" "postgresql-client-${server#postgresql-}"
 }
-
-download_registry() { (cd "$SCRATCH" && apt-get -qq download docker-registry > /dev/null 2>&1); }
-download_nginx() { (cd "$SCRATCH" && apt-get -qq download nginx > /dev/null 2>&1); }
-download_prometheus() { (cd "$SCRATCH" && apt-get -qq download prometheus > /dev/null 2>&1); }
-may_update() { [ "$(id -u)" = 0 ]; }
 
 # shellcheck disable=SC2086 # several words each
 { fetch_helm $HELM4; fetch_helm $HELM3; fetch_compose $COMPOSE; }
-fetch_prometheus
-fetch_nginx
-fetch_redis
 fetch_envoy
 fetch_gateway_api
-fetch_unbound
+fetch_debian prometheus --version prometheus promtool -- prometheus
+fetch_debian nginx -v nginx -- nginx
+fetch_debian redis --version redis-server -- redis-tools redis-server # which also is its own sentinel and cluster
+fetch_debian unbound -V unbound -- unbound
+fetch_debian docker-registry --version docker-registry -- docker-registry
 fetch_postgres
-fetch_registry

@@ -119,6 +119,9 @@ class Follower:
     def failing(self, replica: str) -> None:
         """Nothing is probed here."""
 
+    def unknown(self, replica: str) -> None:
+        """All have the same names."""
+
     async def collect(self, since_s: float = 0.0, most_bytes: int = 0) -> Snapshot | None:
         return None
 
@@ -135,7 +138,8 @@ def following(replicas: int, decision: Decision, each: int, *, envelopes: int) -
         entries = list(_entries(replicas, decision, head, each, envelopes))
         begun = time.perf_counter()
         for at, entry in enumerate(entries):
-            follower.incoming.entry(1000.0 + number + at / 1000, entry)
+            for _ in follower.incoming.entry(1000.0 + number + at / 1000, entry):
+                pass
         times.append((time.perf_counter() - begun) / envelopes / each)
     return min(times)
 

@@ -22,6 +22,7 @@ BOOKINGS: Mapping[str, float] = {
     "replica_booked_tokens": 0,
     "pool_inflight": 0,
     "pool_waiting": 0,
+    "pool_slots_taken": 0,
     "inflight_bytes": 256,
     "client_connections": 1,
 }

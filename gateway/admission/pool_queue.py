@@ -91,6 +91,11 @@ class Admission:
     def waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def taken(self) -> int:
+        """Slots that are taken, by this process and by others."""
+        return self.inflight + self._remote_inflight
+
     def try_admit(self) -> Permit | None:
         """A permit if a slot is free; None: `wait` for one. O(1)."""
         taken = self.inflight + self._remote_inflight
@@ -148,7 +153,7 @@ class Admission:
 
     @property
     def _full(self) -> bool:
-        return self.inflight + self._remote_inflight >= self._max_inflight
+        return self.taken >= self._max_inflight
 
     def _enqueue(self, waiter: _Waiter) -> None:
         if len(self._queue) >= self._max_queue:
@@ -190,7 +195,7 @@ class Admission:
         self.refused[reason] += 1
         least, most = RETRY_S
         seconds = math.ceil(min(most, max(least, self._rate.seconds_until(len(self._queue) + 1, self._clock()))))
-        state = f"{self.inflight + self._remote_inflight} running, {len(self._queue)} waiting"
+        state = f"{self.taken} running, {len(self._queue)} waiting"
         if reason == QUEUE_TIMEOUT:
             what, code = f"The request has waited too long for a replica ({state})", "queue_timeout"
         else:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Protocol, assert_never
 
 from gateway.cluster.membership import Membership
-from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig
+from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig, SharingState
 from gateway.cluster.outside import Outside
 from gateway.cluster.reload import Parts, Reload
-from gateway.cluster.replication import Replicator
+from gateway.cluster.replication import Replicator, UnknownReplicas
 from gateway.cluster.snapshots.keeper import SnapshotFile
 from gateway.cluster.snapshots.knowledge import Knowledge
 from gateway.cluster.snapshots.snapshot import KnowledgeError
@@ -51,6 +51,7 @@ class LocalControl:
         self.clock = clock
         self.parts = parts
         self._requests = requests
+        self._unknown = UnknownReplicas(parts.router, metrics)
 
     async def execute(self, command: Command) -> None:
         """Raises ConfigError if the command cannot be executed."""
@@ -71,6 +72,10 @@ class LocalControl:
     def failing(self, replica: str) -> None:
         """See `Learner`."""
         self.fleet.doubt(replica)
+
+    def unknown(self, replica: str) -> None:
+        """See `Learner`."""
+        self._unknown.booked(replica, self.clock())
 
     def followed(self, lost: list[str], age_s: float | None) -> None:
         """See `Learner`."""
@@ -117,6 +122,9 @@ class ControlPlane(Protocol):
     async def page(self) -> bytes:
         """The metrics of all processes together, in Prometheus' text format."""
 
+    async def sharing(self) -> SharingState | None:
+        """How the exchange with other gateways goes; None: there is to be none."""
+
     async def run(self) -> None:
         """Background work, until it is cancelled."""
 
@@ -155,6 +163,9 @@ class SingleProcess:
 
     async def page(self) -> bytes:
         return await self._pages.get()
+
+    async def sharing(self) -> SharingState | None:
+        return self._outside.link.state if self._outside.link else None
 
     async def run(self) -> None:
         await self._outside.run()

@@ -40,7 +40,7 @@ from typing import Final
 from gateway.config.checks import address_problem
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError
-from gateway.config.schema import MAX_REPLICAS, Config
+from gateway.config.schema import MATCH_ALL, MAX_REPLICAS, Config
 from gateway.fleet.directory import FIRST_PROBES_S, LOGGED, Fleet
 from gateway.fleet.membership import (
     COMMANDED,
@@ -313,7 +313,7 @@ class Membership:
         pools: of the sources, for members that name none.
         """
         found = {
-            name: tuple([member if member.pool else replace(member, pool=pools[name]) for member in watch.members])
+            name: tuple([_placed(member, config, pools[name]) for member in watch.members])
             for name, watch in sorted(watches.items())
             if watch.members is not None
         }
@@ -419,6 +419,20 @@ def remaining(added: Iterable[Member], names: Collection[str], pools: Collection
 def _pool_of(sources: Iterable[MemberSource]) -> Mapping[str, str]:
     """Of each source, by its name."""
     return {source.name: source.pool for source in sources}
+
+
+def _placed(member: Member, config: Config, pool: str) -> Member:
+    """With the name of its pool. pool: its source's."""
+    return member if member.pool else replace(member, pool=_pool_for(config, member) or pool)
+
+
+def _pool_for(config: Config, member: Member) -> str:
+    """The pool whose configuration has the longest prefix of the member's model; empty: there is none, or no model."""
+    if not member.model:
+        return ""
+    prefixes = {"" if prefix == MATCH_ALL else prefix: pool.name for pool in config.pools for prefix in pool.models}
+    matching = [prefix for prefix in prefixes if member.model.startswith(prefix)]
+    return prefixes[max(matching, key=len)] if matching else ""
 
 
 def _pools(config: Config) -> frozenset[str]:

@@ -91,6 +91,30 @@ class Batch(Struct, frozen=True, array_like=True):
     events: bytes
 
 
+# -- sharing
+
+
+class OtherGateway(Struct, frozen=True):
+    """Another gateway that shares with this one. seen_for_s: since its first envelope; silent_for_s: since its last one."""
+
+    gateway: str
+    host: str
+    seen_for_s: float
+    silent_for_s: float
+
+
+class SharingState(Struct, frozen=True):
+    """Of the exchange with other gateways. gateway: the id of this one. problem: why it does not reach the store; "" if it does
+    or has not tried yet. gateways: the others that are there.
+    """
+
+    gateway: str
+    cluster: str
+    up: bool
+    problem: str
+    gateways: tuple[OtherGateway, ...]
+
+
 _CONFIG: Final = msgspec.msgpack.Decoder(Config)
 
 

@@ -18,10 +18,13 @@ gateways on other machines: events carry this machine's monotonic clock, and are
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Protocol
 
 from gateway.cluster.messages import Batch
+from gateway.telemetry.metrics import Metrics
 from router import Router
 from router.events import Event, EventError, Opened, decode, encode
 from router.follower import Follower
@@ -33,6 +36,8 @@ BATCH_S = 0.02
 UNSENT_BYTES = 8 << 20
 BATCH_BYTES = 64 << 10  # from which on a batch is full
 EVENT_BYTES = 64  # about what an event takes beside its keys
+UNKNOWN_S = 60.0  # that a replica is booked by others, and unknown here, before the log says so
+MAX_UNKNOWN = 256
 RESYNC_S = 0.5  # between two checks whether the transport takes events again
 
 CallLater = Callable[[float, Callable[[], None]], object]
@@ -83,6 +88,39 @@ class Learner(Protocol):
     def failing(self, replica: str) -> None:
         """Another router's process has seen it fail."""
 
+    def unknown(self, replica: str) -> None:
+        """Another router has booked a request on it, and there is no replica of this name here."""
+
+
+class UnknownReplicas:
+    """Names of replicas on which others book, and which no replica has here.
+
+    Processes learn of replicas that come and go at slightly different times. A name that is booked for UNKNOWN_S, and is still
+    unknown, is written to the log once: most likely the others have another name for the same replica.
+    """
+
+    def __init__(self, router: Router, metrics: Metrics) -> None:
+        self._router = router
+        self._metrics = metrics
+        self._booked: dict[str, tuple[float, float]] = {}  # first, last; at most MAX_UNKNOWN
+
+    def booked(self, name: str, now: float) -> None:
+        """A request on a replica of this name. O(1)."""
+        self._metrics.sharing_unknown_replicas.add()
+        first, last = self._booked.pop(name, (now, now))
+        if now - last > UNKNOWN_S and first < math.inf:
+            first = now
+        if now - first > UNKNOWN_S:
+            about = {"replica": name[:256], "known": ", ".join(islice(self._router.replicas, 5))}
+            log.warning("other gateways send requests to a replica that is unknown here", extra=about)
+            first = math.inf
+        self._booked[name] = first, now
+        if len(self._booked) > MAX_UNKNOWN:
+            del self._booked[next(iter(self._booked))]
+
+    def __repr__(self) -> str:
+        return f"<UnknownReplicas: {', '.join(self._booked) or 'none'}>"
+
 
 class Replicator:
     """See the top of this file. Starts to publish at once, and to follow at `start`: until then batches wait."""
@@ -99,7 +137,7 @@ class Replicator:
         unsent_bytes: int = UNSENT_BYTES,
     ) -> None:
         """published: called before each batch of this router, also one that is dropped."""
-        self.follower = Follower(router, learner.failing)
+        self.follower = Follower(router, learner.failing, learner.unknown)
         self.journal = router.journal = Journal(self._schedule)
         self._transport = transport
         self._clock = clock

@@ -20,10 +20,10 @@ from gateway.config.schema import ADMIN_PORT_OFFSET, DEFAULT_LISTEN
 
 KEY: Final = "WARMROUTE_ADMIN_KEY"
 TIMEOUT_S: Final = 10.0
-ANSWERED: Final = {"replicas", "draining"}  # one of these keys is in each good answer
+ANSWERED: Final = {"replicas", "configured", "draining"}  # one of these keys is in each good answer
 DEFAULT_ADMIN: Final = f"http://127.0.0.1:{int(DEFAULT_LISTEN.rpartition(':')[2]) + ADMIN_PORT_OFFSET}"
 
-STATUS: Final = "Show the replicas of a running gateway, and where they are found."
+STATUS: Final = "Show the replicas of a running gateway, where they are found, and whether it shares with other gateways."
 DRAIN: Final = (
     "Send no new requests to a replica, at each of the gateways that are named; what runs there finishes. The exit status is 1 "
     "if one of them does not do it."
@@ -52,12 +52,12 @@ def status(options: argparse.Namespace) -> int:
     """Returns the exit status."""
     try:
         answer = ask(options.admin, "GET", "/warmroute/replicas")
+        if options.json:
+            print(json.dumps(answer, indent=2))
+        else:
+            _print(answer, ask(options.admin, "GET", "/warmroute/sharing"))
     except OperatorError as error:
         return _failed(error)
-    if options.json:
-        print(json.dumps(answer, indent=2))
-    else:
-        _print(answer)
     return 0
 
 
@@ -133,7 +133,7 @@ def _parsed(admin: str, code: int, raw: bytes, *, has_key: bool) -> dict[str, An
     return answer
 
 
-def _print(answer: Mapping[str, Any]) -> None:
+def _print(answer: Mapping[str, Any], sharing: Mapping[str, Any]) -> None:
     from gateway.commands.tables import number, print_table, text
 
     columns = [
@@ -157,6 +157,9 @@ def _print(answer: Mapping[str, Any]) -> None:
     for source in answer["sources"]:
         problem = f", {source['problem']}" if source["problem"] else ""
         print(f"{source['name']}: {source['replicas']} replicas{problem}")
+    if sharing["configured"]:
+        up = f"other gateways: {len(sharing['gateways'])}" if sharing["up"] else f"the store is away: {sharing['problem']}"
+        print(f"sharing as {sharing['cluster']}: {up}")
 
 
 def _state(row: Mapping[str, Any]) -> str:

@@ -3,8 +3,8 @@
     left:    live replicas that the request has not tried
     rested:  those of `left` whose Retry-After is over                     none: all of `left`
     allowed: those of `rested` whose breaker lets a request through        none, or too many are open: all of `rested`
-    warmed:  those of `allowed` that are up for a while, and a random      none: all of `allowed`
-             part of those that have just come up
+    warmed:  those of `allowed` that are up for a while and have the       none: all of `allowed`
+             whole weight, and a random part of the others
 
 Each step may narrow the choice and never empties it: a replica in doubt is better than no replica. Tried replicas are left out
 first, so that one that cannot be used any more does not decide about the others.

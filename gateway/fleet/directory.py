@@ -362,8 +362,10 @@ class Fleet:
         for state in left:
             state.leaving = True
         for member in changes.changed:
-            self._by_name[member.name].member = member
-            self._prober.set_bounds(self._by_name[member.name])
+            state = self._by_name[member.name]
+            state.member = member
+            self._prober.set_bounds(state)
+            self.suspect(state)  # its weight may be another
         for member in changes.joined:
             self._join(member, probed)
         self._members = wanted
@@ -437,6 +439,7 @@ class Fleet:
             known, state.member, state.leaving, state.drained = state.member, member, False, False
             if known != member:
                 self._prober.set_bounds(state)
+                self.suspect(state)
             return
         if former := self._by_name.get(member.name):
             self._forget(former)
@@ -475,6 +478,7 @@ class Fleet:
             name = (pool.name,)
             metrics.pool_inflight.set(name, pool.admission.inflight)
             metrics.pool_waiting.set(name, pool.admission.waiting)
+            metrics.pool_slots_taken.set(name, pool.admission.taken)
             metrics.pool_inflight_limit.set(name, pool.admission.max_inflight)
             metrics.pool_prefill_backlog.set(name, self._backlog_s(pool, now))
             metrics.pool_replicas.set(name, len(pool.replicas))
@@ -485,10 +489,10 @@ class Fleet:
                 metrics.replica_circuit_open.set((state.name,), now < state.rests_until or state.breaker.state(now) != CLOSED)
 
     def _backlog_s(self, pool: Pool, now: float) -> float:
-        """Booked prefill work of all replicas of the pool, in seconds of one of them. O(replicas)."""
+        """Prefill work that was booked here at all replicas of the pool, in seconds of one of them. O(replicas)."""
         known = self._router.ledger.loads
         loads = [known[state.name] for state in pool.replicas if state.name in known]  # no other one has bookings
-        return sum([load.remaining_tokens(now) / load.rate.value for load in loads])
+        return sum([load.own_remaining_tokens(now) / load.rate.value for load in loads])
 
     def _changed(self, state: ReplicaState) -> None:
         """A replica came, went, or serves other models than before."""

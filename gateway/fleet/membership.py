@@ -4,8 +4,8 @@
     operators ──────┼──► merge ──► members ──► reconcile(now, wanted) ──► changes: joined, left, changed
     other sources ──┘      └──► rejected, with the reason
 
-Pure: values in, values out. A name belongs to the first source that names it. A member is the same as before if its name, its
-URL and its instance are: all that was learned of it stays true.
+Pure: values in, values out. A name belongs to the first source that names it, and so does a URL; that the member drains, any of
+them may say. A member is the same as before if its name, its URL and its instance are: all that was learned of it stays true.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ KEPT: Final = "before the last reload"  # stands for the source of replicas that
 COMMANDED: Final = (CONFIGURATION, OPERATORS)  # what these name, all processes know
 SHOWN_S: Final = 900.0  # the counters of a replica that has left
 MAX_DEPARTED: Final = 4 * MAX_REPLICAS
+MAX_WEIGHT: Final = 100
 _MAX_NAME: Final = 100  # characters of a replica's name
 
 
@@ -44,11 +45,12 @@ _MAX_NAME: Final = 100  # characters of a replica's name
 class Member:
     """A replica, as a source names it.
 
-    url: its base URL, without the /v1 at the end. pool: the name of its pool; empty: that of its source. capacity_tokens: size
-    of its KV cache; None: what its engine says. draining: its source wants no new requests there. instance: differs from that
-    of another one which had the same name and URL before (a pod's uid); empty: its source has no such thing. key: where the key
-    is that the gateway sends to it; None: it sends the client's. tls: for an https URL; None: as the system trusts. engine: as
-    the table of engines names it, or AUTO_ENGINE.
+    url: its base URL, without the /v1 at the end. pool: the name of its pool; empty: that which takes its model, else that of
+    its source. model: what it serves; empty: unknown. weight: percent of its share of requests that it gets. capacity_tokens:
+    size of its KV cache; None: what its engine says. draining: its source wants no new requests there. instance: differs from
+    that of another one which had the same name and URL before (a pod's uid); empty: its source has no such thing. key: where
+    the key is that the gateway sends to it; None: it sends the client's. tls: for an https URL; None: as the system trusts.
+    engine: as the table of engines names it, or AUTO_ENGINE.
     """
 
     name: str
@@ -60,6 +62,8 @@ class Member:
     key: KeyConfig | None = None
     tls: TlsConfig | None = None
     engine: str = AUTO_ENGINE
+    model: str = ""
+    weight: int = MAX_WEIGHT
 
     @property
     def terms(self) -> Terms:
@@ -133,7 +137,8 @@ class Merged:
 def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Merged:
     """All sources together, by their names; an earlier one goes first. pools: the names that there are. O(members).
 
-    A watched source brings no second member at a URL: it would be the same replica, counted twice.
+    A watched source brings no second member at a URL: it would be the same replica, counted twice. Only that it drains counts
+    (unless it is known to be another instance, which had the address before).
     """
     members: dict[str, Member] = {}
     owners: dict[str, str] = {}
@@ -142,21 +147,44 @@ def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Me
     for source, named in sources.items():
         for member in named:
             why = "" if source == CONFIGURATION else problem_of(member, pools)  # which is checked when it is read
+            known = members.get(urls.get(member.url, ""))
+            if known and source not in COMMANDED and member.draining and _may_be(known, member):
+                members[known.name] = replace(known, draining=True)
             if not why and member.name in members:
                 why = f"its name is that of a replica from {owners[member.name]} already"
-            if not why and source not in COMMANDED and member.url in urls:
-                why = f"its URL is that of {urls[member.url]} already"
-            if not why and member.url in urls and members[urls[member.url]].access != member.access:
-                why = f"its URL is that of {urls[member.url]}, which has another key, other TLS options or another engine"
-            if not why and len(members) >= MAX_REPLICAS:
-                why = f"at most {MAX_REPLICAS} replicas are possible"
+            if not why and known and source not in COMMANDED:
+                why = f"its URL is that of {known.name} already"
+            if not why and known and known.access != member.access:
+                why = f"its URL is that of {known.name}, which has another key, other TLS options or another engine"
             if why:
                 rejected.append(Rejected(member, source, why))
             else:
                 members[member.name] = member
                 owners[member.name] = source
                 urls[member.url] = member.name
-    return Merged(members, owners, rejected)
+    return _bounded(Merged(members, owners, rejected))
+
+
+def _may_be(known: Member, other: Member) -> bool:
+    """Whether two members at one URL may be the same replica."""
+    return known.instance == other.instance or not (known.instance and other.instance)
+
+
+def _bounded(merged: Merged) -> Merged:
+    """At most MAX_REPLICAS: those that drain are left out first, then the last ones."""
+    surplus = len(merged.members) - MAX_REPLICAS
+    if surplus <= 0:
+        return merged
+    sources = merged.sources
+    found = [member for member in merged.members.values() if sources[member.name] not in COMMANDED]
+    excess = sorted(found, key=lambda member: member.draining)[-surplus:]
+    names = {member.name for member in excess}
+    why = f"at most {MAX_REPLICAS} replicas are possible"
+    return Merged(
+        {name: member for name, member in merged.members.items() if name not in names},
+        {name: source for name, source in sources.items() if name not in names},
+        [*merged.rejected, *[Rejected(member, sources[member.name], why) for member in excess]],
+    )
 
 
 def problem_of(member: Member, pools: Collection[str]) -> str:
@@ -167,6 +195,8 @@ def problem_of(member: Member, pools: Collection[str]) -> str:
         return f"there is no pool {member.pool[:100]!r}"
     if member.capacity_tokens is not None and member.capacity_tokens <= 0:
         return "its capacity is not positive"
+    if not 0 < member.weight <= MAX_WEIGHT:
+        return f"its weight is not from 1 to {MAX_WEIGHT}"
     try:
         base = parse_base_url(member.url)[0]
     except AddressError as error:

@@ -10,7 +10,7 @@ from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.cache_reports import Overlap
 from gateway.fleet.engine_client import Models
 from gateway.fleet.engines import Engine, Facts, named
-from gateway.fleet.membership import Member
+from gateway.fleet.membership import MAX_WEIGHT, Member
 from gateway.fleet.refusals import Refusals
 
 NOT_PROBED = "not probed yet"
@@ -138,11 +138,11 @@ class ReplicaState:
         return dialect in self.engine.lacks or (at is not None and now - at <= LACKED_S)
 
     def share(self, now: float) -> float:
-        """The part of its share of requests that it gets now: less in the first seconds after it came up."""
-        return share(self.up_since, now, SLOW_START_S)
+        """The part of its share of requests that it gets now: its weight, and less in the first seconds after it came up."""
+        return share(self.up_since, now, SLOW_START_S) * self.member.weight / MAX_WEIGHT
 
     def restricted(self, now: float) -> bool:
-        """Whether it gets less than its share: its breaker is not closed, it rests, or it has just come up."""
+        """Whether it gets less than others: its breaker is not closed, it rests, it has less weight, or it has just come up."""
         return self.breaker.state(now) != CLOSED or now < self.rests_until or self.share(now) < 1
 
     @property

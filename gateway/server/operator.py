@@ -20,6 +20,7 @@ from typing import Any
 
 import orjson
 from aiohttp import web
+from msgspec.structs import asdict
 
 from gateway.cluster.commands import ControlPlane, LocalControl
 from gateway.cluster.messages import Drain, Join, Leave
@@ -31,7 +32,7 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import DRY_RUN, Dialects
 from gateway.errors import GatewayError, bad_request, first_names
 from gateway.fleet.directory import Target
-from gateway.fleet.membership import CONFIGURATION, OPERATORS
+from gateway.fleet.membership import CONFIGURATION, KEPT, OPERATORS
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
 from gateway.request.client import Caller, ClientRequest
@@ -78,6 +79,7 @@ class Operator:
             web.post("/warmroute/drain", self.drain),
             web.post("/warmroute/undrain", self.undrain),
             web.post("/warmroute/route", self.route),
+            web.get("/warmroute/sharing", self.sharing),
         ]
 
     async def replicas(self, request: web.Request) -> web.Response:
@@ -90,6 +92,18 @@ class Operator:
         sources = [{"name": name, "replicas": count, "problem": problem or None} for name, count, problem in found]
         return _json({"replicas": rows, "sources": sources})
 
+    async def sharing(self, request: web.Request) -> web.Response:
+        """Is the store there, and which other gateways are."""
+        self._allow(request)
+        state = await self._control.sharing()
+        if state is None:
+            return _json({"configured": False, "up": False, "problem": None, "gateway": None, "cluster": None, "gateways": []})
+        gateways = [
+            {**asdict(each), "seen_for_s": round(each.seen_for_s, 1), "silent_for_s": round(each.silent_for_s, 1)}
+            for each in state.gateways
+        ]
+        return _json({"configured": True, **asdict(state), "problem": state.problem or None, "gateways": gateways})
+
     def _row(self, state: ReplicaState, pool: str | None, held: Mapping[str, int]) -> dict[str, Any]:
         load = self._router.ledger.of(state.name)
         return {
@@ -100,6 +114,7 @@ class Operator:
             "up": state.up,
             "draining": state.draining,
             "leaving": state.leaving,
+            "weight": state.member.weight,
             "error": state.error,
             "models": list(state.models),
             "inflight": load.inflight,
@@ -173,8 +188,11 @@ class Operator:
         """Raises GatewayError 409 if the configuration, or another source, names the replica: it is removed there."""
         source = self._membership.source_of(name)
         if source not in (OPERATORS, None):
-            where = "is in the configuration" if source == CONFIGURATION else f"comes from {source}"
-            text = f"The replica {name!r} {where}: remove it there, or drain it here (POST /warmroute/drain)."
+            where = {
+                CONFIGURATION: "is in the configuration: remove it there",
+                KEPT: "is kept from before the last reload, until a source of the new configuration answers: wait for it",
+            }.get(source, f"has been found by the source {source!r}: remove it there")
+            text = f"The replica {name!r} {where}, or drain it here (POST /warmroute/drain)."
             raise GatewayError(409, "replica_not_added", text, param="name")
 
     async def drain(self, request: web.Request) -> web.Response:

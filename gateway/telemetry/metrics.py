@@ -123,13 +123,17 @@ class Metrics:
             "pool_inflight", "Requests of a pool running at its replicas.", "pool", merge_rule=merge_sum
         )
         self.pool_waiting = make.gauge("pool_waiting", "Requests of a pool waiting in its queue.", "pool", merge_rule=merge_sum)
+        self.pool_slots_taken = make.gauge(
+            "pool_slots_taken", "Slots of a pool that are taken, also by other gateways that share with this one.", "pool"
+        )
         self.pool_inflight_limit = make.gauge(
-            "pool_inflight_limit", "Limit of pool_inflight: pools[].max_inflight.", "pool", merge_rule=merge_max
+            "pool_inflight_limit", "Limit of pool_slots_taken: pools[].max_inflight.", "pool", merge_rule=merge_max
         )
         self.pool_prefill_backlog = make.gauge(
             "pool_prefill_backlog_seconds",
-            "Prefill work booked at a pool's replicas, in seconds by their learned rates, all added up.",
+            "Prefill work of this gateway's requests at a pool's replicas, in seconds by their learned rates, all added up.",
             "pool",
+            merge_rule=merge_sum,
         )
         self.pool_replicas = make.gauge("pool_replicas", "Replicas of a pool.", "pool")
         self.pool_replicas_live = make.gauge(
@@ -142,6 +146,7 @@ class Metrics:
         return (
             self.pool_inflight,
             self.pool_waiting,
+            self.pool_slots_taken,
             self.pool_inflight_limit,
             self.pool_prefill_backlog,
             self.pool_replicas,
@@ -208,9 +213,14 @@ class Metrics:
 
     def _add_state(self, make: _Family) -> None:
         self.replica_up = make.gauge("replica_up", "1 if the replica answers its probes.", "replica", merge_rule=merge_min)
-        self.replica_inflight = make.gauge("replica_inflight", "Requests of this gateway on the replica.", "replica")
+        self.replica_inflight = make.gauge(
+            "replica_inflight", "Requests of this gateway on the replica.", "replica", merge_rule=merge_sum
+        )
         self.replica_booked = make.gauge(
-            "replica_booked_tokens", "Uncached prompt tokens of requests that are still in prefill.", "replica"
+            "replica_booked_tokens",
+            "Uncached prompt tokens of this gateway's requests that are still in prefill.",
+            "replica",
+            merge_rule=merge_sum,
         )
         self.prefill_rate = make.gauge(
             "replica_prefill_tokens_per_second", "Learned prefill rate, in tokens per second.", "replica"
@@ -270,6 +280,9 @@ class Metrics:
     def _add_snapshots(self, make: _Family) -> None:
         self.snapshots = make.counter("snapshots_total", "Snapshots to be written, by result: good, failed.", "result")
         self.snapshot_bytes = make.gauge("snapshot_bytes", "Size of the last snapshot.")
+        self.snapshot_timestamp = make.gauge(
+            "snapshot_timestamp_seconds", "Unix time at which the snapshot was made that the next start would read."
+        )
         self.snapshot_restored_blocks = make.counter(
             "snapshot_restored_blocks_total",
             "Blocks of the prefix index that were taken in from snapshots, counted once per replica.",
@@ -296,6 +309,11 @@ class Metrics:
         self.sharing_dropped = make.counter(
             "sharing_dropped_total", "Items that were not published: the store did not take them for too long."
         )
+        self.sharing_unknown_replicas = make.counter(
+            "sharing_unknown_replicas_total",
+            "Requests of other gateways to replicas of which there is no such name here: nothing is learned from them.",
+            merge_rule=merge_max,
+        )
         self.sharing_resyncs = make.counter(
             "sharing_resyncs_total", "Times that something of another gateway was missed, and asked for again."
         )
@@ -314,14 +332,18 @@ class Metrics:
         )
 
     def set_router_gauges(self, router: Router) -> None:
-        """Copy the router's state into the gauges; called at each scrape."""
+        """Copy the router's state into the gauges; called at each scrape.
+
+        Of requests only those that were booked here: each worker and each gateway follows the bookings of the others, and their
+        gauges are added up.
+        """
         self.workers.set((), 1)
         for gauge in (self.replica_inflight, self.replica_booked, self.prefill_rate):
             gauge.values.clear()  # drops the series of removed replicas
         for name in router.replicas:
             load = router.ledger.of(name)
-            self.replica_inflight.set((name,), load.inflight)
-            self.replica_booked.set((name,), load.booked_tokens)
+            self.replica_inflight.set((name,), load.own_inflight)
+            self.replica_booked.set((name,), load.own_booked_tokens)
             self.prefill_rate.set((name,), load.rate.value)
         self.trie_blocks.set((), router.trie.blocks)
         self.trie_bytes.set((), router.trie.size_bytes)

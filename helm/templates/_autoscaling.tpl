@@ -30,12 +30,18 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* How full each gateway pod is, by what of it is fullest, added up over the pods. */ -}}
+{{- /*
+How full each gateway pod is, by what of it is fullest, added up over the pods. Without the slots where the gateways share: all have
+the same ones then, and another gateway brings none.
+*/ -}}
 {{- define "warmroute.saturationQuery" -}}
 {{- $series := include "warmroute.series" . -}}
 {{- $shares := list -}}
 {{- range $part, $names := dict "slots" (list "pool_inflight" "pool_inflight_limit") "connections" (list "client_connections" "client_connections_limit") "memory" (list "inflight_bytes" "inflight_limit_bytes") -}}
 {{- $share := printf "max by (instance) (warmroute_%s{%s} / warmroute_%s{%s})" (first $names) $series (last $names) $series -}}
+{{- if eq $part "slots" -}}
+{{- $share = printf "(%s unless max by (instance) (warmroute_sharing_up{%s} == 1))" $share $series -}}
+{{- end -}}
 {{- $shares = append $shares (printf "label_replace(%s, \"part\", %q, \"\", \"\")" $share $part) -}}
 {{- end -}}
 {{- printf "sum(max by (instance) (%s))" (join " or " $shares) -}}

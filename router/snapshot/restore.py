@@ -35,26 +35,32 @@ from router.snapshot.records import (
 )
 from router.types import KEY_BYTES, BlockKeys
 
-STEP: Final = 100  # inserts: one to three milliseconds
+STEP: Final = 100  # inserts, if they are short: one to three milliseconds
+STEP_BYTES: Final = 1 << 20  # of their keys, or one insert
+MAX_BYTES: Final = 4 << 30  # of the keys of all prefixes, each with what it begins with; those used least recently are left out
+LINK_BYTES: Final = 64  # what it costs to look at one of those that a prefix begins with
 MAX_DEPTH: Final = 4096  # of prefixes that begin with one another: a path has 256 edges, which are cut now and then
 
 
 class Restorer:
     """See the top of this file. `add` all records, then run `steps`."""
 
-    def __init__(self, router: Router, at: float, now: float) -> None:
-        """at: the moment of the snapshot, by this router's clock."""
+    def __init__(self, router: Router, at: float, now: float, most_bytes: int = MAX_BYTES) -> None:
+        """at: the moment of the snapshot, by this router's clock. most_bytes: see MAX_BYTES."""
         self.blocks = 0  # taken into the index, summed over replicas
         self.records = 0
         self._router = router
         self._at = at
         self._now = now
+        self._most_bytes = most_bytes
         self._begins = not router.ledger.loads  # this router has booked nothing yet
         self._names: list[str] = []
         self._learned: list[Learned] = []
         self._held: list[Held] = []
         self._ends: list[int] = []  # blocks of each prefix
         self._depths: list[int] = []
+        self._bytes = 0
+        self._within = 0  # prefixes that are within most_bytes
         self._others: list[Record] = []
         self._left: set[int] = set()  # replicas whose prefixes were not taken in yet
 
@@ -93,6 +99,13 @@ class Restorer:
         self._held.append(held)
         self._ends.append(blocks)
         self._depths.append(depth + 1)
+        self._bytes += self._cost(len(self._held) - 1)
+        if self._bytes <= self._most_bytes:
+            self._within = len(self._held)
+
+    def _cost(self, number: int) -> int:
+        """Of taking in a prefix."""
+        return self._ends[number] * KEY_BYTES + self._depths[number] * LINK_BYTES
 
     @property
     def waiting(self) -> list[str]:
@@ -124,16 +137,19 @@ class Restorer:
     def _restore_prefixes(self, replicas: set[int]) -> Iterator[None]:
         router, trie = self._router, self._router.trie
         oldest = self._now - trie.ttl_s
-        numbers = [number for number, held in enumerate(self._held) if held.replica in replicas]
+        numbers = [number for number in range(self._within) if self._held[number].replica in replicas]
         numbers.reverse()  # of the same age, the least recently used first
         numbers.sort(key=lambda number: -self._held[number].age)
-        for count, number in enumerate(numbers):
+        count = size = 0
+        for number in numbers:
             held = self._held[number]
             name, used = self._names[held.replica], self._at - held.age
             if used > oldest and used > router.purged_at(name):
                 trie.insert(name, self._keys(number), used, weight=held.weight)
                 self.blocks += trie.credited
-            if count % STEP == STEP - 1:
+            count, size = count + 1, size + self._cost(number)
+            if count == STEP or size >= STEP_BYTES:
+                count = size = 0
                 yield None
 
     def _keys(self, number: int) -> BlockKeys:

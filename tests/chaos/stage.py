@@ -161,7 +161,8 @@ class Stage:
         assert load.sent == load.fates[ANSWERED] + load.fates[CUT] + load.fates[REFUSED]
 
         async def idle() -> bool:
-            return not (await self.total("replica_inflight") + await self.total("pool_inflight"))
+            names = ("replica_inflight", "pool_inflight", "pool_slots_taken")
+            return not sum([await self.total(name) for name in names])
 
         await until(idle, lambda: "no lease is open")
         assert await self.total("pool_waiting") == 0

@@ -72,7 +72,8 @@ async def test_a_killed_worker_takes_only_its_own_requests_with_it(tmp_path: Pat
         assert load.sent == load.fates[ANSWERED] + load.fates[LOST]
 
         async def idle() -> bool:
-            return not (await scene.total("replica_inflight") + await scene.total("pool_inflight"))
+            names = ("replica_inflight", "pool_inflight", "pool_slots_taken")
+            return not sum([await scene.total(name) for name in names])
 
         await until(idle, lambda: "no lease is open")
         shown = await counted()

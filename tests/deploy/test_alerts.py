@@ -59,8 +59,14 @@ CASES: Mapping[str, Case] = {
         {'warmroute_replica_up{replica="r"}': stays(0)}, {'warmroute_replica_up{replica="r"}': "1x20 0x5 1x40"}, REPLICA
     ),
     "WarmrouteReplicaCircuitOpen": Case(
-        {'warmroute_replica_circuit_open{replica="r"}': stays(1)},
-        {'warmroute_replica_circuit_open{replica="r"}': "0x30 1x5 0x30"},
+        {'warmroute_replica_circuit_open{replica="r"}': stays(1), 'warmroute_replica_up{replica="r"}': stays(1)},
+        {
+            'warmroute_replica_circuit_open{replica="r"}': "0x30 1x5 0x30",
+            'warmroute_replica_up{replica="r"}': stays(1),
+            # One that is down.
+            'warmroute_replica_circuit_open{replica="s"}': stays(1),
+            'warmroute_replica_up{replica="s"}': stays(0),
+        },
         REPLICA,
     ),
     "WarmrouteErrors": Case(
@@ -112,8 +118,19 @@ CASES: Mapping[str, Case] = {
         POOL,
     ),
     "WarmroutePoolSaturated": Case(
-        {'warmroute_pool_inflight{pool="p"}': stays(95), 'warmroute_pool_inflight_limit{pool="p"}': stays(100)},
-        {'warmroute_pool_inflight{pool="p"}': stays(80), 'warmroute_pool_inflight_limit{pool="p"}': stays(100)},
+        # Two that share the slots, and one that does not: each says how full they are for it.
+        {
+            'warmroute_pool_slots_taken{pool="p",pod="a"}': stays(95),
+            'warmroute_pool_inflight_limit{pool="p",pod="a"}': stays(100),
+            'warmroute_pool_slots_taken{pool="p",pod="b"}': stays(95),
+            'warmroute_pool_inflight_limit{pool="p",pod="b"}': stays(100),
+        },
+        {
+            'warmroute_pool_slots_taken{pool="p",pod="a"}': stays(80),
+            'warmroute_pool_inflight_limit{pool="p",pod="a"}': stays(100),
+            'warmroute_pool_slots_taken{pool="p",pod="b"}': stays(80),
+            'warmroute_pool_inflight_limit{pool="p",pod="b"}': stays(100),
+        },
         POOL,
         value="95%",
     ),
@@ -134,6 +151,58 @@ CASES: Mapping[str, Case] = {
     "WarmrouteConnectionsFull": Case(
         {"warmroute_client_connections_rejected_total{}": counts(1)},
         {"warmroute_client_connections_rejected_total{}": stays(1)},
+    ),
+    "WarmrouteSharingDown": Case(
+        {'warmroute_sharing_up{pod="gw-0"}': stays(0), 'warmroute_sharing_up{pod="gw-1"}': stays(1)},
+        {'warmroute_sharing_up{pod="gw-0"}': "1x30 0x3 1x30"},
+        POD,
+    ),
+    "WarmrouteSharingRefused": Case(
+        {'warmroute_sharing_refused_total{reason="version",pod="gw-0"}': counts(60)},
+        {'warmroute_sharing_refused_total{reason="version",pod="gw-0"}': "0x10 0+60x5 300x60"},  # a rolling update
+        {"reason": "version"},
+    ),
+    "WarmrouteSharingDropped": Case(
+        {'warmroute_sharing_dropped_total{pod="gw-0"}': "0x30 7x30"},
+        {'warmroute_sharing_dropped_total{pod="gw-0"}': stays(7)},
+        POD,
+    ),
+    "WarmrouteSharingApart": Case(
+        {
+            **{f'warmroute_sharing_gateways{{job="j",pod="gw-{pod}"}}': stays(seen) for pod, seen in enumerate((1, 2, 2))},
+            **{f'warmroute_sharing_up{{job="j",pod="gw-{pod}"}}': stays(1) for pod in range(3)},
+        },
+        # One has lost the store, which is another alert; another sees more gateways than are scraped here.
+        {
+            **{f'warmroute_sharing_gateways{{job="j",pod="gw-{pod}"}}': stays(seen) for pod, seen in enumerate((1, 5, 0))},
+            **{f'warmroute_sharing_up{{job="j",pod="gw-{pod}"}}': stays(up) for pod, up in enumerate((1, 1, 0))},
+        },
+        {"job": "j", **POD},
+    ),
+    "WarmrouteSharingUnknownReplicas": Case(
+        {
+            'warmroute_sharing_unknown_replicas_total{pod="a"}': counts(50),
+            'warmroute_sharing_unknown_replicas_total{pod="b"}': counts(50),
+            'warmroute_routing_decisions_total{pod="a",reason="warm"}': counts(50),
+            'warmroute_routing_decisions_total{pod="b",reason="warm"}': counts(50),
+        },
+        {
+            'warmroute_sharing_unknown_replicas_total{pod="a"}': counts(2),
+            'warmroute_routing_decisions_total{pod="a",reason="warm"}': counts(50),
+            'warmroute_routing_decisions_total{pod="b",reason="warm"}': counts(50),
+        },
+        value="50%",
+    ),
+    "WarmrouteSnapshotsNotWritten": Case(
+        {
+            'warmroute_snapshots_total{pod="gw-0",result="failed"}': counts(1),
+            'warmroute_snapshots_total{pod="gw-0",result="good"}': stays(9),
+        },
+        {
+            'warmroute_snapshots_total{pod="gw-0",result="failed"}': "0+1x35 35x30",
+            'warmroute_snapshots_total{pod="gw-0",result="good"}': "0x35 0+1x30",
+        },
+        POD,
     ),
     "WarmrouteResponsesNotKept": Case(
         {'warmroute_responses_kept_total{result="failed"}': counts(1)},
@@ -176,6 +245,13 @@ def test_pages_that_alerts_name_are_there() -> None:
     pages = re.findall(r"\bdocs/\w+\.md", RULES.read_text("utf-8"))
     assert pages
     assert [page for page in pages if not (ROOT / page).exists()] == []
+
+
+def test_sections_that_alerts_name_are_there() -> None:
+    sections = re.findall(r"\bdocs/(\w+)\.md\s+\(([^)]+)\)", RULES.read_text("utf-8"))
+    assert sections
+    pages = {page: (ROOT / "docs" / f"{page}.md").read_text("utf-8").splitlines() for page, _ in sections}
+    assert [title for page, title in sections if f"## {title}" not in pages[page]] == []
 
 
 @pytest.mark.tools

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,11 @@ import yaml
 from gateway.telemetry.metrics import Metrics
 from tests.deploy.helm import ONE_REPLICA, Helm, Objects, changed, validate
 from tests.deploy.test_alerts import checked
+from tests.gateway.cluster.store.conftest import sharing
+from tests.gateway.conftest import eventually
+from tests.support.fakes import FakeReplica, hangs
 from tests.support.paths import ROOT
+from tests.support.redis import RedisServer, serving
 
 pytestmark = pytest.mark.tools
 
@@ -98,6 +103,51 @@ def test_a_gateway_is_as_full_as_what_of_it_is_fullest(helm: Helm, tmp_path: Pat
     assert threshold == 0.7, "so three pods are wanted"
     cpu = objects["ScaledObject"]["spec"]["triggers"][0]
     assert (cpu["type"], cpu["metadata"]) == ("cpu", {"value": "70", "containerName": "gateway"})
+
+
+def test_slots_that_all_gateways_have_together_ask_for_no_more_gateways(helm: Helm, tmp_path: Path) -> None:
+    """`max_inflight` is for all gateways that share; one that has lost the store has it for itself."""
+    objects = helm.objects(OF_KEDA)
+    service = objects["MetricsService"]["metadata"]["name"]
+    ((query, _),) = triggers(objects, "ScaledObject")
+    full = {**FULL, "pool_inflight": 4096.0, "pool_slots_taken": 4096.0}
+    shared = series(service, "a", **full, sharing_up=1.0) + series(service, "b", **full, sharing_up=1.0)
+    evaluated(query, shared, 0.5 + 0.5, tmp_path)
+    evaluated(query, shared + series(service, "c", **full, sharing_up=0.0), 0.5 + 0.5 + 1.0, tmp_path)
+
+
+async def test_replicas_are_scaled_by_the_same_with_gateways_that_share(helm: Helm, tmp_path: Path) -> None:
+    """Two that follow each other: each knows all that is booked, and their values are added up."""
+    hold = asyncio.Event()
+    objects = helm.objects(REPLICAS)
+    service = objects["MetricsService"]["metadata"]["name"]
+    (demand, _), (backlog, _) = triggers(objects, "ScaledObject of replicas")
+    with serving(RedisServer(tmp_path)) as store:
+        shared = {"sharing": {"url": store.url}}
+        async with (
+            FakeReplica([hangs(hold)] * 3) as replica,
+            sharing(replica, **shared) as one,
+            sharing(replica, **shared) as two,
+        ):
+            await eventually(lambda: all(run.gateway.metrics.sharing_gateways.values.get(()) == 1 for run in (one, two)))
+            asking = [asyncio.create_task(run.post()) for run in (one, two, two)]
+            loads = [run.gateway.router.ledger.of for run in (one, two)]
+            await eventually(lambda: [of(replica.name).inflight for of in loads] == [3, 3])
+            pages = {pod: await run.metrics() for pod, run in (("a", one), ("b", two))}
+            booked_s = loads[0](replica.name).booked_tokens / loads[0](replica.name).rate.value
+            hold.set()
+            await asyncio.gather(*asking)
+    given, seconds = [], []
+    for pod, page in pages.items():
+        values = {name: page[f'warmroute_{name}{{pool="default"}}'] for name in OF_DEMAND}
+        given += series(service, pod, **values)
+        seconds.append(values["pool_prefill_backlog_seconds"])
+    evaluated(demand, given, 3, tmp_path)
+    evaluated(backlog, given, sum(seconds), tmp_path)
+    assert 0 < sum(seconds) <= booked_s, "once what is booked, less what is computed by now"
+
+
+OF_DEMAND = ("pool_inflight", "pool_waiting", "pool_prefill_backlog_seconds")
 
 
 def test_replicas_are_scaled_by_what_is_asked_of_them(helm: Helm, tmp_path: Path) -> None:

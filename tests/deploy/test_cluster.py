@@ -1,4 +1,7 @@
-"""Discovery against a real API server: `make test-cluster` (the server: scripts/kube-apiserver.sh)."""
+"""Discovery against a real API server: `make test-cluster` (the server: scripts/kube-apiserver.sh).
+
+The last test takes a minute, or WARMROUTE_FLAP_MINUTES: `make test-cluster FLAP_MINUTES=10`.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,14 @@ from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, config_over, eventually, serving_runner
 from tests.support.cluster import ADMIN, PODS, SLICES, Cluster, cluster
 from tests.support.fakes import FakeReplica
+from tests.support.flapping.api_servers import real_api_server
+from tests.support.flapping.run import Clock, chance, follow, minutes
+from tests.support.flapping.scenario import LASTING
 from tests.support.tools import ROOT, tool
 
 pytestmark = pytest.mark.cluster
 
+MINUTES = minutes(1)
 BETA = "apis/discovery.k8s.io/v1beta1/namespaces/{}/endpointslices"  # of 1.20
 
 
@@ -165,3 +172,11 @@ async def test_a_gateway_drains_a_pod_that_is_deleted(real: Cluster) -> None:
             assert (len(one.requests), len(two.requests)) == (1, 4)
             await real.finish_pod("one")
             await eventually(lambda: gateway.fleet.named("one") is None)
+
+
+@pytest.mark.timeout(MINUTES * 180 + 300)
+async def test_a_gateway_follows_pods_by_an_api_server_that_fails_now_and_then(tmp_path: Path) -> None:
+    """As with the stand-in: tests/gateway/fleet/sources/test_flapping.py."""
+    random = chance(3)
+    async with real_api_server(random, tmp_path) as server:
+        await follow(server, random, LASTING, MINUTES * 60, Clock(), late_s=1.0)

@@ -1,7 +1,8 @@
 """The dashboard against the truth: a real Prometheus that scrapes a real gateway in front of simulated replicas.
 
 Traffic goes on until every query has answered with something to see, so no test depends on when a scrape happens. The
-replicas are two simulated engines, one that refuses every generation (so there are retries), and one that is down.
+replicas are two simulated engines, one that refuses every generation (so there are retries), and one that is down. A second
+gateway, which is not scraped, gets some of the traffic; they share through a real store.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ import yaml
 from tests.deploy import dashboard
 from tests.deploy.dashboard import FILES, Query
 from tests.deploy.processes import answers, free_port, running, until
+from tests.support.redis import RedisServer, serving
 from tests.support.tools import ROOT, tool
 
 # May be zero in a test that does nothing wrong: the engines report their usage and their hits, none restarts, and none has to
-# let anybody wait.
+# let anybody wait; and both gateways know of each other all the time.
 QUIET = {
+    *(f"Sharing losses/{ref}" for ref in "ABCDE"),
+    "Snapshots failed/A",
     "Unmetered responses/A",
     "Cache hits missing/A",
     "Cache losses/A",
@@ -71,9 +75,10 @@ class Refuses(http.server.BaseHTTPRequestHandler):
 
 @dataclass
 class Stack:
-    """A running gateway, its listener for Prometheus, and the Prometheus that scrapes it."""
+    """A running gateway, its sibling, its listener for Prometheus, and the Prometheus that scrapes it."""
 
     gateway: str
+    sibling: str
     scraped: str
     prometheus: str
     rounds: Iterator[int] = field(default_factory=itertools.count)
@@ -84,6 +89,8 @@ class Stack:
         with ThreadPoolExecutor(CLIENTS) as pool:
             statuses = set(pool.map(self.conversation, [f"{number}-{client}" for client in range(CLIENTS)]))
         assert statuses == {(200, 200, 200, 404, 503, 200)}
+        elsewhere = {"model": "sim", "max_tokens": 8, "messages": [{"role": "user", "content": f"Elsewhere: {number}. " * 40}]}
+        assert self.post(elsewhere, "team-0", self.sibling) == 200
 
     def conversation(self, topic: str) -> tuple[int, ...]:
         head = f"You answer questions about {topic}. " * 40
@@ -98,9 +105,9 @@ class Stack:
             self.post({**chat, "messages": [{"role": "user", "content": "Hi"}]}, tenant),  # shorter than a block
         )
 
-    def post(self, body: Mapping[str, Any], tenant: str) -> int:
+    def post(self, body: Mapping[str, Any], tenant: str, gateway: str = "") -> int:
         headers = {"content-type": "application/json", "x-tenant-id": tenant}
-        url = f"{self.gateway}/v1/chat/completions"
+        url = f"{gateway or self.gateway}/v1/chat/completions"
         try:
             with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=60) as answer:
                 answer.read()
@@ -133,8 +140,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with contextlib.ExitStack() as running_parts:
         replicas = {name: running_parts.enter_context(simulated(folder, name)) for name in ("one", "two")}
         replicas["refuses"] = running_parts.enter_context(refusing())
-        gateway, scraped = running_parts.enter_context(a_gateway(folder, replicas))
-        yield Stack(gateway, scraped, running_parts.enter_context(a_prometheus(folder, prometheus, scraped)))
+        store = running_parts.enter_context(serving(RedisServer(folder)))
+        gateway, scraped = running_parts.enter_context(a_gateway(folder, "gateway", replicas, store.url))
+        sibling, _ = running_parts.enter_context(a_gateway(folder, "sibling", replicas, store.url))
+        yield Stack(gateway, sibling, scraped, running_parts.enter_context(a_prometheus(folder, prometheus, scraped)))
 
 
 @contextlib.contextmanager
@@ -156,7 +165,7 @@ def refusing() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def a_gateway(folder: Path, replicas: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def a_gateway(folder: Path, name: str, replicas: Mapping[str, str], store: str) -> Iterator[tuple[str, str]]:
     """(the clients' URL, that of the metrics)."""
     url, scraped = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
     settings = {
@@ -167,13 +176,15 @@ def a_gateway(folder: Path, replicas: Mapping[str, str]) -> Iterator[tuple[str, 
             {"models": ["asleep"], "replicas": [{"url": f"http://127.0.0.1:{free_port()}", "name": "asleep"}]},
         ],
         "routing": {"ttl_s": 2},  # so that the index forgets while we look
+        "sharing": {"url": store},
+        "snapshot": {"file": str(folder / f"{name}.snapshot"), "every_s": 1},
         "prices": {"sim": {"input": 500.0, "output": 1500.0}},
         "limits": {"drain_timeout_s": 5},
     }
-    file = folder / "config.yaml"
+    file = folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(settings), "utf-8")
     command = [sys.executable, "-m", "gateway", "serve", "--config", str(file)]
-    with running(command, folder / "gateway.log", lambda: answers(f"{url}/health")):
+    with running(command, folder / f"{name}.log", lambda: answers(f"{url}/health")):
         yield url, scraped
 
 

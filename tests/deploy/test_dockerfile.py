@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -85,19 +85,22 @@ def test_the_build_steps_give_a_working_command(instructions: list[tuple[str, st
     for name in copied(instructions):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
+    image = tmp_path / "python"  # of the image: nothing is installed there, which a compilation could find
+    venv.create(image, with_pip=True)
     for word, arguments in instructions:
         if word == "RUN" and not arguments.startswith("apt-get"):  # a C compiler; here it is there, or the build fails
-            build_step(re.sub("|".join(IMAGE_FOLDERS), rf"{tmp_path}\g<0>", arguments), source)
+            build_step(re.sub("|".join(IMAGE_FOLDERS), rf"{tmp_path}\g<0>", arguments), source, image / "bin")
     warmroute = tmp_path / "opt" / "warmroute" / "bin" / "warmroute"
     assert run(warmroute, "--version") == "warmroute 0.1.0\n"
     python = warmroute.with_name("python")
+    assert run(python, "-c", "import redis.asyncio, hiredis; print('there')") == "there\n", "sharing.url"
     assert run(python, "-c", "import gateway.app, importlib.util; print(importlib.util.find_spec('torch'))") == "None\n"
     assert run(python, "-c", "import asyncpg; print('there')") == "there\n", "state.url: postgresql://"
     assert run(python, "-c", "import router.index.trie as trie; print(trie.__file__)").endswith(".so\n"), "it is compiled"
 
 
-def build_step(command: str, folder: Path) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+def build_step(command: str, folder: Path, programs: Path) -> None:
+    path = f"{programs}:{os.environ['PATH']}"
     environment = {**outside_environment(), "PATH": path, "WARMROUTE_OPT_LEVEL": "0"}
     done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if "Could not find a version" in done.stderr:

@@ -23,9 +23,9 @@ class LedgerMachine(CountedMachine):
         self.ledger, self.now = Ledger(), 0.0
         self.all: list[Lease] = []
 
-    @rule(target=leases, replica=replicas, tokens=st.integers(0, 5000), silent=st.booleans())
-    def open(self, replica: str, tokens: int, silent: bool) -> Lease:
-        self.all.append(self.ledger.open(replica, tokens + 5, tokens, self.now, silent=silent))
+    @rule(target=leases, replica=replicas, tokens=st.integers(0, 5000), silent=st.booleans(), remote=st.booleans())
+    def open(self, replica: str, tokens: int, silent: bool, remote: bool) -> Lease:
+        self.all.append(self.ledger.open(replica, tokens + 5, tokens, self.now, silent=silent, remote=remote))
         return self.all[-1]
 
     @rule(replica=replicas)
@@ -64,6 +64,10 @@ class LedgerMachine(CountedMachine):
             assert load.decoding == sum(lease.decoding for lease in here)
             assert load.booked_tokens == sum(lease.uncached_tokens for lease in here if not lease.decoding)
             assert 0 <= load.remaining_tokens(self.now) <= load.booked_tokens
+            assert load.own_inflight == sum(not lease.remote for lease in here)
+            own = sum(lease.uncached_tokens for lease in here if not (lease.decoding or lease.remote))
+            assert load.own_booked_tokens == own
+            assert 0 <= load.own_remaining_tokens(self.now) <= own
             assert set(load.waiting) == {lease for lease in here if not lease.decoding}
             assert 0 <= load.answered <= sum(lease.closed for lease in self.all)
             assert load.return_rate(self.now, 15.0) >= 0

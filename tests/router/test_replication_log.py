@@ -5,17 +5,20 @@ Events go through their encoded form, as between processes.
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from router import Booking, Outcome, Prompt, Replica, Router
-from router.events import CacheLost, Event, Opened, decode, encode
-from router.follower import Follower
-from router.replication_log import Journal
+from router.events import CacheLost, Closed, Event, Moved, Opened, decode, encode
+from router.follower import MAX_MOVES, Follower
+from router.replication_log import MAX_BLOCKS, Journal
+from router.types import KEY_BYTES
 from tests.router.test_router_machine import NAMES, RouterMachine, prompts, shown
 from tests.support.machines import STEPS, CountedMachine, steps_of
 from tests.support.strategies import prompt_of, replicas
@@ -245,6 +248,43 @@ def test_what_is_open_is_sent_again_to_late_followers_and_counted_once() -> None
     assert late.trie.held() == {"r1": 0, "r2": 3, "r3": 0}, "it never received what was over"
 
 
+def test_what_each_of_three_routers_has_booked_adds_up_to_what_is_booked() -> None:
+    """Each follows the others, so each knows all of it."""
+    pairs = [recording() for _ in range(3)]
+    routers = [router for router, _ in pairs]
+    followers = [Follower(router) for router in routers]
+
+    def exchange() -> None:
+        for source, (_, journal) in enumerate(pairs):
+            events = sent(journal)
+            for number, follower in enumerate(followers):
+                if number != source:
+                    follower.apply(source, events)
+
+    def add_up(now: float) -> tuple[int, int, int]:
+        loads = [router.ledger.of("r1") for router in routers]
+        assert len({(load.inflight, load.booked_tokens, load.remaining_tokens(now)) for load in loads}) == 1
+        own = [(load.own_inflight, load.own_booked_tokens, load.own_remaining_tokens(now)) for load in loads]
+        sums = tuple(map(sum, zip(*own, strict=True)))
+        assert sums == (loads[0].inflight, loads[0].booked_tokens, loads[0].remaining_tokens(now))
+        return own[0]
+
+    bookings = []
+    for number in range(4):
+        bookings.append(routers[number % 3].choose(prompt_of(bytes([number]) * 9000), ["r1"], 0.0))
+        exchange()
+    assert add_up(0.0) == (2, 2 * bookings[0].lease.uncached_tokens, 2 * bookings[0].lease.uncached_tokens)
+    assert add_up(0.1)[2] < add_up(0.1)[1], "the first router's prompt is being computed"
+    bookings[0].first_token(1.0)
+    bookings[1].move(["r2"], 1.0)
+    exchange()
+    assert add_up(1.1)[:2] == (2, bookings[3].lease.uncached_tokens)
+    for booking in bookings:
+        booking.close(Outcome(True), 2.0)
+    exchange()
+    assert add_up(2.0) == (0, 0, 0)
+
+
 def test_what_a_replica_lost_is_lost_for_a_router_that_begins_later_and_kept_by_one_that_sees_for_itself() -> None:
     (router, journal), running, late = recording(), router_of(), router_of()
     for name in NAMES:
@@ -292,3 +332,57 @@ def test_rents_are_paid_and_copies_bought_together() -> None:
         paid += 1
     assert paid > 1
     assert len(other.rents) == 0
+
+
+def test_of_a_very_long_prompt_others_are_told_the_beginning() -> None:
+    """One event has to fit into what carries it."""
+    journal = Journal(lambda: None)
+    router = router_of(journal=journal, memory_bytes=1 << 26)
+    prompt = Prompt(os.urandom((MAX_BLOCKS + 5) * KEY_BYTES), (MAX_BLOCKS + 5) * 10, 10, "")
+    first = router.choose(prompt, NAMES[:1], 1.0)
+    first.first_token(1.5)
+    again = router.choose(prompt, NAMES[:2], 2.0)
+    router.move(again, NAMES[1:2], 2.5)
+    events = sent(journal)
+    other = router_of(memory_bytes=1 << 26)
+    follower = Follower(other)
+    follower.apply(1, events)
+    assert len(encode(events[:1])) < MAX_BLOCKS * KEY_BYTES + 1000
+    assert other.rank(prompt, NAMES[:1], 3.0)[0].best.matched_blocks == MAX_BLOCKS
+    for booking in (first, again):
+        booking.close(Outcome(ok=True), 3.0)
+    follower.apply(1, sent(journal))
+    follower.check()
+    assert other.ledger.open_leases == 0
+
+
+def opened(number: int, keys: bytes = b"12345678") -> Opened:
+    return Opened(number, keys, 20, 10, "", 0, 0, (), NAMES[0], 0, 10, 10, 1.0, False, 0)
+
+
+@pytest.mark.parametrize(("bounds", "fit"), [({"most_open": 3}, 3), ({"most_bytes": 40}, 5)])
+def test_what_others_have_open_is_bounded(bounds: dict[str, int], fit: int) -> None:
+    router = router_of()
+    follower = Follower(router, **bounds)
+    follower.apply(1, [opened(number) for number in range(1, 3)])
+    follower.apply(2, [opened(number) for number in range(1, 100)])
+    assert router.ledger.open_leases == fit
+    follower.check()
+    follower.apply(1, [Closed(1, True, None, None, 2.0)])
+    follower.apply(3, [opened(1), opened(2)])
+    assert router.ledger.open_leases == fit, "there was room for one more"
+    for source in (1, 2, 3):
+        follower.leave(source, 3.0)
+    follower.check()
+    assert router.ledger.open_leases == 0
+
+
+def test_a_booking_moves_a_bounded_number_of_times() -> None:
+    router = router_of()
+    follower = Follower(router)
+    follower.apply(1, [opened(1), *[Moved(1, NAMES[at % 2], 0, 10, 10, 1.0, 0) for at in range(MAX_MOVES + 2)]])
+    assert router.ledger.of(NAMES[(MAX_MOVES - 1) % 2]).inflight == 1
+    follower.apply(1, [Moved(1, NAMES[MAX_MOVES % 2], 0, 10, 10, 1.0, 0)])
+    assert router.ledger.of(NAMES[(MAX_MOVES - 1) % 2]).inflight == 1
+    follower.leave(1, 2.0)
+    follower.check()

@@ -147,14 +147,21 @@ class Cluster:
         else:
             await self.send("POST", SLICES, whole)
 
-    async def run_pod(self, name: str, address: str, port: int, annotations: dict[str, str] | None = None) -> None:
+    async def run_pod(
+        self, name: str, address: str, port: int, annotations: dict[str, str] | None = None, *, ready: bool = True
+    ) -> Object:
         container = {"name": "vllm", "image": "none", "ports": [{"containerPort": port, "name": "http"}]}
         about = {"name": name, "labels": {"app": "vllm"}, "annotations": annotations or {}}
-        await self.send("POST", PODS, {"metadata": about, "spec": {"containers": [container]}})
+        made = await self.send("POST", PODS, {"metadata": about, "spec": {"containers": [container]}})
         binding = {"metadata": {"name": name}, "target": {"kind": "Node", "name": "node"}}
         await self.send("POST", f"{PODS}/{name}/binding", binding)
-        ready = [{"type": "Ready", "status": "True"}]
-        await self.patch(f"{PODS}/{name}/status", {"status": {"phase": "Running", "podIP": address, "conditions": ready}})
+        conditions = [{"type": "Ready", "status": str(ready)}]
+        status = {"phase": "Running", "podIP": address, "conditions": conditions}
+        await self.patch(f"{PODS}/{name}/status", {"status": status})
+        return made
+
+    async def set_ready(self, name: str, *, ready: bool) -> None:
+        await self.patch(f"{PODS}/{name}/status", {"status": {"conditions": [{"type": "Ready", "status": str(ready)}]}})
 
     async def finish_pod(self, name: str) -> None:
         await self.send("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})

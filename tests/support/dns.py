@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,40 +22,59 @@ server:
   use-syslog: no
   do-not-query-localhost: no
   access-control: 127.0.0.0/8 allow
-  local-zone: "test." static
+  local-zone: "test." {zone}
 {records}
 remote-control:
   control-enable: no
 """
+_FORWARDING = """  module-config: "iterator"
+  qname-minimisation: no
+stub-zone:
+  name: "{zone}"
+  stub-addr: 127.0.0.1@{port}"""
 
 
 TRIES, PAUSE_S = 50, 0.2
 
 
 class NameServer:
-    """Begun anew with each set of records, at the same port."""
+    """Begun anew with each set of records, at the same port; or asks another server, and keeps its answers for their TTL."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.port = port
         self._folder = folder
+        self._config = folder / "unbound.conf"
         self._process: asyncio.subprocess.Process | None = None
 
     async def serve(self, *records: str) -> None:
         """These, and nothing else below test."""
+        await self._serve("static", "\n".join(f'  local-data: "{record}"' for record in records))
+
+    async def forward(self, zone: str, port: int) -> None:
+        """Names of the zone are asked of the server at this port of 127.0.0.1."""
+        await self._serve("nodefault", _FORWARDING.format(zone=zone, port=port))
+
+    async def _serve(self, zone: str, lines: str) -> None:
+        self._config.write_text(_CONFIG.format(port=self.port, folder=self._folder, zone=zone, records=lines))
+        await self.again()
+
+    async def again(self) -> None:
+        """Begins anew, as it was."""
         await self.stop()
-        lines = "\n".join(f'  local-data: "{record}"' for record in records)
-        config = self._folder / "unbound.conf"
-        config.write_text(_CONFIG.format(port=self.port, folder=self._folder, records=lines))
         for _ in range(TRIES):  # its port may be that of another test's connection for a while
-            if await self._begins(config):
+            if await self._begins():
                 return
             await self.stop()
             await asyncio.sleep(PAUSE_S)
         raise AssertionError("unbound has ended")
 
-    async def _begins(self, config: Path) -> bool:
+    def send(self, number: signal.Signals) -> None:
+        assert self._process
+        self._process.send_signal(number)
+
+    async def _begins(self) -> bool:
         self._process = await asyncio.create_subprocess_exec(
-            tool("unbound"), "-d", "-c", str(config), stderr=asyncio.subprocess.PIPE
+            tool("unbound"), "-d", "-c", str(self._config), stderr=asyncio.subprocess.PIPE
         )
         assert self._process.stderr
         while b"start of service" not in (line := await self._process.stderr.readline()):
@@ -70,12 +90,19 @@ class NameServer:
             await process.communicate()
 
 
+def _free_port() -> int:
+    """For both protocols."""
+    while True:
+        with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, contextlib.suppress(OSError):
+            tcp.bind(("127.0.0.1", 0))
+            port = int(tcp.getsockname()[1])
+            udp.bind(("127.0.0.1", port))
+            return port
+
+
 @contextlib.asynccontextmanager
 async def name_server(folder: Path) -> AsyncIterator[NameServer]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = NameServer(folder, port)
+    server = NameServer(folder, _free_port())
     try:
         yield server
     finally:

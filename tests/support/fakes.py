@@ -152,6 +152,7 @@ class FakeReplica:
     requests: list[FakeRequest] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)  # paths of FACTS
     port: int = 0
+    host: str = "127.0.0.1"
     gone: int = 0
     connections: int = 0
     tls: ssl.SSLContext | None = None
@@ -160,15 +161,15 @@ class FakeReplica:
 
     @property
     def url(self) -> str:
-        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}"
 
     @property
     def name(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     async def __aenter__(self) -> FakeReplica:
         # Not asyncio's server: that loses a connection which it has just accepted when it is closed.
-        (listener,) = open_listeners("127.0.0.1", self.port)
+        (listener,) = open_listeners(self.host, self.port)
         if self.tls:
             self._server = await asyncio.start_server(self._serve, sock=listener, ssl=self.tls)
         else:

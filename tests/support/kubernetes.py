@@ -18,6 +18,7 @@ from aiohttp import web
 
 Object = dict[str, Any]
 SLICES, PODS = "endpointslices", "pods"
+HISTORY = 50
 
 
 def endpoint(address: str, pod: str = "", uid: str = "", **conditions: bool) -> Object:
@@ -56,7 +57,8 @@ class FakeKubernetes:
     """See the top of this file. window: how many events are kept.
 
     token: what clients have to bring, "" for none. bookmark_s: between two bookmarks, 0 for none. refusals: statuses and
-    headers of the next answers. lines: sent in each watch before anything else. lists, watches: how many were asked for;
+    headers of the next answers. lines: sent in each watch before anything else; late: likewise, in the next watch of their
+    path: (path, type, object), as in `history`, which has the last of all events. lists, watches: how many were asked for;
     expired: how many watches were told that their version is too old; bookmarks: versions that were sent in them. page: the
     answer to each list, None: no JSON. hold_watches: while it is not set, watches are not answered; held: how many so far.
     """
@@ -67,6 +69,8 @@ class FakeKubernetes:
         self.bookmark_s = 0.0
         self.refusals: list[tuple[int, dict[str, str]]] = []
         self.lines: list[bytes] = []
+        self.late: list[tuple[str, str, Object]] = []
+        self.history: list[tuple[str, str, Object]] = []
         self.lists = self.watches = self.expired = 0
         self.page: object = ...
         self.hold_watches = asyncio.Event()
@@ -119,6 +123,7 @@ class FakeKubernetes:
 
     async def _event(self, path: str, kind: str, object_: Object) -> None:
         self._events.append((self.version, path, kind, copy.deepcopy(object_)))
+        self.history = [*self.history[-HISTORY:], (path, kind, copy.deepcopy(object_))]
         while len(self._events) > self._window:
             self._compacted = self._events.pop(0)[0]
         async with self._changed:
@@ -195,6 +200,10 @@ class FakeKubernetes:
 
     async def _tell(self, request: web.Request, answer: web.StreamResponse) -> None:
         path, selected, since = request.match_info["path"], _selector(request), int(request.query["resourceVersion"])
+        late = [(kind, object_) for where, kind, object_ in self.late if where == path and selected(object_)]
+        self.late = [each for each in self.late if each[0] != path]
+        for kind, object_ in late:
+            await answer.write(_line(kind, object_))
         while id(request) in self._streams:
             if since < self._compacted:
                 self.expired += 1

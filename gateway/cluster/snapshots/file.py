@@ -13,7 +13,9 @@ What is not such a file, or was cut off, changed or made too large, is a Knowled
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import stat
 import struct
 import time
 from collections.abc import Callable
@@ -73,23 +75,44 @@ _ABOUT: Final = msgspec.msgpack.Decoder(_About)
 def write(path: Path, snapshot: Snapshot, clocks: Clocks = CLOCKS) -> int:
     """Returns its size in bytes. Blocks. Raises OSError, and leaves what was there before."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")  # one gateway writes at a time; what is left of one that was killed is replaced
-    new.unlink(missing_ok=True)
+    new = path.with_name(path.name + ".new")
     age_s = clocks.monotonic() - snapshot.at
     about = _About(clocks.boot(), snapshot.at, clocks.wall() - age_s)
-    try:
-        # Readable and writable for its owner only.
-        number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(number, "wb") as file:
+    with os.fdopen(_ours(new), "wb") as file:
+        try:
             size = _write(file, snapshot, about)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(new, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise
+            os.replace(new, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            raise
     return size
+
+
+def _ours(new: Path) -> int:
+    """Open the file that is written, which another process may be writing, or have left when it was killed. Raises OSError."""
+    while True:
+        # Readable and writable for its owner only. O_NONBLOCK: a FIFO would wait for its reader.
+        number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = os.fstat(number)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(f"{new} is no file")
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(found, os.lstat(new)):  # else the other one has just moved it to its place
+                    os.fchmod(number, 0o600)
+                    os.ftruncate(number, 0)
+                    return number
+        except BlockingIOError as error:
+            os.close(number)
+            raise OSError("another process writes it: each gateway needs a file of its own (snapshot.file)") from error
+        except BaseException:
+            os.close(number)
+            raise
+        os.close(number)
 
 
 def _write(file: BinaryIO, snapshot: Snapshot, about: _About) -> int:
@@ -110,8 +133,11 @@ def _write(file: BinaryIO, snapshot: Snapshot, about: _About) -> int:
 
 def read(path: Path, clocks: Clocks = CLOCKS) -> Snapshot:
     """Blocks. Raises FileNotFoundError, OSError or KnowledgeError."""
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
+    with open(path, "rb", opener=_at_once) as file:
+        about_file = os.fstat(file.fileno())
+        if not stat.S_ISREG(about_file.st_mode):
+            raise KnowledgeError("it is no file")
+        if about_file.st_size > MAX_FILE_BYTES:
             raise KnowledgeError(f"it has more than {MAX_FILE_BYTES} bytes")
         hasher = xxhash.xxh3_128()
         if _exactly(file, len(MAGIC), hasher) != MAGIC:
@@ -130,6 +156,11 @@ def read(path: Path, clocks: Clocks = CLOCKS) -> Snapshot:
     except MessageError as error:
         raise KnowledgeError(f"its header is not of this version ({error})") from error
     return Snapshot(header, frames[2:], clocks.monotonic() - _age_s(about, clocks), str(path))
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A FIFO would wait for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _age_s(about: _About, clocks: Clocks) -> float:

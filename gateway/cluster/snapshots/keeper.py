@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.cluster.snapshots.file import read, write
+from gateway.cluster.snapshots.file import CLOCKS, Clocks, read, write
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.config.listen import AUTO, OFF
 from gateway.config.schema import Config
@@ -21,6 +21,7 @@ from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.snapshots")
 
+MAX_REASONS = 16  # that are named in the log
 LAST_S = 5.0  # for the last one, at the end
 
 
@@ -45,24 +46,35 @@ def file_of(config: Config) -> SnapshotFile | None:
 class Keeper:
     """See the top of this file."""
 
-    def __init__(self, file: SnapshotFile, collect: Callable[[], Awaitable[Snapshot | None]], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        file: SnapshotFile,
+        collect: Callable[[], Awaitable[Snapshot | None]],
+        metrics: Metrics,
+        clocks: Clocks = CLOCKS,
+    ) -> None:
         """collect: None: there is nothing to be kept. May raise KnowledgeError: there is none now."""
         self._path = file.path
         self._every_s = file.every_s
         self._collect = collect
         self._metrics = metrics
-        self._failed = ""  # why the last one was not written
+        self._clocks = clocks
+        self._failed: set[str] = set()  # why some were not written; named once each
+        self._writing: asyncio.Future[int] | None = None  # in its thread
         for result in ("good", "failed"):
             metrics.snapshots.add((result,), 0)
 
     async def read(self) -> Snapshot | None:
         """The last one, if there is one."""
         try:
-            return await asyncio.to_thread(read, self._path)
+            found = await asyncio.to_thread(read, self._path, self._clocks)
         except FileNotFoundError:
             log.info("no snapshot: the prefix index begins empty", extra={"path": str(self._path)})
         except (OSError, KnowledgeError) as error:
             self.ignore(error)
+        else:
+            self._show_age(found)
+            return found
         return None
 
     def ignore(self, error: Exception) -> None:
@@ -90,18 +102,25 @@ class Keeper:
             snapshot = await self._collect()
             if snapshot is None or snapshot.header.partial:  # the last one is worth more
                 return
-            size = await asyncio.to_thread(write, self._path, snapshot)
+            if self._writing and not self._writing.done():  # whoever waited for it has given up
+                await asyncio.wait([self._writing])
+            self._writing = asyncio.ensure_future(asyncio.to_thread(write, self._path, snapshot, self._clocks))
+            size = await asyncio.shield(self._writing)
         except (OSError, KnowledgeError) as error:
             self._metrics.snapshots.add(("failed",))
             reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
-            if reason != self._failed:  # once for each reason
+            if reason not in self._failed and len(self._failed) < MAX_REASONS:
+                self._failed.add(reason)
                 log.warning("snapshot not written", extra={"path": str(self._path), "reason": str(error)})
-            self._failed = reason
             return
-        self._failed = ""
         self._metrics.snapshots.add(("good",))
         self._metrics.snapshot_bytes.set((), size)
+        self._show_age(snapshot)
         log.log(level, "snapshot written", extra={"path": str(self._path), "bytes": size})
+
+    def _show_age(self, snapshot: Snapshot) -> None:
+        """Of what the next start would read."""
+        self._metrics.snapshot_timestamp.set((), self._clocks.wall() - (self._clocks.monotonic() - snapshot.at))
 
     def __repr__(self) -> str:
         return f"<Keeper of {self._path}>"

@@ -98,8 +98,11 @@ class Knowledge:
             state = self._fleet.named(name)
             return state is None or has_restarted(state, header.origins.get(name))
 
+        begun = self._clock()
         for _ in restorer.steps(restarted):
-            await asyncio.sleep(0)
+            took_s = self._clock() - begun
+            await asyncio.sleep(took_s if self._router.ledger.open_leases else 0)
+            begun = self._clock()
 
     async def run(self) -> None:
         """Take in what is left of snapshots for replicas that join late, until it is cancelled."""

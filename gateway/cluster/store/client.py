@@ -106,6 +106,13 @@ def reason_of(error: Exception) -> str:
     return "full" if text.startswith(("OOM", "MISCONF")) else "other"
 
 
+def is_late(error: Exception) -> bool:
+    """Whether the answer did not come in time."""
+    from redis.exceptions import TimeoutError as Late
+
+    return isinstance(error, Late | TimeoutError)
+
+
 def is_exhausted(error: Exception) -> bool:
     """Whether nothing can be added to a stream any more: somebody has written the last possible id into it."""
     return "The ID specified in XADD" in str(error) or "exhausted the last possible ID" in str(error)

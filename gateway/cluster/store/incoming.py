@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol
 
 from gateway.cluster.messages import Batch, MessageError
@@ -34,6 +34,7 @@ from gateway.cluster.store.messages import (
     Want,
     decode_envelope,
 )
+from gateway.cluster.store.notices import Notices
 from gateway.cluster.store.others import Other, Others
 from gateway.cluster.store.outbox import Outbox
 from gateway.cluster.store.translate import translated
@@ -94,11 +95,12 @@ class Incoming:
         self._clock = clock
         self._metrics = metrics
         self._named: set[bytes] = set()
+        self._notices = Notices(clock)
         for reason in ("version", "format", "garbage"):
             metrics.sharing_refused.add((reason,), 0)
 
-    def entry(self, written_at: float, fields: Mapping[bytes, bytes]) -> None:
-        """One entry. written_at: by the store's clock."""
+    def entry(self, written_at: float, fields: Mapping[bytes, bytes]) -> Iterator[None]:
+        """One entry, in steps: between two of them requests may have their turns. written_at: by the store's clock."""
         gateway = fields.get(GATEWAY_FIELD, b"")
         if gateway == self._me.encode():
             return
@@ -118,13 +120,17 @@ class Incoming:
             except (MessageError, UnicodeDecodeError) as error:
                 self._refuse("garbage", gateway, str(error))
             else:
-                self._envelope(name, envelope, written_at)
+                yield from self._envelope(name, envelope, written_at)
 
-    def welcome(self) -> None:
-        """Publish what is open here, if somebody wants it: once for all who do."""
+    def answer(self) -> None:
+        """After some entries: publish what is open here if somebody wants it, once for all, and ask for what was missed."""
         if self.newcomers:
             self.newcomers = False
             self._routers.join()
+        now = self._clock()
+        for other in self.others.alive.values():
+            if (since_s := other.ask(now)) is not None:
+                self._outbox.add(Want(other.gateway, since_s))
 
     def expire(self, now: float) -> None:
         """Those of which nothing was read for long are dead."""
@@ -138,7 +144,7 @@ class Incoming:
 
     # -- one envelope
 
-    def _envelope(self, gateway: str, envelope: Envelope, written_at: float) -> None:
+    def _envelope(self, gateway: str, envelope: Envelope, written_at: float) -> Iterator[None]:
         now = self._clock()
         new = gateway not in self.others.alive
         found = self.others.receive(gateway, envelope.host, envelope.seq, now)
@@ -146,29 +152,32 @@ class Incoming:
             return
         other, missed_since = found
         if new:
-            log.info("another gateway is there", extra={"gateway": gateway, "host": envelope.host})
+            self._say("there", "another gateway is there", other)
         if missed_since is not None:
-            self._missed(other, 0.0 if missed_since == now else now - missed_since + MARGIN_S)
+            self._missed(other, 0.0 if missed_since == now else now - missed_since + MARGIN_S, now)
         shift_s = self._store_clock.local(written_at, now) - envelope.sent
         for item in envelope.items:
-            self._item(other, item, shift_s, now)
+            for _ in self._item(other, item, shift_s, now):
+                yield
+                if self.others.alive.get(gateway) is not other:  # it was given up meanwhile
+                    return
 
-    def _missed(self, other: Other, since_s: float) -> None:
+    def _missed(self, other: Other, since_s: float, now: float) -> None:
         """Something of this gateway has been lost. Its bookings may be over by now."""
         self._reset(other, ALL)
-        self._outbox.add(Want(other.gateway, since_s))
+        other.miss(since_s, now)
         if since_s:
             self._metrics.sharing_resyncs.add()
-            log.info("something of another gateway was missed", extra={"gateway": other.gateway, "host": other.host})
+            self._say("missed", "something of another gateway was missed", other)
 
-    def _item(self, other: Other, item: Item, shift_s: float, now: float) -> None:
+    def _item(self, other: Other, item: Item, shift_s: float, now: float) -> Iterator[None]:
         match item:
             case Published(source, batch):
                 number = self.others.source(other, source)
                 if number is None:
                     self._refuse("garbage", other.gateway.encode(), "it has too many routers")
                 else:
-                    self._published(other, number, batch, shift_s, now)
+                    yield from self._published(other, number, batch, shift_s, now)
             case Reset(source):
                 self._reset(other, source)
             case Want(of, since_s):
@@ -182,27 +191,32 @@ class Incoming:
             case Bye():
                 self._ended(other.gateway, "it has ended")
 
-    def _published(self, other: Other, number: int, batch: Batch, shift_s: float, now: float) -> None:
+    def _published(self, other: Other, number: int, batch: Batch, shift_s: float, now: float) -> Iterator[None]:
         try:
-            ours, dropped = translated(batch, shift_s, now)
+            pieces, dropped = translated(batch, shift_s, now)
         except EventError as error:
             self._refuse("garbage", other.gateway.encode(), str(error))
             self._routers.leave(number)
             return
         if dropped:
             self._refuse("garbage", other.gateway.encode(), f"{dropped} events are out of bounds")
-        self._routers.receive(number, ours)
+        for piece in pieces:
+            self._routers.receive(number, piece)
+            yield
 
     def _ended(self, gateway: str, why: str, *, silent: bool = False) -> None:
         other = self.others.leave(gateway, silent=silent)
         if other is not None:
-            log.info("another gateway is gone", extra={"gateway": gateway, "host": other.host, "reason": why})
+            self._say("gone", "another gateway is gone", other, reason=why)
             self._reset(other, ALL)
 
     def _reset(self, other: Other, source: int) -> None:
         """Nothing is open there. A number that is used again gets another one here."""
         for number in self.others.forget(other, source):
             self._routers.leave(number)
+
+    def _say(self, kind: str, text: str, other: Other, **more: str) -> None:
+        self._notices.say(kind, log.info, text, {"gateway": other.gateway, "host": other.host, **more})
 
     def _refuse(self, reason: str, gateway: bytes, why: str) -> None:
         self._metrics.sharing_refused.add((reason,))

@@ -26,7 +26,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 from urllib.parse import quote
 
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import Batch, OtherGateway, SharingState
 from gateway.cluster.replication import BATCH_S
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.cluster.store import client as store
@@ -50,6 +50,7 @@ from gateway.cluster.store.messages import (
     Want,
     encode_envelope,
 )
+from gateway.cluster.store.notices import Notices
 from gateway.cluster.store.others import DEAD_S
 from gateway.cluster.store.outbox import MOST_BYTES, Outbox
 from gateway.config.schema import SharingConfig
@@ -63,7 +64,8 @@ FORGET_S: Final = 3600  # after the last gateway has ended
 CARE_S: Final = 10.0  # between two times that these bounds are renewed
 BEAT_S: Final = 1.0  # a gateway that has nothing to say shows that it lives
 BACKLOG_S: Final = 2.5  # that a new gateway reads, to know the others
-READ_MOST: Final = 256  # entries at once
+READ_MOST: Final = 256  # entries at once; fewer after a read that took too long
+READ_LESS: Final = 16  # by which they are divided then
 BLOCK_MS: Final = 500  # that a read waits for news
 RETRY_S: Final = 0.2, 2.0  # the pause before the store is tried again: at first, at most
 FEW: Final = 8  # others; with more, each writes and reads more rarely in proportion
@@ -114,7 +116,8 @@ class Link:
             clock=clock,
             metrics=metrics,
         )
-        self._client: Any = None  # while it is connected
+        self._client: Any = None  # while it is connected, and does what it should
+        self._does: set[str] = set()  # what it does
         self._news = asyncio.Event()  # there is something to write
         self._work = asyncio.Event()  # a snapshot is wanted, or offered
         self._attached = asyncio.Event()  # the others are known
@@ -122,11 +125,14 @@ class Link:
         self._seq = 0
         self._unsure: tuple[int, tuple[Item, ...]] | None = None  # an envelope that may or may not be in the store
         self._cursor: bytes | None = None  # the last id that was read
+        self._read_most = READ_MOST
+        self._last_own: bytes | None = None  # the last id that was written
+        self._notices = Notices(clock)
         self._read_at = -DEAD_S
         self._cared_at = -CARE_S
         self._first: asyncio.Future[Snapshot | None] | None = None
         self._closed = False
-        self._failing = ""  # why the store is away
+        self._failing = "", ""  # why the store is away: the reason, the error
         for reason in ("unreachable", "full", "denied", "garbage", "other"):
             metrics.sharing_errors.add((reason,), 0)
         self._show()
@@ -212,6 +218,7 @@ class Link:
                 self._failed(error)
             finally:
                 self._client = None
+                self._does.clear()
                 self._store_clock.forget()
                 self._show()
             pause_s = RETRY_S[0] if self._clock() - begun > RETRY_S[1] else min(RETRY_S[1], pause_s * 2)
@@ -241,21 +248,30 @@ class Link:
             self._cursor = last_id
 
     def _failed(self, error: Exception) -> None:
-        reason = store.reason_of(error)
+        reason, text = store.reason_of(error), explained(error, self._sharing)
         self._metrics.sharing_errors.add((reason,))
-        if self._failing != reason:
-            self._failing = reason
-            text = explained(error, self._sharing)
+        known, self._failing = self._failing[0], (reason, text)
+        if known != reason:
             about = {"reason": reason, "url": self._sharing.url, "key": self._stream, "error": text}
             log.warning("the store is away: this gateway goes on alone", extra=about)
 
-    def _up(self, client: Any) -> None:
-        """Something was written: the store does what it should."""
-        if self._client is None:
+    def _up(self, client: Any, did: str) -> None:
+        """Something was written, or read. Once both were, the store does what it should."""
+        self._does.add(did)
+        if self._client is None and len(self._does) == 2:
             self._client = client
-            self._failing = ""
+            self._failing = "", ""
             log.info("the store is there: this gateway shares what it knows", extra={"cluster": self._sharing.cluster})
             self._show()
+
+    @property
+    def state(self) -> SharingState:
+        """For operators."""
+        now, others = self._clock(), self.incoming.others.alive.values()
+        seen = [OtherGateway(each.gateway, each.host, now - each.since, now - each.seen) for each in others]
+        reason, error = self._failing
+        problem = f"{reason} ({error})" if reason else ""
+        return SharingState(self.me, self._sharing.cluster, self._client is not None, problem, tuple(seen))
 
     def _show(self) -> None:
         self._metrics.sharing_up.set((), self._client is not None)
@@ -268,7 +284,7 @@ class Link:
             if self._closed:
                 await asyncio.Event().wait()
             await self._write_one(client)
-            self._up(client)
+            self._up(client, "writes")
             if (since := self._outbox.reopen()) is not None:
                 self._tell_all(since)
             if self._clock() - self._cared_at > CARE_S:
@@ -310,6 +326,7 @@ class Link:
             self._store_clock.measure(before, self._clock(), _seconds(entry))
             if self._cursor is not None and _order(entry) < _order(self._cursor):
                 self._cursor = b"0-0"  # the stream was begun anew, by a clock that is behind, or after an id of the future
+            self._last_own = entry
 
     def _tell_all(self, since: float) -> None:
         """Items were dropped since then, but now the store takes them again."""
@@ -322,24 +339,40 @@ class Link:
 
     async def _read(self, client: Any) -> None:
         while True:
-            asked = self._cursor
-            found = await client.xread({self._stream: asked}, count=READ_MOST, block=BLOCK_MS)
+            asked, most = self._cursor, self._read_most
+            entries = await self._read_some(client)
             self._read_at = self._clock()
-            entries = found[0][1] if found else []
+            self._up(client, "reads")
             for entry, fields in entries if asked == self._cursor else ():
                 self._cursor = asked = entry
                 self._read_at = self._clock()
-                self.incoming.entry(_seconds(entry), fields or {})
+                for _ in self.incoming.entry(_seconds(entry), fields or {}):
+                    await asyncio.sleep(0)
                 await asyncio.sleep(0)
-            self.incoming.welcome()
+            self.incoming.answer()
             if self._outbox:
                 self._news.set()
             if self.incoming.wants or self.incoming.offers:
                 self._work.set()
             self._show()
-            if len(entries) < READ_MOST:
+            if len(entries) < most:
                 self._attached.set()
                 await asyncio.sleep(pause_s(len(self.incoming.others.alive)))
+
+    async def _read_some(self, client: Any) -> list[tuple[bytes, dict[bytes, bytes] | None]]:
+        """The next entries. What does not come in time is asked for again in smaller pieces, and at last passed over: what was
+        missed is noticed, and asked of its writer.
+        """
+        try:
+            found = await client.xread({self._stream: self._cursor}, count=self._read_most, block=BLOCK_MS)
+        except Exception as error:
+            if store.is_late(error):
+                if self._read_most == 1 and self._last_own is not None:
+                    self._cursor = self._last_own
+                self._read_most = max(1, self._read_most // READ_LESS)
+            raise
+        self._read_most = min(READ_MOST, 2 * self._read_most)
+        return found[0][1] if found else []
 
     async def _expire(self) -> None:
         """Others that are silent are dead; if nothing can be read, all of them are."""
@@ -403,7 +436,8 @@ class Link:
             snapshot = await offers.get(client, self._prefix, offer.key, at)
         except KnowledgeError as error:
             self._metrics.sharing_refused.add(("garbage",))
-            log.warning("a snapshot of another gateway is not taken in", extra={"error": str(error)})
+            text = "a snapshot of another gateway is not taken in"
+            self._notices.say("offer", log.warning, text, {"error": str(error)})
             return
         if offer.to:
             await offers.remove(client, offer.key)

@@ -20,7 +20,7 @@ from gateway.cluster.snapshots.snapshot import (
 KEEP_S: Final = 60
 MAX_BYTES: Final = 64 << 20  # prefixes that were used least recently are left out
 AT_ONCE_BYTES: Final = 1 << 20  # in one command
-AT_ONCE: Final = 16  # chunks that are read by one command
+AT_ONCE: Final = 64  # chunks that are read by one command, if they are small
 
 
 async def put(client: Any, prefix: str, snapshot: Snapshot) -> str:
@@ -48,15 +48,16 @@ async def get(client: Any, prefix: str, key: str, at: float) -> Snapshot:
     if not key.startswith(f"{prefix}snapshot:"):
         raise KnowledgeError("its key is not that of a snapshot")
     values: list[bytes] = []
-    size = 0
+    size, at_once = 0, 1
     while True:
-        found = await client.lrange(key, len(values), len(values) + AT_ONCE - 1)
+        found = await client.lrange(key, len(values), len(values) + at_once - 1)
         size += sum(map(len, found))
         if size > 2 * MAX_BYTES or any(len(each) > MAX_CHUNK_BYTES for each in found):
             raise KnowledgeError("it is too large")
         values += found
-        if len(found) < AT_ONCE:
+        if len(found) < at_once:
             break
+        at_once = max(1, min(AT_ONCE, AT_ONCE_BYTES * len(values) // max(1, size)))
     if not values:
         raise KnowledgeError("it is no longer there")
     try:

@@ -9,12 +9,14 @@ Bounds: MAX_GATEWAYS alive, and as many that fell silent; MAX_SOURCES routers of
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.cluster.store.messages import ALL
 
 DEAD_S: Final = 5.0  # five heartbeats
+ASK_S: Final = 1.0  # between two times that it is asked for what was missed: an answer is work
 MAX_GATEWAYS: Final = 1024
 MAX_SOURCES: Final = 256
 FIRST_SOURCE: Final = 1 << 31  # our own routers have lower numbers
@@ -22,13 +24,35 @@ FIRST_SOURCE: Final = 1 << 31  # our own routers have lower numbers
 
 @dataclass(slots=True)
 class Other:
-    """seq: of its last envelope. seen: when it was read. sources: its routers' numbers here, by its own."""
+    """seq: of its last envelope. since, seen: when its first and its last one was read. sources: its routers' numbers here, by
+    its own.
+
+    missed_s: what was missed of it was used within the last missed_s seconds, from `missed_at` on; None: nothing is to be asked
+    for. asked_at: when it was asked last.
+    """
 
     gateway: str
     host: str
     seq: int
+    since: float
     seen: float
     sources: dict[int, int] = field(default_factory=dict)
+    missed_s: float | None = None
+    missed_at: float = 0.0
+    asked_at: float = -math.inf
+
+    def miss(self, since_s: float, now: float) -> None:
+        """Something that it published in the last since_s seconds was missed; 0: only what it has open."""
+        earlier = 0.0 if not self.missed_s else self.missed_s + now - self.missed_at
+        self.missed_s, self.missed_at = max(since_s, earlier), now
+
+    def ask(self, now: float) -> float | None:
+        """What it should be asked for now, if anything; once within ASK_S."""
+        if self.missed_s is None or now - self.asked_at < ASK_S:
+            return None
+        since_s = self.missed_s + now - self.missed_at if self.missed_s else 0.0
+        self.missed_s, self.asked_at = None, now
+        return since_s
 
 
 class Others:
@@ -48,7 +72,7 @@ class Others:
             if len(self.alive) >= MAX_GATEWAYS:
                 return None
             former = self._former.pop(gateway, None)
-            other = self.alive[gateway] = Other(gateway, host, seq, now)
+            other = self.alive[gateway] = Other(gateway, host, seq, now, now)
             if former is not None and seq > former.seq + 1:
                 return other, former.seen
             return other, now if seq > 1 else None

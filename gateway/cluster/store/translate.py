@@ -6,7 +6,7 @@ computed with, and events are dropped that are out of bounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from msgspec.structs import replace
@@ -14,24 +14,29 @@ from msgspec.structs import replace
 from gateway.cluster.messages import Batch
 from gateway.cluster.store.clock import plausible
 from router.events import Closed, Event, FirstToken, Moved, Opened, Rent, Stored, decode, encode
-from router.replication_log import MAX_TOKENS
+from router.replication_log import MAX_BLOCKS, MAX_TOKENS
 from router.types import KEY_BYTES
 
-MAX_KEY_BYTES: Final = 8 << 20
+MAX_KEY_BYTES: Final = MAX_BLOCKS * KEY_BYTES
 MAX_NAME_CHARS: Final = 1024
-MAX_BREAKPOINTS: Final = 1024
+MAX_BREAKPOINTS: Final = 16  # a request has four at most
 MAX_RENT_S: Final = 1e6
+AT_ONCE: Final = 64  # events: some milliseconds for those who apply them, unless their prompts are very long
 
 
-def translated(batch: Batch, shift_s: float, now: float) -> tuple[Batch, int]:
-    """(batch, events that were dropped). shift_s: this machine's clock less the writer's. Raises EventError."""
+def translated(batch: Batch, shift_s: float, now: float) -> tuple[Iterator[Batch], int]:
+    """(the batch in pieces of AT_ONCE events, events that were dropped). shift_s: this machine's clock less the writer's.
+    Raises EventError.
+    """
 
     def local(time: float) -> float:
         return plausible(time + shift_s, now)
 
     events = decode(batch.events)
     good = [_local(event, local) for event in events if is_possible(event)]
-    return Batch(local(batch.since), encode(good)), len(events) - len(good)
+    since = local(batch.since)
+    pieces = (Batch(since, encode(good[at : at + AT_ONCE])) for at in range(0, len(good), AT_ONCE))
+    return pieces, len(events) - len(good)
 
 
 def _local(event: Event, local: Callable[[float], float]) -> Event:

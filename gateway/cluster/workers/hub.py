@@ -10,11 +10,12 @@ ends (`channel.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.cluster.messages import Batch, Command, Leave, Reconfigure, encode_config
 from gateway.cluster.snapshots.knowledge import MAX_BYTES
@@ -23,6 +24,7 @@ from gateway.cluster.store.link import Link
 from gateway.cluster.workers.channel import HUB, Channel
 from gateway.cluster.workers.command_log import CommandLog, Replayed
 from gateway.cluster.workers.messages import (
+    AskSharing,
     Collect,
     Counters,
     Current,
@@ -41,7 +43,9 @@ from gateway.cluster.workers.messages import (
     Scraped,
     Sent,
     Serving,
+    Sharing,
     Stopping,
+    Taken,
     Welcome,
     Whole,
     encode,
@@ -59,6 +63,7 @@ HISTORY_BYTES = 16 << 20
 SWEEP_S = 60.0  # between two looks for counters of replicas that have left
 HEALTHY_S = 1.5  # a worker with a heartbeat within that time is asked for a snapshot, if there is one
 COLLECT_S = 30.0  # that this may take
+TAKE_S = 60.0  # that a worker may take for a snapshot, before it is given another one
 FORGOTTEN_S = 2 * SHOWN_S + 60  # after that no worker counts for a replica that has left
 
 
@@ -77,6 +82,7 @@ class WorkerState:
     stopping: bool = False
     counters: bytes = b""
     reported: bool = False  # they were sent while it served: it knew all replicas by then
+    took: asyncio.Event = field(default_factory=asyncio.Event)  # the last snapshot, or it has ended
 
 
 class Hub:
@@ -104,6 +110,7 @@ class Hub:
         self._feeding: set[asyncio.Future[None]] = set()
         self.link: Link | None = None  # to other gateways
         self._one_at_a_time = asyncio.Lock()
+        self._giving = asyncio.Lock()
         self._transfer = asyncio.Lock()  # the parts of two snapshots must not mix
         self._arrival = Arrival()
         self._collector = HUB  # the worker that was asked for a snapshot
@@ -175,6 +182,7 @@ class Hub:
         if worker == self._collector and self._collected is not None and not self._collected.done():
             self._collected.set_exception(KnowledgeError("the worker that collected it has ended"))
         state.channel.close()
+        state.took.set()
         self._commands.ended(worker)
         self._add_ended(worker, state.counters)
         self.ended_elsewhere(worker)
@@ -200,10 +208,18 @@ class Hub:
         self._broadcast(HUB, encode(Joined()))
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Let all workers take in a snapshot."""
-        for state in tuple(self.workers.values()):
-            async with self._transfer:
-                await send(state.channel, snapshot)
+        """Let all workers take in a snapshot. Returns when they have: more of them must not wait in a worker than one."""
+        async with self._giving:
+            states = tuple(self.workers.values())
+            for state in states:
+                async with self._transfer:
+                    state.took.clear()
+                    await send(state.channel, snapshot)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TAKE_S):
+                    for state in states:
+                        if state in self.workers.values():
+                            await state.took.wait()
 
     # -- one worker
 
@@ -269,6 +285,8 @@ class Hub:
                 self._remember_found(source, payload)
             case Known() | Part() | Whole():
                 self._arrived(worker, message)
+            case Taken():
+                state.took.set()
             case Counters(page):
                 state.counters, state.reported = page, state.serving
             case Serving() | Stopping():
@@ -293,6 +311,8 @@ class Hub:
                 self._broadcast(worker, payload)
             case Execute():
                 self._execute(worker, message, payload)
+            case AskSharing(number):
+                state.channel.send(Sharing(number, self.link.state if self.link else None), HUB)
 
     def _serves(self, worker: int, state: WorkerState, serving: bool) -> None:
         """It begins to serve, or drains."""

@@ -13,8 +13,9 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gateway.cluster.messages import Batch, Command, decode
+from gateway.cluster.messages import Batch, Command, SharingState, decode
 from gateway.config.schema import AUTO_ENGINE, KeyConfig, TlsConfig
+from gateway.fleet.membership import MAX_WEIGHT
 
 # -- worker -> hub -> the other workers
 
@@ -64,6 +65,8 @@ class FoundMember(Struct, frozen=True, array_like=True):
     key: KeyConfig | None = None
     tls: TlsConfig | None = None
     engine: str = AUTO_ENGINE
+    model: str = ""
+    weight: int = MAX_WEIGHT
 
 
 # -- a snapshot: hub -> worker, to be restored; worker -> hub, if it was asked for with Collect
@@ -108,6 +111,10 @@ class Found(Struct, frozen=True, array_like=True, tag=16):
     members: tuple[FoundMember, ...]
 
 
+class Taken(Struct, frozen=True, array_like=True, tag=24):
+    """A snapshot that was sent to it while it served is taken in."""
+
+
 # -- hub -> worker
 
 
@@ -134,6 +141,22 @@ class Forwarded(Struct, frozen=True, array_like=True, tag=10):
 
     number: int
     snapshots: dict[int, bytes]
+
+
+# -- worker -> hub, and back
+
+
+class AskSharing(Struct, frozen=True, array_like=True, tag=21):
+    """Answer with a Sharing."""
+
+    number: int
+
+
+class Sharing(Struct, frozen=True, array_like=True, tag=22):
+    """How the exchange with other gateways goes; None: there is to be none."""
+
+    number: int
+    state: SharingState | None
 
 
 # -- worker -> hub -> all workers, the asker too
@@ -172,7 +195,22 @@ class Executed(Struct, frozen=True, array_like=True, tag=14):
 
 
 Sent = Known | Part | Whole  # a snapshot
-FromWorker = Publish | Replace | Counters | Serving | Stopping | Alive | Found | Scrape | Execute | Scraped | Executed | Sent
+FromWorker = (
+    Publish
+    | Replace
+    | Counters
+    | Serving
+    | Stopping
+    | Alive
+    | Found
+    | AskSharing
+    | Scrape
+    | Execute
+    | Scraped
+    | Executed
+    | Sent
+    | Taken
+)
 FromHub = (
     Publish
     | Replace
@@ -181,6 +219,7 @@ FromHub = (
     | Joined
     | Gone
     | Forwarded
+    | Sharing
     | Found
     | Scrape
     | Execute

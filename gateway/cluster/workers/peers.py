@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from gateway.cluster.commands import LocalControl
-from gateway.cluster.messages import Command, Join, Reconfigure
+from gateway.cluster.messages import Command, Join, Reconfigure, SharingState
 from gateway.cluster.replication import UNSENT_BYTES, ReplicationTransport, Replicator
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.cluster.workers.channel import HUB, Channel
 from gateway.cluster.workers.messages import (
     Alive,
+    AskSharing,
     Collect,
     Counters,
     Current,
@@ -36,6 +37,8 @@ from gateway.cluster.workers.messages import (
     Part,
     Scrape,
     Scraped,
+    Sharing,
+    Taken,
     Whole,
 )
 from gateway.cluster.workers.transfer import Arrival, send
@@ -139,6 +142,7 @@ class Peers:
         self._commands: asyncio.Queue[tuple[int, Execute | Current | Found | Snapshot]] = asyncio.Queue()
         self._arrival = Arrival()
         self._collecting: asyncio.Future[None] | None = None  # a snapshot for the hub
+        self._arrived: asyncio.Queue[Snapshot] = asyncio.Queue()
         self._scrapes: set[tuple[int, int]] = set()  # (asker, its number) of those that want this worker's counters
         self._scraped = asyncio.Event()  # there are some
         self._snapshots = asyncio.Lock()  # one at a time: the last that is sent is the newest
@@ -147,6 +151,7 @@ class Peers:
         self._found: dict[str, Sequence[Member]] = {}  # to be sent
         self._asked = 0
         self._questions: dict[int, _Question] = {}
+        self._sharing: dict[int, asyncio.Future[SharingState | None]] = {}  # likewise, for the hub itself
         local.membership.published = self._publish_found
         self.replicator = Replicator(
             local.router,
@@ -168,7 +173,10 @@ class Peers:
                 self._commands.put_nowait((worker, message))
             case Known() | Part() | Whole():
                 if arrived := self._arrival.receive(message):
-                    self._commands.put_nowait((worker, arrived))
+                    if self._current.is_set():
+                        self._arrived.put_nowait(arrived)
+                    else:
+                        self._commands.put_nowait((worker, arrived))
             case Collect(since_s, most_bytes):
                 if self._collecting is not None:
                     self._collecting.cancel()  # else the parts of both would mix
@@ -176,9 +184,16 @@ class Peers:
             case Gone():
                 for pending in self._questions.values():
                     pending.leave(worker)
-            case Forwarded(number) | Scraped(number) | Executed(number):
-                if question := self._questions.get(number):
-                    question.receive(worker, message)
+            case Forwarded() | Scraped() | Executed() | Sharing():
+                self._answered(worker, message)
+
+    def _answered(self, worker: int, message: Forwarded | Scraped | Executed | Sharing) -> None:
+        number = message.number
+        if isinstance(message, Sharing):
+            if (answer := self._sharing.get(number)) and not answer.done():
+                answer.set_result(message.state)
+        elif question := self._questions.get(number):
+            question.receive(worker, message)
 
     def _publish_found(self, source: str, members: Sequence[Member]) -> None:
         """For workers that are started later. In a storm of changes, only the last one of each FOUND_S."""
@@ -228,6 +243,24 @@ class Peers:
         except SnapshotError as error:
             log.error("a worker's counters are left out", extra={"worker": worker, "error": str(error)})
 
+    async def sharing(self) -> SharingState | None:
+        """Also raises GatewayError 503: the hub does not answer."""
+        if self._channel.unsent > UNSENT_BYTES:
+            raise supervisor_silent()
+        self._asked += 1
+        number = self._asked
+        answer: asyncio.Future[SharingState | None] = asyncio.get_running_loop().create_future()
+        self._sharing[number] = answer
+        self._channel.send(AskSharing(number), HUB)
+        try:
+            async with asyncio.timeout(self._limits.forwarded_s):
+                return await answer
+        except TimeoutError:
+            log.warning("the supervisor does not answer")
+            raise supervisor_silent() from None
+        finally:
+            del self._sharing[number]
+
     async def _ask(self, make: Callable[[int], Scrape | Execute], timeout_s: float) -> _Question:
         """Ask all workers, this one too, and wait for their answers, `timeout_s` at most. Raises GatewayError 503."""
         if self._channel.unsent > UNSENT_BYTES:
@@ -262,6 +295,7 @@ class Peers:
             group.create_task(self._send_counters())
             group.create_task(self._execute_commands())
             group.create_task(self._answer_scrapes())
+            group.create_task(self._take_arrived())
 
     # -- background work
 
@@ -318,11 +352,19 @@ class Peers:
                 elif isinstance(message, Snapshot):
                     await self._restore(message)
 
+    async def _take_arrived(self) -> None:
+        """Snapshots of other gateways, which the hub sends one by one. Commands do not wait for them."""
+        while True:
+            await self._restore(await self._arrived.get())
+
     async def _restore(self, arrived: Snapshot) -> None:
         try:
             await self._local.knowledge.restore(arrived)
         except KnowledgeError as error:
             log.warning("snapshot ignored", extra={"reason": str(error)})
+        except Exception:  # a bug in it must not end the worker
+            log.exception("a snapshot was not taken in")
+        self._channel.send(Taken())
 
     async def _collect(self, since_s: float, most_bytes: int) -> None:
         """For the hub, which asks for one at a time."""

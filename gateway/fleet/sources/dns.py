@@ -4,8 +4,8 @@ A headless Service of Kubernetes has an address for each of its pods that are re
 answer alike. With a port, A records count; AAAA records if there are none, for a pod with both is one replica. Without one, SRV
 records count, those with the best priority.
 
-A failed look-up (no answer, SERVFAIL) changes nothing. An empty answer is believed after EMPTY_S of empty answers: a name
-server that has just restarted may send one, and probes detect dead replicas meanwhile.
+A failed look-up (no answer, SERVFAIL) changes nothing, and the next one comes sooner. An empty answer is believed after EMPTY_S
+of empty answers: a name server that has just restarted may send one, and probes detect dead replicas meanwhile.
 
 c-ares does the look-ups, in a thread of its own, for getaddrinfo knows no SRV records; for addresses it reads /etc/hosts and
 the search domains as that does. Each look-up has a resolver of its own: one that is kept would answer from its cache, and not
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("warmroute.discovery")
 
 EMPTY_S: Final = 30.0
-LOOK_UP_S: Final = 10.0
-_TRY_S: Final = 2.0  # of one name server
+LOOK_UP_S: Final = 4.0
+RETRY_S: Final = 2.0  # after a failed look-up: what has come back is known within 5 s
+_TRY_S: Final = 1.0  # of one name server, at first
 
 Target = tuple[str, int]
 """Host or IP address, port."""
@@ -84,7 +85,7 @@ class DnsSource:
             if found is not None and believed and found != known:
                 known = found
                 yield self._members(found)
-            await self._sleep(self._dns.refresh_s)
+            await self._sleep(self._dns.refresh_s if found is not None else min(self._dns.refresh_s, RETRY_S))
 
     async def _targets(self) -> list[Target] | None:
         """In order; None: there was no answer to rely on."""

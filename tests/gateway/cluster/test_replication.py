@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 import pytest
 
 from gateway.cluster.messages import Batch
-from gateway.cluster.replication import RESYNC_S, UNSENT_BYTES, Replicator, Subscriber
+from gateway.cluster.replication import (
+    MAX_UNKNOWN,
+    RESYNC_S,
+    UNKNOWN_S,
+    UNSENT_BYTES,
+    Replicator,
+    Subscriber,
+    UnknownReplicas,
+)
+from gateway.telemetry.metrics import Metrics
 from router import Outcome, Prompt, Replica, Router, text_keys
 from router.events import Opened, decode
 
@@ -65,6 +74,7 @@ class Gateway:
     lost: list[str] = field(default_factory=list)
     ages: list[float | None] = field(default_factory=list)
     doubted: list[str] = field(default_factory=list)
+    unknown_replicas: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.router = Router(policy="cost", ttl_s=100.0, memory_bytes=1 << 20, chance=random.Random(1))
@@ -82,6 +92,9 @@ class Gateway:
 
     def failing(self, replica: str) -> None:
         self.doubted.append(replica)
+
+    def unknown(self, replica: str) -> None:
+        self.unknown_replicas.append(replica)
 
     def followed(self, lost: list[str], age_s: float | None) -> None:
         self.lost += lost
@@ -106,6 +119,9 @@ class Ages:
         self.ages.append(age_s)
 
     def failing(self, _replica: str) -> None:
+        raise AssertionError
+
+    def unknown(self, _replica: str) -> None:
         raise AssertionError
 
 
@@ -162,6 +178,34 @@ def test_a_router_that_joins_gets_what_is_open_and_one_that_leaves_has_nothing_o
     assert (other.inflight("r1"), joined.inflight("r1")) == (1, 1), "the other one counts it once"
     one.transport.close()
     assert (other.inflight("r1"), joined.inflight("r1")) == (0, 0)
+
+
+def test_bookings_on_replicas_that_are_unknown_here_are_named() -> None:
+    """Names that differ would make the sharing useless without a sign."""
+    one, other = two()
+    one.router.add(Replica("elsewhere"))
+    booking = one.router.choose(prompt("a long conversation"), ["elsewhere"], 1.0)
+    one.run_timers()
+    booking.first_token(2.0)
+    booking.close(Outcome(True), 3.0)
+    one.run_timers()
+    assert other.unknown_replicas == ["elsewhere"]
+    assert (other.inflight("elsewhere"), other.router.trie.blocks) == (0, 0)
+
+
+def test_a_replica_that_stays_unknown_is_written_to_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    router, metrics = Router(policy="cost", ttl_s=1.0, memory_bytes=1, chance=random.Random(1)), Metrics()
+    router.add(Replica("vllm-0"))
+    replicas = UnknownReplicas(router, metrics)
+    for now in map(float, range(0, int(UNKNOWN_S) * 3, 10)):
+        replicas.booked("10.0.0.7:8000", now)
+        if now % 120 == 0:  # a replica that comes or goes, of which others know a while longer
+            replicas.booked("comes-and-goes", now)
+    assert [(record.replica, record.known) for record in caplog.records] == [("10.0.0.7:8000", "vllm-0")]  # type: ignore[attr-defined]
+    assert metrics.sharing_unknown_replicas.values[()] == 18 + 2
+    for number in range(2 * MAX_UNKNOWN):
+        replicas.booked(f"r{number}", 0.0)
+    assert repr(replicas).count(",") < MAX_UNKNOWN
 
 
 def test_batches_wait_until_the_router_is_ready_and_are_then_applied_in_order() -> None:

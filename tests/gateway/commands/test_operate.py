@@ -15,7 +15,7 @@ from gateway.commands.cli import main
 from gateway.commands.operate import DEFAULT_ADMIN
 from gateway.config.schema import Config, PoolConfig
 from gateway.server.endpoints import ADMIN, side_runner
-from tests.gateway.conftest import running
+from tests.gateway.conftest import eventually, running
 from tests.support.fakes import FakeReplica
 
 Capture = pytest.CaptureFixture[str]
@@ -51,6 +51,13 @@ async def test_a_table_of_the_replicas(capsys: Capture, tmp_path: Path) -> None:
         assert source == f"file {tmp_path}/list.yaml: 0 replicas"
         code, out, _ = await said(capsys, "status", "--json", "--admin", run.admin_url.removeprefix("http://"))
         assert (code, json.loads(out)["replicas"][0]["name"]) == (0, one.name)
+
+
+async def test_whether_it_shares_with_other_gateways(capsys: Capture) -> None:
+    async with FakeReplica() as one, running(one, sharing={"url": "redis://127.0.0.1:1"}) as run:
+        await eventually(lambda: run.gateway.metrics.sharing_errors.values[("unreachable",)])
+        _, out, _ = await said(capsys, "status", "--admin", run.admin_url)
+        assert out.splitlines()[-1].startswith("sharing as default: the store is away: unreachable (ConnectionError: Error 111")
 
 
 async def test_by_a_unix_socket(capsys: Capture, tmp_path: Path) -> None:

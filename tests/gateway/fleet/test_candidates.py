@@ -7,9 +7,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.schema import ReplicaConfig
 from gateway.fleet.breaker import Breaker
 from gateway.fleet.candidates import eligible
+from gateway.fleet.membership import Member
 from gateway.fleet.state import ReplicaState
 from tests.gateway.fleet.test_breaker import Always, opened
 
@@ -19,7 +19,7 @@ OPEN, NEW, RESTS = "open", "new", "rests"
 
 def replica(number: int, *traits: str) -> ReplicaState:
     """One that is well but for these traits."""
-    state = ReplicaState(ReplicaConfig(f"http://127.0.0.1:{9000 + number}", f"r{number}"), Breaker(Always(1.0)), up=True)
+    state = ReplicaState(Member(f"r{number}", f"http://127.0.0.1:{9000 + number}", "p"), Breaker(Always(1.0)), up=True)
     if OPEN in traits:
         opened(state.breaker, NOW)
     if NEW in traits:

@@ -280,6 +280,7 @@ async def test_the_metrics_show_how_much_of_a_pool_is_in_use() -> None:
             rate = page[f'warmroute_replica_prefill_tokens_per_second{{replica="{one.name}"}}']
             assert {name: of_pool(page, name) for name in OF_POOLS} == {
                 "inflight": [1, 0],
+                "slots_taken": [1, 0],
                 "inflight_limit": [8, 4096],
                 "replicas": [2, 1],
                 "replicas_live": [1, 1],
@@ -292,7 +293,7 @@ async def test_the_metrics_show_how_much_of_a_pool_is_in_use() -> None:
             assert of_pool(await run.metrics(), "prefill_backlog_seconds") == [0, 0]
 
 
-OF_POOLS = ("inflight", "inflight_limit", "replicas", "replicas_live")
+OF_POOLS = ("inflight", "slots_taken", "inflight_limit", "replicas", "replicas_live")
 
 
 def of_pool(page: dict[str, float], name: str) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace as replaced
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from gateway.app import Surroundings, compose
 from gateway.config.schema import MAX_REPLICAS
 from gateway.config.source import load
-from gateway.fleet.membership import MAX_DEPARTED, SHOWN_S, Departed, Member, Members, merge, reconcile
+from gateway.fleet.membership import CONFIGURATION, MAX_DEPARTED, SHOWN_S, Departed, Member, Members, merge, reconcile
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import LOGGED
 from tests.support.in_memory import MemoryDials, framed, replica
@@ -62,6 +63,9 @@ def test_a_name_belongs_to_the_first_source_that_names_it(found: dict[str, list[
             known = [other for _, other in first.values() if other.name == member.name or other.url == member.url]
             if not known:
                 first[member.name] = source, member
+            for place, other in list(first.values()):
+                if other.url == member.url and member.draining:
+                    first[other.name] = place, replaced(other, draining=True)
     assert {name: (merged.sources[name], member) for name, member in merged.members.items()} == first
     assert list(merged.members) == list(first)
     assert len(merged.members) + len(merged.rejected) == sum(map(len, found.values())), "nothing is lost without a reason"
@@ -79,6 +83,8 @@ def test_a_name_belongs_to_the_first_source_that_names_it(found: dict[str, list[
         (Member("x", "http://u:p@x:1", "a"), "credentials do not belong"),
         (Member("x", "http://x:1", "c" * 1000), "there is no pool"),
         (Member("x", "http://x:1", "a", capacity_tokens=0), "capacity is not positive"),
+        (Member("x", "http://x:1", "a", weight=0), "weight is not from 1 to 100"),
+        (Member("x", "http://x:1", "a", weight=101), "weight is not from 1 to 100"),
     ],
 )
 def test_what_a_source_may_name_is_bounded(member: Member, why: str) -> None:
@@ -96,6 +102,32 @@ def test_the_number_of_members_is_bounded_whatever_the_sources_find() -> None:
     assert len(merged.members) == MAX_REPLICAS
     assert set(merged.sources.values()) == {"one"}, "the first source goes first"
     assert len(merged.rejected) == 2 * MAX_REPLICAS
+
+
+def test_where_there_are_too_many_those_that_drain_are_left_out_first() -> None:
+    def many(source: str, number: int, *, draining: bool) -> list[Member]:
+        return [Member(f"{source}-{each}", f"http://{source}:1/{each}", "a", draining=draining) for each in range(number)]
+
+    found = {"one": many("one", 5, draining=True), "two": many("two", MAX_REPLICAS - 2, draining=False)}
+    merged = merge({CONFIGURATION: [Member("own", "http://own:1", "a", draining=True)], **found}, POOLS)
+    assert len(merged.members) == len(merged.sources) == MAX_REPLICAS
+    assert {"own", "one-0", f"two-{MAX_REPLICAS - 3}"} <= merged.members.keys()
+    assert [each.member.name for each in merged.rejected] == [f"one-{number}" for number in range(1, 5)]
+    more = merge({"one": found["one"], "two": many("two", MAX_REPLICAS + 1, draining=False)}, POOLS)
+    assert set(more.sources.values()) == {"two"}
+    assert f"two-{MAX_REPLICAS}" not in more.members
+
+
+def test_any_source_may_say_that_a_replica_drains() -> None:
+    """DNS, whose name goes first, does not know it."""
+    by_address = Member("10.0.0.1:8000", "http://10.0.0.1:8000", "a")
+    pod = Member("vllm-0", "http://10.0.0.1:8000", "a", instance="uid-1")
+    for first in (by_address, pod, replaced(by_address, instance="uid-1")):
+        for source in ("dns a.test", CONFIGURATION):
+            merged = merge({source: [first], "kubernetes": [replaced(pod, draining=True)]}, POOLS)
+            assert merged.members == {first.name: replaced(first, draining=True)}
+    other = replaced(by_address, instance="uid-2")
+    assert merge({"a": [other], "b": [replaced(pod, draining=True)]}, POOLS).members == {other.name: other}
 
 
 # -- counters of what has left

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import random
+import struct
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 from router import Outcome, Prompt, Replica, Router
 from router.learning.objects import MAX_OBJECTS
+from router.replication_log import MAX_BLOCKS
 from router.snapshot.collect import collect
 from router.snapshot.records import (
     General,
@@ -27,6 +31,7 @@ from router.snapshot.records import (
     encode,
 )
 from router.snapshot.restore import MAX_DEPTH, Restorer
+from router.types import KEY_BYTES
 from tests.support.strategies import keys_of, letters, replicas
 
 FLEET = ["r1", "r2", "r3"]
@@ -364,3 +369,21 @@ def test_bytes_that_are_no_records(data: bytes) -> None:
     except RecordError:
         return
     assert decode(encode(records)) == records
+
+
+def bomb(records: int) -> list[Record]:
+    """Each prefix is as long as the first one, and takes thirty bytes."""
+    long = os.urandom(MAX_BLOCKS * KEY_BYTES)
+    last = (struct.pack("<Q", number) for number in range(records))
+    more = [Held(0, 1, MAX_BLOCKS - 1, key, 64, 1.0) for key in last]
+    return [Learned("r1", None, 0.0, 0.0, None, 0, False), Held(0, 0, 0, long, 64, 1.0), *more]
+
+
+def test_a_short_snapshot_of_long_prefixes_is_taken_in_by_small_steps_and_to_a_bound() -> None:
+    router = router_of(memory_bytes=1 << 28)
+    restorer = Restorer(router, 100.0, 100.0, most_bytes=20 * MAX_BLOCKS * KEY_BYTES)
+    restorer.add(bomb(50))
+    taken = [restorer.blocks for _ in restorer.steps(never)]
+    steps = [after - before for before, after in itertools.pairwise([*taken, restorer.blocks])]
+    assert restorer.blocks == 19 * MAX_BLOCKS, "of the others, which were used least recently, nothing is"
+    assert max(steps) == MAX_BLOCKS, "one at a time"

@@ -242,10 +242,10 @@ def _check_regular(path: Path) -> None:
 
 
 def _kept_alive(address: Any) -> socket.socket:
-    """A server that is gone without a word is noticed within half a minute."""
+    """A server that is gone without a word is noticed within 15 s; that another one has its address, within three."""
     made = socket.socket(*address[:3])
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+    for name, value in (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 4)):
         if hasattr(socket, name):  # not on every system
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return made

@@ -16,11 +16,12 @@ from typing import Any, Final
 
 from gateway.config.addresses import AddressError, address_of, base_url, parse_base_url
 from gateway.config.schema import DiscoveryConfig
-from gateway.fleet.membership import Member, fitting, reached_as
+from gateway.fleet.membership import MAX_WEIGHT, Member, fitting, reached_as
 from gateway.fleet.sources.kubernetes.api import Object
 
 ANNOTATION: Final = "warmroute.io/"
-POOL, PORT, CAPACITY, DRAIN = (ANNOTATION + name for name in ("pool", "port", "capacity-tokens", "drain"))
+_ANNOTATIONS: Final = ("pool", "model", "port", "weight", "capacity-tokens", "drain")
+POOL, MODEL, PORT, WEIGHT, CAPACITY, DRAIN = (ANNOTATION + name for name in _ANNOTATIONS)
 DEFAULT_PORT: Final = "http"
 _ENDED: Final = ("Succeeded", "Failed")
 _MAX_NUMBER: Final = 1 << 40
@@ -29,7 +30,8 @@ _MAX_PORT: Final = 65535
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What an object has of one replica. pod: its name, "" where there is none; uid: likewise. pool: "": that of the source.
+    """What an object has of one replica. pod: its name, "" where there is none; uid: likewise. pool, model, weight: see
+    Member.
 
     problem: why it cannot be one, or what is wrong with its annotations.
     """
@@ -43,6 +45,8 @@ class Endpoint:
     pool: str = ""
     capacity_tokens: int | None = None
     drain: bool = False
+    model: str = ""
+    weight: int = MAX_WEIGHT
     problem: str = ""
 
     @property
@@ -107,6 +111,8 @@ def read_pod(pod: Object, port: int | str | None) -> Sequence[Endpoint]:
             ready=any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions),
             terminating=bool(about.get("deletionTimestamp")),
             pool=_text(notes.get(POOL)),
+            model=_text(notes.get(MODEL)),
+            weight=_noted(notes, WEIGHT, MAX_WEIGHT) or MAX_WEIGHT,
             capacity_tokens=capacity or None,
             drain=notes.get(DRAIN) == "true",
             problem=wrong if number else _no_port(port),
@@ -163,6 +169,8 @@ def _member(endpoint: Endpoint, config: DiscoveryConfig, prefix: str) -> Member 
         endpoint.capacity_tokens,
         draining=endpoint.terminating or not endpoint.ready or endpoint.drain,
         instance=endpoint.uid,
+        model=endpoint.model,
+        weight=endpoint.weight,
     )
     return reached_as(member, config)
 
@@ -195,7 +203,7 @@ def _noted(notes: Mapping[str, Any], name: str, most: int) -> int:
 
 def _wrong(notes: Mapping[str, Any]) -> str:
     """What is wrong with a pod's annotations, which is ignored."""
-    for name, most in ((PORT, _MAX_PORT), (CAPACITY, _MAX_NUMBER)):
+    for name, most in ((PORT, _MAX_PORT), (WEIGHT, MAX_WEIGHT), (CAPACITY, _MAX_NUMBER)):
         if name in notes and not _noted(notes, name, most):
             return f"the annotation {name} is not a number from 1 to {most}"
     if notes.get(DRAIN) not in (None, "true", "false"):

@@ -1,13 +1,14 @@
 """All objects of one kind, kept up to date: list, then watch from there.
 
     list ──► watch ──► the server ends it, or it is cut ──► watch on from the last version
-      ▲        └── 410, an event that cannot be read, RELIST_AFTER failures, RELIST_S ──┐
-      └─────────────────────────────────────────────────────────────────────────────────┘
+      ▲        └── 410, an event that cannot be read or is late, RELIST_AFTER failures, RELIST_S ──┐
+      └────────────────────────────────────────────────────────────────────────────────────────────┘
 
 A list replaces all: what was deleted meanwhile is gone. Whatever fails is tried again, after a pause that doubles up to
-BACKOFF_MOST_S; the objects stay as they were last. A list without any object, right after a failure, is asked for once more
-before it is believed: a server that begins anew may have none yet. A server that was restored from a backup goes on from an
-earlier version, and would send nothing for a long time: hence the lists after several failures, and from time to time.
+BACKOFF_MOST_S (less what the try has taken by itself); the objects stay as they were last. A list without any object, right
+after a failure, is asked for once more before it is believed: a server that begins anew may have none yet. A server that was
+restored from a backup goes on from an earlier version, and would send nothing for a long time: hence the lists after several
+failures, and from time to time.
 
 Of each object only what `read` returns is kept.
 """
@@ -37,8 +38,8 @@ from gateway.fleet.sources.kubernetes.objects import Endpoint, Read
 
 log = logging.getLogger("warmroute.discovery")
 
-BACKOFF_S: Final = 0.2
-BACKOFF_MOST_S: Final = 4.0  # what has come back is found within 5 s
+BACKOFF_S: Final = 0.1  # a watch that is cut goes on at once
+BACKOFF_MOST_S: Final = 2.5  # what has come back is known within 5 s, also if it has nothing: EMPTY_S
 RETRY_AFTER_MOST_S: Final = 30.0
 SHORT_S: Final = 1.0  # a watch that ends sooner counts as a failure
 EMPTY_S: Final = 2.0  # until an empty list is asked for once more
@@ -74,13 +75,14 @@ class Watcher:
         self._listed_at = -math.inf
         self._failures = 0  # in a row
         self._unlisted = 0  # failures since the last list
+        self._doubt: CannotGoOn | None = None  # why the objects may not be those of the server
         self._warned = False  # of the present outage
 
     async def watch(self, *, expects: bool) -> AsyncIterator[Collection[Read]]:
         """All objects, each time that any has changed; the first time as soon as they are known. expects: see MemberSource."""
         while True:
             failure: KubernetesError | None = None
-            begun = math.inf
+            tried, begun = self._clock(), math.inf
             try:
                 if await self._list_if_needed(expects=expects):
                     yield self._objects.values()
@@ -92,12 +94,14 @@ class Watcher:
                         changed = [self._apply(event) for event in events]
                         if any(changed):
                             yield self._objects.values()
+                        if self._doubt:
+                            raise self._doubt
             except KubernetesError as error:
                 failure = error
             if not self._ends_failures(begun) and failure is None:
                 failure = KubernetesError("the server ends each watch at once")
             if failure:
-                await self._failed(failure)
+                await self._failed(failure, self._clock() - tried if begun == math.inf else 0.0)
 
     async def _list_if_needed(self, *, expects: bool) -> bool:
         """Whether anything has changed."""
@@ -121,7 +125,7 @@ class Watcher:
             listed = await self._api.listed()
         before = [(name, each.endpoints) for name, each in sorted(self._objects.items())]
         self._objects = {name: self._read_of(each) for name, each in listed.objects.items()}
-        self._version, self._listed_at, self._unlisted = listed.version, self._clock(), 0
+        self._version, self._listed_at, self._unlisted, self._doubt = listed.version, self._clock(), 0, None
         self._report_problem("")
         return first or before != [(name, each.endpoints) for name, each in sorted(self._objects.items())]
 
@@ -129,20 +133,21 @@ class Watcher:
         return Read(_number(object_["metadata"].get("resourceVersion")), self._read(object_))
 
     def _apply(self, event: Event) -> bool:
-        """Whether anything of an object has changed. An event that is older than what is known of it changes nothing.
-
-        Raises CannotGoOn.
+        """Whether anything of an object has changed. An event that is older than the one before it changes nothing, for its
+        object may have been deleted since; all objects are listed again.
         """
+        if _number(event.version) < _number(self._version):
+            self._doubt = CannotGoOn("events are not in their order", expected=True)
+            return False
         self._version = event.version
         if event.type == BOOKMARK:
             return False
         known = self._objects.get(event.name)
-        if known is not None and _number(event.version) < known.version:
-            return False
         if event.type == DELETED:
             return self._objects.pop(event.name, None) is not None
         if known is None and len(self._objects) >= MAX_OBJECTS:
-            raise CannotGoOn(f"more than {MAX_OBJECTS:,} objects")
+            self._doubt = CannotGoOn(f"more than {MAX_OBJECTS:,} objects")
+            return False
         now = self._objects[event.name] = self._read_of(event.object)
         return known is None or known.endpoints != now.endpoints
 
@@ -155,7 +160,8 @@ class Watcher:
         self._failures, self._warned = 0, False
         return True
 
-    async def _failed(self, error: KubernetesError) -> None:
+    async def _failed(self, error: KubernetesError, took_s: float) -> None:
+        """took_s: until it failed, if no watch has begun."""
         about = {"source": self._name, "error": str(error)}
         self._report_problem(str(error))
         self._failures += 1
@@ -169,7 +175,7 @@ class Watcher:
             log.warning("the API server does not answer as it should", extra=about)
         await self._api.renew()
         pause_s = min(BACKOFF_MOST_S, BACKOFF_S * 2 ** min(self._failures - 1, 10)) * (0.5 + self._chance() / 2)
-        await self._sleep(max(pause_s, min(error.retry_after_s, RETRY_AFTER_MOST_S)))
+        await self._sleep(max(0.0, pause_s - took_s, min(error.retry_after_s, RETRY_AFTER_MOST_S)))
 
 
 def _number(version: object) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -120,3 +121,37 @@ def test_its_moment_is_when_it_was_collected(tmp_path: Path) -> None:
 def test_there_is_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "s", clocks())
+
+
+def test_what_is_no_file_does_not_hold_the_start(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(KnowledgeError, match="it is no file"):
+        read(fifo)
+    (tmp_path / "s").symlink_to(tmp_path)
+    with pytest.raises((KnowledgeError, OSError)):
+        read(tmp_path / "s")
+    os.mkfifo(tmp_path / "index.new")
+    with pytest.raises(OSError, match=r"is no file|No such device"):
+        write(tmp_path / "index", SNAPSHOT)
+
+
+def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+    path, new = tmp_path / "s", tmp_path / "s.new"
+    write(path, SNAPSHOT, clocks())
+    with new.open("wb") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="each gateway needs a file of its own"):
+            write(path, Snapshot(SNAPSHOT.header, [], 100.0), clocks())
+        assert new.exists(), "it is theirs"
+    write(path, Snapshot(SNAPSHOT.header, [], 100.0), clocks())
+    assert read(path, clocks()).chunks == []
+    assert os.listdir(tmp_path) == ["s"]
+
+
+def test_what_a_killed_one_has_left_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "s.new").write_bytes(b"x" * 10_000)
+    (tmp_path / "s.new").chmod(0o644)
+    write(tmp_path / "s", SNAPSHOT, clocks())
+    assert read(tmp_path / "s", clocks()) == SNAPSHOT
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,21 @@ async def test_a_restart_begins_with_what_was_known(tmp_path: Path, caplog: pyte
                 assert headers["X-Warmroute-Replica"] == homes[number]
                 assert int(headers["X-Warmroute-Cached-Tokens"]) > 0
             assert two.gateway.metrics.snapshot_restored_blocks.values[()] == sum(known.values())
+
+
+async def test_the_age_of_what_the_next_start_reads_is_a_metric(tmp_path: Path) -> None:
+    """Of one that was read, and of each that is written; it is the time of the snapshot itself, not of its file."""
+    file, name = tmp_path / "index", "warmroute_snapshot_timestamp_seconds"
+    async with FakeReplica() as replica:
+        async with sharing(replica, file=file) as one:
+            await one.post()
+            assert name not in await one.metrics(), "there is none yet"
+        made = file.stat().st_mtime
+        async with sharing(replica, file=file) as two:
+            assert (await two.metrics())[name] == pytest.approx(made, abs=5)
+            os.utime(file, (0, 0))
+            await two.gateway.control.stop()
+            assert (await two.metrics())[name] == pytest.approx(time.time(), abs=5)
 
 
 async def test_a_gateway_that_knows_nothing_leaves_the_file_as_it_is(tmp_path: Path) -> None:

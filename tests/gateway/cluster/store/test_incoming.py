@@ -77,13 +77,19 @@ class View:
 
     def entry(self, *items: Item, gateway: str = "a", seq: int | None = None, sent: float = 0.0, **fields: bytes) -> None:
         """An entry that was written now; by the writer's clock at `sent`."""
+        self.raw(self.fields(*items, gateway=gateway, seq=seq, sent=sent, **fields))
+
+    def fields(
+        self, *items: Item, gateway: str = "a", seq: int | None = None, sent: float = 0.0, **fields: bytes
+    ) -> dict[bytes, bytes]:
         self.seqs[gateway] = self.seqs.get(gateway, 0) + 1 if seq is None else seq
         data = encode_envelope(Envelope(self.seqs[gateway], sent, "host", items))
         named = {"v": VERSION, "f": b"1/256/64", "g": gateway.encode(), "e": data} | fields
-        self.raw({name.encode(): value for name, value in named.items()})
+        return {name.encode(): value for name, value in named.items()}
 
     def raw(self, fields: dict[bytes, bytes]) -> None:
-        self.incoming.entry(self.now + STORE_AHEAD, fields)
+        for _ in self.incoming.entry(self.now + STORE_AHEAD, fields):
+            pass
 
     @property
     def calls(self) -> list[tuple[Any, ...]]:
@@ -94,6 +100,7 @@ class View:
         return self.metrics.sharing_refused.values[(reason,)]
 
     def published(self) -> list[Item]:
+        self.incoming.answer()
         return list(self.outbox.take())
 
 
@@ -182,8 +189,8 @@ def test_of_one_that_was_silent_and_wrote_nothing_only_what_is_open_is_asked_for
 def test_what_others_want_of_us() -> None:
     view = View()
     view.entry(Want("somebody", 5.0), Want("me", 0.0), Want("me", 7.0))
-    view.incoming.welcome()
-    view.incoming.welcome()
+    view.incoming.answer()
+    view.incoming.answer()
     assert view.calls == [("join",)], "once for all who came"
     assert list(view.incoming.wants) == [("a", 7.0)]
 
@@ -342,3 +349,50 @@ def test_any_entry_is_survived(entries: list[dict[bytes, bytes]]) -> None:
         view.raw(fields)
     view.entry(Published(1, batch(BOOKED)), gateway="good")
     assert view.calls[-1][0] == "receive"
+
+
+def test_a_large_batch_is_applied_in_pieces() -> None:
+    view = View()
+    items = [FirstToken(number, 0.0) for number in range(1, 201)]
+    fields = view.fields(Published(1, batch(*items)))
+    steps = 0
+    for _ in view.incoming.entry(view.now + STORE_AHEAD, fields):
+        steps += 1
+        assert len(view.calls) == 1
+    assert steps == 4
+
+
+def test_what_is_given_up_meanwhile_is_not_applied_further() -> None:
+    view = View()
+    fields = view.fields(Published(1, batch(BOOKED)), Published(2, batch(BOOKED)))
+    steps = view.incoming.entry(view.now + STORE_AHEAD, fields)
+    next(steps)
+    view.incoming.expire_all()
+    assert list(steps) == []
+    assert [call[0] for call in view.calls] == ["receive", "leave"], "nothing is open of it for ever"
+
+
+def test_one_that_misses_all_the_time_is_asked_once_a_second() -> None:
+    view = View()
+    view.entry(seq=1)
+    wants: list[Item] = []
+    for number in range(40):
+        view.now += 0.1
+        view.entry(seq=3 + 2 * number)
+        wants += view.published()
+    assert 4 <= len(wants) <= 5
+    view.now += 1.0
+    (last,) = view.published()
+    assert isinstance(last, Want)
+    assert last.since_s > 5.0, "what was missed since it was asked last"
+
+
+def test_the_log_has_no_line_for_each_of_a_flood(caplog: pytest.LogCaptureFixture) -> None:
+    view = View()
+    with caplog.at_level(logging.INFO):
+        for number in range(1000):
+            view.entry(Bye(), gateway=f"g{number}")
+        assert len(caplog.records) == 40
+        view.now += 61.0
+        view.entry(gateway="real")
+    assert caplog.records[-1].__dict__["unsaid"] == 980

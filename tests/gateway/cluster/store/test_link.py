@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import random
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from gateway.cluster.store.messages import VERSION, Envelope, Offer, encode_envelope
 from tests.gateway.cluster.store.conftest import gateway_process, sharing
 from tests.gateway.conftest import BODY, Running, eventually
-from tests.support.fakes import FakeReplica, streams
+from tests.support.fakes import FakeReplica, hangs, streams
 from tests.support.redis import RedisServer, serving
 
 STREAM = {**BODY, "stream": True}
@@ -83,6 +84,45 @@ async def test_what_runs_at_one_gateway_is_seen_by_the_other_until_it_is_over(st
                 await answer.read()
             await eventually(lambda: ledger.of(replica.name).inflight == 0)
             assert (await two.post())[0] != 429
+
+
+async def test_what_each_gateway_exports_adds_up_to_what_there_is(store: RedisServer) -> None:
+    """Each knows what all of them have booked; alerts and autoscaling add their values up."""
+    hold = asyncio.Event()
+    async with FakeReplica([hangs(hold)] * 3) as replica:
+        pool = {"pools": [{"replicas": [replica.url], "max_inflight": 4}]}
+        async with sharing(**at(store), **pool) as one, sharing(**at(store), **pool) as two:
+            await together(one, two)
+            asking = [asyncio.create_task(run.post()) for run in (one, two, two)]
+            loads = [run.gateway.router.ledger.of for run in (one, two)]
+            await eventually(lambda: [of(replica.name).inflight for of in loads] == [3, 3])
+            load = loads[0](replica.name)
+            booked = load.booked_tokens
+            pages = [await run.metrics() for run in (one, two)]
+
+            def exported(name: str, label: str) -> list[float]:
+                return [page[f"warmroute_{name}{{{label}}}"] for page in pages]
+
+            of_replica, of_pool = f'replica="{replica.name}"', 'pool="default"'
+            assert exported("replica_inflight", of_replica) == exported("pool_inflight", of_pool) == [1, 2]
+            assert sum(exported("replica_booked_tokens", of_replica)) == booked > 0
+            assert 0 < sum(exported("pool_prefill_backlog_seconds", of_pool)) <= booked / load.rate.value
+            assert exported("pool_slots_taken", of_pool) == [3, 3], "as each would refuse the next but one"
+            assert exported("pool_inflight_limit", of_pool) == [4, 4]
+            hold.set()
+            await asyncio.gather(*asking)
+
+
+async def test_replicas_that_two_gateways_name_differently_are_counted(store: RedisServer) -> None:
+    async with FakeReplica() as replica:
+        pools = [{"pools": [{"replicas": [{"url": replica.url, "name": name}]}]} for name in ("a", "b")]
+        async with sharing(**at(store), **pools[0]) as one, sharing(**at(store), **pools[1]) as two:
+            await together(one, two)
+            for number in range(3):
+                await one.post(body(number))
+            await eventually(lambda: two.gateway.metrics.sharing_unknown_replicas.values[()] == 3)
+            assert one.gateway.metrics.sharing_unknown_replicas.values[()] == 0
+            assert held(two) == {}
 
 
 async def test_learned_rates_and_scales_are_shared(store: RedisServer) -> None:
@@ -212,6 +252,49 @@ async def test_workers_share_with_other_gateways(store: RedisServer, tmp_path: P
             await eventually(lambda: sum(held(one).values()) > sum(before.values()))
             async with one.session.get(f"{url}/metrics") as page:
                 assert "warmroute_sharing_up 1.0" in await page.text()
+
+
+async def shared(run: Running) -> dict[str, Any]:
+    """What operators see."""
+    found: dict[str, Any] = json.loads((await run.get("/warmroute/sharing"))[2])
+    return found
+
+
+async def test_operators_see_the_other_gateways_and_why_the_store_is_away(store: RedisServer) -> None:
+    async with FakeReplica() as replica, sharing(replica, **at(store, cluster="x")) as one:
+        await together(one)
+        async with sharing(replica, **at(store, cluster="x")) as two:
+            await together(one, two)
+            first, second = await shared(one), await shared(two)
+            about = {name: first[name] for name in ("configured", "up", "problem", "cluster")}
+            assert about == {"configured": True, "up": True, "problem": None, "cluster": "x"}
+            (seen,) = first["gateways"]
+            assert (seen["gateway"], seen["host"]) == (second["gateway"], socket.gethostname())
+            assert 0 <= seen["silent_for_s"] <= seen["seen_for_s"] < 60
+        await eventually(lambda: others(one) == 0)
+        store.kill()
+        await eventually(lambda: not up(one) and errors(one, "unreachable"))
+        gone = await shared(one)
+        assert (gone["up"], gone["gateways"]) == (False, [])
+        assert gone["problem"].startswith("unreachable (ConnectionError: ")
+    async with FakeReplica() as replica, sharing(replica) as alone:
+        about = await shared(alone)
+        assert (about["configured"], about["up"], about["gateways"]) == (False, False, [])
+
+
+async def test_operators_of_a_gateway_with_workers_see_the_same(
+    store: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WARMROUTE_ADMIN_KEY", "secret")
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as one:
+        whole = {**at(store), "workers": 2, "pools": [{"replicas": [replica.url]}]}
+        async with gateway_process(tmp_path, **whole) as (url, _):
+            await eventually(lambda: others(one) == 1)
+            (seen,) = (await shared(one))["gateways"]
+            async with one.session.get(f"{url}/warmroute/sharing", headers={"Authorization": "Bearer secret"}) as answer:
+                found = await answer.json()
+            assert (found["configured"], found["up"], found["gateway"]) == (True, True, seen["gateway"])
+            assert len(found["gateways"]) == 1
 
 
 async def test_the_file_is_read_where_there_is_no_sibling(store: RedisServer, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cluster.messages import Batch, Command, Drain, Join, Leave, Reconfigure, RejectConfig, decode_config
+from gateway.cluster.snapshots.snapshot import Header, Snapshot
 from gateway.cluster.workers.channel import HEAD, HUB, Channel, Receive
 from gateway.cluster.workers.command_log import DRAINS_MOST, PENDING_MOST
 from gateway.cluster.workers.hub import SWEEP_S, Hub
@@ -28,7 +30,9 @@ from gateway.cluster.workers.messages import (
     Scraped,
     Serving,
     Stopping,
+    Taken,
     Welcome,
+    Whole,
     encode,
     from_hub,
     from_worker,
@@ -38,6 +42,7 @@ from gateway.config.source import load
 from gateway.telemetry.exposition import packed
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.cluster.workers.test_channel import framed, messages
+from tests.gateway.conftest import eventually
 from tests.support.compiled import uncompiled
 
 
@@ -70,6 +75,12 @@ class End:
     @property
     def commands(self) -> list[Command]:
         return [message.command for _, message in self.of(Execute)]
+
+
+class TransferEnd(End):
+    """It takes at once what it is sent."""
+
+    unsent = 0
 
 
 def batch(name: str) -> Publish:
@@ -554,3 +565,21 @@ def test_a_configuration_survives_the_way_to_a_worker_unchanged() -> None:
     assert sent == config
     assert (type(sent), type(sent.pools[0].replicas[0]), sent.pools) == (Config, ReplicaConfig, config.pools)
     assert Reconfigure.to(config).config == config
+
+
+async def test_a_snapshot_is_given_when_the_one_before_was_taken_in() -> None:
+    made = Hub(config_of(), Now(), lambda _: None)
+    ends = [TransferEnd(), TransferEnd()]
+    for end in ends:
+        made.join(end)  # type: ignore[arg-type]
+    given = [asyncio.create_task(made.restore(Snapshot(Header("1/256/64", {}), [b"x"], 1.0))) for _ in range(2)]
+    await eventually(lambda: len(ends[1].of(Whole)) == 1)
+    assert len(ends[0].of(Whole)) == 1, "the second one waits"
+    ends[0].receives(Taken())
+    assert not given[0].done()
+    ends[1].receives(Taken())
+    await eventually(lambda: len(ends[1].of(Whole)) == 2)
+    assert given[0].done()
+    ends[0].receives(Taken())
+    made.leave(2)
+    await given[1]

@@ -58,9 +58,25 @@ async def test_what_runs_at_one_worker_is_seen_by_all_until_it_is_over() -> None
                 seen = await worker.run.metrics()
                 assert seen[f'warmroute_replica_inflight{{replica="{one.name}"}}'] == 1
                 assert seen['warmroute_pool_inflight{pool="default"}'] == 1
+                assert seen['warmroute_pool_slots_taken{pool="default"}'] == 1
             go_on.set()
             await answer.read()
         await eventually(lambda: inflight(second, one) == 0)
+
+
+async def test_what_waits_at_the_replicas_is_counted_once_by_all_workers() -> None:
+    """Each worker books what all of them book, and a page is of all of them."""
+    hold = asyncio.Event()
+    async with FakeReplica([hangs(hold)] * 3) as one, star(one) as (_, (first, second)):
+        asking = [asyncio.create_task(worker.run.post()) for worker in (first, second, second)]
+        await eventually(lambda: inflight(first, one) == inflight(second, one) == 3)
+        page, load = await first.run.metrics(), first.gateway.router.ledger.of(one.name)
+        assert page[f'warmroute_replica_inflight{{replica="{one.name}"}}'] == 3
+        assert page[f'warmroute_replica_booked_tokens{{replica="{one.name}"}}'] == load.booked_tokens > 0
+        assert page['warmroute_pool_prefill_backlog_seconds{pool="default"}'] <= load.booked_tokens / load.rate.value
+        assert (page['warmroute_pool_inflight{pool="default"}'], page['warmroute_pool_slots_taken{pool="default"}']) == (3, 3)
+        hold.set()
+        await asyncio.gather(*asking)
 
 
 async def test_a_failover_at_one_worker_is_followed_by_the_other() -> None:
@@ -382,10 +398,12 @@ async def test_without_a_supervisor_operators_get_an_error_and_nothing_is_change
     async with FakeReplica() as one, star(one, peer_limits=PeerLimits(forwarded_s=0.1)) as (made, (first, second)):
         go_on = pause_hub(made, first)
         draining = first.run.post({"name": one.name}, path="/warmroute/drain")
-        (drained, _, error), (status, _, body) = await asyncio.gather(draining, first.run.get("/metrics"))
+        asking = [first.run.get(path) for path in ("/metrics", "/warmroute/sharing")]
+        (drained, _, error), *answers = await asyncio.gather(draining, *asking)
         assert (drained, error["error"]["code"]) == (503, "supervisor_silent")
-        assert (status, json.loads(body)["error"]["code"]) == (503, "supervisor_silent")
+        assert [(status, json.loads(body)["error"]["code"]) for status, _, body in answers] == [(503, "supervisor_silent")] * 2
         go_on()
+        assert json.loads((await first.run.get("/warmroute/sharing"))[2])["configured"] is False
         assert (await first.run.metrics())["warmroute_workers"] == 2
         assert [drains(worker, one) for worker in (first, second)] == [False, False]
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gateway.app import compose
 from gateway.config.schema import MAX_REPLICAS, DiscoveryConfig, DnsConfig
 from gateway.fleet.membership import Member
-from gateway.fleet.sources.dns import EMPTY_S, DnsSource, LookUpFailed, Target, asking
+from gateway.fleet.sources.dns import EMPTY_S, RETRY_S, DnsSource, LookUpFailed, Target, asking
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, config_over, eventually, serving_runner
 from tests.support.dns import NameServer, name_server
@@ -38,9 +38,9 @@ class Script:
 
 
 async def after(
-    *answers: Answer, config: DiscoveryConfig = CONFIG, expects: bool = False
+    *answers: Answer, config: DiscoveryConfig = CONFIG, expects: bool = False, pauses: list[float] | None = None
 ) -> tuple[list[list[Member]], DnsSource]:
-    """What the source yields."""
+    """What the source yields. pauses: gets those between look-ups."""
     script = Script(*answers)
     found = list[list[Member]]()
     done = asyncio.Event()
@@ -53,6 +53,8 @@ async def after(
 
     async def sleep(seconds: float) -> None:
         script.now += seconds
+        if pauses is not None:
+            pauses.append(seconds)
 
     source = DnsSource(config, look_up, lambda: script.now, sleep)
 
@@ -95,6 +97,16 @@ async def test_an_answer_that_fails_changes_nothing_and_is_named(caplog: pytest.
     found, source = await after(LookUpFailed("SERVFAIL"), [one])
     assert names(found) == [["10.0.0.1:8000"]]
     assert source.problem == ""
+
+
+async def test_after_a_failure_it_looks_again_soon() -> None:
+    pauses, failure = list[float](), LookUpFailed("late")
+    await after([("10.0.0.1", 8000)], failure, failure, [], pauses=pauses)
+    assert pauses == [5, RETRY_S, RETRY_S, 5]
+    pauses.clear()
+    often = DiscoveryConfig(dns=DnsConfig("vllm.test", 8000, 1.0))
+    await after(failure, config=often, pauses=pauses)
+    assert pauses == [1]
 
 
 async def test_that_there_is_nothing_is_believed_after_a_while() -> None:

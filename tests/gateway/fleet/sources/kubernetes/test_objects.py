@@ -162,14 +162,14 @@ def test_the_port(ports: Any, wanted: int | str | None, number: int | None) -> N
     assert notes(over(SERVICE, port=wanted), slice_) == ([] if number else [f"10.0.0.1: {reason}"])
 
 
-def test_a_pod_says_its_pool_its_port_its_capacity_and_that_it_drains() -> None:
+def test_a_pod_says_what_its_annotations_say() -> None:
     plain, full = (
         pod_of("a", "10.0.0.1"),
-        pod_of("b", "10.0.0.2", pool="q", port="9000", capacity_tokens="400000", drain="true"),
+        pod_of("b", "10.0.0.2", pool="q", model="m", port="9000", weight="5", capacity_tokens="400000", drain="true"),
     )
     assert members(PODS, plain, full) == [
         Member("a", "http://10.0.0.1:8000", "", instance="uid-of-a"),
-        Member("b", "http://10.0.0.2:9000", "q", 400_000, draining=True, instance="uid-of-b"),
+        Member("b", "http://10.0.0.2:9000", "q", 400_000, draining=True, instance="uid-of-b", model="m", weight=5),
     ]
 
 
@@ -179,6 +179,9 @@ def test_a_pod_says_its_pool_its_port_its_capacity_and_that_it_drains() -> None:
         {"port": "http"},
         {"port": "99999"},
         {"port": "0"},
+        {"weight": "0"},
+        {"weight": "101"},
+        {"weight": "0.5"},
         {"capacity_tokens": "-1"},
         {"capacity_tokens": "400k"},
         {"capacity_tokens": "9" * 30},

@@ -120,6 +120,34 @@ async def test_a_server_that_is_away_leaves_the_replicas_and_a_metric_says_so() 
                     assert (await run.metrics())[up] == 1
 
 
+async def removal(run: Running, name: str) -> tuple[int, str]:
+    """(status, message) of an operator who removes a replica."""
+    async with run.session.delete(f"{run.admin_url}/warmroute/replicas/{name}") as answer:
+        return answer.status, (await answer.json())["error"]["message"]
+
+
+async def test_what_no_operator_has_added_is_removed_where_it_comes_from() -> None:
+    server = FakeKubernetes()
+    async with FakeReplica() as one, server.serving():
+        await put(server, "vllm-0", one)
+        async with discovering(server) as run:
+            status, message = await removal(run, "vllm-0")
+            assert status == 409
+            source = f"'kubernetes service vllm at {server.url}'"
+            assert f"has been found by the source {source}: remove it there, or drain it here" in message
+
+
+async def test_what_is_kept_until_a_source_answers_cannot_be_removed_meanwhile() -> None:
+    async with FakeReplica() as one:
+        gateway = compose(config_over(one), LOGGED, Surroundings(members=impatient, first_probes_s=0.05))
+        async with serving_runner(gateway, clients_runner(gateway.served)) as run:
+            nobody = {"kubernetes": {"server": "http://127.0.0.1:1", "service": "vllm"}}
+            await gateway.local.reload.take(config_over(pools=[{"name": "default"}], discovery=[nobody]))
+            status, message = await removal(run, one.name)
+            assert status == 409
+            assert "is kept from before the last reload, until a source of the new configuration answers" in message
+
+
 async def test_pods_name_their_pools() -> None:
     server = FakeKubernetes()
     small, large = FakeReplica(listing=models("s")), FakeReplica(listing=models("l"))
@@ -137,6 +165,63 @@ async def test_pods_name_their_pools() -> None:
             assert state.capacity_tokens == 123_456
             await server.put(PODS, pod_of("a", "127.0.0.1", small.port, drain="true"))
             await eventually(lambda: at(run) == {"a": "draining", "b": "up"})
+
+
+async def test_pods_name_their_models_and_go_to_the_pools_that_take_them() -> None:
+    server = FakeKubernetes()
+    small, large = FakeReplica(listing=models("s")), FakeReplica(listing=models("l-7b"))
+    pools = ({"name": "small", "models": ["s"]}, {"name": "large", "models": ["l"]})
+    async with small, large, server.serving():
+        await server.put(PODS, pod_of("a", "127.0.0.1", small.port, model="unknown"))
+        await server.put(PODS, pod_of("b", "127.0.0.1", large.port, model="l-7b"))
+        async with discovering(server, *pools, pods="app=vllm") as run:
+            assert [[state.name for state in pool.replicas] for pool in run.gateway.fleet.pools] == [["a"], ["b"]]
+            assert (await run.post({**BODY, "model": "l-7b"}))[0] == 200
+            await server.put(PODS, pod_of("b", "127.0.0.1", large.port, model="l-7b", pool="small"))
+            await eventually(lambda: not run.gateway.fleet.pools[1].replicas)
+            assert at(run) == {"a": "up", "b": "up"}
+
+
+async def test_a_pod_s_weight_is_its_share_of_requests() -> None:
+    server = FakeKubernetes()
+    async with FakeReplica() as one, FakeReplica() as two, server.serving():
+        await server.put(PODS, pod_of("one", "127.0.0.1", one.port))
+        await server.put(PODS, pod_of("two", "127.0.0.1", two.port, weight="1"))
+        async with discovering(server, pods="app=vllm") as run:
+            fleet = run.gateway.fleet
+            state, now = fleet.named("two"), run.gateway.clock()
+            assert state
+            assert state.share(now) == 0.01
+            shown = json.loads((await run.get("/warmroute/replicas"))[2])["replicas"]
+            assert {row["name"]: row["weight"] for row in shown} == {"one": 100, "two": 1}
+
+            def chosen() -> int:
+                """Of 200 requests, how many could go there."""
+                return sum("two" in fleet.candidates(fleet.target("m"), now) for _ in range(200))
+
+            assert chosen() < 50
+            await server.put(PODS, pod_of("two", "127.0.0.1", two.port, weight="100"))
+            await eventually(lambda: state.share(now) == 1)
+            assert chosen() == 200
+            await server.put(PODS, pod_of("two", "127.0.0.1", two.port, weight="1"))
+            await eventually(lambda: state.share(now) == 0.01)
+            assert chosen() < 50
+
+
+async def test_a_pod_that_the_configuration_lists_drains_too() -> None:
+    server = FakeKubernetes()
+    async with FakeReplica() as one, FakeReplica() as two, server.serving():
+        await server.put(PODS, pod_of("one", "127.0.0.1", one.port))
+        config = config_over(one, two, discovery=[{"kubernetes": {"server": server.url, "pods": "app=vllm"}}])
+        gateway = compose(config, LOGGED, Surroundings(members=impatient))
+        async with serving_runner(gateway, clients_runner(gateway.served)) as run:
+            assert at(run) == {one.name: "up", two.name: "up"}
+            await server.put(PODS, pod_of("one", "127.0.0.1", one.port, ready=False))
+            await eventually(lambda: at(run) == {one.name: "draining", two.name: "up"})
+            assert [(await run.post())[0] for _ in range(4)] == [200] * 4
+            assert not one.requests
+            await server.put(PODS, pod_of("one", "127.0.0.1", one.port))
+            await eventually(lambda: at(run) == {one.name: "up", two.name: "up"})
 
 
 @pytest.mark.parametrize("seed", range(3))

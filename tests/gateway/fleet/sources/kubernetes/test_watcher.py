@@ -167,7 +167,7 @@ async def test_a_server_that_ends_each_watch_at_once_is_asked_rarely(tmp_path: P
     async with server.serving(), watching(server, tmp_path, watch_s=0, time=time) as seen:
         await eventually(lambda: len(time.pauses) == 8)
         assert "the server ends each watch at once" in seen.problems
-    assert time.pauses == [pytest.approx(min(4, 0.2 * 2**n) * 0.75) for n in range(8)]
+    assert time.pauses == [pytest.approx(min(2.5, 0.1 * 2**n) * 0.75) for n in range(8)]
 
 
 async def test_bookmarks_carry_the_version_on(tmp_path: Path) -> None:
@@ -347,6 +347,22 @@ async def test_retry_after_is_waited_for(tmp_path: Path) -> None:
     assert time.pauses[2] < 1
 
 
+async def test_a_try_that_takes_long_is_followed_by_the_next_one(tmp_path: Path) -> None:
+    """Else a server that lets connections time out would be found late."""
+
+    class Slow(Time):
+        def __call__(self) -> float:
+            self.now += 5
+            return self.now
+
+    server, time = FakeKubernetes(), Slow()
+    server.refusals = [(500, {})] * 6 + [(429, {"Retry-After": "7"})]
+    await put(server, "a")
+    async with server.serving(), watching(server, tmp_path, time=time) as seen:
+        await eventually(lambda: seen.last == addresses("a"))
+    assert time.pauses[:7] == [0, 0, 0, 0, 0, 0, 7]
+
+
 async def test_an_empty_list_after_a_failure_is_asked_for_once_more(tmp_path: Path) -> None:
     """A server that has just begun may not have its objects yet."""
     server, seen, time = FakeKubernetes(), Seen(), Time()
@@ -494,22 +510,46 @@ async def test_a_server_with_the_same_nonsense_again_and_again_is_asked_rarely(t
     await put(server, "a")
     async with server.serving(), watching(server, tmp_path, time=time):
         await eventually(lambda: len(time.pauses) == 12)
-    assert all(wait == 3 for wait in time.pauses[6:]), time.pauses
+    assert all(wait == 2.5 * 0.75 for wait in time.pauses[6:]), time.pauses
 
 
-async def test_events_that_are_late_or_come_twice_change_nothing(tmp_path: Path) -> None:
+def event_of(kind: str, name: str, version: int, last: int = 1) -> bytes:
+    object_ = slice_of(name, endpoint(address_of(name, last)))
+    object_["metadata"]["resourceVersion"] = str(version)
+    return json.dumps({"type": kind, "object": object_}).encode() + b"\n"
+
+
+async def test_events_that_come_twice_change_nothing(tmp_path: Path) -> None:
     server = FakeKubernetes()
     await put(server, "a", "b")
-    event = {"type": "MODIFIED", "object": slice_of("a", endpoint("10.9.9.9"))}
-    event["object"]["metadata"]["resourceVersion"] = "7"  # type: ignore[index]
-    twice = {"type": "DELETED", "object": {"metadata": {"name": "gone", "resourceVersion": "102"}}}
-    late = {"type": "DELETED", "object": {"metadata": {"name": "b", "resourceVersion": "8"}}}
-    new = {"type": "ADDED", "object": slice_of("c", endpoint(address_of("c")))}
-    new["object"]["metadata"]["resourceVersion"] = "103"  # type: ignore[index]
-    server.lines = [json.dumps(each).encode() + b"\n" for each in (event, late, twice, twice, new)]
+    server.lines = [event_of("MODIFIED", "b", 102), *[event_of("DELETED", "gone", 102)] * 2, event_of("ADDED", "c", 103)]
     async with server.serving(), watching(server, tmp_path) as seen:
         await eventually(lambda: seen.last == addresses("a", "b", "c"))
         assert seen.addresses == [addresses("a", "b"), addresses("a", "b", "c")]
+        assert server.lists == 1
+
+
+LATE = (
+    event_of("MODIFIED", "a", 7, last=9),
+    event_of("DELETED", "b", 8),
+    event_of("ADDED", "c", 9),  # which was deleted before the list
+    event_of("MODIFIED", "a", 104, last=9) + event_of("ADDED", "c", 103),
+)
+
+
+@pytest.mark.parametrize("line", LATE, ids=range(len(LATE)))
+async def test_a_late_event_leads_to_a_list(line: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = FakeKubernetes()
+    await put(server, "a", "b")
+    server.lines = [line, event_of("ADDED", "d", 110)]
+    async with server.serving(), watching(server, tmp_path) as seen:
+        await eventually(lambda: server.watches == 1)
+        server.lines = []
+        await eventually(lambda: server.watches == 2 and not seen.problem)
+        assert server.lists == 2
+        assert seen.last == addresses("a", "b")
+        assert all(address_of("c") not in each for each in seen.addresses)
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
 async def test_what_a_server_sends_has_bounds(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""Who keeps a snapshot in a file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.cluster.snapshots.file import read
+from gateway.cluster.snapshots.keeper import Keeper, SnapshotFile
+from gateway.cluster.snapshots.snapshot import Header, Snapshot
+from gateway.telemetry.metrics import Metrics
+
+
+def keeper_of(path: Path, *, chunks: int, metrics: Metrics) -> Keeper:
+    async def collect() -> Snapshot:
+        return Snapshot(Header("1/256/64", {}), [os.urandom(1 << 20)] * chunks, 1.0)
+
+    return Keeper(SnapshotFile(path, 60.0), collect, metrics)
+
+
+async def test_the_last_one_waits_for_one_that_is_being_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    keeper = keeper_of(tmp_path / "s", chunks=30, metrics=metrics)
+    for _ in range(5):
+        writing = asyncio.create_task(keeper.write())
+        while not (tmp_path / "s.new").exists():  # noqa: ASYNC110  (a file has no event)
+            await asyncio.sleep(0)
+        writing.cancel()
+        await keeper.write_last()
+    assert metrics.snapshots.values == {("good",): 5, ("failed",): 0}
+    assert len(read(tmp_path / "s").chunks) == 30
+    assert os.listdir(tmp_path) == ["s"]
+    assert not caplog.records
+
+
+async def test_each_reason_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "taken").mkdir()
+    metrics = Metrics()
+    keeper = keeper_of(tmp_path / "taken", chunks=1, metrics=metrics)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            await keeper.write()
+            (tmp_path / "taken").rmdir()
+            await keeper.write()
+            (tmp_path / "taken").unlink()
+            (tmp_path / "taken").mkdir()
+    assert metrics.snapshots.values == {("good",): 3, ("failed",): 3}
+    assert [record.message for record in caplog.records] == ["snapshot not written"]
+
+
+async def test_a_cold_start_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(tmp_path / "s")
+    with caplog.at_level(logging.INFO):
+        async with asyncio.timeout(20):
+            assert await keeper_of(tmp_path / "s", chunks=1, metrics=Metrics()).read() is None
+    assert "begins empty" in caplog.text
