@@ -11,8 +11,10 @@ RUN python -m venv /opt/warmroute \
  && /opt/warmroute/bin/pip uninstall --yes setuptools pip
 
 FROM python:3.11-slim
+RUN mkdir --mode 1777 /var/lib/warmroute
 COPY --from=build /opt/warmroute /opt/warmroute
-# The bytecode was compiled by pip above. The user has no home: below XDG_STATE_HOME is what clients ask to be kept.
+# The bytecode was compiled by pip above. The user has no home: below XDG_STATE_HOME is what clients ask to be kept, and what the
+# gateway knows. With a volume at /var/lib/warmroute, XDG_STATE_HOME=/var/lib.
 ENV PATH=/opt/warmroute/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \

@@ -132,6 +132,10 @@ class Gateway:
         """The one in force."""
         return self.live.config
 
+    def begin_leaving(self) -> None:
+        """It will go down; until then it serves whatever comes."""
+        self.served.running.begin_leaving()
+
     @asynccontextmanager
     async def background(self) -> AsyncIterator[None]:
         """What goes on beside the requests: probes, sweeps, reloads, member sources, the exchange with the other workers.
@@ -201,6 +205,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
     local = _local_of(around, parts, live, metrics, requests)
+    local.begin_leaving = running.begin_leaving
     control = around.control_plane(local)
     served = Served(
         live=live,
@@ -278,6 +283,7 @@ async def serve(
     handed: socket.socket | None = None,
 ) -> None:
     """Run until `stop` is set: then stop accepting, let running requests finish for `limits.drain_timeout_s`, and end.
+    (`limits.drain_accept_s` is between the signal and `stop`: `commands/ending.py`.)
 
     hurry: do not wait any longer. started: called with the base URL once requests are answered. listeners: the supervisor's
     sockets to accept clients on (default: new ones, on the configured address). sides: those for operators and for Prometheus,
@@ -300,7 +306,7 @@ async def serve(
                 await stop_accepting(listeners, hurry, shared=shared)
                 for acceptor in acceptors:
                     acceptor.close()
-                await gateway.served.running.wait(gateway.config.limits.drain_timeout_s, hurry)
+                await gateway.served.running.wait(gateway.config.limits.drain_timeout_s, hurry, runner.close_idle)
                 await unless(hurry, gateway.control.stop())
 
 

@@ -1,4 +1,5 @@
-"""Writes the gateway's configuration into helm/values.schema.json; the chart's other values in that file are kept.
+"""Writes the gateway's configuration into helm/values.schema.json, and which URLs of a store it takes; the chart's other values
+in that file are kept.
 
 python -m scripts.chart_schema
 """
@@ -10,13 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gateway.config.addresses import STORE_URL_PATTERN
 from gateway.config.json_schema import Schema, config_schema
 
 FILE = Path(__file__).parent.parent / "helm" / "values.schema.json"
 WIDTH = 128
 OF_THE_CHART = ("listen", "metrics_listen")  # the templates set them
 # Keys that templates read are required: `null` in a user's values would remove them.
-READ_BY_TEMPLATES = ("limits", "drain_timeout_s")
+READ_BY_TEMPLATES = ("limits", "drain_accept_s", "drain_timeout_s")
 # Values of a chart are merged key by key: a section cannot be off there.
 SECTIONS = ("state", "sharing", "snapshot")
 # Templates refuse an empty list with a better message, and the default is one.
@@ -27,6 +29,7 @@ def chart_schema(text: str) -> str:
     """The updated file. text: its present contents."""
     schema = json.loads(text)
     schema["properties"]["config"] = section()
+    schema["properties"]["valkey"]["properties"]["externalUrl"]["pattern"] = f"^({STORE_URL_PATTERN})?$"
     return formatted(schema) + "\n"
 
 

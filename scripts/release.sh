@@ -8,7 +8,7 @@
 #   wheels    wheels for Linux on amd64 and arm64, by cibuildwheel (needs Docker, and emulation or a machine of each kind)
 #   sbom      what the wheel's installation consists of, as CycloneDX JSON
 #   chart     the chart, packaged
-#   sums      SHA256SUMS of all that is in dist/
+#   sums      SHA256SUMS of what dist/ has of this version
 #   image     the image for linux/amd64 and linux/arm64, pushed to $REGISTRY/warmroute (needs docker buildx)
 #   push      the chart to oci://$REGISTRY/charts
 #
@@ -25,6 +25,7 @@ PLATFORMS=linux/amd64,linux/arm64
 BUILD="build==1.6.1"
 CIBUILDWHEEL="cibuildwheel==4.3.5"
 CYCLONEDX="cyclonedx-bom==7.5.0"
+EXTRAS=postgres,store # as the image has them
 
 say() { echo "release: $*"; }
 die() { echo "release: $*" >&2; exit 1; }
@@ -48,35 +49,44 @@ venv() {
     echo "$where/bin/python"
 }
 
+# quiet COMMAND...: its output is shown where it fails
+quiet() { "$@" > "$SCRATCH/quiet.log" 2>&1 || { cat "$SCRATCH/quiet.log" >&2; die "$* failed"; }; }
+
 needs_registry() { [ -n "${REGISTRY:-}" ] || die "$1: set REGISTRY, for example REGISTRY=ghcr.io/someone"; }
+
+# What was made in this run. What else $OUT has may be of other sources.
+SDIST="$OUT/warmroute-$VERSION.tar.gz" MADE_SDIST='' WHEEL='' MADE_CHART=''
 
 make_sdist() {
     "$(venv build "$BUILD")" -m build --sdist --outdir "$OUT" . > "$SCRATCH/sdist.log" 2>&1 ||
         { cat "$SCRATCH/sdist.log" >&2; die "the source distribution could not be built"; }
-    say "$OUT/warmroute-$VERSION.tar.gz"
+    MADE_SDIST=yes
+    say "$SDIST"
 }
+
+needs_sdist() { [ -n "$MADE_SDIST" ] || make_sdist; }
 
 # From the source distribution, as whoever installs that would.
 make_wheel() {
-    [ -f "$OUT/warmroute-$VERSION.tar.gz" ] || make_sdist
+    needs_sdist
     WARMROUTE_COMPILE=${WARMROUTE_COMPILE:-require} "$PYTHON" -m pip wheel --quiet --disable-pip-version-check --no-deps \
-        --wheel-dir "$OUT" "$OUT/warmroute-$VERSION.tar.gz" || die "the wheel could not be built"
-    say "$(wheel)"
+        --no-cache-dir --wheel-dir "$SCRATCH/wheel" "$SDIST" || die "the wheel could not be built"
+    WHEEL=$OUT/$(cd "$SCRATCH/wheel" && echo *.whl)
+    mv "$SCRATCH"/wheel/*.whl "$OUT"
+    say "$WHEEL"
 }
 
-wheel() { find "$OUT" -name "warmroute-$VERSION-*.whl" -print -quit; }
-
 make_wheels() {
-    [ -f "$OUT/warmroute-$VERSION.tar.gz" ] || make_sdist
+    needs_sdist
     CIBW_ENVIRONMENT="WARMROUTE_COMPILE=require" CIBW_BUILD="cp311-manylinux_* cp312-manylinux_* cp313-manylinux_*" \
         CIBW_ARCHS_LINUX="x86_64 aarch64" CIBW_TEST_COMMAND="warmroute --version" \
-        "$(venv cibuildwheel "$CIBUILDWHEEL")" -m cibuildwheel --platform linux --output-dir "$OUT" "$OUT/warmroute-$VERSION.tar.gz"
+        "$(venv cibuildwheel "$CIBUILDWHEEL")" -m cibuildwheel --platform linux --output-dir "$OUT" "$SDIST"
 }
 
 make_sbom() {
-    [ -n "$(wheel)" ] || make_wheel
+    [ -n "$WHEEL" ] || make_wheel # $OUT may have others, for another Python or machine
     local installed
-    installed=$(venv installed "$(wheel)[postgres]")
+    installed=$(venv installed "$WHEEL[$EXTRAS]")
     "$installed" -m pip uninstall --quiet --yes setuptools pip > /dev/null 2>&1
     "$(venv cyclonedx "$CYCLONEDX")" -m cyclonedx_py environment --pyproject pyproject.toml --output-reproducible \
         --output-format JSON --output-file "$OUT/warmroute-$VERSION.cdx.json" "$installed"
@@ -84,13 +94,17 @@ make_sbom() {
 }
 
 make_chart() {
-    "$HELM" lint --strict --quiet helm
-    "$HELM" package helm --destination "$OUT" > /dev/null
+    rm -rf "$SCRATCH/warmroute"
+    cp -RL helm "$SCRATCH/warmroute" # its links are followed: helm has a line to say about each
+    quiet "$HELM" lint --strict "$SCRATCH/warmroute"
+    quiet "$HELM" package "$SCRATCH/warmroute" --destination "$OUT"
+    MADE_CHART=yes
     say "$OUT/warmroute-$VERSION.tgz"
 }
 
 make_sums() {
-    (cd "$OUT" && find . -maxdepth 1 -type f -name 'warmroute-*' -printf '%P\n' | sort | xargs sha256sum > SHA256SUMS)
+    (cd "$OUT" && find . -maxdepth 1 -type f -regextype posix-extended \
+        -regex "./warmroute-${VERSION//./\\.}(-.*\.whl|\.tar\.gz|\.tgz|\.cdx\.json)" -printf '%P\n' | sort | xargs sha256sum > SHA256SUMS)
     say "$OUT/SHA256SUMS"
 }
 
@@ -102,7 +116,7 @@ make_image() {
 
 make_push() {
     needs_registry push
-    [ -f "$OUT/warmroute-$VERSION.tgz" ] || make_chart
+    [ -n "$MADE_CHART" ] || make_chart
     # shellcheck disable=SC2086 # flags
     "$HELM" push "$OUT/warmroute-$VERSION.tgz" "oci://$REGISTRY/charts" ${PUSH_FLAGS:-}
 }

@@ -49,3 +49,11 @@ def _body(keys: BlockKeys) -> bytes:
         (number,) = struct.unpack("<Q", keys[at : at + KEY_BYTES])
         ids += [(number + place * 7919) % IDS for place in range(TOKENS)]
     return json.dumps({"model": "sim", "prompt": ids or [1], "max_tokens": 4}).encode()
+
+
+def growing(number: int, turns: int, first_tokens: int = 600, growth: float = 1.18) -> Session:
+    """A conversation of its own, whose turns grow at one rate: so of each but the first the same share may be cached."""
+    chance = random.Random(f"conversation {number}")
+    ids = [chance.randrange(IDS) for _ in range(int(first_tokens * growth**turns))]
+    prompts = (ids[: int(first_tokens * growth**turn)] for turn in range(turns))
+    return [json.dumps({"model": "sim", "prompt": prompt, "max_tokens": 4}).encode() for prompt in prompts]

@@ -10,9 +10,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -55,13 +56,64 @@ class Store:
 
 
 @dataclass(slots=True)
-class Gateways:
-    urls: list[str]
-    processes: list[subprocess.Popen[bytes]]
+class GatewayProcess:
+    """A gateway that can be started again on its port. `process` is None while it is down."""
+
+    port: int
+    folder: Path
+    config: Mapping[str, Any]
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        file = self.folder / f"gateway-{self.port}.json"
+        file.write_text(json.dumps({"listen": f"127.0.0.1:{self.port}", **self.config}))
+        command = [sys.executable, "-m", "gateway", "serve", "--config", str(file)]
+        tree = COMPILED if (COMPILED / ".made").exists() else Path.cwd()
+        with (self.folder / "gateways.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=tree)
+
+    def terminate(self) -> None:
+        if self.process:
+            self.process.terminate()
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        if self.process:
+            self.process.wait()
+            self.process = None
+
+    async def ended(self, within_s: float) -> bool:
+        """Likewise; else it is killed, and False returned."""
+        assert self.process
+        try:
+            await asyncio.to_thread(self.process.wait, within_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return False
+        finally:
+            self.wait()
+        return True
 
     @property
     def cpu_s(self) -> float:
-        return sum(cpu_seconds(pid) for process in self.processes for pid in processes_of(process.pid))
+        return sum(map(cpu_seconds, processes_of(self.process.pid))) if self.process else 0.0
+
+
+@dataclass(slots=True)
+class Gateways:
+    each: list[GatewayProcess]
+
+    @property
+    def urls(self) -> list[str]:
+        return [each.url for each in self.each]
+
+    @property
+    def cpu_s(self) -> float:
+        return sum(each.cpu_s for each in self.each)
 
 
 @dataclass(slots=True)
@@ -79,11 +131,11 @@ class Sent:
 
 
 @contextlib.contextmanager
-def replicas(folder: Path) -> Iterator[list[str]]:
+def replicas(count: int, folder: Path, simulated: Sequence[str]) -> Iterator[list[str]]:
     """Cold ones. Yields their URLs."""
-    ports = free_ports(REPLICAS)
+    ports = free_ports(count)
     program = shutil.which("warmroute") or str(Path(sys.executable).with_name("warmroute"))
-    commands = [[program, "replica", *SIMULATED, "--port", str(port)] for port in ports]
+    commands = [[program, "replica", *simulated, "--port", str(port)] for port in ports]
     with (folder / "replicas.log").open("ab") as log:
         running = [subprocess.Popen(each, stdout=log, stderr=log, stdin=subprocess.DEVNULL) for each in commands]
     try:
@@ -96,34 +148,31 @@ def replicas(folder: Path) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def gateways(count: int, urls: Sequence[str], folder: Path, store: Store | None) -> Iterator[Gateways]:
-    made = Gateways([], [])
-    tree = COMPILED if (COMPILED / ".made").exists() else Path.cwd()
+def gateways(
+    count: int, urls: Sequence[str], folder: Path, store: Store | None, changes: Mapping[str, Any]
+) -> Iterator[Gateways]:
+    """changes: of the configuration."""
+    config = {
+        "admin_listen": "off",
+        "state": {"url": "off"},
+        "snapshot": {"file": "off"},
+        "limits": {"drain_accept_s": 0},  # here nobody comes later
+        "log_level": "warning",
+        "routing": {"block_tokens": TOKENS},
+        "pools": [{"replicas": list(urls)}],
+        **({"sharing": {"url": f"redis://127.0.0.1:{store.port}"}} if store else {}),
+        **changes,
+    }
+    made = Gateways([GatewayProcess(port, folder, config) for port in free_ports(count)])
     try:
-        for port in free_ports(count):
-            config = {
-                "listen": f"127.0.0.1:{port}",
-                "admin_listen": "off",
-                "state": {"url": "off"},
-                "snapshot": {"file": "off"},
-                "log_level": "warning",
-                "routing": {"block_tokens": TOKENS},
-                "pools": [{"replicas": list(urls)}],
-            }
-            if store:
-                config["sharing"] = {"url": f"redis://127.0.0.1:{store.port}"}
-            file = folder / f"gateway-{port}.json"
-            file.write_text(json.dumps(config))
-            command = [sys.executable, "-m", "gateway", "serve", "--config", str(file)]
-            with (folder / "gateways.log").open("ab") as log:
-                made.processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=tree))
-            made.urls.append(f"http://127.0.0.1:{port}")
+        for each in made.each:
+            each.start()
         yield made
     finally:
-        for process in made.processes:
-            process.terminate()
-        for process in made.processes:
-            process.wait()
+        for each in made.each:
+            each.terminate()
+        for each in made.each:
+            each.wait()
 
 
 async def ready(urls: Sequence[str], path: str) -> None:
@@ -138,15 +187,25 @@ async def ready(urls: Sequence[str], path: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def staged(count: int, folder: Path, *, shared: bool) -> AsyncIterator[tuple[Gateways, Store | None]]:
-    """Replicas, a store if the gateways share, and the gateways, all of them ready."""
+async def staged(
+    count: int,
+    folder: Path,
+    *,
+    shared: bool,
+    fleet: int = REPLICAS,
+    simulated: Sequence[str] = SIMULATED,
+    **changes: Any,
+) -> AsyncIterator[tuple[Gateways, Store | None]]:
+    """Replicas, `fleet` of them, a store if the gateways share, and the gateways, all of them ready. changes: of the gateways'
+    configuration.
+    """
     store = Store(free_ports(1)[0], folder) if shared else None
     if store:
         store.start()
     try:
-        with replicas(folder) as urls:
+        with replicas(fleet, folder, simulated) as urls:
             await ready(urls, "/health")
-            with gateways(count, urls, folder, store) as made:
+            with gateways(count, urls, folder, store, changes) as made:
                 await ready(made.urls, "/ready")
                 yield made, store
     finally:

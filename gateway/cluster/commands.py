@@ -48,6 +48,7 @@ class LocalControl:
         self.router = parts.router
         self.fleet = parts.fleet
         self.metrics = metrics
+        self.begin_leaving: Callable[[], None] = lambda: None  # `Running.begin_leaving`
         self.clock = clock
         self.parts = parts
         self._requests = requests

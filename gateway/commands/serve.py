@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 
 from gateway.cluster import process
 from gateway.commands.advice import warnings_of
+from gateway.commands.ending import Ending, Serving
 from gateway.config.listen import OFF
 from gateway.config.schema import DEFAULT_LISTEN, DEFAULT_WORKERS, Config, LimitConfig, RoutingConfig
 from gateway.config.source import Loaded, Source, read
@@ -31,8 +32,9 @@ DESCRIPTION = (
     "override the file. Passwords of the store in sharing.url are in WARMROUTE_SHARING_PASSWORD and "
     "WARMROUTE_SHARING_SENTINEL_PASSWORD. A changed "
     "file is reloaded within seconds, or on SIGHUP; an invalid one changes nothing and is logged. "
-    f"On SIGTERM, running requests have {LimitConfig().drain_timeout_s:g} s to finish (limits.drain_timeout_s); a second "
-    "SIGTERM ends them at once."
+    f"On SIGTERM, new connections are accepted for {LimitConfig().drain_accept_s:g} s more (limits.drain_accept_s; not on "
+    f"SIGINT), then running requests have {LimitConfig().drain_timeout_s:g} s to finish (limits.drain_timeout_s); a second "
+    "signal ends them at once."
 )
 
 
@@ -112,30 +114,26 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
     from gateway.cluster.workers.supervisor import Supervisor
     from gateway.fleet.directory import LOGGED
 
-    stop, hurry = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
-
+    loop, ending = asyncio.get_running_loop(), Ending()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, ending.on_signal, number)
     loop.add_signal_handler(signal.SIGHUP, source.asked.set)
 
     with side_sockets(config) as sides:
 
-        def started(urls: Callable[[], list[str]], url: str) -> None:
+        def started(serving: Serving, urls: Callable[[], list[str]], url: str) -> None:
+            ending.serving = serving
             budget = process.budget_bytes(config) * config.workers
             about = {**logs.first_of("replicas", urls(), LOGGED), "workers": config.workers, "inflight_limit_bytes": budget}
             log.info("listening", extra={"url": url, **sides.urls, **about})
 
         if config.workers > 1:
             supervisor = Supervisor(config, source, sides=sides, snapshot=file_of(config))
-            await supervisor.run(stop, hurry, partial(started, supervisor.hub.replica_urls))
+            await supervisor.run(ending.stop, ending.hurry, partial(started, supervisor, supervisor.hub.replica_urls))
         else:
             control_plane = partial(SingleProcess, snapshot=file_of(config))
             gateway = compose(config, requests, Surroundings(source=source, control_plane=control_plane))
-            await serve(gateway, stop, hurry, partial(started, gateway.fleet.urls), sides=sides)
+            await serve(gateway, ending.stop, ending.hurry, partial(started, gateway, gateway.fleet.urls), sides=sides)
     late = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # must not change the exit status
     signal.pthread_sigmask(signal.SIG_BLOCK, late)
     for number in late:

@@ -483,7 +483,12 @@ class LimitConfig(_Section, frozen=True):
     client_idle_s: Annotated[
         Seconds, _about("Seconds that a client's connection may be idle, or be sending one request's head.")
     ] = 75.0
-    drain_timeout_s: Annotated[Seconds, _about("Seconds that running requests may go on after SIGTERM.")] = 30.0
+    drain_accept_s: Annotated[
+        float,
+        Meta(ge=0, le=MAX_NUMBER, extra={EXPECTED: "0 (none) or more"}),
+        _about("Seconds after SIGTERM in which new connections are still accepted, for balancers that do not know of it yet."),
+    ] = 2.0
+    drain_timeout_s: Annotated[Seconds, _about("Seconds that running requests may go on afterwards.")] = 30.0
 
 
 class StateConfig(_Section, frozen=True):

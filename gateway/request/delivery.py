@@ -70,7 +70,7 @@ class Delivery:
             headers += answer_lines(self._live.cors_origins, exchange.request.headers.get("Origin"))
         delivered.status = answer.status
         patience_s = self._live.patience_s
-        reply = exchange.request.reply(keep_alive=not self._running.draining, patience_s=patience_s)
+        reply = exchange.request.reply(keep_alive=not self._running.leaving, patience_s=patience_s)
         delivered.reply = reply
         if answer.content_type == EVENT_STREAM and not attempts.body:
             await self._stream(exchange, answer, reply, headers)

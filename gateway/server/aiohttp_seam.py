@@ -145,16 +145,28 @@ def handler_of(app: web.Application) -> Callable[[Any], Awaitable[Any]]:
     return app._handle
 
 
+class ServerOfOurs(web.Server):
+    def close_idle(self) -> bool:
+        """See `CloseIdle`."""
+        raise NotImplementedError
+
+
 class Runner(web.AppRunner):
     """Starts and ends the application, and serves it through a server of ours."""
 
-    def __init__(self, app: web.Application, make_server: Callable[[], web.Server], *, shutdown_timeout: float) -> None:
+    def __init__(self, app: web.Application, make_server: Callable[[], ServerOfOurs], *, shutdown_timeout: float) -> None:
         super().__init__(app, shutdown_timeout=shutdown_timeout)
         self._make_our_server = make_server
+        self._ours: ServerOfOurs | None = None
 
     async def _make_server(self) -> web.Server:
         await super()._make_server()  # starts the application up
-        return self._make_our_server()
+        self._ours = self._make_our_server()
+        return self._ours
+
+    def close_idle(self) -> bool:
+        """See `CloseIdle`."""
+        return self._ours.close_idle() if self._ours else False
 
     @property
     def protocols(self) -> Callable[[], asyncio.Protocol]:

@@ -158,8 +158,9 @@ def _application(served: Served, serves: str) -> web.Application:
 async def _finish_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "warmroute"
     cors.finish(request, response, request.app[_SERVED].live)
-    if request.app[_SERVED].running.draining:
+    if request.app[_SERVED].running.leaving:
         response.force_close()  # the client's next request goes to another gateway
+        response.headers["Connection"] = "close"  # aiohttp has made its headers before this signal
 
 
 async def _forward(request: web.Request) -> Any:

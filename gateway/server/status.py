@@ -42,8 +42,8 @@ class Status:
         the missing pools, those with a fallback too.
         """
         missing = [pool.name for pool in self._fleet.pools if not pool.ready]
-        good = not (missing and unserved(self._fleet.pools)) and not self._running.draining
-        state: dict[str, Any] = {"ready": good, "draining": self._running.draining}
+        good = not (missing and unserved(self._fleet.pools)) and not self._running.leaving
+        state: dict[str, Any] = {"ready": good, "draining": self._running.leaving}
         if self._access.is_operator(adapt(request)):
             state["pools_without_replica"] = missing
         return web.json_response(state, status=200 if good else 503)

@@ -20,7 +20,7 @@
 - type: prometheus
   metricType: AverageValue
   metadata:
-    serverAddress: {{ .serverAddress }}
+    serverAddress: {{ .serverAddress | quote }}
     query: {{ $query | quote }}
     threshold: {{ $threshold | toString | quote }}
   {{- with .authenticationRef }}
@@ -49,7 +49,7 @@ the same ones then, and another gateway brings none.
 
 {{- /* What the chart's replicas have to do, by their pool. */ -}}
 {{- define "warmroute.poolSeries" -}}
-{{- printf "%s,pool=%q" (include "warmroute.series" .) (default "default" (include "warmroute.replicasPool" .)) -}}
+{{- printf "%s,pool=%q" (include "warmroute.series" .) (default "default" .Values.replicas.pool) -}}
 {{- end -}}
 
 {{- define "warmroute.demandQuery" -}}

@@ -2,19 +2,12 @@
 {{- define "warmroute.discovery" -}}
 {{- $sources := default (list) .Values.config.discovery -}}
 {{- if .Values.replicas.enabled -}}
+{{- with include "warmroute.replicasMissing" . -}}{{- fail . -}}{{- end -}}
 {{- $own := dict "kubernetes" (include "warmroute.replicasName" .) -}}
-{{- with include "warmroute.replicasPool" . -}}{{- $_ := set $own "pool" . -}}{{- end -}}
+{{- with .Values.replicas.pool -}}{{- $_ := set $own "pool" . -}}{{- end -}}
 {{- $sources = append $sources $own -}}
 {{- end -}}
 {{- toYaml (dict "sources" $sources) -}}
-{{- end -}}
-
-{{- /* The pool of the chart's own replicas; empty: the only one, which is named default. */ -}}
-{{- define "warmroute.replicasPool" -}}
-{{- if and .Values.config.pools (not .Values.replicas.pool) (not .Values.existingConfigMap.name) -}}
-{{- fail "replicas.pool is empty: name the pool of config.pools that the replicas belong to" -}}
-{{- end -}}
-{{- .Values.replicas.pool -}}
 {{- end -}}
 
 {{- /* The gateway's file: .Values.config and where to listen. */ -}}
@@ -28,18 +21,20 @@
 {{- fail (printf "config.pools[%d].replicas is empty: a pool needs at least one replica URL" $index) -}}
 {{- end -}}
 {{- end -}}
+{{- include "warmroute.checkReplicas" . -}}
+{{- include "warmroute.checkSources" . -}}
 {{- $listen := printf "0.0.0.0:%s" (include "warmroute.port" .) -}}
 {{- $metrics := printf "0.0.0.0:%s" (include "warmroute.metricsPort" .) -}}
-{{- $config := merge (dict "listen" $listen "metrics_listen" $metrics "discovery" $sources) .Values.config -}}
-{{- with include "warmroute.sharingUrl" . -}}
-{{- $_ := set $config "sharing" (merge (dict "url" . "cluster" (include "warmroute.fullname" $)) (default (dict) $config.sharing)) -}}
-{{- end -}}
-{{- toYaml $config -}}
+{{- $chart := dict "listen" $listen "metrics_listen" $metrics "discovery" $sources "sharing" (include "warmroute.sharing" . | fromYaml) -}}
+{{- toYaml (merge $chart (omit .Values.config "sharing")) -}}
 {{- end -}}
 
 {{- /* What the gateway reads at its start only: a change rolls the pods. All else is reloaded by those that run. */ -}}
 {{- define "warmroute.fixed" -}}
-{{- $config := .Values.config -}}
+{{- $config := dict -}}
+{{- if not .Values.existingConfigMap.name -}}
+{{- $config = include "warmroute.config" . | fromYaml -}}
+{{- end -}}
 {{- $fixed := pick $config "admin_listen" "workers" "state" "sharing" "snapshot" "log_level" "log_format" -}}
 {{- $routing := pick (default (dict) $config.routing) "block_bytes" "block_tokens" -}}
 {{- toYaml (merge (dict "routing" $routing) $fixed) -}}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.fleet.__main__ import Load, hits, outage
+from bench.fleet.__main__ import Load, chart_variant, hits, outage, updated
 from bench.fleet.exchange import Decision, following
-from bench.fleet.loads import TOKENS, agent_sessions, conversation
+from bench.fleet.loads import TOKENS, agent_sessions, conversation, growing
 from bench.fleet.plan import CHAT, Fleet, measured
+from bench.fleet.restart import Case, restart
+from bench.fleet.rolling import Scale, Variant, rolling
 from bench.measure.machine import trace_folder
 from gateway.cluster.replication import BATCH_S
 from gateway.cluster.store.link import FEW, pause_s
@@ -86,3 +90,50 @@ def test_a_follower_knows_what_was_decided() -> None:
     """What is measured is the way that decisions take in a gateway."""
     assert following(3, Decision(20), 4, envelopes=5) > 0
     assert Decision(470).bytes - Decision(60).bytes == pytest.approx(410 * KEY_BYTES, rel=0.01)
+
+
+def test_turns_of_a_conversation_find_the_same_share() -> None:
+    prompts = [json.loads(body)["prompt"] for body in growing(1, 6)]
+    for earlier, later in itertools.pairwise(prompts):
+        assert later[: len(earlier)] == earlier
+        assert len(earlier) / len(later) == pytest.approx(1 / 1.18, abs=0.002)
+    assert json.loads(growing(2, 1)[0])["prompt"][:TOKENS] != prompts[0][:TOKENS]
+
+
+def test_a_part_of_the_report_replaces_the_one_before() -> None:
+    report = "# A\n\nabout\n\n## B\n\nold\n\n## C\n\nstays\n"
+    assert updated(report, "## B\n\nnew") == "# A\n\nabout\n\n## B\n\nnew\n\n## C\n\nstays\n"
+    assert updated(report, "## D\n\nmore") == f"{report}\n## D\n\nmore\n"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_after_a_restart_the_next_turns_find_their_caches_by_the_file(workers: int, tmp_path: Path) -> None:
+    seen = await restart(Case("", workers=workers, file=True), tmp_path, time.monotonic, conversations=8, fleet=3)
+    assert seen.failed == 0
+    assert seen.before > 0.8
+    assert seen.after >= seen.before - 0.02
+
+
+@pytest.mark.tools
+async def test_after_a_restart_the_next_turns_find_their_caches_by_another_gateway(tmp_path: Path) -> None:
+    tool("redis-server")
+    seen = await restart(Case("", sibling=True), tmp_path, time.monotonic, conversations=8, fleet=3)
+    assert seen.failed == 0
+    assert seen.after >= seen.before - 0.02
+
+
+@pytest.mark.tools
+async def test_a_rolling_restart_loses_no_request_and_cuts_no_stream(tmp_path: Path) -> None:
+    tool("redis-server")
+    variant = Variant("SIGTERM", accept_s=chart_variant().accept_s)
+    seen = await rolling(variant, tmp_path, Scale(gateways=2, fleet=2, plain=6, streams=3, warm_s=1.0, calm_s=1.0))
+    assert (seen.failed, seen.cut, seen.killed) == ({}, {}, 0)
+    assert len(seen.ends) == 2
+    before, during, _ = (seen.share(begin, end) for _, begin, end in seen.phases)
+    assert during > before - 0.25  # a few hundred requests
+
+
+def test_the_charts_grace_period_is_long_enough() -> None:
+    chart = chart_variant()
+    assert chart.pre_stop_s > 1
+    assert chart.grace_s >= chart.pre_stop_s + chart.accept_s + chart.drain_s + 10

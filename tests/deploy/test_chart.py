@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from gateway.cluster.reload import FIXED, FIXED_ROUTING
+from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.config.source import load
 from tests.deploy.helm import CHART, ONE_REPLICA, Helm, UniqueKeys, changed, container, pod, validate
@@ -84,6 +85,10 @@ DISCOVERY = [
     {"file": "/etc/warmroute/replicas.yaml"},
 ]
 MATRIX = {
+    "a pool that is named by its models": {
+        "config": {"pools": [{"models": ["m", "n"]}, {"name": "b"}], "discovery": [{"kubernetes": "a", "pool": "m,n"}]}
+    },
+    "the pool that is there by default": {"config": {"discovery": [{"kubernetes": "a", "pool": "default"}]}},
     "discovery alone": {"config": {"discovery": DISCOVERY}},
     "discovery and pools": {
         "config": {
@@ -95,7 +100,7 @@ MATRIX = {
     "everything": EVERYTHING,
     "tag": {**ONE_REPLICA, "image": {"tag": "0.2.0"}},
     "no service account": {**ONE_REPLICA, "serviceAccount": {"create": False}},
-    "no preStop": {**ONE_REPLICA, "preStopSleepSeconds": 0, "terminationGracePeriodSeconds": 31},
+    "no preStop": {**ONE_REPLICA, "preStopSleepSeconds": 0, "terminationGracePeriodSeconds": 42},
     "scaled to zero": {**ONE_REPLICA, "replicaCount": 0},
     "as a sub-chart": {**ONE_REPLICA, "global": {"imageRegistry": "registry.example"}},
     "no resources": {**ONE_REPLICA, "resources": None},
@@ -169,9 +174,67 @@ def test_everything_arrives_where_it_belongs(helm: Helm) -> None:
     assert objects["Deployment"]["spec"]["replicas"] == 3
     assert objects["Service"]["spec"]["type"] == "LoadBalancer"
     assert objects["PodDisruptionBudget"]["spec"]["maxUnavailable"] == "50%"
-    template = objects["Deployment"]["spec"]["template"]["metadata"]
-    assert template["labels"]["team"] == "platform"
-    assert template["annotations"]["example.com/note"] == "yes"
+    metadata = template(helm, EVERYTHING)["metadata"]
+    assert metadata["labels"]["team"] == "platform"
+    assert metadata["annotations"]["example.com/note"] == "yes"
+
+
+def test_annotations_and_labels_of_the_user_replace_those_of_the_chart(helm: Helm) -> None:
+    own = {"podAnnotations": {"prometheus.io/scrape": "false"}, "podLabels": {"app.kubernetes.io/name": "warmroute", "a": "b"}}
+    labels = {"helm.sh/chart": "mine"}
+    monitors = {"serviceMonitor": {"enabled": True, "labels": labels}, "prometheusRule": {"enabled": True, "labels": labels}}
+    objects = helm.objects({**ONE_REPLICA, **own, **monitors})  # no key twice
+    metadata = objects["Deployment"]["spec"]["template"]["metadata"]
+    assert metadata["annotations"].items() >= {"prometheus.io/scrape": "false", "prometheus.io/path": "/metrics"}.items()
+    assert metadata["labels"] == {"app.kubernetes.io/instance": "demo", **own["podLabels"]}
+    for kind in ("ServiceMonitor", "PrometheusRule"):
+        assert objects[kind]["metadata"]["labels"]["helm.sh/chart"] == "mine"
+
+
+@pytest.mark.parametrize("name", ["1234", "yes", "null", "1e3"])
+def test_names_that_yaml_would_read_as_something_else_stay_names(helm: Helm, name: str) -> None:
+    secret = {"existingSecret": {"name": name, "key": name}}
+    values = {
+        "nameOverride": name,
+        "podLabels": {name: name},
+        "serviceAccount": {"name": name},
+        "priorityClassName": name,
+        "adminKey": secret,
+        "existingConfigMap": {"name": name, "key": name},
+        "valkey": {"enabled": True, "auth": {"existingSecret": {**secret["existingSecret"], "sentinelKey": name}}},
+        "tests": {"model": name, "apiKey": secret},
+        "ingress": {"enabled": True, "className": name, "hosts": [{"host": name}]},
+        "config": {"discovery": [{"kubernetes": {"service": "a", "namespace": name}}]},
+        "serviceMonitor": {"enabled": True, "labels": {name: name}},
+        "replicas": {
+            "enabled": True,
+            "model": name,
+            "image": {"tag": name},
+            "hfToken": secret,
+            "priorityClassName": name,
+            "runtimeClassName": name,
+            "modelCache": {"type": "existingClaim", "existingClaim": name},
+            "autoscaling": {"enabled": True, "type": "hpa"},
+        },
+    }
+    file = tmp_file(helm, values)
+    for release, more in (
+        (name, ()),
+        ("demo", ("--set-string", f"fullnameOverride={name},replicas.modelCache.type=perReplica")),
+    ):
+        done = helm.run("template", release, str(CHART), "--namespace", name, "--values", str(file), *more)
+        assert done.returncode == 0, done.stderr
+        items = [item for item in yaml.load_all(done.stdout, UniqueKeys) if item]
+        for item in items:
+            validate(item)
+        account = next(item for item in items if item["kind"] == "ServiceAccount")
+        assert account["metadata"]["name"] == name
+
+
+def tmp_file(helm: Helm, values: Mapping[str, Any]) -> Path:
+    file = helm.scratch / "values.json"
+    file.write_text(json.dumps(values), "utf-8")
+    return file
 
 
 def test_optional_parts_are_off_by_default(helm: Helm) -> None:
@@ -394,6 +457,51 @@ def test_no_replicas_is_refused(helm: Helm, pools: list[Any], message: str) -> N
     assert message in helm.refusal({"config": {"pools": pools}})
 
 
+REFUSED: Mapping[str, tuple[Any, str]] = {
+    **{
+        f"/v1/{path}": (
+            {"pools": [{"replicas": [f"http://vllm:8000/v1/{path}"]}]},
+            f"config.pools[0].replicas[0]: http://vllm:8000/v1/{path} is the URL of an API path, not a base URL; write "
+            "http://vllm:8000\n",
+        )
+        for path in ("chat/completions", "completions", "embeddings", "models", "responses", "messages", "tokenize/")
+    },
+    "replica with keys": (
+        {"pools": [{"replicas": [{"url": "http://a/v1/score"}]}]},
+        "http://a/v1/score is the URL of an API path",
+    ),
+    "no port": ({"discovery": [{"dns": {"name": "vllm"}}]}, "config.discovery[0].dns.port is missing"),
+    "short, no port": ({"discovery": [{"kubernetes": "a"}, {"dns": "vllm"}]}, "config.discovery[1].dns.port is missing"),
+    "no pool": ({"discovery": [{"kubernetes": "a", "pool": "nope"}]}, '"nope" is no pool\'s name; possible are: default'),
+    "unknown pool": (
+        {"discovery": [{"kubernetes": "a", "pool": "nope"}], "pools": [{"name": "a"}, {"name": "b"}]},
+        'config.discovery[0].pool: "nope" is no pool\'s name; possible are: a, b',
+    ),
+    "which pool": (
+        {"discovery": [{"kubernetes": "a"}], "pools": [{"name": "a", "models": ["x"]}, {"name": "b"}]},
+        "config.discovery[0].pool is empty: name the replicas' pool, one of a, b",
+    ),
+    "two sources in one": (
+        {"discovery": [{"kubernetes": "a", "file": "/a"}]},
+        "config.discovery[0]: one of dns, kubernetes, file is expected, got file and kubernetes",
+    ),
+    "none": ({"discovery": [{}]}, "config.discovery[0]: one of dns, kubernetes, file is expected, got none"),
+    "service and pods": (
+        {"discovery": [{"kubernetes": {"service": "a", "pods": "app=a"}}]},
+        "config.discovery[0].kubernetes: either service or pods is expected",
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_the_gateway_refuses_at_its_start_is_refused_before(
+    helm: Helm, tmp_path: Path, config: Mapping[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError):
+        loaded(yaml.safe_dump(dict(config)), tmp_path)
+    assert message in helm.refusal({"config": config})
+
+
 def test_replicas_can_be_named_on_the_command_line(helm: Helm) -> None:
     """The way that NOTES, the README and the refusal of an empty list suggest."""
     urls = ["http://vllm-0:8000", "http://vllm-1:8000"]
@@ -402,9 +510,16 @@ def test_replicas_can_be_named_on_the_command_line(helm: Helm) -> None:
     assert yaml.safe_load(text)["pools"] == [{"replicas": urls}]
 
 
-@pytest.mark.parametrize(("grace", "shutdown", "fits"), [(45, 40, False), (45, 39.5, True), (30, 300, False)])
-def test_the_grace_period_covers_the_shutdown(helm: Helm, grace: int, shutdown: float, fits: bool) -> None:
-    values = changed(changed(ONE_REPLICA, "config.limits.drain_timeout_s", shutdown), "terminationGracePeriodSeconds", grace)
+@pytest.mark.parametrize(
+    ("grace", "pre_stop", "accept", "drain", "fits"),
+    [(45, 5, 2, 28, True), (44, 5, 2, 28, False), (44, 4, 2, 28, True), (44, 5, 1.5, 27.5, True), (30, 5, 2, 300, False)],
+)
+def test_the_grace_period_covers_the_shutdown(
+    helm: Helm, grace: int, pre_stop: int, accept: float, drain: float, fits: bool
+) -> None:
+    values = changed(ONE_REPLICA, "terminationGracePeriodSeconds", grace)
+    values = changed(values, "preStopSleepSeconds", pre_stop)
+    values = changed(changed(values, "config.limits.drain_accept_s", accept), "config.limits.drain_timeout_s", drain)
     if fits:
         assert pod(helm.objects(values))["terminationGracePeriodSeconds"] == grace
     else:
@@ -417,6 +532,8 @@ def test_the_grace_period_covers_the_shutdown(helm: Helm, grace: int, shutdown: 
         ("replicas", ["http://vllm-0:8000"]),
         ("image.name", "warmroute"),
         ("image.digest", "latest"),
+        ("image.repository", "registry:5000/warmroute:0.1.0"),
+        ("image.repository", "warmroute@sha256:" + "a" * 64),
         ("replicaCount", "2"),
         ("service.port", 0),
         ("service.type", "ExternalName"),

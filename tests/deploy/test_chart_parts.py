@@ -26,6 +26,7 @@ PODS: Mapping[str, Any] = {
     "extraContainers": [{"name": "proxy", "image": "envoy"}],
     "priorityClassName": "high",
 }
+NAMED_POOL: Mapping[str, Any] = {"config": {"pools": [{"name": "far", "replicas": ["http://far:1"]}]}}
 ROUTE: Mapping[str, Any] = {
     "enabled": True,
     "annotations": {"a": "b"},
@@ -247,6 +248,25 @@ def test_long_names_stay_within_what_kubernetes_takes(helm: Helm) -> None:
     ("values", "message"),
     [
         (changed(SIM, "replicas.model", ""), "replicas.model is empty"),
+        (
+            {**NAMED_POOL, "replicas": {"enabled": True, "modelCache": {"type": "existingClaim"}}},
+            "replicas.model is empty: name the model that the replicas serve, or give their whole replicas.command; "
+            "replicas.image.tag is empty: choose a release of vllm/vllm-openai; "
+            "replicas.pool is empty: name the pool of config.pools that the replicas belong to; "
+            "replicas.modelCache.existingClaim is empty",
+        ),
+        (changed(VLLM, "replicas.modelCache", {"type": "perReplica", "size": ""}), "replicas.modelCache.size is empty"),
+        (changed(VLLM, "replicas.image.tag", 1.1), "replicas.image.tag has to be text, got the number 1.1: quote it"),
+        (
+            {**ONE_REPLICA, "image": {"tag": 2}},
+            "image.tag has to be text, got the number 2: quote it, or give it by --set-string",
+        ),
+        ({**ONE_REPLICA, "valkey": {"enabled": True, "image": {"tag": 8}}}, "valkey.image.tag has to be text"),
+        (
+            {**ONE_REPLICA, "podLabels": {"app.kubernetes.io/name": "mine"}},
+            "podLabels: the pods are found by the label app.kubernetes.io/name, which has to stay warmroute",
+        ),
+        (changed(SIM, "replicas.podLabels", {"app.kubernetes.io/instance": "x"}), "replicas.podLabels: the pods are found by"),
         (changed(VLLM, "replicas.image.tag", ""), "replicas.image.tag is empty: choose a release of vllm/vllm-openai"),
         (changed(VLLM, "replicas.modelCache.type", "existingClaim"), "replicas.modelCache.existingClaim is empty"),
         ({**ONE_REPLICA, "httpRoute": {"enabled": True}}, "httpRoute.parentRefs is empty"),
@@ -263,17 +283,12 @@ def test_what_is_missing_is_named(helm: Helm, values: Mapping[str, Any], message
 # -- Valkey
 
 
-def test_valkey_has_its_service_and_its_password(helm: Helm) -> None:
+def test_valkey_has_its_service(helm: Helm) -> None:
     objects = all_valid(helm.objects({**ONE_REPLICA, "valkey": {"enabled": True, "auth": SECRET}}))
     (server,) = spec_of(objects, "Deployment of valkey")["containers"]
-    reference = {"secretKeyRef": {"name": "secret", "key": "entry"}}
-    assert server["env"] == [{"name": "VALKEY_PASSWORD", "valueFrom": reference}]
-    assert server["args"][-2:] == ["--requirepass", "$(VALKEY_PASSWORD)"], "the kubelet puts it in"
-    assert {"name": "WARMROUTE_SHARING_PASSWORD", "valueFrom": reference} in container(objects)["env"]
     service = objects["Service of valkey"]["spec"]
     assert service["selector"] == objects["Deployment of valkey"]["spec"]["selector"]["matchLabels"]
     assert service["ports"][0]["targetPort"] == server["ports"][0]["name"]
-    assert "env" not in container(helm.objects({**ONE_REPLICA, "valkey": {"auth": SECRET}})), "there is none to log in at"
 
 
 def test_network_policies_let_the_gateway_alone_to_replicas_and_valkey(helm: Helm) -> None:
@@ -286,13 +301,27 @@ def test_network_policies_let_the_gateway_alone_to_replicas_and_valkey(helm: Hel
 
 
 def test_engines_are_scraped_with_the_gateway(helm: Helm) -> None:
-    values = {**SIM, "serviceMonitor": {"enabled": True, "labels": {"release": "p"}}, "networkPolicy": {"enabled": True}}
+    values = {**SIM, "serviceMonitor": {"enabled": True, "labels": {"release": "p"}}}
     objects = all_valid(helm.objects(values))
     monitor = objects["ServiceMonitor of replicas"]
     assert monitor["metadata"]["labels"]["release"] == "p"
     assert monitor["spec"]["selector"]["matchLabels"].items() <= objects["Service of replicas"]["metadata"]["labels"].items()
-    gateway, prometheus = objects["NetworkPolicy of replicas"]["spec"]["ingress"][0]["from"]
-    assert (gateway.keys(), prometheus) == ({"podSelector"}, {"namespaceSelector": {}})
+
+
+@pytest.mark.parametrize("monitored", [False, True])
+@pytest.mark.parametrize("prometheus", [[], [{"namespaceSelector": {}}]])
+def test_who_may_reach_the_replicas_is_a_value_of_its_own(helm: Helm, monitored: bool, prometheus: list[Any]) -> None:
+    """Whoever may scrape an engine may use its API: those that may read the gateway's metrics are not let in by that."""
+    policy = {"enabled": True, "prometheus": prometheus}
+    values = {**SIM, "serviceMonitor": {"enabled": monitored}, "networkPolicy": policy}
+    (gateway,) = helm.objects(values)["NetworkPolicy of replicas"]["spec"]["ingress"][0]["from"]
+    assert gateway.keys() == {"podSelector"}
+    scraper = {
+        "namespaceSelector": {"matchLabels": {"team": "monitoring"}},
+        "podSelector": {"matchLabels": {"app": "prometheus"}},
+    }
+    objects = all_valid(helm.objects(changed(values, "networkPolicy.replicas", [scraper])))
+    assert objects["NetworkPolicy of replicas"]["spec"]["ingress"][0]["from"] == [gateway, scraper]
 
 
 @pytest.mark.parametrize(
@@ -304,7 +333,8 @@ def test_engines_are_scraped_with_the_gateway(helm: Helm) -> None:
         ("replicas.gpu", 1),
         ("replicas.autoscaling.minReplicas", 0),
         ("replicas.extraEnv", [{"name": "A", "vaule": "b"}]),
-        ("valkey.externalUrl", "http://valkey:6379"),
+        ("replicas.image.repository", "vllm/vllm-openai:v1"),
+        ("valkey.image.repository", "valkey/valkey@sha256:0"),
         ("valkey.maxmemory", "256Mi"),
         ("ingress.hosts", ["llm.example.com"]),
         ("ingress.hosts", [{"host": "a", "paths": [{"path": "v1"}]}]),

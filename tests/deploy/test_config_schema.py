@@ -29,7 +29,7 @@ from scripts.chart_schema import chart_schema
 
 # What a user cannot set in the chart: where to listen is the chart's, the admin key comes from a Secret.
 NOT_IN_THE_CHART = {"listen", "metrics_listen", "admin_key"}
-SMALLEST = {"pools": [{"replicas": ["http://a:1"]}], "limits": {"drain_timeout_s": 30}}
+SMALLEST = {"pools": [{"replicas": ["http://a:1"]}], "limits": {"drain_accept_s": 2, "drain_timeout_s": 30}}
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +99,8 @@ def test_what_differs_from_the_structs_is_written_anew(schema: dict[str, Any], r
 def test_values_yaml_shows_every_key_with_its_default(values: dict[str, Any]) -> None:
     defaults = {field.name: plain(default_of(field)) for field in msgspec.structs.fields(Config) if not field.required}
     shown = {name: default for name, default in defaults.items() if name not in NOT_IN_THE_CHART}
-    assert values["config"] == {**shown, "pools": []}
+    apart = {**shown["sharing"], "cluster": ""}  # the release's own
+    assert values["config"] == {**shown, "pools": [], "sharing": apart}
 
 
 def test_every_key_of_the_gateway_is_in_the_chart(section: dict[str, Any]) -> None:

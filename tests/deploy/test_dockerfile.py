@@ -16,7 +16,7 @@ import yaml
 from tests.support.tools import ROOT, missing
 
 # The folders of the image that the build steps write, and the scratch folders that stand for them here.
-IMAGE_FOLDERS = ("/wheels", "/opt/warmroute")
+IMAGE_FOLDERS = ("/wheels", "/opt/warmroute", "/var/lib/warmroute")
 
 
 @pytest.fixture(scope="module")

@@ -50,6 +50,13 @@ def test_kubernetes_and_the_gateway_accept_what_it_renders(helm: Helm, example: 
     assert load(file, {}, {}).discovery
 
 
+def test_a_valkey_asks_for_a_password(helm: Helm, example: Path) -> None:
+    objects = helm.objects(read(example))
+    shared = "Deployment of valkey" in objects
+    (gateway,) = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert shared is any(each["name"] == "WARMROUTE_SHARING_PASSWORD" for each in gateway.get("env", ()))
+
+
 def test_the_demo_needs_no_engine_s_image(helm: Helm) -> None:
     objects = helm.objects(read(FOLDER / "cpu-demo.yaml"))
     (engine,) = objects["StatefulSet of replicas"]["spec"]["template"]["spec"]["containers"]

@@ -17,10 +17,12 @@ import jsonschema
 import pytest
 import yaml
 
+from gateway.cluster.store.client import PASSWORD, SENTINEL_PASSWORD
 from gateway.config.source import load
 from replica.flags import parser
 from tests.deploy.processes import answers, free_port, running, until
-from tests.support.pods import Pod, address, node
+from tests.deploy.test_pods import valkey_server
+from tests.support.pods import Container, Pod, address, node
 from tests.support.tools import ROOT, tool
 
 DEPLOY = ROOT / "deploy"
@@ -28,12 +30,18 @@ UNIT = DEPLOY / "systemd" / "warmroute.service"
 COMPOSE: Mapping[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
 CONFIG = DEPLOY / "warmroute" / "config.yaml"
 WARMROUTE = Path(sys.executable).with_name("warmroute")
+END_S = 10  # beside the times that the configuration gives, as in the chart
 MOST_EXPOSED = 2.0  # of systemd's own rating, from 0 (locked up) to 10
 DENY_WRITE_EXECUTE = 65  # prctl's PR_SET_MDWE
 
 
 def lines_of(name: str) -> list[str]:
     return re.findall(rf"^{name}=(.*)$", UNIT.read_text("utf-8"), re.MULTILINE)
+
+
+def command_of(service: Mapping[str, Any], config: str = "config.yaml") -> list[str]:
+    """With the configuration that the variable CONFIG names."""
+    return [word.replace("${CONFIG:-config.yaml}", config) for word in service["command"]]
 
 
 def services(profile: str) -> Mapping[str, Mapping[str, Any]]:
@@ -50,6 +58,12 @@ def test_the_gateway_loads_the_configuration() -> None:
     assert source.file == "/etc/warmroute/replicas.yaml"
 
 
+def test_the_configuration_for_sharing_is_the_same_but_for_that() -> None:
+    both = [yaml.safe_load((DEPLOY / "warmroute" / name).read_text("utf-8")) for name in ("config.yaml", "sharing.yaml")]
+    assert both[1] == {**both[0], "sharing": {"url": "redis://valkey:6379"}}
+    load(DEPLOY / "warmroute" / "sharing.yaml", {}, {})
+
+
 # -- systemd
 
 
@@ -57,7 +71,7 @@ def test_the_unit_starts_the_gateway_and_waits_for_its_requests() -> None:
     config = load(CONFIG, {}, {})
     (start,) = lines_of("ExecStart")
     assert start.split() == ["/opt/warmroute/bin/warmroute", "serve", "--config", "/etc/warmroute/config.yaml"]
-    assert int(lines_of("TimeoutStopSec")[0]) > config.limits.drain_timeout_s
+    assert int(lines_of("TimeoutStopSec")[0]) >= config.limits.drain_accept_s + config.limits.drain_timeout_s + END_S
     assert int(lines_of("LimitNOFILE")[0]) >= 4 * config.limits.connections
 
 
@@ -149,11 +163,45 @@ def test_each_profile_has_the_replicas_of_the_configuration(profile: str) -> Non
 
 def test_our_containers_have_no_rights() -> None:
     ours = {name: each for name, each in COMPOSE["services"].items() if not name.startswith("vllm")}
-    assert {"gateway", "replica-1", "replica-2", "prometheus", "valkey"} == ours.keys()
+    assert {"gateway", "gateway-2", "replica-1", "replica-2", "prometheus", "valkey"} == ours.keys()
     for name, service in ours.items():
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"]), name
         assert service["security_opt"] == ["no-new-privileges:true"], name
-    assert all(port.startswith("127.0.0.1:") for each in ours.values() for port in each.get("ports", ()))
+    ports = [port for each in ours.values() for port in each.get("ports", ())]
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert len(set(ports)) == len(ports)
+
+
+def test_gateways_keep_what_they_know_when_their_container_is_made_anew() -> None:
+    volumes = [
+        volume for name in ("gateway", "gateway-2") for volume in COMPOSE["services"][name]["volumes"] if ":ro" not in volume
+    ]
+    assert volumes == ["gateway:/var/lib/warmroute", "gateway-2:/var/lib/warmroute"]
+    assert COMPOSE["volumes"].keys() >= {"gateway", "gateway-2"}
+    for name in ("gateway", "gateway-2"):
+        assert COMPOSE["services"][name]["environment"] == {"XDG_STATE_HOME": "/var/lib"}
+    image = (ROOT / "Dockerfile").read_text("utf-8")
+    assert "RUN mkdir --mode 1777 /var/lib/warmroute\n" in image, "a new volume gets the rights of the image's folder"
+
+
+def test_only_gateways_reach_the_valkey_that_asks_for_no_password() -> None:
+    assert COMPOSE["networks"] == {"sharing": {"internal": True}}
+    members = {name for name, each in COMPOSE["services"].items() if "sharing" in each.get("networks", ())}
+    assert members == {"gateway", "gateway-2", "valkey"}
+    assert COMPOSE["services"]["valkey"]["networks"].keys() == {"sharing"}
+    assert COMPOSE["services"]["valkey"].get("ports", []) == []
+
+
+@pytest.mark.parametrize("page", ["docs/machines.md", "deploy/compose.yaml"])
+def test_every_profile_on_the_page_is_one(page: str) -> None:
+    known = {profile for each in COMPOSE["services"].values() for profile in each.get("profiles", ())}
+    assert set(re.findall(r"--profile (\S+)", (ROOT / page).read_text("utf-8"))) == known
+
+
+def test_secrets_are_named_where_they_are_given() -> None:
+    secrets = {"WARMROUTE_ADMIN_KEY", "PGPASSWORD", PASSWORD, SENTINEL_PASSWORD}
+    for page in (UNIT, ROOT / "docs" / "machines.md"):
+        assert [name for name in secrets if name not in page.read_text("utf-8")] == [], page
 
 
 @pytest.mark.tools
@@ -171,20 +219,67 @@ def test_the_containers_of_the_compose_file_answer(tmp_path: Path) -> None:
     """The commands of the services, as the image would run them, with their user, without rights, in a network of their own."""
     names = ["replica-1", "replica-2", "gateway"]
     hosts = {name: address(index) for index, name in enumerate(names)}
-    maps = {"etc": {path.name: path.read_text("utf-8") for path in (DEPLOY / "warmroute").iterdir()}}
     with node(tmp_path) as here:
         pods = {name: here.pod(hosts) for name in names}
         for name, pod in pods.items():
-            spec, container = as_pod(name, COMPOSE["services"][name])
-            made = pod.run(spec, container, {}, maps)
+            made = started(pod, name)
             until(lambda pod=pod: pod.get(8000, "/health") == 200, f"{name} is there: {made.output}")  # type: ignore[misc]
             assert made.status["Uid"].split() == ["65532"] * 4
         gateway = pods["gateway"]
         until(lambda: gateway.get(8000, "/ready") == 200, "the replicas are found")
         assert gateway.get(8002, "/metrics") == 200
         assert said(gateway, COMPOSE["services"]["gateway"]["healthcheck"]["test"][1:]) == 0
-        test = [str(ROOT / "helm" / "files" / "connection.py"), "http://gateway:8000".replace("gateway", gateway.address)]
-        assert said(gateway, ["python", *test, "request"]) == 0
+        assert chats(gateway)
+
+
+def test_two_gateways_of_the_compose_file_share(tmp_path: Path) -> None:
+    """The profile `sharing` with CONFIG=sharing.yaml: what one has sent, the other knows."""
+    server = valkey_server()
+    names = ["replica-1", "replica-2", "valkey", "gateway", "gateway-2"]
+    hosts = {name: address(index) for index, name in enumerate(names)}
+    with node(tmp_path) as here:
+        pods = {name: here.pod(hosts) for name in names}
+        output = {name: started(pod, name, "sharing.yaml", server) for name, pod in pods.items()}
+        gateways = [pods["gateway"], pods["gateway-2"]]
+        for name, gateway in zip(names[-2:], gateways, strict=True):
+            until(lambda gateway=gateway: gateway.get(8000, "/ready") == 200, f"{name}: {output[name].output}")  # type: ignore[misc]
+            until(lambda gateway=gateway: "warmroute_sharing_gateways 1" in metrics(gateway), f"{name} sees the other one")  # type: ignore[misc]
+            assert "warmroute_sharing_up 1" in metrics(gateway)
+        first, second = gateways
+        chat = {"model": "sim", "max_tokens": 1, "messages": [{"role": "user", "content": "A long prompt. " * 100}]}
+        assert said(first, ["python", "-c", POST, f"http://{first.address}:8000/v1/chat/completions", json.dumps(chat)]) == 0
+        until(lambda: blocks(second) == blocks(first) > 0, "the second one knows the prompt")
+
+
+POST = (
+    "import sys, urllib.request as r; "
+    "r.urlopen(r.Request(sys.argv[1], sys.argv[2].encode(), {'content-type': 'application/json'}), timeout=60)"
+)
+
+
+def started(pod: Pod, name: str, config: str = "config.yaml", valkey: Path | None = None) -> Container:
+    """The container of a service. valkey: the program that is valkey-server here."""
+    maps = {"etc": {path.name: path.read_text("utf-8") for path in (DEPLOY / "warmroute").iterdir()}}
+    spec, container = as_pod(name, COMPOSE["services"][name], config)
+    if name == "valkey" and valkey:
+        return pod.run(spec, {**container, "command": [str(valkey), *container["command"][1:]]}, {}, maps, valkey.parent)
+    return pod.run(spec, container, {}, maps)
+
+
+def chats(gateway: Pod) -> bool:
+    test = [str(ROOT / "helm" / "files" / "connection.py"), f"http://{gateway.address}:8000"]
+    return said(gateway, ["python", *test, "request"]) == 0
+
+
+def metrics(gateway: Pod) -> str:
+    """Those of the gateway; empty: it is not there."""
+    program = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
+    command = [*gateway.inside, sys.executable, "-c", program, f"http://{gateway.address}:8002/metrics"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+
+
+def blocks(gateway: Pod) -> float:
+    return sum(float(value) for value in re.findall(r"^warmroute_trie_blocks\S* (\S+)$", metrics(gateway), re.MULTILINE))
 
 
 def said(pod: Pod, command: Sequence[str]) -> int:
@@ -193,7 +288,7 @@ def said(pod: Pod, command: Sequence[str]) -> int:
     return subprocess.run([*pod.inside, *command], env=environment, check=False, timeout=120).returncode
 
 
-def as_pod(name: str, service: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def as_pod(name: str, service: Mapping[str, Any], config: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """A service of the compose file in the words of Kubernetes."""
     user, group = map(int, service["user"].split(":"))
     context = {
@@ -203,8 +298,11 @@ def as_pod(name: str, service: Mapping[str, Any]) -> tuple[Mapping[str, Any], Ma
         "capabilities": {"drop": service["cap_drop"]},
         "allowPrivilegeEscalation": "no-new-privileges:true" not in service["security_opt"],
     }
-    targets = [volume.split(":")[1] for volume in service.get("volumes", ())]
-    mounts = [{"name": "etc", "mountPath": target} for target in targets]
-    entry = ["warmroute", *service["command"]]  # the image's entry point
-    spec = {"volumes": [{"name": "etc", "configMap": {"name": "etc"}}]}
-    return spec, {"name": name, "command": entry, "securityContext": context, "volumeMounts": mounts}
+    volumes = [volume.split(":") for volume in service.get("volumes", ())]
+    mounts = [{"name": "etc" if source.startswith(".") else "state", "mountPath": target} for source, target, *_ in volumes]
+    entry = [] if "valkey-server" in service["command"] else ["warmroute"]  # the image's entry point
+    command = [*entry, *command_of(service, config)]
+    spec = {"volumes": [{"name": "etc", "configMap": {"name": "etc"}}, {"name": "state"}]}
+    environment = [{"name": key, "value": value} for key, value in service.get("environment", {}).items()]
+    made = {"name": name, "command": command, "env": environment, "securityContext": context, "volumeMounts": mounts}
+    return spec, made

@@ -41,9 +41,20 @@ def release(where: Path, *steps: str, **environment: str | Path) -> subprocess.C
 
 
 @pytest.mark.tools
-def test_the_chart_is_packaged_and_has_a_sum(copy: Path) -> None:
-    done = release(copy, "chart", "sums")
+@pytest.mark.parametrize("name", ["helm", "helm3"])
+def test_the_chart_is_packaged_and_has_a_sum(copy: Path, name: str) -> None:
+    (copy / "dist").mkdir()
+    for old in (
+        "warmroute-0.0.9.tgz",
+        "warmroute-0.1.0.post1.tar.gz",
+        "warmroute-0.0.9-py3-none-any.whl",
+        "warmroute-0x1.0.tgz",
+    ):
+        (copy / "dist" / old).write_text("of another release", "utf-8")
+    done = release(copy, "chart", "sums", HELM=tool(name))
     assert done.returncode == 0, done.stderr
+    said = ["release: dist/warmroute-0.1.0.tgz", "release: dist/SHA256SUMS"]
+    assert (done.stdout.splitlines(), done.stderr) == (said, "")
     package = copy / "dist" / "warmroute-0.1.0.tgz"
     with tarfile.open(package) as made:
         names = made.getnames()
@@ -87,6 +98,16 @@ def test_the_chart_is_installed_from_the_registry_that_it_is_pushed_to(copy: Pat
 
 
 @pytest.mark.tools
+def test_why_a_chart_is_refused_is_said(copy: Path) -> None:
+    template = copy / "helm" / "templates" / "service.yaml"
+    template.write_text("{{ .Values.unclosed", "utf-8")
+    done = release(copy, "chart")
+    assert done.returncode == 1
+    assert "unclosed action" in done.stdout + done.stderr
+    assert "failed" in done.stderr
+
+
+@pytest.mark.tools
 def test_nothing_is_made_of_two_versions(copy: Path) -> None:
     chart = copy / "helm" / "Chart.yaml"
     chart.write_text(chart.read_text("utf-8").replace("version: 0.1.0", "version: 0.2.0"), "utf-8")
@@ -116,7 +137,10 @@ def test_what_cannot_be_done_is_said(copy: Path, step: str, message: str) -> Non
 @pytest.mark.timeout(1800)  # it downloads packages
 def test_the_wheel_is_installed_and_its_parts_are_listed(copy: Path) -> None:
     """Not compiled: test_dockerfile.py does that."""
-    done = release(copy, "sdist", "wheel", "sbom", WARMROUTE_COMPILE="no")
+    (copy / "dist").mkdir()
+    for stale in ("warmroute-0.1.0.tar.gz", "warmroute-0.1.0-cp39-cp39-win_amd64.whl"):
+        (copy / "dist" / stale).write_text("of other sources, or for another machine", "utf-8")
+    done = release(copy, "sbom", WARMROUTE_COMPILE="no")
     if "pip could not install" in done.stderr:
         missing("pip cannot reach a package index")
     assert done.returncode == 0, done.stderr
@@ -127,5 +151,7 @@ def test_the_wheel_is_installed_and_its_parts_are_listed(copy: Path) -> None:
     pyproject = (ROOT / "pyproject.toml").read_text("utf-8").partition("\ndependencies = [")[2].partition("\n]")[0]
     wanted = set(re.findall(r'^    "([\w-]+)', pyproject, re.MULTILINE))
     assert wanted
-    assert wanted | {"asyncpg"} <= names, "dependencies, and the driver of Postgres that the image has"
+    (extras,) = re.findall(r"\[([\w,]+)\]", (ROOT / "Dockerfile").read_text("utf-8"))
+    assert extras == "postgres,store"
+    assert wanted | {"asyncpg", "redis"} <= names, "dependencies, and those of the extras that the image has"
     assert not names & {"pip", "setuptools", "pytest", "torch"}

@@ -95,7 +95,7 @@ class Pod:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*self.inside, "unshare", "-m", "--propagation", "private", "bash", "-c", script],
-                env={**self.environment, **environment, "PATH": path, "XDG_STATE_HOME": "/tmp"},
+                env={"XDG_STATE_HOME": "/tmp", **self.environment, **environment, "PATH": path},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )

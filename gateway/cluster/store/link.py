@@ -71,6 +71,7 @@ RETRY_S: Final = 0.2, 2.0  # the pause before the store is tried again: at first
 FEW: Final = 8  # others; with more, each writes and reads more rarely in proportion
 ATTACH_S: Final = 3.0  # that a start waits for the store
 SIBLINGS: Final = 2  # that a new gateway asks for a snapshot
+HEARD_S: Final = 2 * BEAT_S  # that it waits for one which is certainly alive
 SIBLING_S: Final = 8.0  # that each of them has for it
 EVERYTHING_S: Final = 1e9
 BYE_S: Final = 1.0
@@ -121,6 +122,7 @@ class Link:
         self._news = asyncio.Event()  # there is something to write
         self._work = asyncio.Event()  # a snapshot is wanted, or offered
         self._attached = asyncio.Event()  # the others are known
+        self._heard = asyncio.Event()  # it was read, whether something had come or not
         self._writing = asyncio.Lock()
         self._seq = 0
         self._unsure: tuple[int, tuple[Item, ...]] | None = None  # an envelope that may or may not be in the store
@@ -128,8 +130,7 @@ class Link:
         self._read_most = READ_MOST
         self._last_own: bytes | None = None  # the last id that was written
         self._notices = Notices(clock)
-        self._read_at = -DEAD_S
-        self._cared_at = -CARE_S
+        self._read_at, self._cared_at = -DEAD_S, -CARE_S
         self._first: asyncio.Future[Snapshot | None] | None = None
         self._closed = False
         self._failing = "", ""  # why the store is away: the reason, the error
@@ -169,8 +170,9 @@ class Link:
         try:
             async with asyncio.timeout(ATTACH_S):
                 await self._attached.wait()
-            siblings = list(self.incoming.others.alive)
-            for sibling in random.sample(siblings, min(SIBLINGS, len(siblings))):
+            since, asked = self._clock(), set[str]()
+            while len(asked) < SIBLINGS and (sibling := await self._sibling(since, asked)):
+                asked.add(sibling)
                 self._add(Want(sibling, EVERYTHING_S))
                 done, _ = await asyncio.wait([self._first], timeout=SIBLING_S)
                 if done and (found := self._first.result()):
@@ -184,6 +186,19 @@ class Link:
         finally:
             self._first = None
         return None
+
+    async def _sibling(self, since: float, asked: Collection[str]) -> str | None:
+        """A gateway to be asked, at best one that has written since then: one that has not may have been killed a moment ago,
+        as this gateway's predecessor, perhaps. None: there is no other.
+        """
+        others, heard = self.incoming.others, set[str]()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEARD_S):
+                while not (heard := others.heard_since(since).difference(asked)) and not others.alive.keys() <= set(asked):
+                    self._heard.clear()
+                    await self._heard.wait()
+        candidates = sorted(heard or others.alive.keys() - set(asked))
+        return random.choice(candidates) if candidates else None
 
     async def close(self) -> None:
         """Write what is left, and say goodbye, if the store takes it at once."""
@@ -349,6 +364,7 @@ class Link:
                 for _ in self.incoming.entry(_seconds(entry), fields or {}):
                     await asyncio.sleep(0)
                 await asyncio.sleep(0)
+            self._heard.set()
             self.incoming.answer()
             if self._outbox:
                 self._news.set()

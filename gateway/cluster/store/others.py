@@ -108,6 +108,10 @@ class Others:
                 del self._former[next(iter(self._former))]
         return other
 
+    def heard_since(self, then: float) -> set[str]:
+        """Those that are certainly alive. O(gateways)."""
+        return {gateway for gateway, other in self.alive.items() if other.seen > then}
+
     def silent(self, now: float) -> list[str]:
         """Those that are dead by now."""
         return [gateway for gateway, other in self.alive.items() if now - other.seen > DEAD_S]

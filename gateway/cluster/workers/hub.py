@@ -35,6 +35,7 @@ from gateway.cluster.workers.messages import (
     Gone,
     Joined,
     Known,
+    Leaving,
     Message,
     Part,
     Publish,
@@ -109,6 +110,7 @@ class Hub:
         self.first: Snapshot | None = None  # that new workers begin with
         self._feeding: set[asyncio.Future[None]] = set()
         self.link: Link | None = None  # to other gateways
+        self._leaving = False
         self._one_at_a_time = asyncio.Lock()
         self._giving = asyncio.Lock()
         self._transfer = asyncio.Lock()  # the parts of two snapshots must not mix
@@ -122,6 +124,8 @@ class Hub:
         worker = self._joined
         state = WorkerState(channel, last_frame_at=self._clock(), last_healthy_at=self._clock())
         channel.send(Welcome(encode_config(self.config)), worker)
+        if self._leaving:
+            channel.send(Leaving())
         for payload in self._found.values():
             channel.forward(payload, HUB)
         for asker, payload in self._commands.replay(worker):
@@ -188,6 +192,11 @@ class Hub:
         self.ended_elsewhere(worker)
         if self.link:
             self.link.reset(worker)
+
+    def begin_leaving(self) -> None:
+        """The whole gateway will go down."""
+        self._leaving = True
+        self._broadcast(HUB, encode(Leaving()))
 
     # -- other gateways
 

@@ -143,6 +143,10 @@ class Forwarded(Struct, frozen=True, array_like=True, tag=10):
     snapshots: dict[int, bytes]
 
 
+class Leaving(Struct, frozen=True, array_like=True, tag=23):
+    """The whole gateway will go down: clients should use others."""
+
+
 # -- worker -> hub, and back
 
 
@@ -218,6 +222,7 @@ FromHub = (
     | Current
     | Joined
     | Gone
+    | Leaving
     | Forwarded
     | Sharing
     | Found

@@ -33,6 +33,7 @@ from gateway.cluster.workers.messages import (
     FoundMember,
     Gone,
     Known,
+    Leaving,
     Message,
     Part,
     Scrape,
@@ -181,6 +182,8 @@ class Peers:
                 if self._collecting is not None:
                     self._collecting.cancel()  # else the parts of both would mix
                 self._collecting = asyncio.ensure_future(self._collect(since_s, most_bytes))
+            case Leaving():
+                self._local.begin_leaving()
             case Gone():
                 for pending in self._questions.values():
                     pending.leave(worker)

@@ -171,6 +171,15 @@ class Supervisor:
             outside.cancel()
             await asyncio.gather(outside, *beside, return_exceptions=True)
 
+    @property
+    def config(self) -> Config:
+        """The one in force."""
+        return self.hub.config
+
+    def begin_leaving(self) -> None:
+        """The gateway will go down; until `stop` is set it serves whatever comes."""
+        self.hub.begin_leaving()
+
     async def _keep_knowledge(self) -> None:
         """Before the workers end, for they are asked."""
         await asyncio.sleep(BOOKED_S)

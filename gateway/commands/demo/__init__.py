@@ -103,6 +103,7 @@ def _write_config(replicas: Sequence[str], stack: contextlib.ExitStack) -> Path:
         "listen": "127.0.0.1:0",
         "pools": [{"replicas": list(replicas)}],
         "prices": dict.fromkeys(_MODELS, script.PRICES),
+        "limits": {"drain_accept_s": 0},  # it ends with its only client
         "routing": {"expose_headers": "all"},  # the table shows them, also where an admin key is set
     }
     path.write_text(json.dumps(config), "utf-8")

@@ -29,8 +29,8 @@ class Replies:
         self, request: ClientRequest, record: SettledRequest, status: int, body: bytes | None, lines: bytes
     ) -> ClientReply:
         """An answer's head, and its body. body: None: it comes later. lines: of the head, beside those of all such answers."""
-        # While this gateway goes down, the client's next request should reach another one; and no request follows half of one.
-        keep_alive = request.complete and not self._running.draining
+        # If this gateway goes down, the client's next request should reach another one; and no request follows half of one.
+        keep_alive = request.complete and not self._running.leaving
         reply = request.reply(keep_alive=keep_alive, patience_s=self._live.patience_s)
         headers = b"X-Request-Id: %b\r\n%b" % (record.id.encode("ascii"), lines)
         if self._live.cors_origins:

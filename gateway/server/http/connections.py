@@ -19,7 +19,7 @@ from gateway.admission.memory import Budget
 from gateway.config.live import Live
 from gateway.errors import GatewayError
 from gateway.request.client import ClientReply, ClientRequest
-from gateway.server.aiohttp_seam import factory_of, handler_of
+from gateway.server.aiohttp_seam import ServerOfOurs, factory_of, handler_of
 from gateway.server.bounds import MAX_HEADER_BYTES
 from gateway.server.errors import last_response, raw_response
 from gateway.server.http.aiohttp_request import AiohttpRequest
@@ -34,7 +34,7 @@ Handler = Callable[[ClientRequest], Awaitable[ClientReply]]
 _NO_PATHS: Final[frozenset[str]] = frozenset()
 
 
-class ClientServer(web.Server):
+class ClientServer(ServerOfOurs):
     """Serves `app`; a POST to FAST_PATHS goes to `handler`, past the application."""
 
     def __init__(
@@ -108,6 +108,16 @@ class ClientServer(web.Server):
             max_field_size=MAX_HEADER_BYTES,
             auto_decompress=False,  # `body.py` does, with bounds
         )
+
+    def close_idle(self) -> bool:
+        """See `CloseIdle`."""
+        others = False
+        for each in cast(list[ClientConnection], self.connections):
+            if each.idle:
+                each.force_close()
+            else:
+                others = True
+        return others
 
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  (aiohttp's)
         await super().shutdown(timeout)

@@ -10,17 +10,18 @@ import json
 import socket
 import struct
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import aiohttp
 import openai
 import pytest
 
-from gateway.app import compose, serve
+from gateway.app import Gateway, Surroundings, compose, serve
+from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
 from gateway.cluster.syn_filter import drop_new
 from gateway.config.source import load
-from gateway.request.running import ROUND_S, Running
+from gateway.request.running import ROUND_S, ROUNDS, Running
 from gateway.server.shutdown import stop_accepting
 from tests.gateway.conftest import BODY, LOGGED, eventually
 from tests.support.fakes import FakeReplica, answers, hangs, streams
@@ -33,6 +34,7 @@ NETLINK_SOCK_DIAG = 4
 
 @dataclass(slots=True)
 class Serving:
+    gateway: Gateway
     url: str
     client: openai.AsyncOpenAI
     stop: asyncio.Event
@@ -48,16 +50,32 @@ class Serving:
         return False
 
 
+class SlowEnd(SingleProcess):
+    """Has much to write at the end."""
+
+    def __init__(self, local: LocalControl) -> None:
+        super().__init__(local)
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def stop(self) -> None:
+        self.begun.set()
+        await self.go_on.wait()
+
+
 @contextlib.asynccontextmanager
-async def serving(replica: FakeReplica, drain_timeout_s: float) -> AsyncIterator[Serving]:
+async def serving(
+    replica: FakeReplica, drain_timeout_s: float, control_plane: Callable[[LocalControl], ControlPlane] = SingleProcess
+) -> AsyncIterator[Serving]:
     """The gateway as the command runs it."""
     raw = {"listen": "127.0.0.1:0", "pools": [{"replicas": [replica.url]}], "limits": {"drain_timeout_s": drain_timeout_s}}
     stop, hurry, started = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future()
-    over = asyncio.create_task(serve(compose(load(None, raw, env={}), LOGGED), stop, hurry, started.set_result))
+    gateway = compose(load(None, raw, env={}), LOGGED, Surroundings(control_plane=control_plane))
+    over = asyncio.create_task(serve(gateway, stop, hurry, started.set_result))
     url = await started
     try:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
-            yield Serving(url, client, stop, hurry, over)
+            yield Serving(gateway, url, client, stop, hurry, over)
     finally:
         stop.set()
         hurry.set()
@@ -224,3 +242,68 @@ async def test_a_client_that_got_no_connection_close_may_send_one_more_request()
         async with session.post(url, json=BODY) as second:
             assert (second.status, second.headers["Connection"]) == (200, "close")
         await gateway.over
+
+
+async def test_while_it_leaves_it_serves_all_and_closes_their_connections() -> None:
+    async with (
+        FakeReplica() as replica,
+        serving(replica, 60) as gateway,
+        aiohttp.ClientSession() as session,
+        asyncio.timeout(40),
+    ):
+        url = f"{gateway.url}/v1/chat/completions"
+        async with session.post(url, json=BODY) as kept, session.get(f"{gateway.url}/ready") as before:
+            assert (kept.status, before.status) == (200, 200)
+        gateway.gateway.begin_leaving()
+        for path in ("/ready", "/health"):
+            async with session.get(gateway.url + path) as answer:
+                assert (answer.status, answer.headers["Connection"]) == (503 if path == "/ready" else 200, "close")
+        for _ in range(3):  # on new connections
+            async with session.post(url, json=BODY) as answer:
+                assert (answer.status, answer.headers["Connection"]) == (200, "close")
+        async with session.ws_connect(f"{gateway.url}/v1/responses") as socket:
+            gateway.stop.set()
+            assert (await socket.receive()).type == aiohttp.WSMsgType.CLOSE
+        await gateway.over
+
+
+async def test_no_connection_is_idle_while_the_end_takes_its_time() -> None:
+    """A request on it would not be waited for."""
+    made: list[SlowEnd] = []
+
+    def control_plane(local: LocalControl) -> ControlPlane:
+        made.append(SlowEnd(local))
+        return made[0]
+
+    async with FakeReplica() as replica, serving(replica, 60, control_plane) as gateway, asyncio.timeout(40):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+        writer.write(RAW)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"Connection: close" not in head
+        gateway.stop.set()
+        await made[0].begun.wait()
+        await reader.read()  # the answer's body, and the end
+        writer.close()
+        assert not gateway.over.done()
+        made[0].go_on.set()
+        await gateway.over
+
+
+async def test_what_comes_in_the_moment_when_idle_connections_are_closed_is_waited_for() -> None:
+    running, released = Running(), asyncio.Event()
+    closings: list[asyncio.Task[None]] = []
+
+    async def request() -> None:
+        task = running.enter()
+        await released.wait()
+        running.leave(task)
+
+    def close_idle() -> bool:
+        if not closings:
+            closings.append(asyncio.create_task(request()))
+            asyncio.get_running_loop().call_later(3 * ROUNDS * ROUND_S, released.set)
+        return True
+
+    await running.wait(30.0, asyncio.Event(), close_idle)
+    assert closings[0].done()
+    assert released.is_set()

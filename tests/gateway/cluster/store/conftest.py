@@ -50,7 +50,13 @@ async def sharing(
 @contextlib.asynccontextmanager
 async def gateway_process(folder: Path, **config: Any) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
     """A whole gateway on a free port: its URL, and its process, which is ended if it has not been yet."""
-    base = {"listen": "127.0.0.1:0", "admin_listen": "off", "state": {"url": "off"}, "routing": {"expose_headers": "all"}}
+    base = {
+        "listen": "127.0.0.1:0",
+        "admin_listen": "off",
+        "state": {"url": "off"},
+        "routing": {"expose_headers": "all"},
+        "limits": {"drain_accept_s": 0},
+    }
     file = folder / "gateway.yaml"
     file.write_text(json.dumps({**base, **config}))
     command = [sys.executable, "-m", "gateway", "serve", "--config", str(file)]

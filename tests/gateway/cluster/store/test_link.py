@@ -192,6 +192,22 @@ async def test_one_that_comes_later_begins_with_what_the_others_know(
             assert not [key for key in client.keys("*") if b"snapshot" in key], "who took it has removed it"
 
 
+async def test_one_that_comes_later_does_not_wait_for_those_that_were_just_killed(
+    store: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As its predecessor was, perhaps: the stream shows them as if they were alive."""
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as one:
+        await one.post()
+        await eventually(lambda: up(one))
+        with store.client as client:
+            for number in range(20):
+                dead = encode_envelope(Envelope(1, 0.0, "dead", ()))
+                client.xadd(LOG, {"v": VERSION, "f": "1/256/64", "g": f"dead{number}", "e": dead})
+        async with sharing(replica, **at(store)) as two:
+            assert held(two) == held(one)
+    assert "another gateway gives no snapshot" not in caplog.messages
+
+
 async def test_one_that_comes_later_sees_what_runs(store: RedisServer) -> None:
     go_on = asyncio.Event()
     async with (

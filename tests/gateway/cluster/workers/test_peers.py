@@ -247,6 +247,19 @@ async def test_what_operators_want_happens_in_all_workers_and_in_those_to_come()
         assert all(len(worker.gateway.fleet.target("m").replicas) == 2 for worker in (first, second, third))
 
 
+async def test_all_workers_leave_together_and_those_to_come_with_them() -> None:
+    async with FakeReplica() as one, star(one) as (hub, workers):
+        for worker in workers:
+            assert (await worker.run.get("/ready"))[0] == 200
+        hub.hub.begin_leaving()
+        workers.append(await hub.join())
+        for worker in workers:
+            await eventually(lambda worker=worker: worker.gateway.served.running.leaving)  # type: ignore[misc]
+            assert (await worker.run.get("/ready"))[0] == 503
+            status, headers, _ = await worker.run.post()
+            assert (status, headers["Connection"]) == (200, "close")
+
+
 async def test_the_operator_gets_an_error_for_an_impossible_command() -> None:
     async with FakeReplica() as one, star(one) as (_, (first, second)):
         status, _, result = await first.run.post({"url": one.url, "name": "x", "pool": 7}, path="/warmroute/replicas")
