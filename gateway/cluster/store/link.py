@@ -119,10 +119,8 @@ class Link:
         )
         self._client: Any = None  # while it is connected, and does what it should
         self._does: set[str] = set()  # what it does
-        self._news = asyncio.Event()  # there is something to write
-        self._work = asyncio.Event()  # a snapshot is wanted, or offered
-        self._attached = asyncio.Event()  # the others are known
-        self._heard = asyncio.Event()  # it was read, whether something had come or not
+        self._news, self._work = asyncio.Event(), asyncio.Event()  # there is something to write; a snapshot is to be exchanged
+        self._attached, self._heard = asyncio.Event(), asyncio.Event()  # the others are known; it was read, news or not
         self._writing = asyncio.Lock()
         self._seq = 0
         self._unsure: tuple[int, tuple[Item, ...]] | None = None  # an envelope that may or may not be in the store
@@ -134,8 +132,11 @@ class Link:
         self._first: asyncio.Future[Snapshot | None] | None = None
         self._closed = False
         self._failing = "", ""  # why the store is away: the reason, the error
+        self._begin_counting()
+
+    def _begin_counting(self) -> None:
         for reason in ("unreachable", "full", "denied", "garbage", "other"):
-            metrics.sharing_errors.add((reason,), 0)
+            self._metrics.sharing_errors.add((reason,), 0)
         self._show()
 
     # -- from our own routers
